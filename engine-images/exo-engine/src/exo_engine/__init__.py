@@ -1,0 +1,2 @@
+"""exo-engine."""
+__version__ = "0.1.0"

@@ -1,0 +1,155 @@
+"""Every error this distribution raises on purpose, in one tree.
+
+::
+
+    ExoError
+    ├── UsageError                 a flag, file or environment variable is wrong (exit 2)
+    ├── ConfigurationError         no usable endpoint or credentials (exit 4)
+    ├── ConnectionFailed           the API could not be reached
+    ├── ApiError                   the API answered with an error status
+    │   ├── BadRequest             400, 422
+    │   ├── AuthenticationFailed   401, 403 for the signature (exit 4)
+    │   ├── NotFound               404
+    │   ├── Conflict               409
+    │   ├── PreconditionFailed     412
+    │   ├── TooManyRequests        429
+    │   └── ServerError            5xx
+    ├── OperationFailed            an accepted change failed afterwards
+    ├── NotReady                   a wait ran out, or can no longer succeed (exit 8)
+    ├── StoreError                 the object store refused a write
+    ├── HubError                   a model could not be fetched
+    └── PlatformError              the machine or cluster could not do what was asked
+
+Callers see only these: exceptions of other libraries are mapped once, where they appear, and kept
+as the cause. An error carries a message for people (what was being done, to which object, what was
+found) and a `hint`: the one next step, printed on a line of its own.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ExoError(Exception):
+    """Root of the tree. `exit_code` is what the command line ends with."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(ExoError):
+    """A flag, an argument, a file or an environment variable is wrong."""
+
+    exit_code = 2
+
+
+class ConfigurationError(ExoError):
+    """No usable endpoint or credentials were found."""
+
+    exit_code = 4
+
+
+class ConnectionFailed(ExoError):
+    """The API could not be reached, or hung up before it answered."""
+
+
+class ApiError(ExoError):
+    """The API answered with an error status.
+
+    Attributes:
+        status_code: the HTTP status.
+        title, detail: the problem details of RFC 9457, empty where the body had none.
+        problems: further problems of the same request, each with its location.
+        retry_after_seconds: what the server asked us to wait, when it did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status_code: int,
+        title: str = "",
+        detail: str = "",
+        problems: tuple[tuple[str, str], ...] = (),
+        deployments: tuple[str, ...] = (),
+        retry_after_seconds: float | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status_code = status_code
+        self.title = title
+        self.detail = detail
+        self.problems = problems
+        self.deployments = deployments
+        self.retry_after_seconds = retry_after_seconds
+
+
+class BadRequest(ApiError):
+    """The request was refused as it stands (400, 422)."""
+
+
+class AuthenticationFailed(ApiError):
+    """The key is unknown, the signature is wrong or has expired (401, 403)."""
+
+    exit_code = 4
+
+
+class NotFound(ApiError):
+    """The object does not exist (404)."""
+
+
+class Conflict(ApiError):
+    """The name is taken, or the object changed meanwhile (409)."""
+
+
+class PreconditionFailed(ApiError):
+    """The object is in use, or something it needs is missing (412)."""
+
+
+class TooManyRequests(ApiError):
+    """A limit was reached (429)."""
+
+
+class ServerError(ApiError):
+    """The server failed (5xx)."""
+
+
+class OperationFailed(ExoError):
+    """A change was accepted and failed afterwards.
+
+    Attributes:
+        reason: one of the API's reasons (`busy`, `conflict`, `not-found`, …).
+    """
+
+    def __init__(self, message: str, *, reason: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class NotReady(ExoError):
+    """An object did not become ready in the time given, or can no longer become ready."""
+
+    exit_code = 8
+
+    def __init__(
+        self, message: str, *, state: str, state_details: str = "", hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.state = state
+        self.state_details = state_details
+
+
+class StoreError(ExoError):
+    """The object store refused a write (see `controller/stores/base.py` for its kinds)."""
+
+
+class HubError(ExoError):
+    """A model could not be resolved or fetched (see `hub/base.py` for its kinds)."""
+
+
+class PlatformError(ExoError):
+    """The machine or the cluster could not do what was asked."""

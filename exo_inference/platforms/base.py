@@ -1,0 +1,152 @@
+"""What a platform is: it makes the world match one desired deployment, one safe step at a time.
+
+The controller's reconciler is the only caller. A platform keeps no desired state of its own; what
+it observes it reads from the world (processes, pods), so that a restarted controller finds all that
+runs. Implementations: `local.py` (engines as processes), later `kubernetes.py` (Helm releases).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+
+class ReplicaPhase(StrEnum):
+    """Where one replica stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    BACKOFF = "backoff"
+    """It crashed and will be started again."""
+    FAILED = "failed"
+    """It cannot work as configured; it is not started again until the spec changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredDeployment:
+    """Everything a platform needs to know of one deployment.
+
+    Attributes:
+        uid: the deployment's id; never changes.
+        name: for people; in logs and process lists.
+        model_name: what clients send as `model`.
+        model_path: directory with the model's files.
+        unrouted: names of replicas that the gateway no longer sends requests to. A platform
+            stops a draining replica only when it is in here.
+    """
+
+    uid: str
+    name: str
+    model_name: str
+    model_path: str
+    gpu_type: str
+    gpu_count: int
+    replicas: int
+    engine: str = "exo"
+    engine_version: str | None = None
+    engine_parameters: tuple[str, ...] = ()
+    unrouted: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedReplica:
+    """One replica as it is now.
+
+    Attributes:
+        name: unique on the platform, never used again.
+        current: it was started from the desired model, engine and parameters.
+        details: for people: `loading weights 43 %`, or why it failed and the next step.
+        address: `unix:PATH` relative to the state directory, or `http://HOST:PORT`; None until known.
+    """
+
+    name: str
+    phase: ReplicaPhase
+    current: bool
+    details: str = ""
+    address: str | None = None
+    pid: int | None = None
+    restarts: int = 0
+    started_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDeployment:
+    """The replicas of a deployment, oldest first, and how soon it pays to look again."""
+
+    replicas: tuple[ObservedReplica, ...] = ()
+    next_check_seconds: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceTypeInfo:
+    """One GPU family of the platform. `cpu` is a family too, on a machine without a GPU."""
+
+    family: str
+    total_gpus: int
+    free_gpus: int
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which log lines.
+
+    Attributes:
+        tail: the last so many lines over all chosen replicas; None is all.
+        since: only lines at or after this moment.
+        previous: of the process before the last restart instead of the present one.
+        replica: of this replica only.
+        follow: go on with new lines until the caller stops.
+    """
+
+    tail: int | None = 10
+    since: datetime | None = None
+    previous: bool = False
+    replica: str | None = None
+    follow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of one replica."""
+
+    time: datetime
+    node: str
+    replica: str
+    message: str
+
+
+class Platform(Protocol):
+    """The seam between the reconciler and the world. All methods may be called again at any time."""
+
+    name: str
+
+    async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
+        """Take the next safe step towards `desired` and return what is so afterwards.
+
+        Never blocks on a start or a drain: the caller comes back after `next_check_seconds`.
+
+        Raises:
+            PlatformError: the step cannot be taken now; the message says why.
+        """
+        ...
+
+    async def delete(self, uid: str) -> bool:
+        """Take the next step towards nothing being left of the deployment; True when so."""
+        ...
+
+    async def deployments(self) -> set[str]:
+        """Return the uids of all deployments of which anything is left on the platform."""
+        ...
+
+    def logs(self, uid: str, query: LogQuery) -> AsyncIterator[LogLine]:
+        """Yield log lines in order of time. Unknown uid: nothing."""
+        ...
+
+    async def instance_types(self) -> list[InstanceTypeInfo]:
+        """Return the families a deployment may ask for, with what is free now."""
+        ...

@@ -1,0 +1,40 @@
+"""The object model: desired state and status, in Kubernetes form, in YAML and in the store.
+
+One definition serves the SQLite store, the YAML of `apply`, and the CRD schemas.
+"""
+
+from exo_inference.resources.api_key import ApiKeySpec, ApiKeyStatus, InferenceApiKey
+from exo_inference.resources.base import (
+    API_VERSION,
+    Condition,
+    ConditionStatus,
+    ObjectMeta,
+    Resource,
+)
+from exo_inference.resources.deployment import (
+    DeploymentSpec,
+    DeploymentStatus,
+    EngineRef,
+    InferenceDeployment,
+    ReplicaState,
+)
+from exo_inference.resources.model import InferenceModel, ModelSpec, ModelStatus
+
+__all__ = [
+    "API_VERSION",
+    "ApiKeySpec",
+    "ApiKeyStatus",
+    "Condition",
+    "ConditionStatus",
+    "DeploymentSpec",
+    "DeploymentStatus",
+    "EngineRef",
+    "InferenceApiKey",
+    "InferenceDeployment",
+    "InferenceModel",
+    "ModelSpec",
+    "ModelStatus",
+    "ObjectMeta",
+    "ReplicaState",
+    "Resource",
+]

@@ -1,0 +1,64 @@
+"""InferenceDeployment: engine replicas that serve one model behind one endpoint."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from exo_inference.resources.base import Condition, Resource, ResourceModel
+
+
+class EngineRef(ResourceModel):
+    """Which engine, and which version's flags; None lets the platform choose."""
+
+    name: str = "exo"
+    version: str | None = None
+
+
+class DeploymentSpec(ResourceModel):
+    """What is wanted. `model` is the source of an InferenceModel."""
+
+    model: str
+    gpu_type: str
+    gpu_count: int = 1
+    replicas: int = 1
+    engine: EngineRef = Field(default_factory=EngineRef)
+    engine_parameters: tuple[str, ...] = ()
+    product_name: str | None = None
+
+
+class ReplicaState(ResourceModel):
+    """One replica as last observed. `state`: starting, ready, draining, backoff or failed."""
+
+    name: str
+    state: str
+    details: str = ""
+    pid: int | None = None
+    restarts: int = 0
+    started_at: datetime | None = None
+
+
+class DeploymentStatus(ResourceModel):
+    """What is so.
+
+    Conditions: `Admitted`, `ModelReady`, `Progressing` (reason Deploying, Scaling or Updating
+    while true), `Available` (enough replicas ready), `Failed`.
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    observed_generation: int = 0
+    replicas: tuple[ReplicaState, ...] = ()
+    ready_replicas: int = 0
+    url: str = ""
+
+
+class InferenceDeployment(Resource):
+    """A deployment. Its name is a DNS label."""
+
+    KIND: ClassVar[str] = "InferenceDeployment"
+
+    kind: Literal["InferenceDeployment"] = "InferenceDeployment"
+    spec: DeploymentSpec
+    status: DeploymentStatus = Field(default_factory=DeploymentStatus)

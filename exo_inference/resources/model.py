@@ -1,0 +1,45 @@
+"""InferenceModel: an open-weight model that deployments may use."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from exo_inference.resources.base import Condition, Resource, ResourceModel
+
+
+class ModelSpec(ResourceModel):
+    """What is wanted.
+
+    Attributes:
+        source: the name users know it by: `org/name` on the Hub, `file:///path`, or `exo/…` built in.
+        revision: branch, tag or commit; None is the source's default.
+    """
+
+    source: str
+    revision: str | None = None
+
+
+class ModelStatus(ResourceModel):
+    """What is so.
+
+    Conditions: `Resolved` (found and permitted), `Downloaded`, `Ready`.
+    """
+
+    conditions: tuple[Condition, ...] = ()
+    observed_generation: int = 0
+    revision: str | None = None
+    size_bytes: int = 0
+    downloaded_bytes: int = 0
+    path: str | None = None
+
+
+class InferenceModel(Resource):
+    """A model. `metadata.name` is a slug of the source; `spec.source` is the name on the wire."""
+
+    KIND: ClassVar[str] = "InferenceModel"
+
+    kind: Literal["InferenceModel"] = "InferenceModel"
+    spec: ModelSpec
+    status: ModelStatus = Field(default_factory=ModelStatus)

@@ -1,0 +1,120 @@
+"""Where one local control plane keeps everything it owns, and how its processes are recorded.
+
+Used by the command line (`up`, `down`, `status`), the supervisor, the controller, the gateway and
+the local platform; imports only the standard library. Nothing outside the directory is ever
+written, so several control planes live side by side. Layout::
+
+    DIR/
+      exoscale.toml      0600  endpoint, key and secret; the `exo -C` of Exoscale reads it as it is
+      settings.json            ports, zone and options that `up` was started with
+      secret.key         0600  encrypts the revealable keys and Hub tokens in the database
+      controller.db            desired state, status, operations, events (SQLite, WAL)
+      routes.json        0600  the routing table, written by the controller, read by the gateway
+      run/NAME.json            one record per running process of ours: pid and start time
+      run/gateway.sock         the gateway's private admin socket
+      models/UID/              one folder per model
+      replicas/ID/             one folder per engine replica: its log, its socket, its record
+      logs/NAME.log            supervisor, controller, gateway
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessRecord:
+    """One running process.
+
+    Attributes:
+        name: `supervisor`, `controller`, `gateway`, or a replica's name.
+        pid: process id.
+        start_ticks: field 22 of `/proc/PID/stat`; tells a reused pid from the process meant.
+    """
+
+    name: str
+    pid: int
+    start_ticks: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs (a zombie does not)."""
+        return process_start_ticks(self.pid) == self.start_ticks
+
+
+class StateDir:
+    """Paths of one control plane. Creates nothing until `create` is called."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.expanduser().absolute()
+        self.config_file = self.root / "exoscale.toml"
+        self.settings_file = self.root / "settings.json"
+        self.secret_key_file = self.root / "secret.key"
+        self.database_file = self.root / "controller.db"
+        self.routes_file = self.root / "routes.json"
+        self.run_dir = self.root / "run"
+        self.gateway_socket = self.run_dir / "gateway.sock"
+        self.models_dir = self.root / "models"
+        self.replicas_dir = self.root / "replicas"
+        self.logs_dir = self.root / "logs"
+
+    def create(self) -> None:
+        """Make the directory tree, readable by its owner alone. Idempotent."""
+        for path in (self.root, self.run_dir, self.models_dir, self.replicas_dir, self.logs_dir):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write_record(self, name: str, pid: int) -> ProcessRecord:
+        """Record a running process under `run/NAME.json` (atomic)."""
+        record = ProcessRecord(name, pid, process_start_ticks(pid) or 0)
+        write_atomically(self.run_dir / f"{name}.json", json.dumps(asdict(record)))
+        return record
+
+    def read_record(self, name: str) -> ProcessRecord | None:
+        """Return the recorded process, or None when there is no (readable) record."""
+        try:
+            return ProcessRecord(**json.loads((self.run_dir / f"{name}.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def remove_record(self, name: str) -> None:
+        """Forget a process. Idempotent."""
+        (self.run_dir / f"{name}.json").unlink(missing_ok=True)
+
+
+def default_state_dir() -> Path:
+    """Return where `up` keeps its state when no `--state-dir` is given (XDG base directories)."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "exo-inference"
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """Return when process `pid` started, in clock ticks since boot; None if it is not running.
+
+    A zombie counts as not running. See proc_pid_stat(5), fields 3 and 22.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the command in parentheses and may itself hold blanks and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Replace `path` with `text` so that a reader sees the old file or the new one, whole."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(descriptor, mode)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, path)  # noqa: PTH105 -- both names are plain strings here
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

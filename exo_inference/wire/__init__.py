@@ -1,0 +1,74 @@
+"""The HTTP API as types: what clients send and what the controller answers, byte for byte.
+
+Field names on the wire are kebab-case (`gpu-count`); in Python they are snake_case. Imports nothing
+of ours, so that both sides may import it. Source of every shape: the Exoscale v2 openapi document
+(`exoscale` 0.16.4 on PyPI). What we add is optional and marked "additive".
+"""
+
+from exo_inference.wire.base import WireModel
+from exo_inference.wire.deployments import (
+    CreateDeployment,
+    Deployment,
+    DeploymentApiKey,
+    DeploymentList,
+    DeploymentState,
+    ModelRef,
+    ReplicaView,
+    ScaleDeployment,
+    UpdateDeployment,
+)
+from exo_inference.wire.errors import FieldProblem, Problem
+from exo_inference.wire.events import Event, EventList
+from exo_inference.wire.help import EngineParameter, EngineParameterList
+from exo_inference.wire.instance_types import InstanceType, InstanceTypeList
+from exo_inference.wire.keys import ApiKey, ApiKeyList, CreateApiKey, CreatedApiKey
+from exo_inference.wire.logs import LogEntry, LogList
+from exo_inference.wire.models import CreateModel, Model, ModelList, ModelState
+from exo_inference.wire.operations import Operation, OperationReason, OperationState, Reference
+from exo_inference.wire.quota import ConsumptionQuota, Quota, QuotaList
+from exo_inference.wire.routes import Route, RouteKey, RouteReplica, RouteTable
+from exo_inference.wire.zones import Zone, ZoneList
+
+__all__ = [
+    "ApiKey",
+    "ApiKeyList",
+    "ConsumptionQuota",
+    "CreateApiKey",
+    "CreateDeployment",
+    "CreateModel",
+    "CreatedApiKey",
+    "Deployment",
+    "DeploymentApiKey",
+    "DeploymentList",
+    "DeploymentState",
+    "EngineParameter",
+    "EngineParameterList",
+    "Event",
+    "EventList",
+    "FieldProblem",
+    "InstanceType",
+    "InstanceTypeList",
+    "LogEntry",
+    "LogList",
+    "Model",
+    "ModelList",
+    "ModelRef",
+    "ModelState",
+    "Operation",
+    "OperationReason",
+    "OperationState",
+    "Problem",
+    "Quota",
+    "QuotaList",
+    "Reference",
+    "ReplicaView",
+    "Route",
+    "RouteKey",
+    "RouteReplica",
+    "RouteTable",
+    "ScaleDeployment",
+    "UpdateDeployment",
+    "WireModel",
+    "Zone",
+    "ZoneList",
+]

@@ -1,0 +1,104 @@
+"""Deployments: requests and answers of `/ai/deployment`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, StrictStr
+
+from exo_inference.wire.base import Count, Timestamp, WireModel
+
+
+class DeploymentState(StrEnum):
+    """Where a deployment stands; derived by the controller, never stored."""
+
+    CREATING = "creating"
+    PREPARING = "preparing"
+    DEPLOYING = "deploying"
+    READY = "ready"
+    SCALING = "scaling"
+    UPDATING = "updating"
+    ERROR = "error"
+
+
+class ModelRef(WireModel):
+    """A model by id, by name, or both."""
+
+    id: StrictStr | None = None
+    name: StrictStr | None = None
+
+
+class ReplicaView(WireModel):
+    """One engine replica of a deployment (additive)."""
+
+    name: str
+    state: str
+    details: str = ""
+    pid: int | None = None
+    restarts: int = 0
+
+
+class Deployment(WireModel):
+    """A deployment as the API shows it. `list` leaves out details, parameters and version."""
+
+    id: str
+    name: str
+    state: DeploymentState
+    state_details: str | None = None
+    deployment_url: str = ""
+    model: ModelRef
+    visibility: Literal["private", "public"] = "private"
+    gpu_type: str | None = None
+    gpu_count: Count | None = None
+    replicas: Count | None = None
+    service_level: str | None = None
+    inference_engine_parameters: list[str] | None = None
+    inference_engine_version: str | None = None
+    inference_engine: str | None = Field(
+        default=None, description='additive: the engine that runs it, as "exo 0.1.0"'
+    )
+    ready_replicas: Count | None = Field(default=None, description="additive")
+    replica_status: list[ReplicaView] | None = Field(default=None, description="additive")
+    created_at: Timestamp | None = None
+    updated_at: Timestamp | None = None
+
+
+class DeploymentList(WireModel):
+    """Answer of `GET /ai/deployment`."""
+
+    deployments: list[Deployment] = Field(default_factory=list)
+
+
+class CreateDeployment(WireModel):
+    """Body of `POST /ai/deployment`. What is missing or out of range is reported by admission."""
+
+    name: StrictStr
+    model: ModelRef
+    gpu_type: StrictStr
+    gpu_count: Count
+    replicas: Count = 1
+    inference_engine_parameters: list[StrictStr] | None = None
+    inference_engine_version: StrictStr | None = None
+    inference_engine: StrictStr | None = Field(default=None, description="additive")
+    product_name: StrictStr | None = None
+
+
+class UpdateDeployment(WireModel):
+    """Body of `PATCH /ai/deployment/{id}`: only the fields that are sent change."""
+
+    name: StrictStr | None = None
+    inference_engine_parameters: list[StrictStr] | None = None
+    inference_engine_version: StrictStr | None = None
+
+
+class ScaleDeployment(WireModel):
+    """Body of `POST /ai/deployment/{id}/scale`."""
+
+    replicas: Count
+
+
+class DeploymentApiKey(WireModel):
+    """Answer of `GET /ai/deployment/{id}/api-key`."""
+
+    api_key: str

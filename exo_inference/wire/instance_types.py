@@ -1,0 +1,23 @@
+"""Instance types: the GPU families a deployment may ask for."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from exo_inference.wire.base import Count, WireModel
+
+
+class InstanceType(WireModel):
+    """One GPU family. `authorized` says whether a deployment of it can be placed now."""
+
+    family: str
+    authorized: bool
+    total_gpus: Count | None = Field(default=None, description="additive")
+    free_gpus: Count | None = Field(default=None, description="additive")
+    description: str | None = Field(default=None, description="additive")
+
+
+class InstanceTypeList(WireModel):
+    """Answer of `GET /ai/instance-type`."""
+
+    instance_types: list[InstanceType]

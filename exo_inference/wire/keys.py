@@ -1,0 +1,37 @@
+"""Scoped inference keys: requests and answers of `/ai/api-key`."""
+
+from __future__ import annotations
+
+from pydantic import StrictStr
+
+from exo_inference.wire.base import Timestamp, WireModel
+
+
+class ApiKey(WireModel):
+    """A key without its value. `scope` is `public` (every deployment) or a deployment's id."""
+
+    id: str
+    org_uuid: str
+    name: str
+    scope: str
+    created_at: Timestamp
+    updated_at: Timestamp
+
+
+class CreatedApiKey(ApiKey):
+    """Answer of `POST /ai/api-key`: the only time the value is shown."""
+
+    value: str
+
+
+class ApiKeyList(WireModel):
+    """Answer of `GET /ai/api-key`."""
+
+    ai_api_keys: list[ApiKey]
+
+
+class CreateApiKey(WireModel):
+    """Body of `POST /ai/api-key`."""
+
+    name: StrictStr
+    scope: StrictStr

@@ -1,0 +1,50 @@
+"""Operations: what every write answers with."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from exo_inference.wire.base import WireModel
+
+
+class OperationState(StrEnum):
+    """Where an operation stands."""
+
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TIMEOUT = "timeout"
+
+
+class OperationReason(StrEnum):
+    """Why an operation failed."""
+
+    BUSY = "busy"
+    CONFLICT = "conflict"
+    FAULT = "fault"
+    FORBIDDEN = "forbidden"
+    INCORRECT = "incorrect"
+    INTERRUPTED = "interrupted"
+    NOT_FOUND = "not-found"
+    PARTIAL = "partial"
+    UNAVAILABLE = "unavailable"
+    UNKNOWN = "unknown"
+    UNSUPPORTED = "unsupported"
+
+
+class Reference(WireModel):
+    """The object an operation is about; `id` is set from the first answer on."""
+
+    id: str
+    link: str | None = None
+    command: str | None = None
+
+
+class Operation(WireModel):
+    """Answer of every write, and of `GET /operation/{id}`."""
+
+    id: str
+    state: OperationState
+    reason: OperationReason | None = None
+    message: str | None = None
+    reference: Reference | None = None

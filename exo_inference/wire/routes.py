@@ -1,0 +1,49 @@
+"""The routing table: what the controller tells the gateway (file `routes.json`, additive)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from exo_inference.wire.base import Count, WireModel
+
+
+class RouteReplica(WireModel):
+    """One replica that may get requests.
+
+    `address` is `unix:PATH` (relative to the state directory) or `http://HOST:PORT`.
+    """
+
+    name: str
+    address: str
+
+
+class RouteKey(WireModel):
+    """One accepted Bearer key, by the SHA-256 of its value in hex."""
+
+    id: str
+    sha256: str
+
+
+class Route(WireModel):
+    """One deployment. `replicas` holds the ready ones alone."""
+
+    deployment_id: str
+    name: str
+    model: str
+    state: str
+    state_details: str = ""
+    keys: list[RouteKey]
+    replicas: list[RouteReplica]
+    max_pending_per_replica: Count = 256
+
+
+class RouteTable(WireModel):
+    """The whole table. `version` grows with every change; the gateway reports the one it applied.
+
+    `public_keys` open every deployment.
+    """
+
+    format: Literal[1] = 1
+    version: Count
+    routes: list[Route]
+    public_keys: list[RouteKey]
