@@ -1,0 +1,73 @@
+# make demo    sets up, starts a control plane, deploys the built-in model, asks it a question
+# make test    sets up, runs the default tests
+# make help    lists all targets
+
+SHELL  := /bin/bash
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo down test test-slow test-chaos lint format docs bench gpu-check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: Python 3.11 or newer is needed; name one with PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo "error: cannot create $(VENV); on Debian and Ubuntu install python3-venv" >&2; exit 1; }
+
+# A stamp per set of extras, so that nothing is installed twice and an edit of pyproject.toml is noticed.
+$(VENV)/.installed: $(BIN)/python pyproject.toml engine-images/exo-engine/pyproject.toml constraints.txt
+	@echo "Installing exo-inference, its server and its engine into $(VENV) (PyTorch is large: a few minutes, once) ..."
+	@$(PIP) install -c constraints.txt -e engine-images/exo-engine -e '.[server]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the test tools into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e engine-images/exo-engine -e '.[server,dev]'
+	@touch $@
+
+setup: $(VENV)/.installed ## create .venv with everything that `exo dedicated-inference up` needs
+setup-dev: $(VENV)/.installed-dev ## the same with the test tools
+
+demo: setup ## a private endpoint on this machine, from nothing to a streamed answer
+	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo
+
+down: setup ## stop what `make demo` started
+	@$(BIN)/exo dedicated-inference down
+
+test: setup-dev ## the default tests: offline, no GPU, under five minutes
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 600
+
+test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --timeout 900 -s
+
+lint: setup-dev ## ruff, mypy --strict, import contracts, generated docs
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m mypy
+	@cd engine-images/exo-engine && $(abspath $(BIN))/python -m mypy --config-file ../../pyproject.toml -p exo_engine
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m exo_inference.cli.reference --check
+
+format: setup-dev ## rewrite what ruff can mend
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+docs: setup-dev ## regenerate the generated pages of docs/reference
+	@$(BIN)/python -m exo_inference.cli.reference --write
+
+bench: setup-dev ## the benchmarks that run on this machine, one after the other
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+gpu-check: ## prove the engine on CUDA against the CPU and measure it (at most 10 minutes)
+	@PYTHONPATH=engine-images/exo-engine/src $(PYTHON) engine-images/exo-engine/benchmarks/gpu_check.py
+
+clean: ## remove the virtual environment and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
