@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, StrictInt
 
@@ -27,6 +28,22 @@ Timestamp = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
 
 Count = StrictInt
 """A JSON integer: `2.0`, `"2"` and `true` are refused, as the Go client cannot read them either."""
+
+
+class OpenEnum(StrEnum):
+    """An enumeration of answers: a value that this version does not know passes through as it is.
+
+    The other side may be newer; a client must not fail because a state was added there.
+    """
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        if not isinstance(value, str):
+            return None
+        member = str.__new__(cls, value)
+        member._name_ = value.upper().replace("-", "_")
+        member._value_ = value
+        return member
 
 
 class WireModel(BaseModel):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Literal
-
 from pydantic import Field, StrictStr
 
-from exo_inference.wire.base import Count, Timestamp, WireModel
+from exo_inference.wire.base import Count, OpenEnum, Timestamp, WireModel
 
 
-class DeploymentState(StrEnum):
+class DeploymentState(OpenEnum):
     """Where a deployment stands; derived by the controller, never stored."""
 
     CREATING = "creating"
@@ -48,7 +45,7 @@ class Deployment(WireModel):
     state_details: str | None = None
     deployment_url: str = ""
     model: ModelRef
-    visibility: Literal["private", "public"] = "private"
+    visibility: str = Field(default="private", description="private or public")
     gpu_type: str | None = None
     gpu_count: Count | None = None
     replicas: Count | None = None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from pydantic import Field, SecretStr, StrictStr
 
-from exo_inference.wire.base import Count, Timestamp, WireModel
+from exo_inference.wire.base import Count, OpenEnum, Timestamp, WireModel
 
 
-class ModelState(StrEnum):
+class ModelState(OpenEnum):
     """Where a model stands; derived by the controller, never stored."""
 
     CREATED = "created"

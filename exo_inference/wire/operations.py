@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-from exo_inference.wire.base import WireModel
+from exo_inference.wire.base import OpenEnum, WireModel
 
 
-class OperationState(StrEnum):
+class OperationState(OpenEnum):
     """Where an operation stands."""
 
     PENDING = "pending"
@@ -16,7 +14,7 @@ class OperationState(StrEnum):
     TIMEOUT = "timeout"
 
 
-class OperationReason(StrEnum):
+class OperationReason(OpenEnum):
     """Why an operation failed."""
 
     BUSY = "busy"
