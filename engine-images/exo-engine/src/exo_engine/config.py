@@ -1,0 +1,234 @@
+"""Everything the engine core needs to know, in one frozen object, and how "auto" is settled.
+
+The server's command line, `LLM` and tests build an `EngineConfig`; `resolve()` turns it, with what
+the model and the machine are, into a `ResolvedConfig` in which nothing is "auto" any more. Both are
+pure: no file, device or environment variable is read here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from exo_engine.errors import ConfigurationError
+
+DType = Literal["float32", "bfloat16", "float16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16", "float", "half")
+DEVICE_CHOICES = ("auto", "cpu", "cuda")
+POLICY_CHOICES = ("fcfs", "priority")
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_ALIASES = {"float": "float32", "half": "float16"}
+
+_CPU_MAX_NUM_SEQS = 64
+_CPU_MAX_NUM_BATCHED_TOKENS = 1024
+_CPU_KV_CACHE_BYTES = 2**30
+_CUDA_MAX_NUM_SEQS = 256
+_CUDA_MAX_NUM_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the user asked for; names and meanings are vLLM's flags where there is one."""
+
+    model_dir: Path
+    """Directory with config.json and the safetensors files."""
+    dtype: str = "auto"
+    """Of weights, activations and KV cache. auto: the checkpoint's own, float32 on a CPU."""
+    device: str = "auto"
+    """auto: the first CUDA device that torch finds, else the CPU."""
+    block_size: int = 16
+    """Tokens per KV block. Larger blocks cost memory at the end of each sequence."""
+    num_gpu_blocks_override: int | None = None
+    """Exactly this many KV blocks, on whatever device; None: from the memory there is."""
+    gpu_memory_utilization: float = 0.9
+    """On CUDA, the fraction of the device's memory for weights, activations and KV cache."""
+    kv_cache_bytes: int | None = None
+    """KV cache size in bytes, on either device; None: on a CPU 1 GiB or half of what is free if that
+    is less (never more than all sequences could use); on CUDA by `gpu_memory_utilization`."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens; None: what the model's config.json allows."""
+    max_num_seqs: int | None = None
+    """Most sequences in one step; None: 64 on a CPU, 256 on CUDA."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of one step; None: 1024 on a CPU, 8192 on CUDA (and at least max_num_seqs).
+    Longer prompts are computed in chunks."""
+    seed: int = 0
+    """For requests without a seed of their own, together with their id."""
+    enable_prefix_caching: bool = True
+    """Keep finished blocks and reuse them for prompts that begin the same."""
+    enable_chunked_prefill: bool = True
+    """Let one prompt span several steps. Off: a prompt must fit into one step's budget."""
+    scheduling_policy: str = "fcfs"
+    """fcfs: by arrival. priority: by the requests' priority (lower first), then arrival."""
+    max_logprobs: int = 20
+    """Most log-probabilities a request may ask for per token."""
+    attention_backend: str = "auto"
+    """auto: the fastest that this machine has. reference: plain torch."""
+    num_threads: int | None = None
+    """Threads for CPU kernels; None leaves torch's own choice (OMP_NUM_THREADS, cores)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What `resolve()` needs of a model's config.json."""
+
+    max_position_embeddings: int
+    checkpoint_dtype: DType | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """An `EngineConfig` in which every choice is made."""
+
+    model_dir: Path
+    dtype: DType
+    device: Literal["cpu", "cuda"]
+    block_size: int
+    num_gpu_blocks_override: int | None
+    gpu_memory_utilization: float
+    kv_cache_bytes: int | None
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    seed: int
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    scheduling_policy: SchedulingPolicy
+    max_logprobs: int
+    attention_backend: str
+    num_threads: int | None
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Blocks that one sequence of full length takes."""
+        return -(-self.max_model_len // self.block_size)
+
+
+def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> ResolvedConfig:
+    """Settle every "auto" and refuse what contradicts itself.
+
+    Args:
+        config: what the user asked for.
+        limits: what the model allows.
+        has_cuda: whether torch sees a CUDA device.
+
+    Raises:
+        ConfigurationError: a value is out of range, or asks for what is not there.
+    """
+    _check_ranges(config)
+    device = _resolve_device(config.device, has_cuda=has_cuda)
+    max_model_len = _resolve_max_model_len(config.max_model_len, limits)
+    max_num_seqs = config.max_num_seqs or (
+        _CPU_MAX_NUM_SEQS if device == "cpu" else _CUDA_MAX_NUM_SEQS
+    )
+    budget = config.max_num_batched_tokens
+    if budget is None:
+        default = _CPU_MAX_NUM_BATCHED_TOKENS if device == "cpu" else _CUDA_MAX_NUM_BATCHED_TOKENS
+        budget = max(default, max_num_seqs)
+        if not config.enable_chunked_prefill:
+            budget = max(budget, max_model_len)
+    elif not config.enable_chunked_prefill and budget < max_model_len:
+        raise ConfigurationError(
+            f"max_num_batched_tokens is {budget}, but without chunked prefill it must hold a whole "
+            f"prompt of up to {max_model_len} tokens",
+            param="max-num-batched-tokens",
+            hint="Leave chunked prefill on, or lower --max-model-len.",
+        )
+    return ResolvedConfig(
+        model_dir=config.model_dir,
+        dtype=_resolve_dtype(config.dtype, limits, device),
+        device=device,
+        block_size=config.block_size,
+        num_gpu_blocks_override=config.num_gpu_blocks_override,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        kv_cache_bytes=config.kv_cache_bytes,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        seed=config.seed,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        scheduling_policy="priority" if config.scheduling_policy == "priority" else "fcfs",
+        max_logprobs=config.max_logprobs,
+        attention_backend="reference"
+        if config.attention_backend == "auto"
+        else config.attention_backend,
+        num_threads=config.num_threads,
+    )
+
+
+def default_cpu_kv_cache_bytes(free_bytes: int) -> int:
+    """Return the KV cache size on a CPU when nobody set one: 1 GiB, or half of what is free."""
+    return min(_CPU_KV_CACHE_BYTES, free_bytes // 2)
+
+
+def _check_ranges(config: EngineConfig) -> None:
+    for param, value in (
+        ("block-size", config.block_size),
+        ("num-gpu-blocks-override", config.num_gpu_blocks_override),
+        ("kv-cache-memory-bytes", config.kv_cache_bytes),
+        ("max-model-len", config.max_model_len),
+        ("max-num-seqs", config.max_num_seqs),
+        ("max-num-batched-tokens", config.max_num_batched_tokens),
+        ("num-threads", config.num_threads),
+    ):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{param} must be 1 or more, got {value}", param=param)
+    if not 0.0 < config.gpu_memory_utilization <= 1.0:
+        raise ConfigurationError(
+            f"--gpu-memory-utilization must be in (0, 1], got {config.gpu_memory_utilization}",
+            param="gpu-memory-utilization",
+        )
+    if config.max_logprobs < 0:
+        raise ConfigurationError(
+            f"--max-logprobs must be 0 or more, got {config.max_logprobs}", param="max-logprobs"
+        )
+    for param, word, choices in (
+        ("dtype", config.dtype, DTYPE_CHOICES),
+        ("device", config.device, DEVICE_CHOICES),
+        ("scheduling-policy", config.scheduling_policy, POLICY_CHOICES),
+        ("attention-backend", config.attention_backend, ("auto", "reference")),
+    ):
+        if word not in choices:
+            raise ConfigurationError(
+                f"--{param} must be one of {', '.join(choices)}, got {word!r}", param=param
+            )
+
+
+def _resolve_device(device: str, *, has_cuda: bool) -> Literal["cpu", "cuda"]:
+    if device == "cuda" and not has_cuda:
+        raise ConfigurationError(
+            "--device is cuda, but torch finds no CUDA device",
+            param="device",
+            hint="Use --device cpu, or install a driver and a CUDA build of torch.",
+        )
+    return "cpu" if device == "cpu" or not has_cuda else "cuda"
+
+
+def _resolve_dtype(dtype: str, limits: ModelLimits, device: str) -> DType:
+    name = _DTYPE_ALIASES.get(dtype, dtype)
+    if name == "auto":
+        # A CPU without bf16 units is slower in 16 bits than in 32, and float32 needs no caveats.
+        name = "float32" if device == "cpu" else (limits.checkpoint_dtype or "bfloat16")
+        if device == "cuda" and name == "float32":
+            name = "bfloat16"
+    if name == "float32":
+        return "float32"
+    return "bfloat16" if name == "bfloat16" else "float16"
+
+
+def _resolve_max_model_len(asked: int | None, limits: ModelLimits) -> int:
+    longest = limits.max_position_embeddings
+    if asked is None:
+        return longest
+    if asked > longest:
+        raise ConfigurationError(
+            f"--max-model-len is {asked}, but the model's config.json allows at most {longest} "
+            "positions",
+            param="max-model-len",
+            hint=f"Use --max-model-len {longest} or less.",
+        )
+    return asked

@@ -1,0 +1,81 @@
+"""The nouns that cross the border between the server and the engine core.
+
+The server builds `EngineRequest`, the core answers with `RequestOutput` once per step and request,
+and `EngineStats` feeds the metrics. Plain frozen data without torch, so that both processes can
+import it and a frame on the socket can carry it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from exo_engine.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence to generate."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    """Lower runs earlier under the `priority` policy; ignored under `fcfs`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely one token was, under the model's own distribution (before temperature)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens with their log-probabilities, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step added to one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    """Tokens new in this step; a final stop token is included."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One entry per new token, when the request asked for log-probabilities."""
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens whose keys and values came from the prefix cache."""
+    stop_token_id: int | None = None
+    """The end-of-sequence or stop token that ended the request, if one did."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """With the first output only, one entry per prompt token; the first has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the core. `*_total` only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    block_size: int = 16
+    num_preemptions_total: int = 0
+    prefix_cache_queries_total: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_cache_hits_total: int = 0
+    """Prompt tokens found there."""
+    prompt_tokens_total: int = 0
+    """Prompt tokens computed or found in the cache."""
+    generation_tokens_total: int = 0
+    num_steps_total: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Fraction of the KV blocks held by requests, 0 to 1."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
