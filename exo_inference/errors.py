@@ -6,6 +6,7 @@
     ├── UsageError                 a flag, file or environment variable is wrong (exit 2)
     ├── ConfigurationError         no usable endpoint or credentials (exit 4)
     ├── ConnectionFailed           the API could not be reached
+    ├── InvalidAnswer              the API answered something that is not of its form
     ├── ApiError                   the API answered with an error status
     │   ├── BadRequest             400, 422
     │   ├── AuthenticationFailed   401, 403 for the signature (exit 4)
@@ -55,6 +56,10 @@ class ConfigurationError(ExoError):
 
 class ConnectionFailed(ExoError):
     """The API could not be reached, or hung up before it answered."""
+
+
+class InvalidAnswer(ExoError):
+    """The API answered, with success, something that is not of the form it documents."""
 
 
 class ApiError(ExoError):

@@ -98,4 +98,4 @@ class ScaleDeployment(WireModel):
 class DeploymentApiKey(WireModel):
     """Answer of `GET /ai/deployment/{id}/api-key`."""
 
-    api_key: str
+    api_key: str = Field(repr=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import StrictStr
+from pydantic import Field, StrictStr
 
 from exo_inference.wire.base import Timestamp, WireModel
 
@@ -21,7 +21,7 @@ class ApiKey(WireModel):
 class CreatedApiKey(ApiKey):
     """Answer of `POST /ai/api-key`: the only time the value is shown."""
 
-    value: str
+    value: str = Field(repr=False)
 
 
 class ApiKeyList(WireModel):
