@@ -1,1 +1,20 @@
-"""TODO."""
+"""Engines: their parameters, how one replica is started, and what its failures mean.
+
+Admission asks an engine to check parameters; a platform asks it for a command line and for the
+meaning of an exit. An engine starts nothing and knows neither store nor platform.
+"""
+
+from exo_inference.engines.base import Engine, Failure, ReplicaCommand, UnknownEngine, get_engine
+from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.engines.versions import DEFAULT_VERSION, VERSIONS
+
+__all__ = [
+    "DEFAULT_VERSION",
+    "VERSIONS",
+    "Engine",
+    "Failure",
+    "ParameterProblem",
+    "ReplicaCommand",
+    "UnknownEngine",
+    "get_engine",
+]

@@ -1,0 +1,112 @@
+"""What an engine is to the control plane: a catalogue, a command line, and a reader of failures.
+
+Admission calls `parameters` and `check`; a platform calls `command` to start one replica and
+`diagnose` when it has ended. Implementations: `exo.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.errors import PlatformError
+from exo_inference.wire import EngineParameter
+
+
+class UnknownEngine(PlatformError):
+    """No engine has that name."""
+
+
+class EngineNotInstalled(PlatformError):
+    """The engine's program is not on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCommand:
+    """Everything one replica is started from.
+
+    Attributes:
+        model_path: directory with the model's files.
+        served_model_name: what clients send as `model`.
+        socket: unix socket to listen on, relative to the replica's working directory.
+        gpu_type: family of the deployment; `cpu` runs without a GPU.
+        gpu_count: GPUs of this one replica.
+        parameters: the user's flags, checked by `Engine.check` before.
+    """
+
+    model_path: Path
+    served_model_name: str
+    socket: str
+    gpu_type: str
+    gpu_count: int
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a replica ended.
+
+    Attributes:
+        message: for people, with the next step where there is one.
+        retry: starting it again as it is may help.
+    """
+
+    message: str
+    retry: bool
+
+
+class Engine(Protocol):
+    """The seam. All methods are pure, but for `command` looking up the program."""
+
+    name: str
+
+    @property
+    def version(self) -> str:
+        """Release of the engine that the catalogue was made from."""
+        ...
+
+    def parameters(self, version: str | None = None) -> tuple[EngineParameter, ...]:
+        """Return the catalogue of flags a user may set."""
+        ...
+
+    def check(
+        self, parameters: Sequence[str], version: str | None = None
+    ) -> list[ParameterProblem]:
+        """Return everything that is wrong with a user's flags, in their order."""
+        ...
+
+    def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
+        """Return the argument vector that starts one replica.
+
+        Raises:
+            EngineNotInstalled
+        """
+        ...
+
+    def diagnose(self, exit_code: int | None, log_tail: Sequence[str]) -> Failure:
+        """Say why a replica ended.
+
+        Args:
+            exit_code: as `subprocess` has it, negative for a signal; None if nobody saw the end.
+            log_tail: its last log lines, oldest first.
+        """
+        ...
+
+
+def get_engine(name: str) -> Engine:
+    """Return the engine of that name.
+
+    Raises:
+        UnknownEngine
+    """
+    if name == "exo":
+        from exo_inference.engines.exo import ExoEngine  # loads its catalogue
+
+        return ExoEngine()
+    raise UnknownEngine(
+        f"there is no engine {name!r}; this control plane has: exo",
+        hint="Leave the engine out, or ask for `exo`.",
+    )

@@ -1,0 +1,174 @@
+"""exo-engine: the project's own engine, served on the local platform.
+
+Its catalogue is `catalog/exo.json`, the output of `exo-engine parameters --json`; a test holds the
+two equal. Exit codes and the last line of a failed start are the engine's documented contract.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from exo_inference.engines.base import EngineNotInstalled, Failure, ReplicaCommand
+from exo_inference.engines.parameters import ParameterProblem, check_parameters
+from exo_inference.wire import EngineParameter
+
+PLATFORM_OWNED = {
+    "--model": "it is the deployment's model",
+    "--served-model-name": "it is the deployment's model name",
+    "--tokenizer": "the tokenizer comes with the model",
+    "--revision": "the model's revision was pinned when it was created",
+    "--download-dir": "the platform keeps the model's files",
+    "--hf-token": "a Hub token is given when the model is created",
+    "--host": "replicas listen on a private socket behind the gateway",
+    "--port": "replicas listen on a private socket behind the gateway",
+    "--uds": "replicas listen on a private socket behind the gateway",
+    "--api-key": "the gateway checks keys; use `deployment reveal-api-key`",
+    "--ssl-keyfile": "the gateway is the only way in",
+    "--ssl-certfile": "the gateway is the only way in",
+    "--root-path": "the gateway is the only way in",
+    "--device": "use the deployment's gpu-type",
+    "--device-ids": "use the deployment's gpu-count",
+    "--tensor-parallel-size": "use the deployment's gpu-count",
+    "-tp": "use the deployment's gpu-count",
+    "--data-parallel-size": "use the deployment's replicas",
+    "-dp": "use the deployment's replicas",
+    "--pipeline-parallel-size": "one replica runs on one machine",
+    "-pp": "one replica runs on one machine",
+}
+"""Flags that a user must not set, with the reason or the field to use instead."""
+
+_ERROR_PREFIX = "exo-engine: error: "
+
+_EXITS = {
+    70: ("the engine failed with an internal error", True),
+    71: ("the engine found too few resources (often memory) to start", True),
+    75: ("the engine could not start for now", True),
+    78: ("the engine cannot work with this model or these parameters", False),
+    126: ("the engine's program cannot be executed", False),
+    127: ("the engine's program was not found", False),
+}
+
+
+class ExoEngine:
+    """The engine that comes with the project.
+
+    Args:
+        executable: the program; None looks it up beside this Python and on the PATH.
+    """
+
+    name = "exo"
+
+    def __init__(self, executable: Path | None = None) -> None:
+        self._executable = executable
+
+    @property
+    def version(self) -> str:
+        """Release of the catalogue that is shipped, and of the engine it was made from."""
+        return _catalogue()[0]
+
+    def parameters(self, version: str | None = None) -> tuple[EngineParameter, ...]:
+        """Return the flags of the engine; they are the same for every vLLM version it stands for."""
+        return _catalogue()[1]
+
+    def check(
+        self, parameters: Sequence[str], version: str | None = None
+    ) -> list[ParameterProblem]:
+        """Return everything that is wrong with a user's flags."""
+        return check_parameters(parameters, self.parameters(version), PLATFORM_OWNED)
+
+    def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
+        """Return the argument vector that starts one replica; the user's flags come last.
+
+        Raises:
+            EngineNotInstalled
+        """
+        device = "cpu" if replica.gpu_type == "cpu" else "cuda"
+        return (
+            str(self._executable or find_executable()),
+            "serve",
+            str(replica.model_path),
+            "--served-model-name",
+            replica.served_model_name,
+            "--uds",
+            replica.socket,
+            "--device",
+            device,
+            *replica.parameters,
+        )
+
+    def diagnose(self, exit_code: int | None, log_tail: Sequence[str]) -> Failure:
+        """Say why a replica ended, from its exit code and the engine's last word in the log."""
+        said = _last_error(log_tail)
+        if exit_code is None:
+            return Failure(said or "the engine ended while nobody watched", retry=True)
+        if exit_code < 0:
+            return _diagnose_signal(-exit_code, said)
+        if exit_code == 0:
+            return Failure("the engine ended without being asked to", retry=True)
+        message, retry = _EXITS.get(exit_code, ("the engine failed", True))
+        if said is None and (memory := _find_memory_error(log_tail)):
+            return Failure(f"out of memory: {memory}", retry=True)
+        return Failure(said or f"{message} (exit code {exit_code})", retry)
+
+
+def find_executable() -> Path:
+    """Return the engine's program: beside this Python, else on the PATH.
+
+    Raises:
+        EngineNotInstalled
+    """
+    beside = Path(sys.executable).parent / "exo-engine"
+    if beside.is_file():
+        return beside
+    found = shutil.which("exo-engine")
+    if found is None:
+        raise EngineNotInstalled(
+            f"the engine is not installed: no exo-engine beside {sys.executable} or on the PATH",
+            hint="Install it with `pip install 'exo-inference[engine]'`.",
+        )
+    return Path(found)
+
+
+def _diagnose_signal(number: int, said: str | None) -> Failure:
+    if number == signal.SIGKILL:
+        text = (
+            "the engine was killed (SIGKILL), which is what the kernel does when memory runs out; "
+            "lower --max-model-len or --max-num-seqs if it happens again"
+        )
+        return Failure(text, retry=True)
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return Failure(said or f"the engine was ended by {name}", retry=True)
+
+
+def _last_error(log_tail: Sequence[str]) -> str | None:
+    for line in reversed(log_tail):
+        _, found, message = line.partition(_ERROR_PREFIX)
+        if found and message.strip():
+            return message.strip()
+    return None
+
+
+def _find_memory_error(log_tail: Sequence[str]) -> str | None:
+    signatures = ("OutOfMemoryError", "CUDA out of memory", "MemoryError", "Cannot allocate memory")
+    for line in reversed(log_tail):
+        if any(signature in line for signature in signatures):
+            return line.strip()[:256]
+    return None
+
+
+@functools.cache
+def _catalogue() -> tuple[str, tuple[EngineParameter, ...]]:
+    text = (resources.files("exo_inference.engines") / "catalog" / "exo.json").read_text("utf-8")
+    document = json.loads(text)
+    entries = tuple(EngineParameter.model_validate(entry) for entry in document["parameters"])
+    return document["version"], entries

@@ -1,0 +1,163 @@
+"""Check engine flags against a catalogue, without starting anything. Pure.
+
+The flags come as an argument vector, as argparse would take them: `--flag=value`, `--flag value`
+as two items, `--flag` and `--no-flag` for booleans, `_` for `-` in names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from exo_inference.wire import EngineParameter
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterProblem:
+    """One thing that is wrong with one item of the argument vector (`index` counts from 0)."""
+
+    index: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One flag as it was written, with its value, if it got one."""
+
+    index: int
+    flag: str
+    value: str | None
+
+
+def check_parameters(
+    items: Sequence[str], catalogue: Sequence[EngineParameter], owned: Mapping[str, str]
+) -> list[ParameterProblem]:
+    """Return everything that is wrong, in the order of the items.
+
+    Args:
+        items: the argument vector.
+        catalogue: the flags that exist.
+        owned: flags that belong to the platform, each with the reason or the field to use.
+    """
+    known = {flag: parameter for parameter in catalogue for flag in parameter.flags}
+    problems: list[ParameterProblem] = []
+    seen: dict[str, int] = {}
+    for use in _split(items, known, problems):
+        detail = _check_use(use, known, owned)
+        if detail is None and use.flag in known:
+            name = known[use.flag].name
+            if name in seen:
+                first = items[seen[name]]
+                detail = f"{use.flag} sets {name} a second time; {first!r} did so before"
+            seen.setdefault(name, use.index)
+        if detail is not None:
+            problems.append(ParameterProblem(use.index, detail))
+    return sorted(problems, key=lambda problem: problem.index)
+
+
+def _split(
+    items: Sequence[str],
+    known: Mapping[str, EngineParameter],
+    problems: list[ParameterProblem],
+) -> list[_Use]:
+    """Pair flags with their values; what is neither goes to `problems`."""
+    uses: list[_Use] = []
+    index = 0
+    while index < len(items):
+        item = items[index]
+        if any(ord(character) < 32 or character == "\x7f" for character in item):
+            problems.append(ParameterProblem(index, f"{item!r} holds a control character"))
+        elif not _is_flag(item, known):
+            problems.append(ParameterProblem(index, _explain_stray(items, index)))
+        else:
+            flag, equals, value = item.partition("=")
+            flag = _normalise(flag)
+            parameter = known.get(flag)
+            takes_value = parameter is not None and parameter.type != "boolean"
+            following = items[index + 1] if index + 1 < len(items) else None
+            if equals:
+                uses.append(_Use(index, flag, value))
+            elif takes_value and following is not None and not _is_flag(following, known):
+                uses.append(_Use(index, flag, following))
+                index += 1
+            else:
+                uses.append(_Use(index, flag, None))
+        index += 1
+    return uses
+
+
+def _is_flag(item: str, known: Mapping[str, EngineParameter]) -> bool:
+    return item.startswith("--") or item.partition("=")[0] in known
+
+
+def _normalise(flag: str) -> str:
+    return flag.replace("_", "-")
+
+
+def _explain_stray(items: Sequence[str], index: int) -> str:
+    item = items[index]
+    if " " in item.strip():
+        return f"{item!r} is not a flag: give flags and values as separate items"
+    if index and items[index - 1].startswith("--"):
+        return f"{item!r} is not a flag, and {items[index - 1]!r} before it takes no value here"
+    return f"{item!r} is not a flag: flags start with --"
+
+
+def _check_use(
+    use: _Use, known: Mapping[str, EngineParameter], owned: Mapping[str, str]
+) -> str | None:
+    if use.flag in owned:
+        return f"{use.flag} is set by the platform: {owned[use.flag]}"
+    parameter = known.get(use.flag)
+    if parameter is None:
+        return f"there is no parameter {use.flag}{_suggest(use.flag, known)}"
+    if parameter.type == "boolean":
+        return None if use.value is None else _explain_boolean(use, parameter)
+    if use.value is None:
+        return f"{use.flag} needs a value ({_expected(parameter)})"
+    return _check_value(use, parameter)
+
+
+def _suggest(flag: str, known: Mapping[str, EngineParameter]) -> str:
+    near = difflib.get_close_matches(flag, known, n=1, cutoff=0.6)
+    if not near:  # the beginning or the end may be what was remembered
+        near = [name for name in known if flag.lstrip("-") and flag.lstrip("-") in name][:1]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _explain_boolean(use: _Use, parameter: EngineParameter) -> str:
+    off = next((flag for flag in parameter.flags if flag.startswith("--no-")), None)
+    write = f"write {parameter.flags[0]}" + (f" or {off}" if off else " or leave it out")
+    return f"{use.flag} takes no value, found {use.value!r}: {write}"
+
+
+def _check_value(use: _Use, parameter: EngineParameter) -> str | None:
+    value = use.value or ""
+    if parameter.allowed_values and value not in parameter.allowed_values:
+        return f"{use.flag} is {value!r}, expected one of: {', '.join(parameter.allowed_values)}"
+    if not _has_type(value, parameter.type):
+        return f"{use.flag} is {value!r}, expected {_expected(parameter)}"
+    return None
+
+
+def _has_type(value: str, kind: str) -> bool:
+    try:
+        if kind == "integer":
+            int(value)
+        elif kind in ("float", "number"):
+            float(value)
+        elif kind == "json":
+            json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _expected(parameter: EngineParameter) -> str:
+    if parameter.allowed_values:
+        return f"one of: {', '.join(parameter.allowed_values)}"
+    names = {"integer": "a whole number", "float": "a number", "number": "a number"}
+    names["json"] = "a JSON value"
+    return names.get(parameter.type, "text")

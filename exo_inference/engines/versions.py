@@ -1,0 +1,34 @@
+"""The vLLM releases whose flags a deployment may ask for: the enumeration of the v2 API.
+
+`inference-engine-version` names a release of vLLM, whatever engine runs: its flags are the common
+language. Source: `inference-engine-version` in the openapi document of `exoscale` 0.16.4.
+"""
+
+from __future__ import annotations
+
+VERSIONS = (
+    "0.12.0",
+    "0.15.1",
+    "0.16.0",
+    "0.17.0",
+    "0.18.0",
+    "0.18.1",
+    "0.19.0",
+    "0.19.1",
+    "0.20.0",
+    "0.20.1",
+    "0.20.2",
+    "0.21.0",
+    "0.22.0",
+    "0.22.1",
+    "0.23.0",
+    "0.24.0",
+    "0.25.0",
+    "0.25.1",
+    "0.26.0",
+    "0.27.0",
+    "0.27.1",
+    "0.28.0",
+)
+
+DEFAULT_VERSION = "0.28.0"
