@@ -1,0 +1,172 @@
+"""Train the models that come with the project: `exo/tiny-chat` and its draft, `exo/tiny-draft`.
+
+    python training/train.py                         # both, from nothing, about half an hour on 2 cores
+    python training/train.py --only tiny-draft       # one of them
+    python training/train.py --evaluate-only         # figures of what is there, no training
+
+Reads `corpus/`, writes the model folders and `report.json`. The same seed, corpus, versions and
+number of threads give the same weights. It knows nothing of the engine or the control plane.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from training.dataset import Corpus, Sampler, load_corpus
+from training.encoding import Encoder, batches, train_tokenizer
+from training.export import write_model
+from training.report import write_report
+from training.shapes import SHAPES, Shape
+
+HERE = Path(__file__).resolve().parent
+DEFAULT_OUT = HERE.parent / "exo_inference" / "hub" / "builtin_models"
+DEFAULT_STEPS = {"tiny-chat": 3000, "tiny-draft": 4000}
+PEAK_LEARNING_RATE = {"tiny-chat": 2.5e-3, "tiny-draft": 5e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one training run was, for the report."""
+
+    steps: int
+    batch_tokens: int
+    final_loss: float
+    tokens_seen: int
+    seconds: float
+
+
+def main() -> int:
+    """Train, export, evaluate, report."""
+    options = _parse()
+    torch.set_num_threads(options.threads)
+    corpus = load_corpus()
+    runs: dict[str, Run] = {}
+    if not options.evaluate_only:
+        tokenizer = train_tokenizer(corpus.texts())
+        for name in [options.only] if options.only else list(SHAPES):
+            runs[name] = _train_one(SHAPES[name], corpus, tokenizer, options)
+    if not options.no_report:
+        write_report(options.out, corpus, runs, seed=options.seed, threads=options.threads)
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder for the model folders")
+    parser.add_argument("--only", choices=sorted(SHAPES), help="train this one alone")
+    parser.add_argument("--steps", type=int, help="optimizer steps (default: as shipped)")
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--checkpoints", type=Path, default=HERE / "checkpoints")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--no-report", action="store_true", help="train and export only")
+    parser.add_argument("--evaluate-only", action="store_true", help="report on what is in --out")
+    return parser.parse_args()
+
+
+def _train_one(shape: Shape, corpus: Corpus, tokenizer: Tokenizer, options: argparse.Namespace) -> Run:
+    """Train one model and write its folder; a checkpoint is kept every 250 steps."""
+    torch.manual_seed(options.seed)
+    model = _build(shape)
+    steps = options.steps or DEFAULT_STEPS[shape.name]
+    optimizer = _optimizer(model, PEAK_LEARNING_RATE[shape.name])
+    checkpoint = options.checkpoints / f"{shape.name}.pt"
+    done, chunk, losses, tokens = 0, 0, [], 0
+    if options.resume and checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        done, chunk, tokens = state["step"], state["chunk"] + 1, state["tokens"]
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{shape.name}: {parameters:,} parameters, {steps} steps of {options.batch_tokens} tokens", flush=True)
+    stream = batches(
+        Sampler(corpus, seed=options.seed),
+        Encoder(tokenizer),
+        batch_tokens=options.batch_tokens,
+        seed=options.seed,
+        first_chunk=chunk,
+    )
+    model.train()
+    started = time.monotonic()
+    for step, (chunk, ids, labels) in zip(range(done, steps), stream, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = PEAK_LEARNING_RATE[shape.name] * _schedule(step, steps)
+        loss = _loss(model, ids, labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        tokens += ids.numel()
+        _show(step + 1, steps, done, losses, time.monotonic() - started)
+        if (step + 1) % 250 == 0:
+            _save(checkpoint, model, optimizer, step=step + 1, chunk=chunk, tokens=tokens)
+    recent = losses[-50:] or [math.nan]
+    write_model(options.out / shape.name, shape, model.state_dict(), tokenizer)
+    return Run(steps, options.batch_tokens, sum(recent) / len(recent), tokens, time.monotonic() - started)
+
+
+def _build(shape: Shape) -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**{k: v for k, v in shape.config().items() if k != "torch_dtype"}))
+
+
+def _optimizer(model: LlamaForCausalLM, peak: float) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    scales = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": scales, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.97), fused=True)
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Warm up over 100 steps, hold, then fall to zero over the last 40 %."""
+    warm = min(1.0, (step + 1) / 100)
+    left = (steps - step) / (0.4 * steps)
+    return warm * min(1.0, left)
+
+
+def _loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the next token, computed for the labelled positions alone.
+
+    Args:
+        ids: (B, T) int64, padded on the right; being causal, no mask is needed.
+        labels: (B, T) int64, negative where a position does not count.
+    """
+    hidden = model.model(ids, use_cache=False).last_hidden_state  # (B, T, hidden)
+    wanted = labels[:, 1:]
+    counts = wanted >= 0
+    logits = model.lm_head(hidden[:, :-1][counts])  # (labelled, vocabulary)
+    return torch.nn.functional.cross_entropy(logits, wanted[counts])
+
+
+def _show(step: int, steps: int, first: int, losses: list[float], elapsed: float) -> None:
+    if step % 50 and step != steps:
+        return
+    recent = losses[-50:]
+    left = elapsed / max(step - first, 1) * (steps - step)
+    print(
+        f"  step {step:5d}/{steps}  loss {sum(recent) / len(recent):.4f}  {elapsed:6.0f} s  {left:6.0f} s left",
+        flush=True,
+    )
+
+
+def _save(path: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW, **progress: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **progress}, partial)
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
