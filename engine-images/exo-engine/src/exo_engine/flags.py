@@ -1,0 +1,456 @@
+"""The flags of `exo-engine serve`, as data.
+
+One table from which `exo_engine.arguments` builds the parser and prints the catalogue. Names follow
+vLLM wherever the meaning is the same; a flag that only exists here says so in its description. The
+table holds no behaviour: how the values reach the engine is decided in `exo_engine.arguments`.
+Imports nothing heavy, so that `exo-engine --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["integer", "float", "string", "boolean", "enum", "json", "strings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag: how it is spelt, what it takes, what it is for."""
+
+    name: str
+    """Canonical name without the leading dashes, as in the catalogue."""
+    kind: Kind
+    """What the value is; `strings` takes one or more words."""
+    section: str
+    """The group of the help page; vLLM's name for it."""
+    description: str
+    """One paragraph for people, in the help page and in the catalogue."""
+    default: object = None
+    aliases: tuple[str, ...] = ()
+    """Further spellings, with their dashes."""
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    is_above_minimum: bool = False
+    """The minimum itself is excluded."""
+    human: bool = False
+    """The integer may carry a suffix: k, m, g, t (decimal) or K, M, G, T (binary)."""
+    auto_words: tuple[str, ...] = ()
+    """Values that mean "left out"."""
+    only_values: tuple[object, ...] = ()
+    """The only values this version can run; others are refused with `only_reason`."""
+    only_reason: str = ""
+    is_platform_owned: bool = False
+    """Set by whoever starts the engine, never by a deployment's parameters."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every spelling with its dashes, the canonical one first."""
+        names = (f"--{self.name}", *self.aliases)
+        return (*names, f"--no-{self.name}") if self.kind == "boolean" else names
+
+    @property
+    def attribute(self) -> str:
+        """The name of the parsed value."""
+        return self.name.replace("-", "_")
+
+
+_ONE_GPU: Final = "this version runs a model on one device; use more replicas instead"
+
+FLAGS: Final[tuple[Flag, ...]] = (
+    # ---- ModelConfig ------------------------------------------------------------------------
+    Flag(
+        name="model",
+        kind="string",
+        section="ModelConfig",
+        is_platform_owned=True,
+        description="Directory of the model: config.json, safetensors files and tokenizer.json. "
+        "May be given as the first word instead.",
+    ),
+    Flag(
+        name="served-model-name",
+        kind="strings",
+        section="ModelConfig",
+        is_platform_owned=True,
+        description="Names under which clients ask for the model; the first one is in the "
+        "answers. Left out: the model directory as it was given.",
+    ),
+    Flag(
+        name="dtype",
+        kind="enum",
+        section="ModelConfig",
+        default="auto",
+        choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
+        description="Number format of weights and activations. `auto` takes the checkpoint's own "
+        "format where the device computes well in it.",
+    ),
+    Flag(
+        name="max-model-len",
+        kind="integer",
+        section="ModelConfig",
+        minimum=1,
+        human=True,
+        auto_words=("auto", "-1"),
+        description="Longest sequence in tokens, prompt and answer together. Takes 4096, 32k "
+        "(32,000) or 32K (32,768). `auto`, -1 or left out: what the model's configuration allows.",
+    ),
+    Flag(
+        name="seed",
+        kind="integer",
+        section="ModelConfig",
+        default=0,
+        minimum=0,
+        description="Seed of the sampler for requests that bring none of their own.",
+    ),
+    Flag(
+        name="tokenizer",
+        kind="string",
+        section="ModelConfig",
+        description="Directory of the tokenizer, if it is not the model's.",
+    ),
+    Flag(
+        name="tokenizer-mode",
+        kind="enum",
+        section="ModelConfig",
+        default="auto",
+        choices=("auto", "hf"),
+        description="How the tokenizer is read. Both values read tokenizer.json.",
+    ),
+    Flag(
+        name="generation-config",
+        kind="string",
+        section="ModelConfig",
+        default="auto",
+        description="Where defaults for sampling come from: `auto` reads the model's "
+        "generation_config.json, `vllm` uses neutral defaults, anything else is a directory.",
+    ),
+    Flag(
+        name="override-generation-config",
+        kind="json",
+        section="ModelConfig",
+        description="JSON object of sampling defaults that win over the generation config, for "
+        'example {"temperature": 0.5}.',
+    ),
+    Flag(
+        name="max-logprobs",
+        kind="integer",
+        section="ModelConfig",
+        default=20,
+        minimum=0,
+        description="Most alternatives per position that a request may ask log probabilities for.",
+    ),
+    Flag(
+        name="enforce-eager",
+        kind="boolean",
+        section="ModelConfig",
+        default=True,
+        only_values=(True,),
+        only_reason="this version does not capture CUDA graphs",
+        description="Run operations one by one, without CUDA graphs. Always so in this version.",
+    ),
+    Flag(
+        name="runner",
+        kind="enum",
+        section="ModelConfig",
+        default="auto",
+        choices=("auto", "generate"),
+        description="What the model is used for. This engine generates text.",
+    ),
+    # ---- LoadConfig -------------------------------------------------------------------------
+    Flag(
+        name="load-format",
+        kind="enum",
+        section="LoadConfig",
+        default="auto",
+        choices=("auto", "safetensors"),
+        description="Where weights come from. Both values read the model's *.safetensors files.",
+    ),
+    # ---- CacheConfig ------------------------------------------------------------------------
+    Flag(
+        name="block-size",
+        kind="integer",
+        section="CacheConfig",
+        default=16,
+        minimum=1,
+        description="Tokens per KV cache block.",
+    ),
+    Flag(
+        name="gpu-memory-utilization",
+        kind="float",
+        section="CacheConfig",
+        default=0.9,
+        minimum=0,
+        maximum=1,
+        is_above_minimum=True,
+        aliases=("--device-memory-utilization",),
+        description="Share of the GPU's memory for weights, activations and KV cache together. "
+        "Has no effect on the CPU.",
+    ),
+    Flag(
+        name="kv-cache-dtype",
+        kind="enum",
+        section="CacheConfig",
+        default="auto",
+        only_values=("auto",),
+        only_reason="the KV cache has the number format of the weights",
+        description="Number format of the KV cache. Only `auto` in this version: that of the "
+        "weights.",
+    ),
+    Flag(
+        name="kv-cache-memory-bytes",
+        kind="integer",
+        section="CacheConfig",
+        minimum=1,
+        human=True,
+        description="Size of the KV cache in bytes, instead of a share of the memory. Takes "
+        "suffixes: 4G is 4 GiB, 4g is 4 GB.",
+    ),
+    Flag(
+        name="num-gpu-blocks-override",
+        kind="integer",
+        section="CacheConfig",
+        minimum=1,
+        description="Number of KV cache blocks, instead of what fits into memory. Meant for "
+        "tests of what happens when blocks run out.",
+    ),
+    Flag(
+        name="enable-prefix-caching",
+        kind="boolean",
+        section="CacheConfig",
+        default=True,
+        description="Keep the KV cache of finished prompts and reuse it where a new prompt begins "
+        "with the same tokens.",
+    ),
+    # ---- SchedulerConfig --------------------------------------------------------------------
+    Flag(
+        name="max-num-seqs",
+        kind="integer",
+        section="SchedulerConfig",
+        minimum=1,
+        description="Most sequences in one step.",
+    ),
+    Flag(
+        name="max-num-batched-tokens",
+        kind="integer",
+        section="SchedulerConfig",
+        minimum=1,
+        human=True,
+        description="Token budget of one step, shared by prompts and by sequences being answered.",
+    ),
+    Flag(
+        name="enable-chunked-prefill",
+        kind="boolean",
+        section="SchedulerConfig",
+        default=True,
+        description="Spread long prompts over several steps, so that answers in progress go on.",
+    ),
+    Flag(
+        name="scheduling-policy",
+        kind="enum",
+        section="SchedulerConfig",
+        default="fcfs",
+        choices=("fcfs", "priority"),
+        description="Who goes first: `fcfs` in order of arrival, `priority` by the request's "
+        "`priority` (lower first), then by arrival.",
+    ),
+    Flag(
+        name="max-num-queued-reqs",
+        kind="integer",
+        section="SchedulerConfig",
+        minimum=0,
+        description="Most requests that may wait beyond those being computed. One more is "
+        "answered with 429 and Retry-After. Left out: no limit.",
+    ),
+    # ---- ParallelConfig ---------------------------------------------------------------------
+    Flag(
+        name="tensor-parallel-size",
+        kind="integer",
+        section="ParallelConfig",
+        default=1,
+        aliases=("-tp",),
+        only_values=(1,),
+        only_reason=_ONE_GPU,
+        description="Devices that share each layer. Only 1 in this version.",
+    ),
+    Flag(
+        name="pipeline-parallel-size",
+        kind="integer",
+        section="ParallelConfig",
+        default=1,
+        aliases=("-pp",),
+        only_values=(1,),
+        only_reason=_ONE_GPU,
+        description="Groups of layers on devices of their own. Only 1 in this version.",
+    ),
+    Flag(
+        name="data-parallel-size",
+        kind="integer",
+        section="ParallelConfig",
+        default=1,
+        aliases=("-dp",),
+        only_values=(1,),
+        only_reason=_ONE_GPU,
+        description="Copies of the model within one server. Only 1 in this version.",
+    ),
+    # ---- DeviceConfig -----------------------------------------------------------------------
+    Flag(
+        name="device",
+        kind="enum",
+        section="DeviceConfig",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+        description="Where the model runs. `auto` takes a CUDA GPU if there is one.",
+    ),
+    Flag(
+        name="cpu-threads",
+        kind="integer",
+        section="DeviceConfig",
+        minimum=1,
+        description="Threads for computing on the CPU. Left out: one per core. exo-engine only.",
+    ),
+    # ---- Frontend ---------------------------------------------------------------------------
+    Flag(
+        name="host",
+        kind="string",
+        section="Frontend",
+        is_platform_owned=True,
+        default="127.0.0.1",
+        description="Address to listen on. Unlike vLLM's the default is this machine only.",
+    ),
+    Flag(
+        name="port",
+        kind="integer",
+        section="Frontend",
+        is_platform_owned=True,
+        default=8000,
+        minimum=0,
+        maximum=65535,
+        description="Port to listen on; 0 picks a free one and logs it.",
+    ),
+    Flag(
+        name="uds",
+        kind="string",
+        section="Frontend",
+        is_platform_owned=True,
+        description="Path of a unix socket to listen on, instead of host and port.",
+    ),
+    Flag(
+        name="api-key",
+        kind="strings",
+        section="Frontend",
+        is_platform_owned=True,
+        description="Keys one of which clients must bring as Bearer token to /v1 paths. The "
+        "variable EXO_ENGINE_API_KEY says the same without showing it in process lists.",
+    ),
+    Flag(
+        name="chat-template",
+        kind="string",
+        section="Frontend",
+        description="Path of a Jinja chat template, or the template itself, that takes the place "
+        "of the model's.",
+    ),
+    Flag(
+        name="chat-template-content-format",
+        kind="enum",
+        section="Frontend",
+        default="auto",
+        choices=("auto", "string", "openai"),
+        description="How message content reaches the template: as one string, or as OpenAI's list "
+        "of parts. `auto` finds out which of the two the template understands.",
+    ),
+    Flag(
+        name="default-chat-template-kwargs",
+        kind="json",
+        section="Frontend",
+        description="JSON object of variables for the chat template, which a request's "
+        "chat_template_kwargs may override.",
+    ),
+    Flag(
+        name="response-role",
+        kind="string",
+        section="Frontend",
+        default="assistant",
+        description="Role named in chat answers.",
+    ),
+    Flag(
+        name="enable-force-include-usage",
+        kind="boolean",
+        section="Frontend",
+        default=False,
+        description="End every stream with the token counts, asked for or not.",
+    ),
+    Flag(
+        name="enable-prompt-tokens-details",
+        kind="boolean",
+        section="Frontend",
+        default=True,
+        description="Say in `usage` how many prompt tokens came from the prefix cache. On by "
+        "default here.",
+    ),
+    Flag(
+        name="return-tokens-as-token-ids",
+        kind="boolean",
+        section="Frontend",
+        default=False,
+        description="Name tokens in log probabilities as `token_id:<id>`.",
+    ),
+    Flag(
+        name="enable-log-requests",
+        kind="boolean",
+        section="Frontend",
+        default=True,
+        aliases=(),
+        description="Log one line for each request (never its prompt). On by default here.",
+    ),
+    Flag(
+        name="disable-log-requests",
+        kind="boolean",
+        section="Frontend",
+        default=False,
+        description="The older way to switch the request log off.",
+    ),
+    Flag(
+        name="disable-log-stats",
+        kind="boolean",
+        section="Frontend",
+        default=False,
+        description="Do not log a line about load and throughput every few seconds.",
+    ),
+    Flag(
+        name="disable-uvicorn-access-log",
+        kind="boolean",
+        section="Frontend",
+        default=False,
+        description="Another way to switch the request log off; named after vLLM's web server.",
+    ),
+    Flag(
+        name="uvicorn-log-level",
+        kind="enum",
+        section="Frontend",
+        default="info",
+        aliases=("--log-level",),
+        choices=("debug", "info", "warning", "error", "critical", "trace"),
+        description="Least severe log lines to show; named after vLLM's web server.",
+    ),
+    Flag(
+        name="shutdown-timeout",
+        kind="integer",
+        section="Frontend",
+        default=120,
+        minimum=0,
+        description="Seconds that requests in progress may take to end after SIGTERM. New ones "
+        "are refused meanwhile. 0 ends them at once (vLLM's default).",
+    ),
+    Flag(
+        name="max-request-body-bytes",
+        kind="integer",
+        section="Frontend",
+        default=32 * 2**20,
+        minimum=1024,
+        human=True,
+        description="Largest request body that is read; more is answered with 413. exo-engine "
+        "only.",
+    ),
+)
+"""Every flag, in the order of the help page."""
