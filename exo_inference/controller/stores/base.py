@@ -1,18 +1,21 @@
 """What an object store is: get, list, create, update with optimistic concurrency, status apart.
 
 The reconciler and the routes are the only callers. `sqlite.py` implements it on one machine; the
-same test suite holds every implementation to this contract.
+same test suite holds every implementation to this contract. What belongs to a write (its operation,
+events, secrets) is handed over with it as a `Recording` and stored in the same transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from exo_inference.errors import StoreError
 from exo_inference.resources import Resource
+from exo_inference.wire import Event, Operation
 
 
 class ObjectNotFound(StoreError):
@@ -25,6 +28,18 @@ class NameTaken(StoreError):
 
 class VersionConflict(StoreError):
     """The object changed since it was read; read it again and repeat."""
+
+
+class StoreUnwritable(StoreError):
+    """The store cannot take the write (disk full, read-only); nothing of it was stored."""
+
+
+class StoreDamaged(StoreError):
+    """The store's data cannot be read; nothing was changed."""
+
+
+class StoreTooNew(StoreError):
+    """A newer version of this program wrote the store; nothing was changed."""
 
 
 class ChangeType(StrEnum):
@@ -43,13 +58,51 @@ class Change:
     object: Resource
 
 
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """One thing that happened to an object. Equal events in a row are counted, not repeated."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """A create that carried an idempotency key.
+
+    Attributes:
+        key: what the client chose.
+        fingerprint: hash of method, path and body; the same key with another one is refused.
+        result_id: the operation (or the object) that was answered.
+    """
+
+    key: str
+    fingerprint: str
+    result_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is stored together with the write of an object: all of it, or nothing.
+
+    Attributes:
+        secrets: encrypted values of the object, by name; they go when the object goes.
+    """
+
+    operation: Operation | None = None
+    request: RecordedRequest | None = None
+    secrets: Mapping[str, bytes] = field(default_factory=dict)
+    events: Sequence[NewEvent] = ()
+
+
 R = TypeVar("R", bound=Resource)
 
 
 class ObjectStore(Protocol):
     """The contract. Every write is durable when it returns; a crash loses nothing that returned."""
 
-    async def create(self, obj: R) -> R:
+    async def create(self, obj: R, recording: Recording | None = None) -> R:
         """Store a new object; sets uid (unless given), generation 1, resourceVersion, creation time.
 
         Raises:
@@ -77,7 +130,7 @@ class ObjectStore(Protocol):
         """Return all objects of a kind, oldest first."""
         ...
 
-    async def update(self, obj: R) -> R:
+    async def update(self, obj: R, recording: Recording | None = None) -> R:
         """Replace spec and metadata; `generation` grows if the spec differs. Status is untouched.
 
         When the object is being deleted and its last finalizer is gone, it is removed.
@@ -87,7 +140,7 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def update_status(self, obj: R) -> R:
+    async def update_status(self, obj: R, recording: Recording | None = None) -> R:
         """Replace the status alone; a status equal to the stored one is no write.
 
         Raises:
@@ -95,7 +148,7 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def delete(self, kind: type[R], uid: str) -> R | None:
+    async def delete(self, kind: type[R], uid: str, recording: Recording | None = None) -> R | None:
         """Remove the object, or set its deletionTimestamp while it has finalizers.
 
         Returns:
@@ -108,4 +161,44 @@ class ObjectStore(Protocol):
 
     def watch(self, kind: type[R]) -> AsyncIterator[Change]:
         """Yield every change from now on."""
+        ...
+
+
+class RecordStore(Protocol):
+    """What is kept beside the objects. Same durability."""
+
+    async def get_operation(self, uid: str) -> Operation:
+        """Return a recorded operation.
+
+        Raises:
+            ObjectNotFound
+        """
+        ...
+
+    async def find_request(self, key: str) -> RecordedRequest | None:
+        """Return the create that carried this idempotency key, if it is still remembered."""
+        ...
+
+    async def get_secret(self, uid: str, name: str) -> bytes | None:
+        """Return an encrypted value of an object, or None."""
+        ...
+
+    async def list_events(self, uid: str) -> list[Event]:
+        """Return what happened to an object, oldest first; the latest 200 are kept."""
+        ...
+
+    async def ensure_fact(self, name: str, value: str) -> str:
+        """Return the stored fact of this name; store `value` if there is none yet."""
+        ...
+
+    async def prune(self, *, requests_before: datetime, operations_before: datetime) -> None:
+        """Forget idempotency keys and operations from before these moments."""
+        ...
+
+
+class Store(ObjectStore, RecordStore, Protocol):
+    """Everything the controller keeps."""
+
+    async def close(self) -> None:
+        """Finish what was begun and let go of the storage. Idempotent."""
         ...

@@ -1,0 +1,139 @@
+"""One SQLite file behind one thread: the event loop never waits on a disk, writes never overlap.
+
+`sqlite.py` is the only caller. Every write is one transaction that is on disk (WAL, synchronous
+FULL) when it returns. Errors of sqlite3 end here and become errors of the store contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from exo_inference.controller.stores.base import StoreDamaged, StoreUnwritable
+from exo_inference.controller.stores.schema import migrate
+from exo_inference.errors import StoreError
+
+T = TypeVar("T")
+
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
+
+
+class Database:
+    """A connection in its own thread. Open it with `await Database.open(path)`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._connection: sqlite3.Connection | None = None
+
+    @classmethod
+    async def open(cls, path: Path) -> Database:
+        """Open or create the file (mode 0600), check it, and bring it to the newest schema.
+
+        Raises:
+            StoreError: the file cannot be used; nothing was changed.
+        """
+        database = cls(path)
+        try:
+            await database._run(database._connect)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on the connection; it must only read."""
+        return await self._run(lambda: work(self._live_connection()))
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in one transaction; when this returns it is on disk, if it raises nothing is."""
+        return await self._run(lambda: self._transact(work))
+
+    async def close(self) -> None:
+        """Finish what was begun and close the file. Idempotent."""
+        await asyncio.to_thread(self._shut)
+
+    def _shut(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            self._executor.submit(connection.close).result()
+        self._executor.shutdown(wait=True)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        future = asyncio.get_running_loop().run_in_executor(self._executor, self._guard, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The write goes on in its thread; its outcome, if an error, has no one to go to.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+
+    def _guard(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except sqlite3.Error as exc:
+            raise self._explain(exc) from exc
+
+    def _connect(self) -> None:
+        try:
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        except OSError as exc:
+            raise StoreUnwritable(
+                f"cannot open the database {self.path}: {exc.strerror}",
+                hint="Check that the state directory exists and belongs to you.",
+            ) from exc
+        self._connection = connection = sqlite3.connect(self.path, timeout=5, isolation_level=None)
+        problems = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if problems != "ok":
+            raise self._damaged(str(problems))
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        migrate(connection, self.path)
+
+    def _live_connection(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreError(f"the database {self.path} is closed")
+        return self._connection
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._live_connection()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # some errors, like a full disk, roll back by themselves
+                connection.execute("ROLLBACK")
+            raise
+        return result
+
+    def _explain(self, exc: sqlite3.Error) -> StoreError:
+        name = getattr(exc, "sqlite_errorname", "") or ""
+        if name.startswith(_DAMAGED):
+            return self._damaged(str(exc))
+        reasons = {
+            "SQLITE_FULL": ("the disk is full", "Free some space and repeat."),
+            "SQLITE_READONLY": ("it is read-only", "Make the state directory writable and repeat."),
+            "SQLITE_BUSY": ("another process holds it", "Run one controller per state directory."),
+            "SQLITE_IOERR": (f"the disk failed ({exc})", "Check the disk and repeat."),
+            "SQLITE_CANTOPEN": ("it cannot be opened", "Check the state directory."),
+        }
+        for prefix, (reason, hint) in reasons.items():
+            if name.startswith(prefix):
+                text = f"cannot write to {self.path}: {reason}; nothing was changed"
+                return StoreUnwritable(text, hint=hint)
+        return StoreError(f"the database {self.path} failed: {exc}")
+
+    def _damaged(self, found: str) -> StoreDamaged:
+        return StoreDamaged(
+            f"the database {self.path} is damaged: {found}; nothing was changed",
+            hint=(
+                f"Restore a copy, or move {self.path.name} and its -wal file away to begin anew; "
+                "running engines are then stopped."
+            ),
+        )
