@@ -55,7 +55,15 @@ class ConfigurationError(ExoError):
 
 
 class ConnectionFailed(ExoError):
-    """The API could not be reached, or hung up before it answered."""
+    """The API could not be reached, or hung up before it answered.
+
+    Attributes:
+        request_sent: whether the request may have arrived, so that its effect is unknown.
+    """
+
+    def __init__(self, message: str, *, request_sent: bool = True, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.request_sent = request_sent
 
 
 class InvalidAnswer(ExoError):
@@ -91,6 +99,11 @@ class ApiError(ExoError):
         self.problems = problems
         self.deployments = deployments
         self.retry_after_seconds = retry_after_seconds
+
+    def __str__(self) -> str:
+        """Return the message with every further problem on a line of its own."""
+        lines = [f"{where}: {detail}" if where else detail for where, detail in self.problems]
+        return "\n  - ".join([self.message, *lines])
 
 
 class BadRequest(ApiError):

@@ -208,7 +208,7 @@ def _environment_account(environ: Mapping[str, str]) -> Account | None:
 
 
 def _first_of(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((environ[name] for name in names if environ.get(name)), None)
+    return next((value for name in names if (value := environ.get(name, "").strip())), None)
 
 
 def _find_file(flags: Flags, environ: Mapping[str, str]) -> Path | None:

@@ -1,0 +1,164 @@
+"""`AsyncClient`: settings, the zone's endpoint, and one attribute per noun of the API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from exo_inference.errors import ApiError, UsageError
+from exo_inference.sdk import _requests
+from exo_inference.sdk._async.api_keys import AsyncApiKeys
+from exo_inference.sdk._async.deployments import AsyncDeployments
+from exo_inference.sdk._async.models import AsyncModels
+from exo_inference.sdk._async.operations import AsyncOperations
+from exo_inference.sdk._async.zones import AsyncZones
+from exo_inference.sdk._http import AsyncHandler, AsyncTransport
+from exo_inference.sdk._lookup import zone_endpoint
+from exo_inference.sdk._messages import Call, T
+from exo_inference.sdk._setup import http_options, resolve
+from exo_inference.settings import Settings
+from exo_inference.wire import ConsumptionQuota, Operation, Zone
+
+
+class AsyncClient:
+    """A client of the v2 AI API: of a control plane of this project, or of Exoscale's cloud.
+
+    What is not given comes from the environment and the configuration file, as the command line
+    takes it. With a zone, the zone's own endpoint is looked up at the first request; with an
+    endpoint and no zone, that endpoint is used as it is.
+
+    Attributes:
+        models, deployments, api_keys, operations, zones: the nouns of the API.
+    """
+
+    def __init__(
+        self,
+        key: str | None = None,
+        secret: str | None = None,
+        *,
+        endpoint: str | None = None,
+        zone: str | None = None,
+        config_file: Path | str | None = None,
+        account: str | None = None,
+        state_dir: Path | str | None = None,
+        timeout_seconds: float | None = None,
+        transport: AsyncHandler | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Resolve the settings; nothing is sent yet.
+
+        Args:
+            key: the API key, `EXO…`; give `secret` too.
+            secret: its secret.
+            endpoint: the API's address with its prefix, as `http://127.0.0.1:8080/v2`.
+            zone: the zone to work in.
+            config_file: an `exoscale.toml` other than that in the standard places.
+            account: the account of that file.
+            state_dir: the state directory of a local control plane.
+            timeout_seconds: limit of each step of a request; infinity for none.
+            transport: an httpx transport, for tests and proxies.
+            settings: settings that are resolved already; nothing is read then.
+
+        Raises:
+            UsageError, ConfigurationError: nothing usable is configured.
+        """
+        self.settings, direct = resolve(
+            settings,
+            key=key,
+            secret=secret,
+            endpoint=endpoint,
+            zone=zone,
+            config_file=config_file,
+            account=account,
+            state_dir=state_dir,
+            timeout_seconds=timeout_seconds,
+        )
+        self._bind(AsyncTransport(http_options(self.settings), transport), owns_http=True)
+        self._endpoint: str | None = self.settings.endpoint if direct else None
+        self._zone: str | None = None if direct else self.settings.zone
+
+    def _bind(self, http: AsyncTransport, *, owns_http: bool) -> None:
+        self._http = http
+        self._owns_http = owns_http
+        self._can_dry_run = False
+        self.models = AsyncModels(self)
+        self.deployments = AsyncDeployments(self)
+        self.api_keys = AsyncApiKeys(self)
+        self.operations = AsyncOperations(self)
+        self.zones = AsyncZones(self)
+
+    def __repr__(self) -> str:
+        where = self._endpoint or f"zone {self._zone or 'default'} of {self.settings.endpoint}"
+        return f"<{type(self).__name__} {where}>"
+
+    def for_zone(self, zone: str | Zone) -> AsyncClient:
+        """Return a client of another zone that shares this one's connections.
+
+        Args:
+            zone: its name, or an entry of `zones.list()`, which saves a look-up.
+        """
+        other = object.__new__(type(self))
+        other.settings = self.settings
+        other._bind(self._http, owns_http=False)
+        if isinstance(zone, str):
+            other._zone, other._endpoint = zone, None
+        else:
+            other._zone = zone.name
+            other._endpoint = zone_endpoint([zone], zone.name, self.settings.endpoint)
+        return other
+
+    async def endpoint(self) -> str:
+        """Return the endpoint that requests go to, looking up the zone the first time."""
+        if self._endpoint is None:
+            zones = await self.zones.list()
+            self._endpoint = zone_endpoint(zones, self._zone, self.settings.endpoint)
+        return self._endpoint
+
+    async def send(self, call: Call[T]) -> T:
+        """Make one call of the API; the nouns are built on it."""
+        response = await self._http.send(await self.endpoint(), call.request)
+        return call.result(response)
+
+    async def send_write(self, call: Call[Operation], *, dry_run: bool) -> Operation:
+        """Make a call that changes something, or, for a dry run, one that must not."""
+        if dry_run and not self._can_dry_run:
+            await self._require_dry_run()
+        return await self.send(call)
+
+    async def _require_dry_run(self) -> None:
+        """Refuse a dry run where the server would ignore the argument and do it for real."""
+        try:
+            await self.status()
+        except ApiError as exc:
+            if exc.status_code not in (400, 404, 405):
+                raise
+            raise UsageError(
+                f"{await self.endpoint()} does not know dry runs; nothing was sent",
+                hint="Leave out the dry run, or use a control plane of exo-inference.",
+            ) from exc
+        self._can_dry_run = True
+
+    async def status(self) -> dict[str, Any]:
+        """Return versions and processes of the control plane, as it reports them (additive)."""
+        return await self.send(_requests.get_status())
+
+    async def quota(self) -> ConsumptionQuota:
+        """Return the consumption quota of the organisation."""
+        return await self.send(_requests.get_quota())
+
+    async def close(self) -> None:
+        """Close the connections. Idempotent; a client from `for_zone` leaves them open."""
+        if self._owns_http:
+            await self._http.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()

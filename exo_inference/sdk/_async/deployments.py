@@ -1,0 +1,210 @@
+"""`client.deployments`: engine replicas that serve one model behind one endpoint."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from exo_inference.sdk import _lookup, _requests
+from exo_inference.sdk._async import follow, waits
+from exo_inference.wire import (
+    Deployment,
+    EngineParameter,
+    Event,
+    InstanceType,
+    LogEntry,
+    ModelRef,
+    Operation,
+)
+
+if TYPE_CHECKING:
+    from exo_inference.sdk._async.client import AsyncClient
+
+
+class AsyncDeployments:
+    """The deployments of one zone."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def create(
+        self,
+        name: str,
+        *,
+        model: str | ModelRef,
+        gpu_type: str,
+        gpu_count: int = 1,
+        replicas: int = 1,
+        engine_parameters: Sequence[str] = (),
+        engine_version: str | None = None,
+        engine: str | None = None,
+        dry_run: bool = False,
+    ) -> Operation:
+        """Create a deployment; `reference.id` of the answer is its id.
+
+        Args:
+            name: a DNS label.
+            model: name, id or reference of a model that exists.
+            gpu_type: GPU family, as `instance_types()` lists them.
+            gpu_count: GPUs per replica.
+            replicas: engines that share the load.
+            engine_parameters: flags of the engine, one item each: `--max-model-len=4096`.
+            engine_version: the release whose flags they are.
+            engine: which engine (additive).
+            dry_run: only ask whether it would be admitted (additive).
+        """
+        fields = {
+            "model": _requests.model_ref(model),
+            "gpu-type": gpu_type,
+            "gpu-count": gpu_count,
+            "replicas": replicas,
+            "inference-engine-parameters": _requests.parameter_list(engine_parameters) or None,
+            "inference-engine-version": engine_version,
+            "inference-engine": engine,
+        }
+        call = _requests.create_deployment(name, fields, dry_run=dry_run)
+        return await self._client.send_write(call, dry_run=dry_run)
+
+    async def list(self) -> list[Deployment]:
+        """List the deployments, without state details, parameters and version."""
+        return await self._client.send(_requests.list_deployments())
+
+    async def get(self, deployment_id: str) -> Deployment:
+        """Return one deployment by its id."""
+        return await self._client.send(_requests.get_deployment(deployment_id))
+
+    async def find(self, name_or_id: str) -> Deployment:
+        """Return the one deployment of that exact name or id, as the list shows it.
+
+        Raises:
+            NotFound, Conflict: there is none, or there are several.
+        """
+        return _lookup.find(await self.list(), name_or_id, "deployment")
+
+    async def update(
+        self,
+        deployment_id: str,
+        *,
+        name: str | None = None,
+        engine_parameters: Sequence[str] | None = None,
+        engine_version: str | None = None,
+        dry_run: bool = False,
+    ) -> Operation:
+        """Change what can be changed in place; None leaves a field as it is.
+
+        Args:
+            deployment_id: which one.
+            name: its new name.
+            engine_parameters: all of its flags from now on; an empty list clears them.
+            engine_version: the release whose flags they are.
+            dry_run: only ask whether it would be admitted (additive).
+        """
+        parameters = engine_parameters
+        fields = {
+            "name": name,
+            "inference-engine-parameters": None
+            if parameters is None
+            else _requests.parameter_list(parameters),
+            "inference-engine-version": engine_version,
+        }
+        call = _requests.update_deployment(deployment_id, fields, dry_run=dry_run)
+        return await self._client.send_write(call, dry_run=dry_run)
+
+    async def scale(self, deployment_id: str, replicas: int, *, dry_run: bool = False) -> Operation:
+        """Set the number of replicas; 0 stops them all and keeps the deployment."""
+        call = _requests.scale_deployment(deployment_id, replicas, dry_run=dry_run)
+        return await self._client.send_write(call, dry_run=dry_run)
+
+    async def delete(self, deployment_id: str, *, dry_run: bool = False) -> Operation:
+        """Delete a deployment; its requests in flight are served first."""
+        call = _requests.delete_deployment(deployment_id, dry_run=dry_run)
+        return await self._client.send_write(call, dry_run=dry_run)
+
+    async def reveal_api_key(self, deployment_id: str) -> str:
+        """Return the Bearer key of a deployment."""
+        return (await self._client.send(_requests.reveal_api_key(deployment_id))).api_key
+
+    async def logs(
+        self,
+        deployment_id: str,
+        *,
+        tail: int | None = None,
+        since: datetime | None = None,
+        previous: bool = False,
+        replica: str | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[LogEntry]:
+        """Yield log lines, oldest first.
+
+        A followed log goes on until the deployment is gone; where the connection breaks, it is
+        made anew and no line is lost or repeated.
+
+        Args:
+            deployment_id: which one.
+            tail: how many of the last lines; the server decides where it is None.
+            since: only lines from then on, with a time zone (additive).
+            previous: those of the engine run before this one (additive).
+            replica: those of one replica (additive).
+            follow: go on with new lines as they are written (additive).
+        """
+        query = _requests.log_query(tail=tail, since=since, previous=previous, replica=replica)
+        if follow:
+            async for entry in _follow(self._client, deployment_id, query, since):
+                yield entry
+            return
+        for entry in await self._client.send(_requests.deployment_logs(deployment_id, query)):
+            yield entry
+
+    async def events(self, deployment_id: str) -> builtins.list[Event]:
+        """List what happened to a deployment, newest last (additive)."""
+        return (await self._client.send(_requests.list_events("deployment", deployment_id))).events
+
+    async def instance_types(self) -> builtins.list[InstanceType]:
+        """List the GPU families, and whether a deployment may use each."""
+        return (await self._client.send(_requests.list_instance_types())).instance_types
+
+    async def parameters(self, version: str | None = None) -> builtins.list[EngineParameter]:
+        """List the flags of the engine, of the default version or of another one."""
+        return (await self._client.send(_requests.list_parameters(version))).parameters
+
+    async def wait_until_ready(
+        self,
+        deployment_id: str,
+        *,
+        timeout: float,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Wait until a deployment serves.
+
+        Args:
+            deployment_id: which one.
+            timeout: seconds.
+            on_change: called with the deployment whenever it looks different, first time included.
+
+        Raises:
+            NotReady: it is in error (at once), or the time is over.
+        """
+        return await waits.wait_until_ready(
+            self._client._http, lambda: self.get(deployment_id), timeout, on_change
+        )
+
+    async def wait_until_deleted(
+        self,
+        deployment_id: str,
+        *,
+        timeout: float,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> None:
+        """Wait until a deployment is gone.
+
+        Raises:
+            NotReady: it is still there when the time is over.
+        """
+        await waits.wait_until_deleted(
+            self._client._http, lambda: self.get(deployment_id), timeout, on_change
+        )
+
+
+_follow = follow.follow_logs

@@ -1,0 +1,256 @@
+"""The only place that imports httpx: carries requests, repeats them where that is safe.
+
+Two small twins, `Transport` and `AsyncTransport`, over shared pure parts. Every exception of httpx
+becomes `ConnectionFailed` here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httpx
+from tenacity import AsyncRetrying, RetryCallState, Retrying, stop_after_attempt
+
+from exo_inference import __version__
+from exo_inference.errors import ConnectionFailed, UsageError
+from exo_inference.sdk import _retries, _trace
+from exo_inference.sdk._messages import Request, Response
+from exo_inference.sdk.signing import EXPIRY_SECONDS, Credentials, sign
+
+SyncHandler = httpx.BaseTransport
+AsyncHandler = httpx.AsyncBaseTransport
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+STREAM_TIMEOUT_SECONDS = 90.0
+"""How long a followed log may be silent before the connection counts as dead and is made anew."""
+
+_NEVER_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+    httpx.ProxyError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """What every request of one client has in common."""
+
+    credentials: Credentials
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    trace: bool = False
+
+    @property
+    def timeout(self) -> httpx.Timeout:
+        """The limit of each step of a request; infinity means none."""
+        seconds = None if math.isinf(self.timeout_seconds) else self.timeout_seconds
+        return httpx.Timeout(seconds, connect=None if seconds is None else min(seconds, 10.0))
+
+    def headers_for(self, request: Request, url: str) -> dict[str, str]:
+        """Return the headers of one attempt; each attempt is signed anew."""
+        headers = dict(self.headers)
+        headers |= {"User-Agent": f"exo-inference/{__version__}", "Accept": "application/json"}
+        headers |= dict(request.headers)
+        if request.body is not None:
+            headers["Content-Type"] = "application/json"
+        if request.signed:
+            expires = int(time.time()) + EXPIRY_SECONDS
+            headers["Authorization"] = sign(
+                self.credentials,
+                request.method,
+                urlsplit(url).path,
+                request.query,
+                request.body or b"",
+                expires=expires,
+            )
+        return headers
+
+
+class Transport:
+    """Carries requests and blocks meanwhile."""
+
+    def __init__(self, options: HttpOptions, handler: SyncHandler | None = None) -> None:
+        self.options = options
+        self.monotonic: Callable[[], float] = time.monotonic
+        self.sleep: Callable[[float], None] = time.sleep
+        self._client = httpx.Client(timeout=options.timeout, transport=handler)
+
+    def send(self, endpoint: str, request: Request) -> Response:
+        """Send a request and return the answer, whatever its status.
+
+        Raises:
+            ConnectionFailed: there was none.
+        """
+        retrying = Retrying(
+            sleep=self.sleep,
+            stop=stop_after_attempt(_retries.MAX_ATTEMPTS),
+            wait=_retries.wait_seconds,
+            retry=_retries.should_repeat(request),
+            retry_error_callback=_last_outcome,
+        )
+        return retrying(self._attempt, endpoint, request)
+
+    def _attempt(self, endpoint: str, request: Request) -> Response:
+        with _mapped(request, endpoint, self.options.trace):
+            built = _build(self._client, self.options, endpoint, request)
+            answer = self._client.send(built)
+        return _read(answer, self.options.trace)
+
+    @contextmanager
+    def stream(self, endpoint: str, request: Request) -> Iterator[tuple[Response, Iterator[str]]]:
+        """Open a long answer: its head, and its lines as they come.
+
+        The body of an error is read into the head; it has no lines.
+        """
+        with _mapped(request, endpoint, self.options.trace):
+            built = _build(self._client, self.options, endpoint, request, STREAM_TIMEOUT_SECONDS)
+            answer = self._client.send(built, stream=True)
+            try:
+                if answer.status_code >= 300:
+                    answer.read()
+                yield _head(answer), answer.iter_lines()
+            finally:
+                answer.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
+class AsyncTransport:
+    """Carries requests without blocking the event loop."""
+
+    def __init__(self, options: HttpOptions, handler: AsyncHandler | None = None) -> None:
+        self.options = options
+        self.monotonic: Callable[[], float] = time.monotonic
+        self.sleep = asyncio.sleep
+        self._client = httpx.AsyncClient(timeout=options.timeout, transport=handler)
+
+    async def send(self, endpoint: str, request: Request) -> Response:
+        """Send a request and return the answer, whatever its status.
+
+        Raises:
+            ConnectionFailed: there was none.
+        """
+        retrying = AsyncRetrying(
+            sleep=self.sleep,
+            stop=stop_after_attempt(_retries.MAX_ATTEMPTS),
+            wait=_retries.wait_seconds,
+            retry=_retries.should_repeat(request),
+            retry_error_callback=_last_outcome,
+        )
+        return await retrying(self._attempt, endpoint, request)
+
+    async def _attempt(self, endpoint: str, request: Request) -> Response:
+        with _mapped(request, endpoint, self.options.trace):
+            built = _build(self._client, self.options, endpoint, request)
+            answer = await self._client.send(built)
+        return _read(answer, self.options.trace)
+
+    @asynccontextmanager
+    async def stream(
+        self, endpoint: str, request: Request
+    ) -> AsyncIterator[tuple[Response, AsyncIterator[str]]]:
+        """Open a long answer: its head, and its lines as they come.
+
+        The body of an error is read into the head; it has no lines.
+        """
+        with _mapped(request, endpoint, self.options.trace):
+            built = _build(self._client, self.options, endpoint, request, STREAM_TIMEOUT_SECONDS)
+            answer = await self._client.send(built, stream=True)
+            try:
+                if answer.status_code >= 300:
+                    await answer.aread()
+                yield _head(answer), answer.aiter_lines()
+            finally:
+                await answer.aclose()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+def _build(
+    client: httpx.Client | httpx.AsyncClient,
+    options: HttpOptions,
+    endpoint: str,
+    request: Request,
+    read_timeout_seconds: float | None = None,
+) -> httpx.Request:
+    url = endpoint + request.target
+    headers = options.headers_for(request, url)
+    if options.trace:
+        _trace.trace_request(request.method, url, headers, request.body or b"")
+    timeout = options.timeout
+    if read_timeout_seconds is not None:
+        timeout = httpx.Timeout(timeout, read=read_timeout_seconds)
+    return client.build_request(
+        request.method, url, content=request.body, headers=headers, timeout=timeout
+    )
+
+
+def _read(answer: httpx.Response, trace: bool) -> Response:
+    response = Response(answer.status_code, _lower_headers(answer), answer.content)
+    if trace:
+        _trace.trace_response(response)
+    return response
+
+
+def _head(answer: httpx.Response) -> Response:
+    body = answer.content if answer.status_code >= 300 else b""
+    return Response(answer.status_code, _lower_headers(answer), body)
+
+
+def _lower_headers(answer: httpx.Response) -> dict[str, str]:
+    return {name.lower(): value for name, value in answer.headers.items()}
+
+
+def _last_outcome(state: RetryCallState) -> Response:
+    assert state.outcome is not None, "tenacity calls this after the last attempt"
+    response: Response = state.outcome.result()  # raises what the last attempt raised
+    return response
+
+
+@contextmanager
+def _mapped(request: Request, endpoint: str, trace: bool) -> Iterator[None]:
+    """Turn every exception of the HTTP library into ours, the most telling one wins."""
+    try:
+        yield
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
+        raise UsageError(f"{request.action}: {endpoint!r} is not a usable endpoint: {exc}") from exc
+    except (httpx.LocalProtocolError, UnicodeError) as exc:
+        # The exception's own text repeats the value, which may be a credential.
+        raise UsageError(
+            f"{request.action}: a header holds characters that HTTP does not allow",
+            hint="Look at the API key and at customHeaders for line breaks and accents.",
+        ) from exc
+    except (httpx.HTTPError, httpx.StreamError, ssl.SSLError, OSError) as exc:
+        if trace:
+            _trace.trace_failure(f"{type(exc).__name__}: {exc}")
+        raise _connection_failed(request, endpoint, exc) from exc
+
+
+def _connection_failed(request: Request, endpoint: str, exc: Exception) -> ConnectionFailed:
+    address = urlsplit(endpoint).netloc
+    sent = not isinstance(exc, _NEVER_SENT)
+    if isinstance(exc, httpx.TimeoutException):
+        what = f"{address} did not {'answer' if sent else 'accept the connection'} in time"
+        hint = "Repeat it, or allow more time with --timeout."
+    elif sent:
+        what = f"the connection to {address} broke: {str(exc) or type(exc).__name__}"
+        hint = "Repeat it; if it goes on, look at the log of the control plane."
+    else:
+        what = f"cannot connect to {address}: {str(exc) or type(exc).__name__}"
+        hint = "Is it running? Run `exo dedicated-inference status`, or check the endpoint."
+    if sent and not request.repeatable:
+        what += " (the request may have been carried out)"
+    return ConnectionFailed(f"{request.action}: {what}", request_sent=sent, hint=hint)

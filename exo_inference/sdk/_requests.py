@@ -1,0 +1,306 @@
+"""Every call of the API as a value: what is sent and how the answer is read. No I/O.
+
+Both clients build their requests here, so that they cannot differ. A create carries an idempotency
+key and may therefore be repeated; a deletion and a read may be repeated by nature.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from exo_inference.errors import UsageError
+from exo_inference.sdk._messages import (
+    Call,
+    M,
+    Request,
+    Response,
+    decode_json,
+    encode_json,
+    parse,
+    reader,
+)
+from exo_inference.wire import (
+    ApiKey,
+    ApiKeyList,
+    ConsumptionQuota,
+    CreatedApiKey,
+    Deployment,
+    DeploymentApiKey,
+    DeploymentList,
+    EngineParameterList,
+    EventList,
+    InstanceTypeList,
+    LogEntry,
+    LogList,
+    Model,
+    ModelList,
+    ModelRef,
+    Operation,
+    Zone,
+    ZoneList,
+)
+from exo_inference.wire.base import format_time
+
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+_PATH_SAFE = re.compile(r"[A-Za-z0-9_-]+")
+
+Query = tuple[tuple[str, str], ...]
+
+
+def list_zones() -> Call[list[Zone]]:
+    """List the zones: public, and therefore unsigned."""
+    action = "listing the zones"
+    request = Request(action, "GET", "/zone", signed=False, repeatable=True)
+    return Call(request, lambda answer: reader(ZoneList, action)(answer).zones)
+
+
+def list_models() -> Call[list[Model]]:
+    """List the models."""
+    action = "listing the models"
+    request = Request(action, "GET", "/ai/model", repeatable=True)
+    return Call(request, lambda answer: reader(ModelList, action)(answer).models)
+
+
+def get_model(model_id: str) -> Call[Model]:
+    """Get one model."""
+    return _get(Model, f"/ai/model/{_id(model_id)}", f"reading model {model_id}")
+
+
+def create_model(
+    name: str, *, huggingface_token: str | None, revision: str | None, dry_run: bool
+) -> Call[Operation]:
+    """Create a model."""
+    body = {"name": name, "huggingface-token": huggingface_token, "revision": revision}
+    return _create(Operation, "/ai/model", f'creating model "{name}"', body, dry_run)
+
+
+def delete_model(model_id: str, *, dry_run: bool) -> Call[Operation]:
+    """Delete a model."""
+    return _delete(f"/ai/model/{_id(model_id)}", f"deleting model {model_id}", dry_run)
+
+
+def list_deployments() -> Call[list[Deployment]]:
+    """List the deployments."""
+    action = "listing the deployments"
+    request = Request(action, "GET", "/ai/deployment", repeatable=True)
+    return Call(request, lambda answer: reader(DeploymentList, action)(answer).deployments)
+
+
+def get_deployment(deployment_id: str) -> Call[Deployment]:
+    """Get one deployment, with its state details, parameters and version."""
+    return _get(
+        Deployment, f"/ai/deployment/{_id(deployment_id)}", f"reading deployment {deployment_id}"
+    )
+
+
+def create_deployment(name: str, fields: dict[str, Any], *, dry_run: bool) -> Call[Operation]:
+    """Create a deployment; `fields` are the other fields of the body, by their wire names."""
+    body = {"name": name, **fields}
+    return _create(Operation, "/ai/deployment", f'creating deployment "{name}"', body, dry_run)
+
+
+def update_deployment(
+    deployment_id: str, fields: dict[str, Any], *, dry_run: bool
+) -> Call[Operation]:
+    """Change some fields of a deployment; those that are None stay as they are."""
+    action = f"updating deployment {deployment_id}"
+    path = f"/ai/deployment/{_id(deployment_id)}"
+    body = encode_json(_given(fields))
+    return _operation(Request(action, "PATCH", path, _dry(dry_run), body))
+
+
+def scale_deployment(deployment_id: str, replicas: int, *, dry_run: bool) -> Call[Operation]:
+    """Set the number of replicas."""
+    action = f"scaling deployment {deployment_id} to {replicas}"
+    path = f"/ai/deployment/{_id(deployment_id)}/scale"
+    body = encode_json({"replicas": replicas})
+    return _operation(Request(action, "POST", path, _dry(dry_run), body))
+
+
+def delete_deployment(deployment_id: str, *, dry_run: bool) -> Call[Operation]:
+    """Delete a deployment."""
+    action = f"deleting deployment {deployment_id}"
+    return _delete(f"/ai/deployment/{_id(deployment_id)}", action, dry_run)
+
+
+def reveal_api_key(deployment_id: str) -> Call[DeploymentApiKey]:
+    """Reveal the inference key of a deployment."""
+    action = f"revealing the API key of deployment {deployment_id}"
+    return _get(DeploymentApiKey, f"/ai/deployment/{_id(deployment_id)}/api-key", action)
+
+
+def deployment_logs(deployment_id: str, query: Query) -> Call[list[LogEntry]]:
+    """Get log lines as one answer."""
+    action = f"reading the logs of deployment {deployment_id}"
+    request = Request(
+        action, "GET", f"/ai/deployment/{_id(deployment_id)}/logs", query, repeatable=True
+    )
+    return Call(request, lambda answer: reader(LogList, action)(answer).logs)
+
+
+def log_query(
+    *,
+    tail: int | None,
+    since: datetime | None,
+    previous: bool,
+    replica: str | None,
+    follow: bool = False,
+) -> Query:
+    """Return the arguments of a log request, without those that were not given."""
+    if since is not None and since.tzinfo is None:
+        raise UsageError(
+            f"since={since.isoformat()} has no time zone", hint="Use datetime.now(UTC) or similar."
+        )
+    given = {
+        "tail": None if tail is None else str(tail),
+        "since": None if since is None else format_time(since),
+        "previous": "true" if previous else None,
+        "replica": replica,
+        "follow": "true" if follow else None,
+    }
+    return tuple((name, value) for name, value in given.items() if value is not None)
+
+
+def read_log_line(line: str, action: str) -> list[LogEntry] | None:
+    """Read one line of a followed log.
+
+    Returns:
+        Its entries: none for a blank line, one for a log line; None when the server does not know
+        `follow` and answered with a whole list, which `read_log_list` reads.
+    """
+    if not line.strip():
+        return []
+    value = decode_json(line.encode(), action)
+    if isinstance(value, dict) and "logs" in value and "message" not in value:
+        return None
+    return [parse(LogEntry, value, action)]
+
+
+def read_log_list(line: str, action: str) -> list[LogEntry]:
+    """Read the answer of a server that does not know `follow`."""
+    return parse(LogList, decode_json(line.encode(), action), action).logs
+
+
+def list_events(kind: str, object_id: str) -> Call[EventList]:
+    """List the events of a `model` or a `deployment`."""
+    path = f"/ai/{kind}/{_id(object_id)}/events"
+    return _get(EventList, path, f"reading the events of {kind} {object_id}")
+
+
+def list_instance_types() -> Call[InstanceTypeList]:
+    """List the GPU families."""
+    return _get(InstanceTypeList, "/ai/instance-type", "listing the instance types")
+
+
+def list_parameters(version: str | None) -> Call[EngineParameterList]:
+    """List the engine's parameters."""
+    query = (("version", version),) if version else ()
+    path = "/ai/help/inference-engine-parameters"
+    return _get(EngineParameterList, path, "listing the inference engine parameters", query)
+
+
+def create_api_key(name: str, scope: str) -> Call[CreatedApiKey]:
+    """Create an inference key."""
+    body = {"name": name, "scope": scope}
+    return _create(CreatedApiKey, "/ai/api-key", f'creating API key "{name}"', body, False)
+
+
+def list_api_keys() -> Call[list[ApiKey]]:
+    """List the inference keys, without their values."""
+    action = "listing the API keys"
+    request = Request(action, "GET", "/ai/api-key", repeatable=True)
+    return Call(request, lambda answer: reader(ApiKeyList, action)(answer).ai_api_keys)
+
+
+def get_api_key(key_id: str) -> Call[ApiKey]:
+    """Get one inference key, without its value."""
+    return _get(ApiKey, f"/ai/api-key/{_id(key_id)}", f"reading API key {key_id}")
+
+
+def delete_api_key(key_id: str) -> Call[Operation]:
+    """Delete an inference key."""
+    return _delete(f"/ai/api-key/{_id(key_id)}", f"deleting API key {key_id}", False)
+
+
+def get_operation(operation_id: str) -> Call[Operation]:
+    """Get one operation."""
+    return _get(Operation, f"/operation/{_id(operation_id)}", f"reading operation {operation_id}")
+
+
+def get_quota() -> Call[ConsumptionQuota]:
+    """Get the consumption quota of the organisation."""
+    return _get(ConsumptionQuota, "/ai/quota", "reading the quota")
+
+
+def get_status() -> Call[dict[str, Any]]:
+    """Get the versions and processes of the control plane (additive)."""
+    action = "reading the status of the control plane"
+    request = Request(action, "GET", "/ai/status", repeatable=True)
+
+    def read(response: Response) -> dict[str, Any]:
+        value = decode_json(response.body, action)
+        return value if isinstance(value, dict) else {}
+
+    return Call(request, read)
+
+
+def model_ref(model: str | ModelRef) -> dict[str, str]:
+    """Return the wire form of a model given by name, id or reference."""
+    if isinstance(model, str):
+        model = ModelRef(id=model.lower()) if UUID.fullmatch(model) else ModelRef(name=model)
+    fields: dict[str, str] = model.to_wire()
+    if not fields:
+        raise UsageError("a deployment needs the name or the id of a model")
+    return fields
+
+
+def parameter_list(parameters: Sequence[str]) -> list[str]:
+    """Return engine parameters as a list; one string is a mistake, because it would be split."""
+    if isinstance(parameters, str):
+        raise UsageError(
+            "engine_parameters must be a list of flags, not one string",
+            hint="Split it with shlex.split first.",
+        )
+    return list(parameters)
+
+
+def _get(model: type[M], path: str, action: str, query: Query = ()) -> Call[M]:
+    return Call(Request(action, "GET", path, query, repeatable=True), reader(model, action))
+
+
+def _create(model: type[M], path: str, action: str, body: dict[str, Any], dry_run: bool) -> Call[M]:
+    key = ("Idempotency-Key", str(uuid.uuid4()))
+    encoded = encode_json(_given(body))
+    request = Request(action, "POST", path, _dry(dry_run), encoded, (key,), repeatable=True)
+    return Call(request, reader(model, action))
+
+
+def _delete(path: str, action: str, dry_run: bool) -> Call[Operation]:
+    return _operation(Request(action, "DELETE", path, _dry(dry_run), repeatable=True))
+
+
+def _operation(request: Request) -> Call[Operation]:
+    return Call(request, reader(Operation, request.action))
+
+
+def _dry(dry_run: bool) -> Query:
+    return (("dry-run", "true"),) if dry_run else ()
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _id(value: str) -> str:
+    """Return an id that is safe in a path; a name there is a mistake that is worth its own error."""
+    if not _PATH_SAFE.fullmatch(value):
+        raise UsageError(
+            f"expected an id, found {json.dumps(value, ensure_ascii=False)}",
+            hint="Look the object up by its name first: .find(name).id",
+        )
+    return value
