@@ -1,1 +1,12 @@
-"""TODO."""
+"""The gateway: the only way to an engine. Bearer keys, least-pending routing, usage; own process.
+
+`python -m exo_inference.gateway --state-dir DIR` serves `/<deployment>/v1/...` from the routing
+table that the controller writes (`routes.json`). It never calls the controller and goes on with
+its last table while the controller is down. How a request passes through the modules::
+
+    app.py        parses the address, checks the key (keys.py), logs and counts (usage.py)
+      proxy.py    reads the body, chooses a replica (routing.py), sends, retries
+        relay.py  passes the answer on, byte for byte, reading usage from it (sse.py)
+    table.py      follows routes.json;  upstreams.py  keeps connections to replicas
+    admin.py      /status, /usage and /metrics on the private socket run/gateway.sock
+"""

@@ -1,0 +1,213 @@
+"""The gateway as a whole: what it listens on, and the way of one request from head to log line.
+
+`Gateway` owns every part and its background tasks. `__main__.py` runs it as a process; tests run
+it in theirs. Configures no logging and reads no environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from aiohttp import web
+
+from exo_inference.errors import PlatformError
+from exo_inference.gateway import errors
+from exo_inference.gateway.addresses import parse_path
+from exo_inference.gateway.admin import build_admin_app
+from exo_inference.gateway.exchange import (
+    CLIENT_CLOSED,
+    REQUEST_ID_HEADER,
+    Exchange,
+    request_id_of,
+)
+from exo_inference.gateway.keys import authorize, bearer_token
+from exo_inference.gateway.metrics import GatewayMetrics
+from exo_inference.gateway.proxy import Proxy, read_job
+from exo_inference.gateway.routing import Balancer
+from exo_inference.gateway.table import Table, TableWatcher
+from exo_inference.gateway.upstreams import UpstreamPool
+from exo_inference.gateway.usage import UsageLedger
+from exo_inference.local_settings import find_listener
+from exo_inference.state_dir import StateDir
+
+logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("exo_inference.gateway.access")
+
+METHODS = ("GET", "HEAD", "POST")
+"""What an OpenAI-compatible engine serves under /v1."""
+
+
+class Gateway:
+    """One gateway: a public TCP listener and the private admin socket."""
+
+    def __init__(self, state: StateDir) -> None:
+        self._state = state
+        self._tables = TableWatcher(state.routes_file, self._table_changed)
+        self._balancer = Balancer()
+        self._upstreams = UpstreamPool(state.root)
+        self._ledger = UsageLedger(state.root / "usage.json")
+        self._ledger.load()
+        self._metrics = GatewayMetrics(self._ledger, self._balancer, self._tables)
+        self._proxy = Proxy(self._tables, self._balancer, self._upstreams)
+        self._runners: list[web.BaseRunner] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and begin to follow the routing table.
+
+        Returns:
+            The public port.
+
+        Raises:
+            PlatformError: the address cannot be listened on.
+        """
+        self._tables.refresh()
+        server = web.Server(self._handle, handler_cancellation=True, access_log=None)
+        public = web.ServerRunner(server)
+        admin = web.AppRunner(
+            build_admin_app(self._tables, self._balancer, self._ledger, self._metrics),
+            access_log=None,
+            shutdown_timeout=0.1,
+        )
+        for runner in (public, admin):
+            await runner.setup()
+            self._runners.append(runner)
+        try:
+            await web.TCPSite(public, host, port, backlog=1024).start()
+        except OSError as exc:
+            raise _cannot_listen(host, port, exc) from exc
+        await web.UnixSite(admin, str(_short(self._state.gateway_socket))).start()
+        self._state.gateway_socket.chmod(0o600)
+        for name, work in (("routing-table", self._tables.run()), ("usage", self._ledger.run())):
+            self._tasks.append(asyncio.create_task(work, name=name))
+        return int(public.addresses[0][1])
+
+    async def stop(
+        self, *, grace_seconds: float = 30.0, hurry: asyncio.Event | None = None
+    ) -> None:
+        """Stop accepting, let requests in flight end, then close what is left.
+
+        Args:
+            grace_seconds: how long requests in flight may take.
+            hurry: when set, the grace ends at once.
+        """
+        if self._runners:
+            public = self._runners[0]
+            for site in list(public.sites):
+                await site.stop()
+            if public.server is not None:
+                public.server.pre_shutdown()
+            await self._wait_idle(grace_seconds, hurry or asyncio.Event())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for runner in reversed(self._runners):
+            await runner.cleanup()
+        await self._upstreams.close()
+        await self._ledger.save()
+        self._state.gateway_socket.unlink(missing_ok=True)
+
+    async def _wait_idle(self, grace_seconds: float, hurry: asyncio.Event) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, hurry)]
+        done, left = await asyncio.wait(
+            waits, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        for wait in left:
+            wait.cancel()
+        if not done or not self._idle.is_set():
+            logger.warning("%d requests in flight are cut off", self._in_flight)
+
+    def _table_changed(self, table: Table) -> None:
+        # A pool whose replica is gone from the table may still serve requests in flight.
+        if not self._balancer.pending.keys() - table.replicas.keys():
+            self._upstreams.prune({replica.address for replica in table.replicas.values()})
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; whatever happens, count it and log one line."""
+        exchange = Exchange(request_id_of(request.headers.get(REQUEST_ID_HEADER)), request.method)
+        self._in_flight += 1
+        self._idle.clear()
+        counted = True
+        try:
+            if request.rel_url.raw_path == "/healthz":
+                counted = False
+                return web.json_response({"status": "ok"}, headers={"Server": errors.SERVER})
+            return await self._serve(request, exchange)
+        except errors.RequestRefused as refusal:
+            exchange.status = refusal.status
+            return _refuse(refusal, exchange)
+        except (asyncio.CancelledError, ConnectionError):
+            exchange.status = CLIENT_CLOSED
+            raise
+        except Exception:
+            logger.exception("id=%s failed", exchange.request_id)
+            exchange.status = 500
+            message = f"the gateway failed; its log has the reason under id {exchange.request_id}"
+            failure = errors.RequestRefused(500, "internal_error", message, type="server_error")
+            return _refuse(failure, exchange)
+        finally:
+            if counted:
+                self._count(exchange)
+            self._in_flight -= 1
+            if not self._in_flight:
+                self._idle.set()
+
+    async def _serve(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        target = parse_path(request.rel_url.raw_path)
+        exchange.path = target.path
+        token = bearer_token(request.headers.get("Authorization"))
+        table = self._tables.table
+        if table is None:
+            raise errors.unavailable(
+                "the gateway has no routing table yet; is the controller up? "
+                "(see `exo dedicated-inference status`)",
+                retry_after_seconds=1,
+            )
+        deployment, exchange.key_id = authorize(token, table, target.deployment)
+        exchange.deployment_id, exchange.deployment = deployment.id, deployment.name
+        if request.method not in METHODS:
+            allow = {"Allow": ", ".join(METHODS)}
+            message = f"method {request.method} is not allowed; found under /v1: {allow['Allow']}"
+            raise errors.RequestRefused(405, "method_not_allowed", message, headers=allow)
+        # A body that nobody can take is not read: `acquire` raises 503 and 429.
+        if replica := self._balancer.acquire(deployment):
+            self._balancer.release(replica.name)
+        job = await read_job(request, deployment.id, target.path)
+        return await self._proxy.forward(request, exchange, job)
+
+    def _count(self, exchange: Exchange) -> None:
+        seconds = time.perf_counter() - exchange.started
+        self._ledger.count(
+            exchange.deployment_id, exchange.key_id, exchange.status, exchange.tokens
+        )
+        self._metrics.observe(exchange, seconds)
+        access_logger.info("%s", exchange.log_line(seconds))
+
+
+def _refuse(refusal: errors.RequestRefused, exchange: Exchange) -> web.Response:
+    response = refusal.to_response()
+    response.headers[REQUEST_ID_HEADER] = exchange.request_id
+    return response
+
+
+def _short(path: Path) -> Path:
+    """Return the path relative to the working directory where it lies below it.
+
+    The path of a unix socket has at most 107 bytes.
+    """
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _cannot_listen(host: str, port: int, exc: OSError) -> PlatformError:
+    holder = find_listener(port)
+    who = f", the port is held by process {holder.pid} ({holder.name})" if holder else ""
+    return PlatformError(
+        f"cannot listen on {host}:{port}: {exc.strerror or exc}{who}",
+        hint="Choose another port with `exo dedicated-inference up --gateway-port`.",
+    )

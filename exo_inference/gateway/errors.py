@@ -1,0 +1,137 @@
+"""What the gateway answers itself, as the OpenAI error object that every client library reads.
+
+Raised anywhere on the way of a request, rendered once, in `app.py`.
+"""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+
+from exo_inference.errors import ExoError
+
+SERVER = "exo-inference"
+"""The `Server` header of every answer; versions are not told to strangers."""
+
+
+class RequestRefused(ExoError):
+    """One request that gets no answer from an engine.
+
+    Attributes:
+        status: the HTTP status.
+        type, code: of the OpenAI error object.
+        headers: further headers, such as `Retry-After`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # the OpenAI object's own word
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """Return the OpenAI error object."""
+        error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=False).encode()
+
+    def to_response(self) -> web.Response:
+        """Return the whole answer."""
+        return web.Response(
+            status=self.status,
+            body=self.body(),
+            content_type="application/json",
+            headers={"Server": SERVER, **self.headers},
+        )
+
+
+def missing_key() -> RequestRefused:
+    """401: no usable Authorization header."""
+    return RequestRefused(
+        401,
+        "missing_api_key",
+        "no API key was given; send it as `Authorization: Bearer KEY` "
+        "(see `exo dedicated-inference deployment reveal-api-key`)",
+        type="authentication_error",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def unknown_key() -> RequestRefused:
+    """401: a key that opens nothing."""
+    return RequestRefused(
+        401,
+        "invalid_api_key",
+        "the API key is not known here; it may have been deleted",
+        type="authentication_error",
+        headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+    )
+
+
+def foreign_key(name: str) -> RequestRefused:
+    """403: a key of another deployment."""
+    return RequestRefused(
+        403,
+        "wrong_deployment",
+        f"the API key is valid, but not for deployment {name!r}",
+        type="permission_error",
+    )
+
+
+def unknown_deployment(name: str) -> RequestRefused:
+    """404: the first part of the path names no deployment."""
+    return RequestRefused(
+        404,
+        "deployment_not_found",
+        f"there is no deployment {name!r}; its URL is in "
+        "`exo dedicated-inference deployment show NAME`",
+        type="not_found_error",
+    )
+
+
+def unknown_path() -> RequestRefused:
+    """404: a path that no deployment serves."""
+    return RequestRefused(
+        404,
+        "unknown_url",
+        "unknown path; requests go to /<deployment-id>/v1/..., for example "
+        "/<deployment-id>/v1/chat/completions",
+        type="not_found_error",
+    )
+
+
+def unavailable(message: str, *, retry_after_seconds: int = 5) -> RequestRefused:
+    """503: nothing can answer now, and a repeat may."""
+    return RequestRefused(
+        503,
+        "no_ready_replica",
+        message,
+        type="service_unavailable_error",
+        headers={"Retry-After": str(retry_after_seconds)},
+    )
+
+
+def saturated(name: str, max_pending: int) -> RequestRefused:
+    """429: every replica has as many requests as it may have."""
+    return RequestRefused(
+        429,
+        "too_many_pending_requests",
+        f"every replica of deployment {name!r} has {max_pending} requests pending; "
+        "repeat later, or scale the deployment",
+        type="rate_limit_error",
+        headers={"Retry-After": "1"},
+    )
+
+
+def replica_failed(message: str) -> RequestRefused:
+    """502: a replica broke off and the request cannot be repeated elsewhere."""
+    return RequestRefused(502, "replica_failed", message, type="server_error")

@@ -1,0 +1,78 @@
+"""One request on its way through the gateway: what is known of it, and its log line."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from exo_inference.gateway.sse import Tokens
+
+REQUEST_ID_HEADER = "X-Request-ID"
+CLIENT_CLOSED = 499
+"""Status of requests whose client hung up before the answer's end; only in logs and metrics."""
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Filled in as the request is understood; read once, at its end.
+
+    Attributes:
+        request_id: the client's own, where it sent a harmless one.
+        deployment_id, key_id: empty until the key has been checked.
+        replica: the one that answered, or the last one tried.
+        status: what the client got; 499 when it hung up.
+        retries: further replicas that were tried.
+        tokens: as the engine counted them; None when it did not say.
+    """
+
+    request_id: str
+    method: str = ""
+    path: str = ""
+    deployment_id: str = ""
+    deployment: str = ""
+    key_id: str = ""
+    replica: str = ""
+    status: int = 0
+    retries: int = 0
+    streamed: bool = False
+    broken: bool = False
+    tokens: Tokens | None = None
+    started: float = field(default_factory=time.perf_counter)
+    first_byte_seconds: float | None = None
+
+    def note_first_byte(self) -> None:
+        """Remember when the answer began."""
+        self.first_byte_seconds = time.perf_counter() - self.started
+
+    def log_line(self, seconds: float) -> str:
+        """Return the one line that is logged: no prompt, no answer, no key."""
+        tokens = self.tokens
+        return " ".join(
+            (
+                f"id={self.request_id}",
+                f"method={self.method}",
+                f"path={self.path or '-'}",
+                f"deployment={self.deployment or '-'}",
+                f"key={self.key_id or '-'}",
+                f"replica={self.replica or '-'}",
+                f"status={self.status}",
+                f"ms={seconds * 1000:.1f}",
+                f"first_byte_ms={(self.first_byte_seconds or seconds) * 1000:.1f}",
+                f"prompt_tokens={tokens.prompt if tokens else '-'}",
+                f"completion_tokens={tokens.completion if tokens else '-'}",
+                f"stream={int(self.streamed)}",
+                f"retries={self.retries}",
+                f"broken={int(self.broken)}",
+            )
+        )
+
+
+def request_id_of(header: str | None) -> str:
+    """Return the client's request id where it is fit for logs and headers, else a new one."""
+    if header and _SAFE_ID.fullmatch(header):
+        return header
+    return uuid.uuid4().hex

@@ -1,0 +1,140 @@
+"""Passes one replica's answer on to the client, byte for byte, and reads its usage on the way.
+
+An event stream is passed on chunk by chunk as it comes. Any other answer is read whole first (it
+is one JSON object, and comes at once), so that one which breaks off becomes a clean 502. Decides
+nothing about retries: once this is called, the request belongs to this replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+from aiohttp import web
+
+from exo_inference.gateway import errors
+from exo_inference.gateway.exchange import Exchange
+from exo_inference.gateway.headers import answer_headers
+from exo_inference.gateway.sse import UsageReader, tokens_of_answer
+
+MAX_WHOLE_BYTES = 64 << 20
+"""A plain answer longer than this is passed on as it comes, its usage unread."""
+
+_THREAD_BYTES = 1 << 20  # parsing more than this would hold up other requests
+
+
+async def relay(
+    request: web.BaseRequest,
+    upstream: aiohttp.ClientResponse,
+    exchange: Exchange,
+    *,
+    strip_usage: bool,
+) -> web.StreamResponse:
+    """Send the client what the replica answers.
+
+    Raises:
+        RequestRefused: 502, the replica broke off before the client got anything.
+        ConnectionError: the client hung up.
+    """
+    exchange.status = upstream.status
+    if upstream.content_type == "text/event-stream":
+        return await _relay_events(request, upstream, exchange, UsageReader(strip=strip_usage))
+    head = bytearray()
+    try:
+        async for chunk in upstream.content.iter_any():
+            head += chunk
+            if len(head) > MAX_WHOLE_BYTES:
+                return await _relay_rest(request, upstream, exchange, bytes(head))
+    except aiohttp.ClientError as exc:
+        exchange.broken = True
+        raise errors.replica_failed(
+            f"replica {exchange.replica} of deployment {exchange.deployment!r} broke off while it "
+            "answered; the request may be repeated"
+        ) from exc
+    exchange.note_first_byte()
+    body = bytes(head)
+    exchange.tokens = (
+        await asyncio.to_thread(tokens_of_answer, body)
+        if len(body) > _THREAD_BYTES
+        else tokens_of_answer(body)
+    )
+    headers = answer_headers(upstream.headers, exchange.request_id)
+    return web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body)
+
+
+async def _relay_events(
+    request: web.BaseRequest,
+    upstream: aiohttp.ClientResponse,
+    exchange: Exchange,
+    reader: UsageReader,
+) -> web.StreamResponse:
+    exchange.streamed = True
+    response = await _begin(request, upstream, exchange, drop_length=True)
+    sent = b"\n\n"
+    try:
+        while chunk := await _read(upstream, exchange):
+            passed = reader.feed(chunk)
+            if exchange.first_byte_seconds is None:
+                exchange.note_first_byte()
+            if passed:
+                await response.write(passed)
+                sent = passed
+        if rest := reader.finish():
+            await response.write(rest)
+            sent = rest
+        if exchange.broken:
+            await _end_broken(request, response, exchange, after=sent)
+    finally:
+        exchange.tokens = reader.tokens
+    return response
+
+
+async def _relay_rest(
+    request: web.BaseRequest, upstream: aiohttp.ClientResponse, exchange: Exchange, head: bytes
+) -> web.StreamResponse:
+    response = await _begin(request, upstream, exchange, drop_length=False)
+    exchange.note_first_byte()
+    await response.write(head)
+    while chunk := await _read(upstream, exchange):
+        await response.write(chunk)
+    if exchange.broken and request.transport is not None:
+        request.transport.close()  # short of its Content-Length: the client sees that it broke
+    return response
+
+
+async def _begin(
+    request: web.BaseRequest,
+    upstream: aiohttp.ClientResponse,
+    exchange: Exchange,
+    *,
+    drop_length: bool,
+) -> web.StreamResponse:
+    headers = answer_headers(upstream.headers, exchange.request_id)
+    if drop_length:
+        headers.popall("Content-Length", None)
+    response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
+    await response.prepare(request)
+    return response
+
+
+async def _read(upstream: aiohttp.ClientResponse, exchange: Exchange) -> bytes:
+    """Return the next bytes; empty at the end, and at a break, which `exchange` then knows."""
+    try:
+        return await upstream.content.readany()
+    except aiohttp.ClientError:
+        exchange.broken = True
+        return b""
+
+
+async def _end_broken(
+    request: web.BaseRequest, response: web.StreamResponse, exchange: Exchange, *, after: bytes
+) -> None:
+    """Tell the client inside the stream, and close it without the mark of a whole answer."""
+    failure = errors.replica_failed(
+        f"replica {exchange.replica} of deployment {exchange.deployment!r} broke off in the middle "
+        "of its answer; the request may be repeated"
+    )
+    gap = b"" if after.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
+    await response.write(gap + b"data: " + failure.body() + b"\n\n")
+    if request.transport is not None:
+        request.transport.close()

@@ -1,0 +1,123 @@
+"""Reads token usage out of answers as they pass, and asks engines for it where clients did not.
+
+Pure: bytes in, bytes out. Nothing of the text is kept. An engine names usage in the last event of a
+stream only when the request says `stream_options.include_usage`; `ask_for_usage` adds that, and
+`UsageReader(strip=True)` removes the one event that the client did not ask for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_MAX_EVENT_BYTES = 4 << 20
+"""An event longer than this is passed on unread: no engine of ours sends one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What one request used."""
+
+    prompt: int = 0
+    completion: int = 0
+
+
+def tokens_of(usage: Any) -> Tokens | None:
+    """Return the counts of an OpenAI `usage` object; None when it is not one."""
+    if not isinstance(usage, dict) or type(usage.get("prompt_tokens")) is not int:
+        return None
+    completion = usage.get("completion_tokens")
+    return Tokens(usage["prompt_tokens"], completion if type(completion) is int else 0)
+
+
+def tokens_of_answer(body: bytes) -> Tokens | None:
+    """Return the counts of a whole JSON answer; None when it names none."""
+    if b'"usage"' not in body:
+        return None
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return None
+    return tokens_of(answer.get("usage")) if isinstance(answer, dict) else None
+
+
+def ask_for_usage(body: bytes) -> tuple[bytes, bool]:
+    """Make a streaming request ask for usage.
+
+    Every byte the client sent stays as it was, unless it sent `stream_options` itself.
+
+    Returns:
+        The body to send, and whether the client must not see the usage event.
+    """
+    if b'"stream"' not in body:
+        return body, False
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return body, False  # the engine says what is wrong with it
+    if not isinstance(request, dict) or request.get("stream") is not True:
+        return body, False
+    if "stream_options" not in request:
+        rest = body.lstrip(b" \t\r\n\xef\xbb\xbf")[1:]
+        return b'{"stream_options":{"include_usage":true},' + rest, True
+    options = request["stream_options"] or {}
+    if not isinstance(options, dict) or options.get("include_usage") is True:
+        return body, False
+    request["stream_options"] = {**options, "include_usage": True}
+    return json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass"), True
+
+
+class UsageReader:
+    """Reads one event stream as it passes.
+
+    Attributes:
+        tokens: the last usage seen; None until there was one.
+    """
+
+    def __init__(self, *, strip: bool) -> None:
+        self._strip = strip
+        self._held = b""
+        self.tokens: Tokens | None = None
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes and return those to pass on now.
+
+        Without `strip` that is always `chunk` itself. With it, an event is passed on as soon as it
+        is whole, and the usage-only event never.
+        """
+        data = self._held + chunk
+        passed = []
+        start = 0
+        for end in _EVENT_END.finditer(data):
+            event = data[start : end.end()]
+            start = end.end()
+            if not self._is_usage_only(event):
+                passed.append(event)
+        self._held = data[start:]
+        if len(self._held) > _MAX_EVENT_BYTES:
+            passed.append(self._held)
+            self._held = b""
+        return b"".join(passed) if self._strip else chunk
+
+    def finish(self) -> bytes:
+        """Return what was held back when the stream ended inside an event."""
+        held, self._held = self._held, b""
+        return held if self._strip else b""
+
+    def _is_usage_only(self, event: bytes) -> bool:
+        if b'"usage"' not in event:
+            return False
+        lines = (line for line in _LINE_END.split(event) if line.startswith(b"data:"))
+        try:
+            answer = json.loads(b"\n".join(line[5:] for line in lines))
+        except ValueError:
+            return False
+        tokens = tokens_of(answer.get("usage")) if isinstance(answer, dict) else None
+        if tokens is None:
+            return False
+        self.tokens = tokens
+        return self._strip and answer.get("choices") == []

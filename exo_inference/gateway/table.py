@@ -1,0 +1,155 @@
+"""Follows `routes.json`: parses it into an immutable `Table` and keeps the last good one.
+
+The controller replaces the file on every change; `TableWatcher` looks at its stat every few tens of
+milliseconds. A file that is missing, half-written or of a format we do not know changes nothing:
+the gateway goes on with what it had, and says so once. Writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from exo_inference.wire import Route, RouteKey, RouteTable
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+"""How often the file is looked at. A stat costs microseconds; a change is seen within this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An accepted key: its id, and the SHA-256 of its value."""
+
+    id: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One ready replica. `address` is `unix:PATH` or `http://HOST:PORT`."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One deployment as the gateway needs it; `replicas` are the ready ones."""
+
+    id: str
+    name: str
+    state: str
+    state_details: str
+    keys: tuple[Key, ...]
+    replicas: tuple[Replica, ...]
+    max_pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The whole table, indexed. An id wins over an equal name."""
+
+    version: int
+    by_id: Mapping[str, Deployment]
+    by_name: Mapping[str, Deployment]
+    public_keys: tuple[Key, ...] = ()
+    replicas: Mapping[str, Replica] = field(default_factory=dict)
+
+    def find(self, name_or_id: str) -> Deployment | None:
+        """Return the deployment that a path names."""
+        return self.by_id.get(name_or_id) or self.by_name.get(name_or_id)
+
+
+def parse_table(text: str | bytes) -> Table:
+    """Parse the file's content.
+
+    Raises:
+        ValueError: it is not a routing table of a format we know.
+    """
+    try:
+        parsed = RouteTable.model_validate_json(text)
+    except ValidationError as exc:
+        problem = exc.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ValueError(f"{where or 'document'}: {problem['msg']}") from exc
+    deployments = [_deployment(route) for route in parsed.routes]
+    return Table(
+        version=parsed.version,
+        by_id={d.id: d for d in deployments},
+        by_name={d.name: d for d in deployments},
+        public_keys=_keys(parsed.public_keys),
+        replicas={r.name: r for d in deployments for r in d.replicas},
+    )
+
+
+def _deployment(route: Route) -> Deployment:
+    return Deployment(
+        id=route.deployment_id,
+        name=route.name,
+        state=route.state,
+        state_details=route.state_details,
+        keys=_keys(route.keys),
+        replicas=tuple(Replica(r.name, r.address) for r in route.replicas),
+        max_pending=route.max_pending_per_replica,
+    )
+
+
+def _keys(keys: list[RouteKey]) -> tuple[Key, ...]:
+    return tuple(Key(key.id, bytes.fromhex(key.sha256)) for key in keys)
+
+
+class TableWatcher:
+    """Holds the last good table and follows the file.
+
+    Attributes:
+        table: the table in force; None until the first good one was read.
+        problem: why the file's present content is not in force, else "".
+    """
+
+    def __init__(self, path: Path, on_change: Callable[[Table], None] = lambda _: None) -> None:
+        self._path = path
+        self._on_change = on_change
+        self._seen: tuple[int, int, int] | None = None
+        self.table: Table | None = None
+        self.problem = "it was never written"
+
+    def refresh(self) -> None:
+        """Look at the file now; read it when it changed since the last look."""
+        try:
+            stat = self._path.stat()
+            seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if seen == self._seen:
+                return
+            table = parse_table(self._path.read_bytes())
+        except FileNotFoundError:
+            self._note("it does not exist", None)
+        except (OSError, ValueError) as exc:
+            self._note(str(exc), seen if not isinstance(exc, OSError) else None)
+        else:
+            self._seen, self.table, self.problem = seen, table, ""
+            logger.info("routing table %d applied: %d deployments", table.version, len(table.by_id))
+            self._on_change(table)
+
+    async def run(self) -> None:
+        """Follow the file until cancelled."""
+        while True:
+            self.refresh()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _note(self, problem: str, seen: tuple[int, int, int] | None) -> None:
+        if problem != self.problem:
+            version = self.table.version if self.table else None
+            logger.warning(
+                "cannot use routing table %s: %s; going on with version %s",
+                self._path.name,
+                problem,
+                version,
+            )
+        self._seen, self.problem = seen, problem
