@@ -1,0 +1,53 @@
+"""The tensors that hold keys and values, by block. Which block belongs to whom is not known here.
+
+One K and one V tensor per layer, `[blocks, block_size, kv_heads, head_dim]`. A slot is
+`block * block_size + offset`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from exo_engine.core.block_manager import BlockCopy
+from exo_engine.models.spec import DecoderSpec
+
+
+class KVCache:
+    """Keys and values of all layers."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        # Zeros, not empty: a masked-out slot of NaN would still poison a weighted sum.
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for _ in range(spec.num_layers):
+            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
+            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values (T, Hkv, D) of one layer at `slots` (T,) int64."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Execute block copies in every layer; targets are distinct and never sources."""
+        if not copies:
+            return
+        device = self.keys[0].device
+        sources = torch.tensor([copy.source for copy in copies], device=device)
+        targets = torch.tensor([copy.target for copy in copies], device=device)
+        for tensor in (*self.keys, *self.values):
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))

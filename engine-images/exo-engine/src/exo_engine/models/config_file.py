@@ -1,0 +1,211 @@
+"""Reads a model directory's config.json and generation_config.json into a `DecoderSpec`.
+
+Called once at start by the core and by the API process; the only place that touches these files.
+Every problem is a `ModelUnusable` that names the file, the key, what was found and what is expected.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exo_engine.config import DType, ModelLimits
+from exo_engine.errors import ModelUnusable
+from exo_engine.models.spec import DecoderSpec
+
+FAMILIES: Mapping[str, str] = {
+    "LlamaForCausalLM": "exo_engine.models.llama",
+    "MistralForCausalLM": "exo_engine.models.mistral",
+    "Qwen2ForCausalLM": "exo_engine.models.qwen2",
+    "Qwen3ForCausalLM": "exo_engine.models.qwen3",
+}
+"""Architecture in config.json to the module whose `spec_from_config` understands it."""
+
+_MISSING: Any = object()
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReader:
+    """Typed access to one JSON object of a configuration file."""
+
+    path: Path
+    values: Mapping[str, Any]
+    prefix: str = ""
+
+    def integer(self, key: str, default: int | None = _MISSING, *, at_least: int = 1) -> int:
+        """Return an integer of at least `at_least`; null counts as absent."""
+        value = self._get(key, default, int)
+        if value < at_least:
+            raise self.unusable(key, value, f"an integer of {at_least} or more")
+        return int(value)
+
+    def number(self, key: str, default: float | None = _MISSING) -> float:
+        """Return a number above 0; null counts as absent."""
+        value = float(self._get(key, default, float))
+        if not 0.0 < value < float("inf"):
+            raise self.unusable(key, value, "a number above 0")
+        return value
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """Return true or false; null counts as absent."""
+        return bool(self._get(key, default, bool))
+
+    def text(self, key: str, default: str) -> str:
+        """Return a string; null counts as absent."""
+        return str(self._get(key, default, str))
+
+    def child(self, key: str) -> ConfigReader | None:
+        """Return the object under `key`, or None when it is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.unusable(key, value, "an object")
+        return ConfigReader(self.path, value, f"{self.prefix}{key}.")
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self.values.get(key) is not None
+
+    def unusable(
+        self, key: str, found: object, expected: str, *, hint: str | None = None
+    ) -> ModelUnusable:
+        """Build the error for one key."""
+        return ModelUnusable(
+            f"cannot use {self.path}: {self.prefix}{key} is {_shorten(found)}, expected {expected}",
+            hint=hint,
+        )
+
+    def _get(self, key: str, default: Any, kind: type) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            if default is _MISSING:
+                raise ModelUnusable(
+                    f"cannot use {self.path}: {self.prefix}{key} is missing, expected "
+                    f"{_TYPE_NAMES[kind]}"
+                )
+            return default
+        is_bool = isinstance(value, bool)
+        if kind is float and isinstance(value, int) and not is_bool:
+            value = float(value)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, kind) or (is_bool and kind is not bool):
+            raise self.unusable(key, value, _TYPE_NAMES[kind])
+        return value
+
+
+def read_spec(model_dir: Path) -> DecoderSpec:
+    """Read what the model in `model_dir` is.
+
+    Raises:
+        ModelUnusable: there is no model there, or not one this engine can compute.
+    """
+    if not model_dir.is_dir():
+        raise ModelUnusable(
+            f"model directory {model_dir} does not exist or is not a directory",
+            hint="Give the path of a directory with config.json and *.safetensors.",
+        )
+    reader = ConfigReader(model_dir / "config.json", _read_json(model_dir / "config.json"))
+    architecture = _architecture(reader)
+    if reader.has("quantization_config"):
+        quantization = reader.child("quantization_config")
+        method = quantization.text("quant_method", "unknown") if quantization else "unknown"
+        raise ModelUnusable(
+            f"cannot use {reader.path}: the checkpoint is quantized ({method}), which this version "
+            "does not support",
+            hint="Use the unquantized checkpoint of the same model.",
+        )
+    family = importlib.import_module(FAMILIES[architecture])
+    spec: DecoderSpec = family.spec_from_config(reader)
+    _check_activation(reader)
+    return replace(
+        spec,
+        eos_token_ids=_eos_token_ids(model_dir, reader),
+        checkpoint_dtype=_checkpoint_dtype(reader),
+    )
+
+
+def limits_of(spec: DecoderSpec) -> ModelLimits:
+    """Return what `config.resolve` needs to know of a model."""
+    dtypes: dict[str, DType] = {
+        "float32": "float32",
+        "bfloat16": "bfloat16",
+        "float16": "float16",
+    }
+    return ModelLimits(
+        max_position_embeddings=spec.max_position_embeddings,
+        checkpoint_dtype=dtypes.get(spec.checkpoint_dtype or ""),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ModelUnusable(
+            f"{path} does not exist",
+            hint="Give the directory that holds config.json and *.safetensors.",
+        ) from exc
+    except OSError as exc:
+        raise ModelUnusable(f"cannot read {path}: {exc.strerror or exc}") from exc
+    except ValueError as exc:
+        raise ModelUnusable(
+            f"cannot read {path}: not valid JSON ({exc})", hint="Download the model again."
+        ) from exc
+    if not isinstance(value, dict):
+        raise ModelUnusable(f"cannot use {path}: found {_shorten(value)}, expected a JSON object")
+    return value
+
+
+def _architecture(reader: ConfigReader) -> str:
+    architectures = reader.values.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise reader.unusable("architectures", architectures, "a list with one name")
+    for name in architectures:
+        if isinstance(name, str) and name in FAMILIES:
+            return name
+    raise reader.unusable(
+        "architectures",
+        architectures,
+        f"one of {', '.join(sorted(FAMILIES))}",
+        hint="This engine does not know the model; another engine may.",
+    )
+
+
+def _check_activation(reader: ConfigReader) -> None:
+    activation = reader.text("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise reader.unusable("hidden_act", activation, "silu")
+
+
+def _eos_token_ids(model_dir: Path, reader: ConfigReader) -> tuple[int, ...]:
+    found: list[int] = []
+    path = model_dir / "generation_config.json"
+    readers = [reader]
+    if path.exists():
+        readers.insert(0, ConfigReader(path, _read_json(path)))
+    for source in readers:
+        value = source.values.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for token_id in ids:
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
+                raise source.unusable("eos_token_id", value, "an integer or a list of integers")
+            if token_id not in found:
+                found.append(token_id)
+    return tuple(found)
+
+
+def _checkpoint_dtype(reader: ConfigReader) -> str | None:
+    name = reader.text("dtype", reader.text("torch_dtype", ""))
+    return name.removeprefix("torch.") or None
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,78 @@
+"""Reads the rotary-embedding part of config.json, in its old and its new form.
+
+Old form: `rope_theta` and an optional `rope_scaling` object. New form (transformers 5): one
+`rope_parameters` object that holds both. The family files call it. What we cannot compute exactly is
+refused, because a wrong rotary embedding gives fluent nonsense.
+"""
+
+from __future__ import annotations
+
+import math
+
+from exo_engine.models.config_file import ConfigReader
+from exo_engine.models.spec import RopeSpec
+
+_SUPPORTED = ("default", "linear", "llama3", "yarn")
+
+
+def read_rope(reader: ConfigReader, *, default_theta: float = 10000.0) -> RopeSpec:
+    """Return the rotary embedding that a configuration describes."""
+    scaling = reader.child("rope_parameters") or reader.child("rope_scaling")
+    if scaling is None:
+        return RopeSpec(theta=reader.number("rope_theta", default_theta))
+    theta = scaling.number("rope_theta", reader.number("rope_theta", default_theta))
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind not in _SUPPORTED:
+        raise scaling.unusable(
+            "rope_type",
+            kind,
+            f"one of {', '.join(_SUPPORTED)}",
+            hint="This engine cannot compute that rotary embedding; another engine may.",
+        )
+    rotary_part = scaling.number("partial_rotary_factor", 1.0)
+    if rotary_part != 1.0:
+        raise scaling.unusable("partial_rotary_factor", rotary_part, "1.0")
+    original = scaling.integer(
+        "original_max_position_embeddings", reader.integer("max_position_embeddings")
+    )
+    if kind == "linear":
+        return RopeSpec(theta=theta, kind="linear", factor=scaling.number("factor"))
+    if kind == "llama3":
+        return RopeSpec(
+            theta=theta,
+            kind="llama3",
+            factor=scaling.number("factor"),
+            original_max_position_embeddings=original,
+            low_freq_factor=scaling.number("low_freq_factor"),
+            high_freq_factor=scaling.number("high_freq_factor"),
+        )
+    if kind == "yarn":
+        return _read_yarn(scaling, theta, original)
+    return RopeSpec(theta=theta)
+
+
+def _read_yarn(scaling: ConfigReader, theta: float, original: int) -> RopeSpec:
+    factor = scaling.number("factor")
+    return RopeSpec(
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_max_position_embeddings=original,
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        truncate=scaling.boolean("truncate", True),
+        attention_factor=_yarn_attention_factor(scaling, factor),
+    )
+
+
+def _yarn_attention_factor(scaling: ConfigReader, factor: float) -> float:
+    """Peng et al. 2023 (YaRN), §3.4; `mscale` and `mscale_all_dim` as DeepSeek uses them."""
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if scaling.has("attention_factor"):
+        return scaling.number("attention_factor")
+    if scaling.has("mscale") and scaling.has("mscale_all_dim"):
+        return scale(scaling.number("mscale")) / scale(scaling.number("mscale_all_dim"))
+    return scale(1.0)

@@ -1,0 +1,77 @@
+"""What a decoder-only model is, as far as computing it goes.
+
+The family files translate config.json into a `DecoderSpec`; `decoder` computes it, `weights` derives
+from it which tensors a checkpoint must have. No torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding: the base, and how it is stretched to longer contexts."""
+
+    theta: float
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    """llama3: wavelengths longer than original length / this are stretched by `factor`."""
+    high_freq_factor: float = 4.0
+    """llama3: wavelengths shorter than original length / this are left alone."""
+    beta_fast: float = 32.0
+    """yarn: dimensions that turn more often than this over the original length are left alone."""
+    beta_slow: float = 1.0
+    """yarn: dimensions that turn less often than this are stretched by `factor`."""
+    truncate: bool = True
+    """yarn: round the borders of the two ranges to whole dimensions."""
+    attention_factor: float = 1.0
+    """Multiplies cosine and sine."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A pre-norm decoder with grouped-query attention, rotary positions and a gated MLP."""
+
+    architecture: str
+    """As in config.json, such as `LlamaForCausalLM`."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeSpec
+    ties_embeddings: bool = False
+    """The output projection is the embedding matrix."""
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    """Of the attention's output projection."""
+    has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    """Queries and keys are normalised per head before the rotary embedding."""
+    windows: tuple[int | None, ...] = ()
+    """Per layer: a token sees this many tokens including itself; None: all before it."""
+    eos_token_ids: tuple[int, ...] = ()
+    checkpoint_dtype: str | None = None
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the matrices and norms, without biases."""
+        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        layer = attention + mlp + 2 * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.ties_embeddings else 2)
+        return self.num_layers * layer + embeddings + self.hidden_size
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes that the keys and values of one token take over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes

@@ -1,0 +1,1 @@
+"""From logits to tokens: adjusting, filtering, drawing and reporting log-probabilities."""
