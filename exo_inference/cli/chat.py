@@ -1,0 +1,186 @@
+"""`chat`: talk to a deployment from the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from exo_inference.cli.chat_stream import ChatEndpoint, ChatOptions, Reply, stream_chat
+from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.durations import Limit
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.terminal import for_stream
+from exo_inference.cli.tree import Example, command
+from exo_inference.cli.waiting import DEFAULT_WAIT_SECONDS, wait_for_deployment
+from exo_inference.errors import ExoError, UsageError
+
+if TYPE_CHECKING:
+    from exo_inference.wire import Deployment
+
+Message = dict[str, str]
+
+_HELP = "Type a message and Enter; /clear forgets the conversation, /quit or Ctrl-D ends it."
+
+
+@dataclass
+class Conversation:
+    """What has been said so far.
+
+    Attributes:
+        system: the system prompt, if any.
+        messages: what user and assistant said, in turn.
+    """
+
+    system: str | None
+    messages: list[Message] = field(default_factory=list)
+
+    def with_question(self, question: str) -> list[Message]:
+        """Return what to send for the next question."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        return [*head, *self.messages, {"role": "user", "content": question}]
+
+    def add(self, question: str, answer: str) -> None:
+        """Remember one exchange."""
+        self.messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+
+
+@command(
+    "chat",
+    examples=[
+        Example("Ask one question", 'exo dedicated-inference chat demo "What is a KV cache?"'),
+        Example("Talk to it", "exo dedicated-inference chat demo"),
+        Example(
+            "Summarise a file, and see how fast that was",
+            "exo dedicated-inference chat demo --system 'Summarise.' --stats < notes.txt",
+        ),
+    ],
+)
+@click.argument("deployment", metavar="<name-or-id>", shell_complete=complete_deployments)
+@click.argument("prompt", metavar="[<prompt>]", required=False)
+@click.option("--system", metavar="<text>", help="System prompt.")
+@click.option(
+    "--max-tokens",
+    metavar="<number>",
+    type=click.IntRange(min=1),
+    help="Longest answer, in tokens.",
+)
+@click.option(
+    "--temperature",
+    metavar="<number>",
+    type=click.FloatRange(0, 2),
+    help="How much chance there is in the answer; 0 for none.",
+)
+@click.option("--stats", is_flag=True, help="Print time to first token and tokens per second.")
+@click.option(
+    "--timeout",
+    "wait_timeout",
+    metavar="<duration>",
+    type=Limit(),
+    default=DEFAULT_WAIT_SECONDS,
+    help="How long to wait until the deployment is ready (default 30m).",
+)
+@pass_session
+def chat(
+    session: Session,
+    deployment: str,
+    prompt: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    stats: bool,
+    wait_timeout: float,
+) -> None:
+    """Ask a deployment something, and print the answer as it is generated.
+
+    Without a prompt, this is a conversation on a terminal, and one question from stdin elsewhere. A
+    deployment that is not ready is waited for. Its key is looked up; nothing has to be copied.
+    """
+    if prompt is not None and not prompt.strip():
+        raise UsageError("<prompt> is empty", hint="Leave it out for a conversation.")
+    endpoint = _reach(session, deployment, wait_timeout)
+    options = ChatOptions(max_tokens=max_tokens, temperature=temperature)
+    conversation = Conversation(system)
+    if prompt is None and sys.stdin.isatty():
+        _converse(session, endpoint, conversation, options, stats)
+        return
+    question = prompt if prompt is not None else sys.stdin.read().strip()
+    if not question:
+        raise UsageError(
+            "stdin holds no prompt", hint="Give the prompt as an argument, or pipe it in."
+        )
+    reply = _ask(endpoint, conversation.with_question(question), options)
+    _print_stats(reply, stats)
+
+
+def _reach(session: Session, deployment: str, limit_seconds: float) -> ChatEndpoint:
+    """Find the deployment's URL and key, waiting until it is ready."""
+    with session.connect() as client:
+        found: Deployment = client.deployments.get(client.deployments.find(deployment).id)
+        if str(found.state) != "ready" and not found.ready_replicas:
+            found = wait_for_deployment(session, client, found.name, found.id, limit_seconds)
+        if not found.deployment_url:
+            raise ExoError(
+                f'deployment "{found.name}" has no URL yet',
+                hint=f"Run `exo dedicated-inference deployment show {found.name}`.",
+            )
+        key = client.deployments.reveal_api_key(found.id)
+    return ChatEndpoint(found.deployment_url, key, found.model.name or found.name)
+
+
+def _converse(
+    session: Session,
+    endpoint: ChatEndpoint,
+    conversation: Conversation,
+    options: ChatOptions,
+    stats: bool,
+) -> None:
+    """Read questions until the user ends the conversation."""
+    import readline  # noqa: F401 -- gives input() line editing and history
+
+    if not session.quiet:
+        click.echo(_HELP, err=True)
+    while True:
+        try:
+            question = input("> ").strip()
+        except EOFError:
+            click.echo()
+            return
+        if question in ("/quit", "/exit"):
+            return
+        if question == "/clear":
+            conversation.messages.clear()
+        elif question:
+            try:
+                reply = _ask(endpoint, conversation.with_question(question), options)
+            except KeyboardInterrupt:
+                click.echo("\n(interrupted)", err=True)
+                continue
+            conversation.add(question, reply.text)
+            _print_stats(reply, stats)
+
+
+def _ask(endpoint: ChatEndpoint, messages: Sequence[Message], options: ChatOptions) -> Reply:
+    """Print an answer as it comes, and return it."""
+    reply = Reply()
+    try:
+        for piece in stream_chat(endpoint, messages, options, reply):
+            sys.stdout.write(for_stream(piece, sys.stdout))
+            sys.stdout.flush()
+    finally:
+        if reply.text and not reply.text.endswith("\n"):
+            click.echo()
+    if reply.finish_reason == "length":
+        click.echo("(cut: the answer reached its token limit)", err=True)
+    return reply
+
+
+def _print_stats(reply: Reply, wanted: bool) -> None:
+    if wanted:
+        click.echo(reply.statistics(), err=True)

@@ -1,0 +1,188 @@
+"""One streamed chat completion of an OpenAI-compatible server, over httpx.
+
+Used by `chat` alone; the SDK speaks the control plane's API and not this one. Exceptions of httpx
+are mapped here. Prompts and keys are never logged.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from exo_inference.errors import ApiError, AuthenticationFailed, ConnectionFailed, ExoError
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_SECONDS = 10.0
+SILENCE_SECONDS = 600.0
+"""Longest pause between two pieces of an answer; a long prompt may take minutes before the first."""
+
+
+@dataclass(frozen=True)
+class ChatEndpoint:
+    """Where and as whom to ask.
+
+    Attributes:
+        url: base URL, ending in `/v1`.
+        key: Bearer key.
+        model: the name the server knows its model by.
+    """
+
+    url: str
+    key: str = field(repr=False)
+    model: str
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How to generate; None leaves it to the server."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+@dataclass
+class Reply:
+    """An answer, filled in while it comes.
+
+    Attributes:
+        text: what has come so far.
+        finish_reason: why it ended, as the server says.
+        num_prompt_tokens, num_completion_tokens: the server's count, None where it gives none.
+        started, first_piece, ended: moments on the monotonic clock; None where not reached.
+    """
+
+    text: str = ""
+    finish_reason: str | None = None
+    num_prompt_tokens: int | None = None
+    num_completion_tokens: int | None = None
+    started: float = field(default_factory=time.monotonic)
+    first_piece: float | None = None
+    ended: float | None = None
+
+    def statistics(self) -> str:
+        """Return time to first token, tokens and tokens per second in one line."""
+        if self.first_piece is None or self.ended is None:
+            return "no token was generated"
+        parts = [f"TTFT {self.first_piece - self.started:.2f} s"]
+        count = self.num_completion_tokens
+        if count is not None:
+            parts.append(f"{count} tokens")
+            generating = self.ended - self.first_piece
+            if count > 1 and generating > 0:
+                parts.append(f"{(count - 1) / generating:.1f} tokens/s")
+        if self.num_prompt_tokens is not None:
+            parts.append(f"prompt {self.num_prompt_tokens} tokens")
+        return ", ".join(parts)
+
+
+def stream_chat(
+    endpoint: ChatEndpoint,
+    messages: Sequence[dict[str, str]],
+    options: ChatOptions,
+    reply: Reply,
+) -> Iterator[str]:
+    """Yield the pieces of an answer as they come.
+
+    Args:
+        endpoint: the server.
+        messages: the conversation, ending with the question.
+        options: how to generate.
+        reply: filled in on the way.
+
+    Raises:
+        ApiError: the server refused.
+        ConnectionFailed: it could not be reached, or hung up in the middle.
+    """
+    import httpx
+
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "messages": list(messages),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if options.max_tokens is not None:
+        body["max_tokens"] = options.max_tokens
+    if options.temperature is not None:
+        body["temperature"] = options.temperature
+    timeout = httpx.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS)
+    headers = {"Authorization": f"Bearer {endpoint.key}"}
+    url = f"{endpoint.url.rstrip('/')}/chat/completions"
+    reply.started = time.monotonic()
+    try:
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as answer:
+            if answer.status_code != 200:
+                answer.read()
+                raise _refusal(answer)
+            yield from _pieces(answer, reply)
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        what = "the answer broke off" if reply.text else f"cannot reach {endpoint.url}"
+        raise ConnectionFailed(
+            f"asking the model: {what}: {str(exc) or type(exc).__name__}",
+            hint="Run `exo dedicated-inference status`.",
+        ) from exc
+    finally:
+        reply.ended = time.monotonic()
+
+
+def _pieces(answer: httpx.Response, reply: Reply) -> Iterator[str]:
+    """Read server-sent events until `[DONE]`."""
+    for line in answer.iter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        event = _decode(data)
+        if "error" in event:
+            raise ExoError(f"the engine failed while it answered: {_error_text(event['error'])}")
+        _take_usage(event, reply)
+        for choice in event.get("choices") or []:
+            reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+            piece = (choice.get("delta") or {}).get("content")
+            if piece:
+                if reply.first_piece is None:
+                    reply.first_piece = time.monotonic()
+                reply.text += piece
+                yield piece
+    if reply.finish_reason is None:
+        raise ConnectionFailed(
+            "asking the model: the answer broke off before its end", hint="Ask again."
+        )
+
+
+def _decode(data: str) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError as exc:
+        raise ExoError(f"asking the model: expected a JSON event, found {data[:80]!r}") from exc
+    return event if isinstance(event, dict) else {}
+
+
+def _take_usage(event: dict[str, Any], reply: Reply) -> None:
+    usage = event.get("usage")
+    if isinstance(usage, dict):
+        reply.num_prompt_tokens = usage.get("prompt_tokens", reply.num_prompt_tokens)
+        reply.num_completion_tokens = usage.get("completion_tokens", reply.num_completion_tokens)
+
+
+def _refusal(answer: httpx.Response) -> ApiError:
+    """Return the error that an answer of 400 and above stands for."""
+    try:
+        error = answer.json().get("error")
+    except (ValueError, AttributeError):
+        error = answer.text[:256]
+    kind = AuthenticationFailed if answer.status_code in (401, 403) else ApiError
+    message = f"asking the model: {answer.reason_phrase}: {_error_text(error)}"
+    return kind(message, status_code=answer.status_code)
+
+
+def _error_text(error: object) -> str:
+    if isinstance(error, dict):
+        return str(error.get("message") or error)
+    return str(error)

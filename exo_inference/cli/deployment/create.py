@@ -1,0 +1,175 @@
+"""`deployment create`."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import click
+
+from exo_inference.cli.completing import complete_gpu_types, complete_models
+from exo_inference.cli.deployment.engine_flags import (
+    engine_options,
+    print_parameter_help,
+    split_parameters,
+)
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.tree import Example, command
+from exo_inference.cli.waiting import wait_for_deployment, wait_options
+from exo_inference.cli.writing import changed_id, dry_run_option, finish
+from exo_inference.errors import UsageError
+
+_HELP_HINT = "Run `exo dedicated-inference deployment create --help` for examples."
+
+
+@dataclass(frozen=True)
+class CreateOptions:
+    """What `deployment create` was asked to do."""
+
+    name: str
+    gpu_type: str
+    gpu_count: int
+    replicas: int
+    model_id: str | None
+    model_name: str | None
+    parameters: tuple[str, ...]
+    engine_version: str | None
+    wait: bool
+    wait_seconds: float
+    dry_run: bool
+
+
+@command(
+    "create",
+    aliases=["add"],
+    examples=[
+        Example(
+            "Serve a model on one GPU and wait until it answers",
+            "exo ai deployment create chat --model-name Qwen/Qwen3-0.6B "
+            "--gpu-type gpua5000 --gpu-count 1 --wait",
+        ),
+        Example(
+            "Serve two replicas, with flags for the engine",
+            "exo ai deployment create chat --model-name Qwen/Qwen3-0.6B --gpu-type gpua5000 "
+            "--gpu-count 1 --replicas 2 --inference-engine-params '--max-model-len=8192'",
+        ),
+        Example(
+            "See which flags the engine takes",
+            "exo ai deployment create --inference-engine-parameter-help",
+        ),
+        Example(
+            "Run the small model that comes with the program, without a GPU",
+            "exo ai deployment add demo --model-name exo/tiny-chat --gpu-type cpu --gpu-count 1",
+        ),
+    ],
+)
+@click.argument("name", metavar="[<name>]", required=False)
+@click.option(
+    "--gpu-type",
+    metavar="<family>",
+    shell_complete=complete_gpu_types,
+    help="GPU family, see `deployment instance-type`.",
+)
+@click.option("--gpu-count", metavar="<number>", type=int, help="GPUs for each replica.")
+@click.option(
+    "--replicas",
+    metavar="<number>",
+    type=int,
+    default=1,
+    help="Engines that share the requests (default 1).",
+)
+@click.option(
+    "--model-name",
+    metavar="<name>",
+    shell_complete=complete_models,
+    help="Name of the model to serve.",
+)
+@click.option("--model-id", metavar="<id>", help="Id of the model to serve.")
+@engine_options
+@wait_options("the deployment answers")
+@dry_run_option
+@pass_session
+def create(
+    session: Session,
+    name: str | None,
+    gpu_type: str | None,
+    gpu_count: int | None,
+    replicas: int,
+    model_name: str | None,
+    model_id: str | None,
+    parameters: tuple[str, ...],
+    engine_version: str | None,
+    parameter_help: bool,
+    wait: bool,
+    wait_timeout: float,
+    dry_run: bool,
+) -> None:
+    """Serve a model behind a URL and an API key of its own.
+
+    The model has to exist (`model create`), but need not be fetched yet. The command returns as
+    soon as the deployment is accepted and recorded; `--wait` follows it until it answers, and ends
+    with exit code 8 and the reason if it does not.
+    """
+    if parameter_help:
+        print_parameter_help(session, engine_version)
+        return
+    if not name:
+        raise UsageError("<name> is required", hint=_HELP_HINT)
+    if not gpu_type or gpu_count is None:
+        raise UsageError("--gpu-type and --gpu-count are required", hint=_HELP_HINT)
+    if not model_id and not model_name:
+        raise UsageError("--model-name or --model-id is required", hint=_HELP_HINT)
+    options = CreateOptions(
+        name=name,
+        gpu_type=gpu_type,
+        gpu_count=gpu_count,
+        replicas=replicas,
+        model_id=_checked_id(model_id) if model_id else None,
+        model_name=model_name or None,
+        parameters=tuple(split_parameters(parameters)),
+        engine_version=engine_version or None,
+        wait=wait,
+        wait_seconds=wait_timeout,
+        dry_run=dry_run,
+    )
+    run(session, options)
+
+
+def run(session: Session, options: CreateOptions) -> None:
+    """Create the deployment, and wait for it when asked to."""
+    from exo_inference.wire import ModelRef
+
+    with session.connect() as client:
+        operation = finish(
+            session,
+            client,
+            f'Creating deployment "{options.name}"',
+            lambda: client.deployments.create(
+                options.name,
+                model=ModelRef(id=options.model_id, name=options.model_name),
+                gpu_type=options.gpu_type,
+                gpu_count=options.gpu_count,
+                replicas=options.replicas,
+                engine_parameters=options.parameters,
+                engine_version=options.engine_version,
+                dry_run=options.dry_run,
+            ),
+        )
+        if options.dry_run:
+            session.success("Deployment would be created (dry run).")
+            return
+        session.success("Deployment created.")
+        if options.wait:
+            deployment_id = changed_id(operation) or client.deployments.find(options.name).id
+            wait_for_deployment(session, client, options.name, deployment_id, options.wait_seconds)
+
+
+def _checked_id(text: str) -> str:
+    """Return an id in lower case, as the API has them."""
+    try:
+        return str(uuid.UUID(text))
+    except ValueError as exc:
+        raise UsageError(
+            f"--model-id is {text!r}, which is not a UUID",
+            hint="To name a model by its name, use --model-name.",
+        ) from exc

@@ -1,0 +1,61 @@
+"""`deployment delete`."""
+
+from __future__ import annotations
+
+import click
+
+from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.tree import Example, command
+from exo_inference.cli.waiting import wait_options, wait_until_deleted
+from exo_inference.cli.writing import dry_run_option, force_option
+
+
+@command(
+    "delete",
+    aliases=["del", "rm"],
+    examples=[
+        Example("Delete a deployment, after a question", "exo ai deployment delete chat"),
+        Example("Delete two without being asked", "exo ai deployment rm -f chat draft"),
+        Example(
+            "Go on only when its processes and GPUs are free",
+            "exo ai deployment delete chat -f --wait --timeout 2m",
+        ),
+    ],
+)
+@click.argument(
+    "deployments",
+    metavar="<name-or-id>...",
+    nargs=-1,
+    required=True,
+    shell_complete=complete_deployments,
+)
+@force_option
+@wait_options("the deployments are gone")
+@dry_run_option
+@pass_session
+def delete(
+    session: Session,
+    deployments: tuple[str, ...],
+    force: bool,
+    wait: bool,
+    wait_timeout: float,
+    dry_run: bool,
+) -> None:
+    """Delete deployments; their models stay.
+
+    Requests in flight are served first; the key stops to work at once. Without `--force` each
+    deletion is asked about, and one no deletes nothing; with it, unknown names are only warned
+    about.
+    """
+    with session.connect() as client:
+        what = Deletable(
+            kind="deployment",
+            listed=client.deployments.list,
+            delete=lambda deployment_id, dry: client.deployments.delete(deployment_id, dry_run=dry),
+        )
+        deleted = delete_all(session, client, what, DeleteOptions(deployments, force, dry_run))
+        if wait and not dry_run:
+            for target in deleted:
+                wait_until_deleted(session, client, target.name, target.id, wait_timeout)

@@ -1,0 +1,114 @@
+"""The flags about the engine that `create` and `update` share, and the engine's own help.
+
+Engine parameters are split as a shell would split them, so that JSON and blanks in quotes survive.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import click
+
+from exo_inference.cli.terminal import for_stream
+from exo_inference.errors import UsageError
+
+if TYPE_CHECKING:
+    from exo_inference.cli.session import Session
+    from exo_inference.wire import EngineParameter
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+INDENT = 24
+# The `exo` CLI lets a line grow to 57 columns after the indent where the width is not known.
+DEFAULT_TEXT_WIDTH = 57
+MIN_TEXT_WIDTH = 20
+
+
+def engine_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add the options about the engine to a command."""
+    options = [
+        click.option(
+            "--inference-engine-params",
+            "parameters",
+            metavar="<flags>",
+            multiple=True,
+            help="Flags of the engine, split as a shell does; may be given several times.",
+        ),
+        click.option(
+            "--inference-engine-version",
+            "engine_version",
+            metavar="<version>",
+            help="Version of the engine whose flags these are.",
+        ),
+        click.option(
+            "--inference-engine-parameter-help",
+            "parameter_help",
+            is_flag=True,
+            help="List the flags of the engine and exit.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def split_parameters(texts: Sequence[str]) -> list[str]:
+    """Split what `--inference-engine-params` was given, in order.
+
+    Raises:
+        UsageError: a quote is never closed.
+    """
+    parameters: list[str] = []
+    for text in texts:
+        try:
+            parameters += shlex.split(text)
+        except ValueError as exc:
+            raise UsageError(
+                f"--inference-engine-params: cannot split {text!r}: {str(exc).lower()}",
+                hint="Quote values with blanks as in a shell: "
+                """--inference-engine-params '--chat-template="a b"'""",
+            ) from exc
+    return parameters
+
+
+def print_parameter_help(session: Session, version: str | None) -> None:
+    """Ask the API for the engine's flags and print them by section."""
+    with session.connect() as client:
+        parameters = client.deployments.parameters(version or None)
+    width = text_width()
+    click.echo(for_stream(format_parameters(parameters, width), sys.stdout), nl=False)
+
+
+def text_width() -> int:
+    """Return how wide descriptions may be: what COLUMNS or the terminal leave after the indent."""
+    if os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty():
+        return max(MIN_TEXT_WIDTH, shutil.get_terminal_size().columns - INDENT)
+    return DEFAULT_TEXT_WIDTH
+
+
+def format_parameters(parameters: Sequence[EngineParameter], width: int) -> str:
+    """Format flags as the engine's own `--help` does: sections sorted, flags in server order."""
+    sections: dict[str, list[str]] = {}
+    for parameter in parameters:
+        sections.setdefault(parameter.section, []).append(_format_parameter(parameter, width))
+    blocks = (f"{name}:\n" + "".join(entries) for name, entries in sorted(sections.items()))
+    return "\n".join(blocks)
+
+
+def _format_parameter(parameter: EngineParameter, width: int) -> str:
+    head = "  " + ", ".join(parameter.flags)
+    if parameter.type not in ("boolean", "enum"):
+        head += " " + parameter.name.upper().replace("-", "_")
+    text = parameter.description
+    default = f"(default: {parameter.default})"
+    if parameter.default and default not in text:
+        text = f"{text} {default}".lstrip()
+    wrapped = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"{line}\n" for line in [head, *(" " * INDENT + part for part in wrapped)])

@@ -1,0 +1,27 @@
+"""`deployment list`."""
+
+from __future__ import annotations
+
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.tree import Example, command
+from exo_inference.cli.views import DEPLOYMENT_LIST
+from exo_inference.cli.zones import print_list
+
+
+@command(
+    "list",
+    aliases=["ls"],
+    examples=[
+        Example("List the deployments of every zone", "exo ai deployment list"),
+        Example("List those of one zone as JSON", "exo ai deployment list -z ch-dk-2 -O json"),
+        Example("Print only the names", "exo ai deployment ls --output-template '{{.Name}}'"),
+    ],
+)
+@pass_session
+def list_deployments(session: Session) -> None:
+    """List the deployments.
+
+    All zones are asked at the same time, or the one of `--zone`. A zone that cannot be reached is a
+    warning, and the command then ends with an error after printing what the others have.
+    """
+    print_list(session, DEPLOYMENT_LIST, lambda client: client.deployments.list())

@@ -1,0 +1,117 @@
+"""`deployment logs`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.durations import Moment
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.terminal import for_stream
+from exo_inference.cli.tree import Example, command
+from exo_inference.errors import UsageError
+
+if TYPE_CHECKING:
+    from exo_inference.wire import LogEntry
+
+DEFAULT_TAIL = 10
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """What `deployment logs` was asked for."""
+
+    deployment: str
+    tail: int
+    since: datetime | None
+    previous: bool
+    replica: str | None
+    follow: bool
+    timestamps: bool
+
+
+@command(
+    "logs",
+    examples=[
+        Example("Show the last lines of a deployment's engines", "exo ai deployment logs chat"),
+        Example("Go on with new lines as they are written", "exo ai deployment logs chat --follow"),
+        Example(
+            "See why a replica ended the last time",
+            "exo ai deployment logs chat --previous --tail 100",
+        ),
+        Example(
+            "Show the last ten minutes of one replica, with times",
+            "exo ai deployment logs chat --since 10m --replica chat-0 --timestamps --tail 1000",
+        ),
+    ],
+)
+@click.argument("deployment", metavar="<name-or-id>", shell_complete=complete_deployments)
+@click.option(
+    "--tail",
+    metavar="<lines>",
+    type=int,
+    default=DEFAULT_TAIL,
+    help=f"How many of the last lines (default {DEFAULT_TAIL}; 0 and below are the default, too).",
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on until interrupted.")
+@click.option(
+    "--since",
+    metavar="<time>",
+    type=Moment(),
+    help="Only lines from then on: 10m, 2h, or 2026-01-31T12:00:00Z.",
+)
+@click.option("--previous", is_flag=True, help="Show the engine run before the present one.")
+@click.option("--replica", metavar="<name>", help="Show one replica alone.")
+@click.option("--timestamps", is_flag=True, help="Begin each line with its time.")
+@pass_session
+def logs(
+    session: Session,
+    deployment: str,
+    tail: int,
+    follow: bool,
+    since: datetime | None,
+    previous: bool,
+    replica: str | None,
+    timestamps: bool,
+) -> None:
+    """Show what the engines of a deployment wrote.
+
+    Lines come oldest first. `--follow` survives restarts of the control plane and of replicas; it
+    ends when the deployment is deleted.
+    """
+    if follow and previous:
+        raise UsageError(
+            "--follow and --previous were both given: a run that has ended writes nothing more",
+            hint="Leave one of them out.",
+        )
+    lines = tail if tail > 0 else DEFAULT_TAIL
+    run(session, LogOptions(deployment, lines, since, previous, replica, follow, timestamps))
+
+
+def run(session: Session, options: LogOptions) -> None:
+    """Print the lines as they come."""
+    with session.connect() as client:
+        entries = client.deployments.logs(
+            client.deployments.find(options.deployment).id,
+            tail=options.tail,
+            since=options.since,
+            previous=options.previous,
+            replica=options.replica,
+            follow=options.follow,
+        )
+        for entry in entries:
+            click.echo(for_stream(format_entry(entry, options.timestamps), sys.stdout))
+
+
+def format_entry(entry: LogEntry, timestamps: bool) -> str:
+    """Return one line of the log as it is printed."""
+    if not timestamps:
+        return entry.message
+    from exo_inference.wire.base import format_time
+
+    return f"{format_time(entry.time)} {entry.message}"

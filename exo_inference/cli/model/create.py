@@ -1,0 +1,113 @@
+"""`model create`: fetch a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from exo_inference.cli.hub_token import TokenSources, read_token
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.tree import Example, command
+from exo_inference.cli.waiting import wait_for_model, wait_options
+from exo_inference.cli.writing import changed_id, dry_run_option, finish
+from exo_inference.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CreateOptions:
+    """What `model create` was asked to do."""
+
+    name: str
+    token: TokenSources
+    revision: str | None
+    wait: bool
+    wait_seconds: float
+    dry_run: bool
+
+
+@command(
+    "create",
+    aliases=["add", "download"],
+    examples=[
+        Example(
+            "Fetch a public model and wait until it is there",
+            "exo ai model create Qwen/Qwen3-0.6B --wait",
+        ),
+        Example(
+            "Fetch a gated model with a token that stays out of the shell's history",
+            "exo ai model create meta-llama/Llama-3.1-8B-Instruct "
+            "--huggingface-token-file ~/.hf-token",
+        ),
+        Example(
+            "Use a directory of the machine the control plane runs on",
+            "exo ai model create file:///srv/models/my-llama",
+        ),
+        Example(
+            "Use the small model that comes with the program", "exo ai model add exo/tiny-chat"
+        ),
+    ],
+)
+@click.argument("name", metavar="<name>")
+@click.option(
+    "--huggingface-token",
+    metavar="<token>",
+    help="Hub token. Others on this machine can read it while the command runs; prefer the file.",
+)
+@click.option(
+    "--huggingface-token-file",
+    metavar="<file>",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    help="File that holds the Hub token, `-` for stdin; without it [env HF_TOKEN].",
+)
+@click.option(
+    "--revision", metavar="<revision>", help="Branch, tag or commit of the Hub repository."
+)
+@wait_options("the model is ready")
+@dry_run_option
+@pass_session
+def create(
+    session: Session,
+    name: str,
+    huggingface_token: str | None,
+    huggingface_token_file: Path | None,
+    revision: str | None,
+    wait: bool,
+    wait_timeout: float,
+    dry_run: bool,
+) -> None:
+    """Fetch a model.
+
+    The name says where from: `org/name` on the Hugging Face Hub, `file:///path` on the server, or
+    `exo/tiny-chat`, which comes with the program. The command returns as soon as the model is
+    recorded; `--wait` follows the download to its end.
+    """
+    tokens = TokenSources(huggingface_token, huggingface_token_file)
+    run(session, CreateOptions(name, tokens, revision, wait, wait_timeout, dry_run))
+
+
+def run(session: Session, options: CreateOptions) -> None:
+    """Create the model, and wait for it when asked to."""
+    if not options.name:
+        raise UsageError("<name> is empty", hint="Give the model's name, such as Qwen/Qwen3-0.6B.")
+    token = read_token(options.token)
+    with session.connect() as client:
+        operation = finish(
+            session,
+            client,
+            f'Creating model "{options.name}"',
+            lambda: client.models.create(
+                options.name,
+                huggingface_token=token,
+                revision=options.revision,
+                dry_run=options.dry_run,
+            ),
+        )
+        if options.dry_run:
+            session.success("Model would be created (dry run).")
+            return
+        session.success("Model created.")
+        if options.wait:
+            model_id = changed_id(operation) or client.models.find(options.name).id
+            wait_for_model(session, client, options.name, model_id, options.wait_seconds)

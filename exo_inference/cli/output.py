@@ -1,0 +1,140 @@
+"""Prints what a command found: as a table, as JSON, as text, or through a template.
+
+Commands hand over `Field`s, which `views.py` makes from the API's objects; the keys, their order and
+the exact form are those of the `exo` CLI and are frozen by tests. Data goes to stdout; progress,
+warnings and errors go to stderr elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+
+from exo_inference.cli.table import draw_list, draw_rows
+from exo_inference.cli.template import Template
+from exo_inference.cli.terminal import for_stream, is_hazardous
+
+Value = str | int | bool | list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of an object, with its name in each form of output.
+
+    Attributes:
+        key: in JSON.
+        go_name: in templates.
+        label: in tables; empty for a field that tables leave out.
+        value: what it holds.
+        added: ours, not known to the `exo` CLI: left out of text, last in JSON.
+    """
+
+    key: str
+    go_name: str
+    label: str
+    value: Value
+    added: bool = False
+
+    @property
+    def text(self) -> str:
+        """The value as it stands in tables, text and templates."""
+        if isinstance(self.value, bool):
+            return "true" if self.value else "false"
+        return str(self.value)
+
+
+Record = tuple[Field, ...]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where and how one command prints.
+
+    Attributes:
+        format: `table`, `json` or `text`.
+        template: beats the format.
+        quiet: print no success lines.
+    """
+
+    format: Literal["table", "json", "text"] = "table"
+    template: Template | None = None
+    quiet: bool = False
+
+    def show(self, record: Record, *, rows: Sequence[tuple[str, str]] = ()) -> None:
+        """Print one object.
+
+        Args:
+            record: its fields.
+            rows: further rows that only the table has.
+        """
+        if self.template is not None:
+            _print_last_line(self.template.render(_template_values(record)))
+        elif self.format == "json":
+            _print(_to_json(_json_object(record)) + "\n")
+        elif self.format == "text":
+            _print_last_line(_text_line(record))
+        else:
+            cells = [(field.label, field.text) for field in record if field.label]
+            _print(draw_rows([*cells, *rows]))
+
+    def show_list(self, records: Sequence[Record], headers: Sequence[str]) -> None:
+        """Print a list of objects of one kind.
+
+        Args:
+            records: the objects.
+            headers: labels of the fields, for when there is no object to take them from.
+        """
+        if self.template is not None:
+            for record in records:
+                _print(self.template.render(_template_values(record)) + "\n")
+        elif self.format == "json":
+            _print(_to_json([_json_object(record) for record in records]) + "\n")
+        elif self.format == "text":
+            _print("".join(_text_line(record) + "\n" for record in records))
+        else:
+            _print(draw_list(headers, [[f.text for f in _known(record)] for record in records]))
+
+    def success(self, line: str) -> None:
+        """Say that a change was made, unless `-Q` was given."""
+        if not self.quiet:
+            _print(line + "\n")
+
+
+def _known(record: Record) -> Record:
+    return tuple(field for field in record if not field.added)
+
+
+def _text_line(record: Record) -> str:
+    return "\t".join(field.text for field in _known(record))
+
+
+def _template_values(record: Record) -> dict[str, str]:
+    return {field.go_name: field.text for field in record}
+
+
+def _json_object(record: Record) -> dict[str, Value]:
+    ordered = sorted(record, key=lambda field: field.added)
+    return {field.key: field.value for field in ordered}
+
+
+def _to_json(value: object) -> str:
+    """Return compact JSON in which nothing is left that a terminal might act on."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(f"\\u{ord(c):04x}" if is_hazardous(c) else c for c in text)
+
+
+def _print_last_line(text: str) -> None:
+    """Print without a final newline into a pipe, as the `exo` CLI does; with one on a terminal."""
+    _print(text + "\n" if sys.stdout.isatty() else text)
+
+
+def _print(text: str) -> None:
+    if text:
+        click.echo(for_stream(text, sys.stdout), nl=False)

@@ -1,0 +1,33 @@
+"""Questions to the user. Used by the commands that destroy something."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from exo_inference.cli.terminal import harmless
+from exo_inference.errors import ExoError
+
+
+def confirm(question: str, *, instead: str) -> bool:
+    """Ask a question that only `y` or `yes` affirms, in the form of the `exo` CLI.
+
+    The answer is one line of stdin, also when that is a pipe, so that answers can be scripted.
+
+    Args:
+        question: what to ask, without the question's mark-up.
+        instead: the flag that makes the question unnecessary, for the hint.
+
+    Raises:
+        ExoError: stdin ended before there was an answer.
+    """
+    click.echo(f"[+] {harmless(question)} [yN]: ", nl=False)
+    sys.stdout.flush()
+    answer = sys.stdin.readline()
+    if not answer:
+        click.echo()
+        raise ExoError(
+            "no answer to the question: the input ended", hint=f"Use {instead} to skip it."
+        )
+    return answer.strip().lower() in ("y", "yes")

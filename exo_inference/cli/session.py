@@ -1,0 +1,121 @@
+"""What every command that talks to the API starts from: flags, settings, clients, output.
+
+A `Session` is made once per command line. It reads the settings when they are first needed, so that
+help and usage errors need neither a configuration nor the libraries that read it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, cast
+
+import click
+
+from exo_inference.cli.flags import GlobalFlags, given_flags
+from exo_inference.cli.output import Output
+from exo_inference.cli.template import parse_template
+
+if TYPE_CHECKING:
+    from exo_inference.sdk import Client
+    from exo_inference.settings import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LIST_TIMEOUT_SECONDS = 15.0
+
+
+class Session:
+    """One run of one command.
+
+    Attributes:
+        flags: the global flags as given.
+    """
+
+    def __init__(self, flags: GlobalFlags) -> None:
+        self.flags = flags
+
+    @classmethod
+    def of(cls, ctx: click.Context) -> Session:
+        """Make the session of a command line from its context."""
+        return cls(given_flags(ctx))
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """The resolved settings.
+
+        Raises:
+            ConfigurationError: there are no credentials; the hint says how to get some.
+            UsageError: a variable or the configuration file is malformed.
+        """
+        from exo_inference.settings import Flags, load_settings
+
+        return load_settings(
+            Flags(
+                zone=self.flags.zone,
+                config_file=self.flags.config_file,
+                account=self.flags.account,
+                state_dir=self.flags.state_dir,
+                output_format=self.flags.output_format,
+                timeout_seconds=self.flags.timeout_seconds,
+            )
+        )
+
+    @property
+    def quiet(self) -> bool:
+        """Whether only data and errors are printed."""
+        return self.flags.quiet
+
+    @property
+    def list_timeout_seconds(self) -> float:
+        """How long a list command waits for one zone; infinity for no limit."""
+        chosen = self.settings.timeout_seconds
+        return LIST_TIMEOUT_SECONDS if chosen is None else chosen
+
+    def connect(self, *, timeout_seconds: float | None = None) -> Client:
+        """Return a client of the configured endpoint, to be used as a context manager.
+
+        Args:
+            timeout_seconds: limit for one request; the library's own by default.
+        """
+        from exo_inference.sdk import Client
+
+        # The limit of the settings is that of list commands; other requests may take longer.
+        return Client(settings=replace(self.settings, timeout_seconds=timeout_seconds))
+
+    def output(self, field_names: tuple[str, ...] = ()) -> Output:
+        """Return how to print, with the template checked against what it may use.
+
+        Args:
+            field_names: the fields of what will be printed; none for commands that print no object.
+
+        Raises:
+            UsageError: the template is malformed or uses an unknown field.
+        """
+        template = None
+        if self.flags.output_template is not None:
+            template = parse_template(self.flags.output_template)
+            template.check(field_names)
+        chosen = self.flags.output_format or self.settings.output_format
+        known = chosen if chosen in ("json", "text") else "table"
+        return Output(
+            format=cast(Literal["table", "json", "text"], known),
+            template=template,
+            quiet=self.quiet,
+        )
+
+    def success(self, line: str) -> None:
+        """Say on stdout that a change was made, unless `-Q` was given."""
+        Output(quiet=self.quiet).success(line)
+
+
+def pass_session(function: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
+    """Hand a command its session as the first argument."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(Session.of(click.get_current_context()), *args, **kwargs)
+
+    return run

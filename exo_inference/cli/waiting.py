@@ -1,0 +1,116 @@
+"""`--wait`: follow an object until it is ready, with its state details, or say why it is not.
+
+The waiting itself is the SDK's; here are the flags and what is shown meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import click
+
+from exo_inference.cli.durations import Limit
+from exo_inference.cli.progress import step
+from exo_inference.cli.views import download_progress
+
+if TYPE_CHECKING:
+    from exo_inference.cli.session import Session
+    from exo_inference.sdk import Client
+    from exo_inference.wire import Deployment, Model
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_WAIT_SECONDS = 1800.0
+
+
+def wait_options(until: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Add `--wait` and `--timeout` to a command.
+
+    Args:
+        until: what is waited for, as `the model is ready`.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        timeout = click.option(
+            "--timeout",
+            "wait_timeout",
+            metavar="<duration>",
+            type=Limit(),
+            default=DEFAULT_WAIT_SECONDS,
+            help="How long --wait waits, -1s for ever (default 30m); "
+            "then the command ends with exit code 8.",
+        )
+        wait = click.option("--wait", is_flag=True, help=f"Return when {until}.")
+        return wait(timeout(function))
+
+    return decorate
+
+
+def wait_for_model(
+    session: Session, client: Client, name: str, model_id: str, limit_seconds: float
+) -> Model:
+    """Wait until a model is ready.
+
+    Raises:
+        NotReady: it is not, and the time is up or it never will be.
+    """
+    with step(f'Waiting for model "{name}"', quiet=session.quiet) as running:
+        return client.models.wait_until_ready(
+            model_id,
+            timeout=limit_seconds,
+            on_change=lambda model: running.detail(model_standing(model)),
+        )
+
+
+def wait_for_deployment(
+    session: Session, client: Client, name: str, deployment_id: str, limit_seconds: float
+) -> Deployment:
+    """Wait until a deployment is ready.
+
+    Raises:
+        NotReady: it is not, and the time is up or it never will be.
+    """
+    with step(f'Waiting for deployment "{name}"', quiet=session.quiet) as running:
+        return client.deployments.wait_until_ready(
+            deployment_id,
+            timeout=limit_seconds,
+            on_change=lambda deployment: running.detail(deployment_standing(deployment)),
+        )
+
+
+def wait_until_deleted(
+    session: Session, client: Client, name: str, deployment_id: str, limit_seconds: float
+) -> None:
+    """Wait until a deployment is gone with all it used.
+
+    Raises:
+        NotReady: it is still there when the time is up.
+    """
+    with step(f'Waiting until deployment "{name}" is gone', quiet=session.quiet) as running:
+        client.deployments.wait_until_deleted(
+            deployment_id,
+            timeout=limit_seconds,
+            on_change=lambda deployment: running.detail(deployment_standing(deployment)),
+        )
+
+
+def model_standing(model: Model) -> str:
+    """Say in one line where a model stands."""
+    parts = [str(model.state)]
+    if model.downloaded_bytes is not None and str(model.state) == "downloading":
+        parts.append(download_progress(model))
+    elif model.state_details:
+        parts.append(model.state_details)
+    return ": ".join(parts)
+
+
+def deployment_standing(deployment: Deployment) -> str:
+    """Say in one line where a deployment stands."""
+    parts = [str(deployment.state)]
+    if deployment.ready_replicas is not None and deployment.replicas:
+        parts[0] += f" ({deployment.ready_replicas}/{deployment.replicas} replicas ready)"
+    if deployment.state_details:
+        parts.append(deployment.state_details)
+    return ": ".join(parts)

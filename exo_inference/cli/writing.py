@@ -1,0 +1,44 @@
+"""What the commands that change something share: `--dry-run`, `--force`, and the operation's end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from exo_inference.cli.progress import step
+
+if TYPE_CHECKING:
+    from exo_inference.cli.session import Session
+    from exo_inference.sdk import Client
+    from exo_inference.wire import Operation
+
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Only check whether the control plane would accept it."
+)
+
+force_option = click.option("-f", "--force", is_flag=True, help="Do not ask.")
+
+
+def finish(
+    session: Session, client: Client, title: str, write: Callable[[], Operation]
+) -> Operation:
+    """Make a change and wait until it is accepted and recorded.
+
+    Args:
+        session: the flags.
+        client: what the change is made through.
+        title: what is being done, as `Creating model "x"`.
+        write: makes the change.
+
+    Raises:
+        OperationFailed: it was accepted and then failed.
+    """
+    with step(title, quiet=session.quiet):
+        return client.operations.wait(write())
+
+
+def changed_id(operation: Operation) -> str | None:
+    """Return the id of the object that an operation is about, where the server said so."""
+    return operation.reference.id if operation.reference is not None else None
