@@ -186,15 +186,17 @@ def _build(
     request: Request,
     read_timeout_seconds: float | None = None,
 ) -> httpx.Request:
+    if client.is_closed:
+        raise UsageError(f"{request.action}: this client is closed", hint="Make a new one.")
     url = endpoint + request.target
     headers = options.headers_for(request, url)
     if options.trace:
         _trace.trace_request(request.method, url, headers, request.body or b"")
-    timeout = options.timeout
+    timeout = options.timeout.as_dict()
     if read_timeout_seconds is not None:
-        timeout = httpx.Timeout(timeout, read=read_timeout_seconds)
+        timeout["read"] = read_timeout_seconds
     return client.build_request(
-        request.method, url, content=request.body, headers=headers, timeout=timeout
+        request.method, url, content=request.body, headers=headers, timeout=httpx.Timeout(**timeout)
     )
 
 

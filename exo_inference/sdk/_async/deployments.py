@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from exo_inference.sdk import _lookup, _requests
-from exo_inference.sdk._async import follow, waits
+from exo_inference.sdk._async import waits
+from exo_inference.sdk._async.follow import follow_logs
 from exo_inference.wire import (
     Deployment,
     EngineParameter,
@@ -135,7 +137,7 @@ class AsyncDeployments:
         previous: bool = False,
         replica: str | None = None,
         follow: bool = False,
-    ) -> AsyncIterator[LogEntry]:
+    ) -> AsyncGenerator[LogEntry, None]:
         """Yield log lines, oldest first.
 
         A followed log goes on until the deployment is gone; where the connection breaks, it is
@@ -151,8 +153,9 @@ class AsyncDeployments:
         """
         query = _requests.log_query(tail=tail, since=since, previous=previous, replica=replica)
         if follow:
-            async for entry in _follow(self._client, deployment_id, query, since):
-                yield entry
+            async with aclosing(follow_logs(self._client, deployment_id, query, since)) as entries:
+                async for entry in entries:
+                    yield entry
             return
         for entry in await self._client.send(_requests.deployment_logs(deployment_id, query)):
             yield entry
@@ -205,6 +208,3 @@ class AsyncDeployments:
         await waits.wait_until_deleted(
             self._client._http, lambda: self.get(deployment_id), timeout, on_change
         )
-
-
-_follow = follow.follow_logs

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from exo_inference.sdk import _lookup, _requests
-from exo_inference.sdk._sync import follow, waits
+from exo_inference.sdk._sync import waits
+from exo_inference.sdk._sync.follow import follow_logs
 from exo_inference.wire import (
     Deployment,
     EngineParameter,
@@ -136,7 +138,7 @@ class Deployments:
         previous: bool = False,
         replica: str | None = None,
         follow: bool = False,
-    ) -> Iterator[LogEntry]:
+    ) -> Generator[LogEntry, None, None]:
         """Yield log lines, oldest first.
 
         A followed log goes on until the deployment is gone; where the connection breaks, it is
@@ -152,8 +154,9 @@ class Deployments:
         """
         query = _requests.log_query(tail=tail, since=since, previous=previous, replica=replica)
         if follow:
-            for entry in _follow(self._client, deployment_id, query, since):
-                yield entry
+            with closing(follow_logs(self._client, deployment_id, query, since)) as entries:
+                for entry in entries:
+                    yield entry
             return
         for entry in self._client.send(_requests.deployment_logs(deployment_id, query)):
             yield entry
@@ -206,6 +209,3 @@ class Deployments:
         waits.wait_until_deleted(
             self._client._http, lambda: self.get(deployment_id), timeout, on_change
         )
-
-
-_follow = follow.follow_logs

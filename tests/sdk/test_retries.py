@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+
+from exo_inference import errors
+from exo_inference.sdk import AsyncClient, Client
+
+from .fake_api import Answer, FakeApi, VirtualTime
+
+OPERATION = {"id": "o-1", "state": "success"}
+BUSY = Answer({"message": "busy"}, status=503)
+
+
+def test_read_is_repeated_after_a_broken_connection(api: FakeApi, client: Client):
+    api.on("GET", "/ai/model", Answer(hang_up=True), Answer({}, status=502), {"models": []})
+    assert client.models.list() == []
+    assert len(api.seen) == 3
+
+
+def test_create_repeats_with_the_same_idempotency_key(api: FakeApi, client: Client):
+    api.on("POST", "/ai/model", Answer(hang_up=True), BUSY, OPERATION)
+    client.models.create("org/x")
+    keys = {seen.headers["idempotency-key"] for seen in api.seen}
+    assert len(api.seen) == 3
+    assert len(keys) == 1
+
+
+def test_two_creates_have_two_keys(api: FakeApi, client: Client):
+    api.on("POST", "/ai/model", OPERATION)
+    client.models.create("org/x")
+    client.models.create("org/x")
+    first, second = api.seen
+    assert first.headers["idempotency-key"] != second.headers["idempotency-key"]
+
+
+@pytest.mark.parametrize("answer", [Answer(hang_up=True), BUSY], ids=["hang-up", "503"])
+def test_changes_without_a_key_are_never_repeated(api: FakeApi, client: Client, answer: Answer):
+    api.on("POST", "/ai/deployment/d-1/scale", answer, OPERATION)
+    api.on("PATCH", "/ai/deployment/d-1", answer, OPERATION)
+    with pytest.raises((errors.ConnectionFailed, errors.ServerError)):
+        client.deployments.scale("d-1", 2)
+    with pytest.raises((errors.ConnectionFailed, errors.ServerError)):
+        client.deployments.update("d-1", name="x")
+    assert len(api.seen) == 2
+
+
+def test_lost_answer_of_a_change_says_that_it_may_have_happened(api: FakeApi, client: Client):
+    api.on("POST", "/ai/deployment/d-1/scale", Answer(hang_up=True))
+    with pytest.raises(errors.ConnectionFailed, match="may have been carried out") as caught:
+        client.deployments.scale("d-1", 2)
+    assert caught.value.request_sent
+
+
+def test_refused_connection_is_repeated_for_any_request(clock: VirtualTime):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}/v2"
+    with Client("EXOk", "s", endpoint=endpoint) as client:
+        client._http.sleep = clock.sleep
+        with pytest.raises(errors.ConnectionFailed, match="cannot connect to 127") as caught:
+            client.deployments.scale("d-1", 2)
+    assert clock.sleeps == [0.2, 0.4, 0.8]
+    assert not caught.value.request_sent
+    assert "status" in caught.value.hint
+
+
+def test_retry_after_is_honoured_for_any_request(api: FakeApi, client: Client, clock: VirtualTime):
+    slow_down = Answer({}, status=429, headers={"Retry-After": "7"})
+    api.on("POST", "/ai/deployment/d-1/scale", slow_down, OPERATION)
+    client.deployments.scale("d-1", 2)
+    assert clock.sleeps == [7]
+
+
+def test_long_retry_after_is_left_to_the_caller(api: FakeApi, client: Client, clock: VirtualTime):
+    api.on("GET", "/ai/model", Answer({}, status=429, headers={"Retry-After": "3600"}))
+    with pytest.raises(errors.TooManyRequests) as caught:
+        client.models.list()
+    assert caught.value.retry_after_seconds == 3600
+    assert clock.sleeps == []
+
+
+def test_attempts_are_bounded_and_the_last_error_is_told(
+    api: FakeApi, client: Client, clock: VirtualTime
+):
+    api.on("GET", "/ai/model", Answer({"title": "Down", "detail": "for a while"}, status=503))
+    with pytest.raises(errors.ServerError, match="Down: for a while"):
+        client.models.list()
+    assert len(api.seen) == 4
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 412, 501])
+def test_refusals_are_not_repeated(api: FakeApi, client: Client, status: int):
+    api.on("GET", "/ai/model", Answer({}, status=status))
+    with pytest.raises(errors.ApiError):
+        client.models.list()
+    assert len(api.seen) == 1
+
+
+async def test_asynchronous_client_repeats_likewise(api: FakeApi, async_client: AsyncClient):
+    api.on("DELETE", "/ai/model/m-1", Answer(hang_up=True), BUSY, OPERATION)
+    async with async_client as client:
+        operation = await client.models.delete("m-1")
+    assert operation.id == "o-1"
+    assert len(api.seen) == 3
+
+
+FOREIGN = [
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.ReadTimeout,
+    httpx.WriteTimeout,
+    httpx.PoolTimeout,
+    httpx.ReadError,
+    httpx.WriteError,
+    httpx.CloseError,
+    httpx.RemoteProtocolError,
+    httpx.LocalProtocolError,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+    httpx.DecodingError,
+    httpx.TooManyRedirects,
+    ConnectionResetError,
+    TimeoutError,
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=lambda kind: kind.__name__)
+def test_foreign_exceptions_do_not_leak(foreign: type[Exception], clock: VirtualTime):
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise foreign("boom")
+
+    client = Client("EXOk", "s", endpoint="http://h/v2", transport=httpx.MockTransport(fail))
+    client._http.sleep = clock.sleep
+    with client:
+        with pytest.raises(errors.ExoError) as caught:
+            client.models.list()
+        with pytest.raises(errors.ExoError):
+            list(client.deployments.logs("d-1", follow=True))
+    assert isinstance(caught.value.__cause__, foreign)
+
+
+def test_closed_client_says_so(client: Client):
+    client.close()
+    with pytest.raises(errors.UsageError, match="this client is closed"):
+        client.models.list()
+
+
+def test_our_errors_do_not_subclass_foreign_ones():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert len(kinds) > 10
+    for kind in kinds:
+        homes = {base.__module__.partition(".")[0] for base in kind.__mro__}
+        assert homes == {"exo_inference", "builtins"}, kind
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b'"text"',
+        b'{"models": 3}',
+        b'{"models": [{"id": "x"}]}',
+        b'{"models": [{"id": "x", "name": "n", "state": 1, "model-size": 2.5}]}',
+        b"\xff",
+    ],
+    ids=repr,
+)
+def test_unreadable_success_is_an_error_of_ours(api: FakeApi, client: Client, body: bytes):
+    api.on("GET", "/ai/model", Answer(body))
+    with pytest.raises(errors.InvalidAnswer, match="listing the models"):
+        client.models.list()
