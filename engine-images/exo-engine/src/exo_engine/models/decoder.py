@@ -112,7 +112,7 @@ class Decoder:
             }
             for suffix, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
                 if fused is not None:
-                    parts = torch.split(fused, (query, kv, kv))
+                    parts = torch.split(fused, [query, kv, kv])
                     for name, part in zip("qkv", parts, strict=True):
                         views[f"self_attn.{name}_proj.{suffix}"] = part
             for suffix, fused in (("weight", layer.gate_up), ("bias", layer.gate_up_bias)):
@@ -137,7 +137,7 @@ class Decoder:
         spec = self.spec
         heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, spec.head_dim)
         queries, keys, values = torch.split(
-            heads, (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1
+            heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1
         )
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = F.rms_norm(queries, (spec.head_dim,), layer.query_norm, spec.rms_norm_eps)

@@ -10,6 +10,7 @@ Legend: N rows (sequences that sample in this step), V vocabulary.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -89,33 +90,35 @@ def _adjust(logits: Tensor, rows: Seq[SamplingRow]) -> None:
 def _penalize(logits: Tensor, row: SamplingRow) -> None:
     """Apply penalties to one row's logits (V,), in place."""
     params, device = row.params, logits.device
-    output = torch.tensor(row.output_token_ids, dtype=torch.int64, device=device)
     if params.repetition_penalty != 1.0:
-        prompt = torch.tensor(row.prompt_token_ids, dtype=torch.int64, device=device)
-        seen = torch.cat((prompt, output)).unique()
+        seen = torch.tensor(sorted({*row.prompt_token_ids, *row.output_token_ids}), device=device)
         values = logits[seen]
         logits[seen] = torch.where(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
         )
-    if len(output):
-        ids, counts = output.unique(return_counts=True)
-        logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
+    if row.output_token_ids:
+        counts = Counter(row.output_token_ids)
+        ids = torch.tensor(list(counts), device=device)
+        occurrences = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
+        logits[ids] -= params.frequency_penalty * occurrences + params.presence_penalty
 
 
 def _draw(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
     """Draw one token per row: (N, V) to (N,) int64."""
     device = logits.device
-    # In float64, so that a draw does not hang on the last bit of a sum over the vocabulary.
     temperatures = torch.tensor([row.params.temperature for row in rows], device=device)
     scaled = logits / temperatures.clamp_min(1e-6).unsqueeze(1)
     keys = np.array([row.key for row in rows], dtype=np.uint64)
     counters = np.array([len(row.output_token_ids) for row in rows], dtype=np.uint64)
     numbers = torch.from_numpy(uniform(keys, counters)).to(device)
     if any(row.params.min_p > 0.0 for row in rows):
-        floors = torch.tensor([math.log(max(row.params.min_p, 1e-38)) for row in rows])
+        floors = torch.tensor(
+            [math.log(row.params.min_p) if row.params.min_p > 0.0 else -math.inf for row in rows]
+        )
         limit = scaled.amax(dim=-1, keepdim=True) + floors.to(device).unsqueeze(1)
         scaled.masked_fill_(scaled < limit, -math.inf)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
+    # Sums in float64, so that a draw does not hang on the last bit of a sum over the vocabulary.
     plain = [i for i, row in enumerate(rows) if not _is_filtered(row.params)]
     filtered = [i for i, row in enumerate(rows) if _is_filtered(row.params)]
     if plain:
@@ -155,8 +158,7 @@ def _draw_sorted(
     ranks = torch.arange(values.shape[1], device=values.device)
     kept = values.double().masked_fill(ranks >= top_ks.unsqueeze(1), -math.inf)
     # top-p counts within what top-k keeps.
-    is_cut = top_ks < 2**31
-    within = torch.where(is_cut & (top_ks <= values.shape[1]), kept.logsumexp(dim=-1), totals)
+    within = torch.where(top_ks <= values.shape[1], kept.logsumexp(dim=-1), totals)
     probabilities = (kept - within.unsqueeze(1)).exp()
     # A token stays while the ones before it do not yet reach top-p; so the first always stays.
     before = probabilities.cumsum(dim=-1) - probabilities

@@ -1,0 +1,150 @@
+"""How many KV blocks there is room for.
+
+`EngineCore` asks once, after the weights are loaded. On a CPU the size is a setting; on CUDA it is
+what `gpu_memory_utilization` leaves after weights and a profiled worst step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from exo_engine.config import DTYPE_BYTES, ResolvedConfig, default_cpu_kv_cache_bytes
+from exo_engine.errors import OutOfMemory
+from exo_engine.models.spec import DecoderSpec
+
+logger = logging.getLogger(__name__)
+
+
+def block_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
+    """Return the bytes of one KV block over all layers."""
+    return config.block_size * spec.kv_bytes_per_token(DTYPE_BYTES[config.dtype])
+
+
+def free_host_bytes() -> int:
+    """Return the memory that could be taken without swapping, within the cgroup's limit."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+            break
+    else:
+        available = 2**31
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
+    except OSError:
+        return available
+    return available if limit == "max" else max(0, min(available, int(limit) - int(used)))
+
+
+def check_weights_fit(spec: DecoderSpec, config: ResolvedConfig) -> None:
+    """Refuse, before anything is allocated, weights that the device has no room for.
+
+    Raises:
+        OutOfMemory: with what is needed and what is free.
+    """
+    needed = spec.num_parameters * DTYPE_BYTES[config.dtype]
+    free = torch.cuda.mem_get_info()[0] if config.device == "cuda" else free_host_bytes()
+    if needed > free:
+        smaller = " or --dtype bfloat16" if config.dtype == "float32" else ""
+        raise OutOfMemory(
+            f"loading the weights of {config.model_dir} in {config.dtype} takes "
+            f"{_gib(needed)}, but only {_gib(free)} are free on the {config.device} device",
+            hint=f"Free memory, or use a smaller model{smaller}.",
+        )
+
+
+def choose_num_blocks(
+    spec: DecoderSpec, config: ResolvedConfig, profile: Callable[[], None]
+) -> int:
+    """Return how many KV blocks to allocate.
+
+    Args:
+        spec: the model.
+        config: its settings.
+        profile: runs the largest step, so that its peak memory can be read (CUDA only).
+
+    Raises:
+        OutOfMemory: not even one block fits.
+    """
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    size = block_bytes(spec, config)
+    most = config.max_num_seqs * config.max_blocks_per_seq
+    if config.kv_cache_bytes is not None:
+        budget, source = config.kv_cache_bytes, "the KV cache size asked for"
+    elif config.device == "cpu":
+        budget, source = default_cpu_kv_cache_bytes(free_host_bytes()), "the default KV cache size"
+    else:
+        budget, source = _cuda_budget(config, profile), "what --gpu-memory-utilization leaves"
+    num_blocks = min(budget // size, most)
+    if num_blocks < 1:
+        raise OutOfMemory(
+            f"{source} is {_gib(max(budget, 0))}, but one KV block of {config.block_size} tokens "
+            f"takes {_gib(size)}",
+            hint="Raise --gpu-memory-utilization, or use a smaller model or --dtype."
+            if config.device == "cuda"
+            else "Raise the KV cache size, or use a smaller model.",
+        )
+    return num_blocks
+
+
+def fit_model_len(config: ResolvedConfig, num_blocks: int, *, was_asked: bool) -> int:
+    """Return the longest sequence that the cache can hold, at most `max_model_len`.
+
+    Args:
+        config: the settings.
+        num_blocks: blocks in the cache.
+        was_asked: whether `max_model_len` was set by the user, rather than by the model.
+
+    Raises:
+        OutOfMemory: the user asked for more than the cache can hold.
+    """
+    capacity = num_blocks * config.block_size
+    if config.max_model_len <= capacity:
+        return config.max_model_len
+    if was_asked:
+        raise OutOfMemory(
+            f"one sequence of --max-model-len {config.max_model_len} tokens needs "
+            f"{config.max_blocks_per_seq} KV blocks, but there is room for {num_blocks} "
+            f"({capacity} tokens)",
+            hint=f"Use --max-model-len {capacity} or less, or give the KV cache more memory.",
+        )
+    logger.warning(
+        "the KV cache holds %d tokens, so that is the longest sequence, not the model's %d",
+        capacity,
+        config.max_model_len,
+    )
+    return capacity
+
+
+def _cuda_budget(config: ResolvedConfig, profile: Callable[[], None]) -> int:
+    """Return the bytes that weights, other processes and the largest step leave."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    profile()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    # What this process holds outside torch, and what other processes hold.
+    elsewhere = total - free - torch.cuda.memory_reserved()
+    budget = int(total * config.gpu_memory_utilization) - peak - elsewhere
+    logger.info(
+        "of %s, %s are used by weights and the largest step, %s elsewhere; %s for the KV cache",
+        _gib(total),
+        _gib(peak),
+        _gib(elsewhere),
+        _gib(max(budget, 0)),
+    )
+    return budget
+
+
+def _gib(num_bytes: int) -> str:
+    if num_bytes < 2**30 // 10:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / 2**30:.1f} GiB"

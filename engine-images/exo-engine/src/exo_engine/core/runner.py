@@ -1,0 +1,121 @@
+"""Turns a scheduled step into tensors, runs the model, and samples.
+
+`EngineCore` owns one; it is the only part of the core that touches tensors. It keeps no request
+state: everything it needs is in the step.
+
+Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from exo_engine.attention import create_backend
+from exo_engine.attention.base import Span, StepLayout
+from exo_engine.attention.kv_cache import KVCache
+from exo_engine.core.scheduler import ScheduledSequence, ScheduledStep
+from exo_engine.core.sequence import SampledToken
+from exo_engine.models.decoder import Decoder
+from exo_engine.sampling.logprobs import gather_logprobs
+from exo_engine.sampling.sampler import SamplingRow, sample
+
+# Rows of float32 logits held at once for prompt log-probabilities.
+_MAX_LOGIT_ROWS = 256
+
+
+class ModelRunner:
+    """A model, its KV cache and its attention backend on one device."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        *,
+        attention_backend: str,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._device = decoder.device
+        self._attention = create_backend(attention_backend, decoder.spec, cache)
+        # Some configurations name a token that the vocabulary does not have.
+        vocab_size = decoder.spec.vocab_size
+        self._eos_token_ids = tuple(i for i in eos_token_ids if 0 <= i < vocab_size)
+
+    @torch.inference_mode()
+    def run(self, step: ScheduledStep) -> dict[str, SampledToken]:
+        """Compute a step and return the next token of each sequence that reached its end.
+
+        Log-probabilities of prompts are written into the sequences that collect them.
+        """
+        self._cache.copy_blocks(step.copies)
+        items = sorted(step.items.values(), key=lambda item: item.num_tokens > 1)
+        hidden = self._forward(items)
+        lasts, row = [], 0
+        for item in items:
+            if item.sequence.prompt_logprobs is not None:
+                self._collect_prompt_logprobs(item, hidden[row : row + item.num_tokens])
+            row += item.num_tokens
+            if item.samples:
+                lasts.append(row - 1)
+        sampling = [item for item in items if item.samples]
+        if not sampling:
+            return {}
+        logits = self._decoder.logits(hidden[torch.tensor(lasts, device=self._device)])
+        tokens = sample(logits, [self._sampling_row(item) for item in sampling])
+        return {
+            item.sequence.sequence_id: token for item, token in zip(sampling, tokens, strict=True)
+        }
+
+    def _forward(self, items: list[ScheduledSequence]) -> Tensor:
+        """Run the tokens of `items` (single tokens first) through the model: (T, E)."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        spans: list[Span] = []
+        for item in items:
+            spans.append(Span(len(token_ids), item.num_tokens, item.end, item.block_table))
+            token_ids.extend(item.sequence.token_ids[item.start : item.end])
+            positions.extend(range(item.start, item.end))
+            slots.extend(self._slots(item))
+        num_decodes = sum(1 for span in spans if span.num_tokens == 1)
+        # One transfer for all three.
+        packed = torch.tensor([token_ids, positions, slots]).to(self._device)
+        self._attention.begin(
+            StepLayout(tuple(spans[:num_decodes]), tuple(spans[num_decodes:]), packed[2])
+        )
+        return self._decoder.forward(packed[0], packed[1], self._attention)
+
+    def _slots(self, item: ScheduledSequence) -> Iterator[int]:
+        size = self._cache.block_size
+        for position in range(item.start, item.end):
+            yield item.block_table[position // size] * size + position % size
+
+    def _sampling_row(self, item: ScheduledSequence) -> SamplingRow:
+        sequence = item.sequence
+        params = sequence.request.params
+        return SamplingRow(
+            params=params,
+            prompt_token_ids=sequence.request.prompt_token_ids,
+            output_token_ids=sequence.token_ids[sequence.num_prompt_tokens :],
+            key=sequence.sampling_key,
+            stop_token_ids=(*self._eos_token_ids, *params.stop_token_ids),
+        )
+
+    def _collect_prompt_logprobs(self, item: ScheduledSequence, hidden: Tensor) -> None:
+        """Report on the prompt tokens that follow the ones just computed (T, E)."""
+        sequence = item.sequence
+        collected = sequence.prompt_logprobs
+        assert collected is not None, "the caller checks"
+        last = min(item.end, sequence.num_prompt_tokens - 1)
+        for start in range(item.start, last, _MAX_LOGIT_ROWS):
+            stop = min(start + _MAX_LOGIT_ROWS, last)
+            logits = self._decoder.logits(hidden[start - item.start : stop - item.start])
+            collected[start + 1 : stop + 1] = gather_logprobs(
+                logits,
+                sequence.token_ids[start + 1 : stop + 1],
+                [sequence.request.params.prompt_logprobs or 0] * (stop - start),
+            )
