@@ -1,0 +1,11 @@
+"""The local platform: engines as processes of this machine that outlive the controller.
+
+`platform.py` takes the steps, `rollout.py` and `restarts.py` decide them, `shim.py` is the parent
+of each engine, `replica_dir.py` holds all that is known. Start reading at `platform.py`.
+"""
+
+from exo_inference.platforms.local.platform import LocalPlatform
+from exo_inference.platforms.local.settings import LocalPlatformSettings
+from exo_inference.platforms.local.shutdown import stop_all
+
+__all__ = ["LocalPlatform", "LocalPlatformSettings", "stop_all"]

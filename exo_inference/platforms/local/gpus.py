@@ -1,0 +1,137 @@
+"""The GPUs of this machine: which families they are, and which are free.
+
+Asks the driver through `nvidia-smi`, in a subprocess with a time limit, at most twice a minute. A
+machine without the program has no GPUs. `cpu` is a family too, and always there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+CPU_FAMILY = "cpu"
+_QUERY_SECONDS = 20.0
+_FRESH_SECONDS = 30.0
+
+_FAMILIES = (
+    ("gpu2", re.compile(r"\bV100\b")),
+    ("gpu3080ti", re.compile(r"\bRTX 3080 Ti\b")),
+    ("gpua30", re.compile(r"\bA30\b")),
+    ("gpu3", re.compile(r"\bA40\b")),
+    ("gpua5000", re.compile(r"\bRTX A5000\b")),
+    ("gpurtx6000pro", re.compile(r"\bRTX PRO 6000\b")),
+    ("gpub300", re.compile(r"\bB300\b")),
+)
+"""Exoscale's families, by the names that the driver gives their GPUs."""
+
+_NOISE = re.compile(
+    r"\b(NVIDIA|Tesla|Quadro|GeForce|Graphics|Device|Generation|Edition|Server|Workstation"
+    r"|\d+\s?GB|HBM\d\w*|SXM\d*|PCI-?E\d*|NVL)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as the driver reports it."""
+
+    uuid: str
+    name: str
+    memory_mib: int
+
+    @property
+    def family(self) -> str:
+        """The family a deployment asks for it by."""
+        return family_of(self.name)
+
+
+def family_of(name: str) -> str:
+    """Return Exoscale's family of a GPU, or a slug of its name where Exoscale has none.
+
+    `NVIDIA A40` is `gpu3`; `NVIDIA H100 80GB HBM3` is `h100`.
+    """
+    spaced = re.sub(r"[-_]+", " ", name)
+    for family, pattern in _FAMILIES:
+        if pattern.search(spaced):
+            return family
+    words = re.findall(r"[a-z0-9]+", _NOISE.sub(" ", spaced).lower())
+    return "-".join(words) or "gpu"
+
+
+def parse_query(text: str) -> list[Gpu]:
+    """Read the CSV answer of `nvidia-smi`; lines that make no sense are logged and left out."""
+    gpus = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        try:
+            uuid, name, memory = row
+            gpus.append(Gpu(uuid.strip(), name.strip(), int(float(memory))))
+        except ValueError:
+            logger.warning("cannot read this line of nvidia-smi: %r", ",".join(row)[:256])
+    return gpus
+
+
+async def query_gpus(environment: Mapping[str, str]) -> list[Gpu] | None:
+    """Ask the driver; None when it did not answer, an empty list when there is no driver."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "nvidia-smi",
+            "--query-gpu=uuid,name,memory.total",
+            "--format=csv,noheader,nounits",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=dict(environment),
+        )
+    except (FileNotFoundError, PermissionError):
+        return []
+    try:
+        async with asyncio.timeout(_QUERY_SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        logger.warning("nvidia-smi did not answer within %.0f s", _QUERY_SECONDS)
+        return None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        logger.warning("nvidia-smi failed with exit code %s", process.returncode)
+        return None
+    return parse_query(output.decode(errors="replace"))
+
+
+class GpuInventory:
+    """What the machine has. Asks the driver again when the last answer is old.
+
+    Args:
+        environment: with the PATH to find `nvidia-smi` on.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._gpus: list[Gpu] = []
+        self._asked_at: float | None = None
+        self._lock = asyncio.Lock()
+
+    async def list(self) -> list[Gpu]:
+        """Return the GPUs; when the driver does not answer, those it last reported."""
+        async with self._lock:
+            now = time.monotonic()
+            if self._asked_at is None or now - self._asked_at > _FRESH_SECONDS:
+                answer = await query_gpus(self._environment)
+                self._gpus = self._gpus if answer is None else answer
+                self._asked_at = now
+            return self._gpus
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))

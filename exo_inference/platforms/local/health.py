@@ -1,0 +1,117 @@
+"""Asks engines how they are, and remembers the answers of this controller's lifetime.
+
+`check_health` is one `GET /health` over a replica's unix socket. `HealthHistory` turns single
+answers into what the platform needs: since when a start says the same, since when a ready engine
+is silent. Losing the history costs nothing but time: a new controller starts it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from exo_inference.platforms.local.replica_dir import SOCKET_NAME
+
+_MAX_BODY_BYTES = 65536
+_MAX_DETAIL_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One answer. `answered` is False when there was none in time."""
+
+    answered: bool
+    ready: bool = False
+    draining: bool = False
+    detail: str = ""
+
+
+async def check_health(directory: Path, timeout_seconds: float) -> Health:
+    """Ask the engine of one replica.
+
+    The socket is reached through the directory's descriptor, because the path of a unix socket
+    may have no more than 108 bytes and a state directory may lie anywhere.
+    """
+    try:
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return Health(answered=False)
+    try:
+        connector = aiohttp.UnixConnector(f"/proc/self/fd/{descriptor}/{SOCKET_NAME}")
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            session.get("http://engine/health", allow_redirects=False) as response,
+        ):
+            body = await response.content.read(_MAX_BODY_BYTES)
+            return _read_answer(response.status, body)
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        return Health(answered=False)
+    finally:
+        os.close(descriptor)
+
+
+def _read_answer(status: int, body: bytes) -> Health:
+    if status == 200:
+        return Health(answered=True, ready=True)
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        return Health(answered=True, detail=f"the engine answers /health with status {status}")
+    detail = document.get("detail")
+    said = detail if isinstance(detail, str) else ""
+    return Health(
+        answered=True,
+        draining=document.get("status") == "draining",
+        detail=" ".join(said.split())[:_MAX_DETAIL_CHARACTERS],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """What one replica's answers add up to.
+
+    Attributes:
+        health: the last answer.
+        silent_seconds: since the last answer of any kind.
+        unchanged_seconds: since the start last reported something new.
+    """
+
+    health: Health
+    silent_seconds: float
+    unchanged_seconds: float
+
+
+@dataclass(slots=True)
+class _Memory:
+    answered_at: float
+    changed_at: float
+    detail: str = ""
+
+
+class HealthHistory:
+    """The answers of all replicas, by name and run."""
+
+    def __init__(self) -> None:
+        self._memories: dict[tuple[str, int], _Memory] = {}
+
+    def record(self, name: str, run: int, health: Health, now: float) -> Trend:
+        """Add one answer at the monotonic time `now` and return what all add up to."""
+        memory = self._memories.setdefault((name, run), _Memory(now, now))
+        if health.answered:
+            memory.answered_at = now
+            if health.ready or health.detail != memory.detail:
+                memory.changed_at = now
+                memory.detail = health.detail
+        return Trend(health, now - memory.answered_at, now - memory.changed_at)
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a replica that no longer runs."""
+        for key in [key for key in self._memories if key[0] == name]:
+            del self._memories[key]

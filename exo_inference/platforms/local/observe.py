@@ -1,0 +1,122 @@
+"""Says where one replica stands, for people and for the reconciler: pure functions.
+
+Everything is in the arguments: the replica's files, the trend of its health, the time. Called by
+the platform after each look at the world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from exo_inference.engines import Failure
+from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
+from exo_inference.platforms.local.health import Trend
+from exo_inference.platforms.local.replica_dir import SOCKET_NAME, ReplicaFacts
+from exo_inference.platforms.local.restarts import RestartPlan
+from exo_inference.platforms.local.settings import LocalPlatformSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One replica and what was found out about it at one moment.
+
+    Attributes:
+        trend: of its health; None while it does not run.
+        restart: what its last end means; None while it runs.
+        failure: why it crashed; None when it did not.
+        obstacle: why it cannot be started now, such as a missing GPU.
+        final: the obstacle goes away only when the spec (or the machine) changes.
+    """
+
+    facts: ReplicaFacts
+    trend: Trend | None = None
+    restart: RestartPlan | None = None
+    failure: Failure | None = None
+    obstacle: str = ""
+    final: bool = False
+
+
+def observe(sight: Sight, spec: str | None, settings: LocalPlatformSettings) -> ObservedReplica:
+    """Return what the platform reports of a replica. `spec` is the hash of the wanted one."""
+    facts = sight.facts
+    phase, details = _judge(sight, settings)
+    process = facts.process if facts.running else None
+    return ObservedReplica(
+        name=facts.name,
+        phase=phase,
+        current=facts.record.spec == spec,
+        details=details,
+        address=f"unix:replicas/{facts.name}/{SOCKET_NAME}" if process else None,
+        pid=process.engine_pid if process else None,
+        restarts=max(0, facts.run - 1),
+        started_at=datetime.fromtimestamp(process.started_at, UTC) if process else None,
+    )
+
+
+def has_failed(sight: Sight) -> bool:
+    """Whether the replica must not be started again as it is."""
+    crashed_for_good = sight.failure is not None and not sight.failure.retry
+    return not sight.facts.running and crashed_for_good
+
+
+def _judge(sight: Sight, settings: LocalPlatformSettings) -> tuple[ReplicaPhase, str]:
+    facts = sight.facts
+    if facts.draining:
+        text = "finishing its requests" if facts.running else "stopped"
+        return ReplicaPhase.DRAINING, text
+    if facts.running:
+        return _judge_running(sight, settings)
+    if sight.obstacle:
+        return (ReplicaPhase.FAILED if sight.final else ReplicaPhase.STARTING), sight.obstacle
+    if sight.restart is None or not sight.restart.crashed:
+        return ReplicaPhase.STARTING, "about to start"
+    return _judge_crashed(sight)
+
+
+def _judge_running(sight: Sight, settings: LocalPlatformSettings) -> tuple[ReplicaPhase, str]:
+    trend = sight.trend
+    if trend is None or sight.facts.process is None:
+        return ReplicaPhase.STARTING, "starting the engine"
+    if trend.health.ready:
+        return ReplicaPhase.READY, ""
+    if not trend.health.answered and sight.facts.was_ready:
+        if trend.silent_seconds < settings.unready_after_seconds:
+            return ReplicaPhase.READY, ""
+        return ReplicaPhase.STARTING, (
+            f"the engine has not answered its health check for {trend.silent_seconds:.0f} s; "
+            f"it is started again after {settings.unresponsive_seconds:.0f} s"
+        )
+    if trend.health.draining:
+        return ReplicaPhase.STARTING, "the engine is stopping by itself"
+    details = trend.health.detail or "starting the engine"
+    if trend.unchanged_seconds >= settings.stuck_start_seconds:
+        details = (
+            f"stuck? no progress for {trend.unchanged_seconds / 60:.0f} min, last: {details}. "
+            f"Run `{logs_command(sight.facts)}`"
+        )
+    return ReplicaPhase.STARTING, details
+
+
+def _judge_crashed(sight: Sight) -> tuple[ReplicaPhase, str]:
+    assert sight.restart is not None, "only crashed replicas come here"
+    facts = sight.facts
+    why = sight.failure.message if sight.failure else "the engine ended while nobody watched"
+    if facts.exit is not None and facts.exit.killed:
+        why = "the engine did not answer its health check and was killed"
+    if has_failed(sight):
+        return ReplicaPhase.FAILED, (
+            f"{why}. It is not started again until the deployment changes. "
+            f"Run `{logs_command(facts)} --previous`, then "
+            f"`exo dedicated-inference deployment update {facts.record.deployment}`"
+        )
+    times = "once" if sight.restart.failures == 1 else f"{sight.restart.failures} times in a row"
+    return ReplicaPhase.BACKOFF, (
+        f"{why}. It crashed {times} and is started again in {sight.restart.wait_seconds:.0f} s. "
+        f"Run `{logs_command(facts)} --previous`"
+    )
+
+
+def logs_command(facts: ReplicaFacts) -> str:
+    """Return what a user types to read the replica's log."""
+    return f"exo dedicated-inference deployment logs {facts.record.deployment}"

@@ -1,0 +1,137 @@
+"""Which replica gets which GPUs. The records of the replicas are the only book that is kept.
+
+A replica holds its GPUs from its first start until its directory is gone, crashes included. One
+control plane knows only its own replicas: two on one machine do not see each other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
+from exo_inference.platforms.local.gpus import CPU_FAMILY, Gpu, GpuInventory, num_cores
+from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaRecord, list_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a replica cannot be placed. `final`: waiting does not help."""
+
+    message: str
+    final: bool
+
+
+class Placement:
+    """Hands out the GPUs of this machine."""
+
+    def __init__(self, replicas_dir: Path, inventory: GpuInventory) -> None:
+        self._replicas_dir = replicas_dir
+        self._inventory = inventory
+        self._lock = asyncio.Lock()
+
+    async def find_obstacle(self, record: ReplicaRecord) -> Obstacle | None:
+        """Say why a replica cannot be placed now; None when it can, or is already."""
+        if record.gpus:
+            return None
+        if record.gpu_type == CPU_FAMILY:
+            if record.gpu_count == 1:
+                return None
+            text = f"a replica on the CPU has a gpu-count of 1, not {record.gpu_count}"
+            return Obstacle(text, final=True)
+        gpus = await self._inventory.list()
+        family = [gpu for gpu in gpus if gpu.family == record.gpu_type]
+        if len(family) < record.gpu_count:
+            return Obstacle(_describe_lack(record, gpus, len(family)), final=True)
+        free = _free(family, await self._records())
+        if len(free) < record.gpu_count:
+            text = (
+                f"waiting for a free GPU: {record.gpu_count} {record.gpu_type} needed, "
+                f"{len(free)} of {len(family)} free"
+            )
+            return Obstacle(text, final=False)
+        return None
+
+    async def allocate(self, record: ReplicaRecord) -> ReplicaRecord | None:
+        """Give a replica its GPUs and record that; None when there are too few."""
+        if record.gpus or record.gpu_type == CPU_FAMILY:
+            return record
+        async with self._lock:
+            gpus = await self._inventory.list()
+            family = [gpu for gpu in gpus if gpu.family == record.gpu_type]
+            free = _free(family, await self._records())
+            if len(free) < record.gpu_count:
+                return None
+            chosen = tuple(gpu.uuid for gpu in free[: record.gpu_count])
+            directory = ReplicaDir(self._replicas_dir / record.name)
+            await asyncio.to_thread(directory.write_gpus, record, chosen)
+            return replace(record, gpus=chosen)
+
+    async def count_free_slots(
+        self, desired: DesiredDeployment, own: Sequence[ReplicaRecord]
+    ) -> int | None:
+        """Return how many more replicas could start now; None on the CPU, which does not count.
+
+        `own` are the deployment's replicas; those that wait for a GPU have a claim already.
+        """
+        if desired.gpu_type == CPU_FAMILY:
+            return None
+        family = [gpu for gpu in await self._inventory.list() if gpu.family == desired.gpu_type]
+        free = _free(family, await self._records())
+        num_waiting = sum(1 for record in own if not record.gpus)
+        return max(0, len(free) // max(1, desired.gpu_count) - num_waiting)
+
+    async def count_cpu_replicas(self, desired: DesiredDeployment) -> int:
+        """Return how many replicas share the cores once all of `desired` run."""
+        others = sum(
+            1
+            for record in await self._records()
+            if record.gpu_type == CPU_FAMILY and record.uid != desired.uid
+        )
+        return others + max(1, desired.replicas)
+
+    async def instance_types(self) -> list[InstanceTypeInfo]:
+        """Return the families of the machine; `cpu` comes last."""
+        gpus = await self._inventory.list()
+        records = await self._records()
+        totals = Counter(gpu.family for gpu in gpus)
+        free = Counter(gpu.family for gpu in _free(gpus, records))
+        types = [
+            InstanceTypeInfo(family, total, free[family], _describe_family(family, gpus))
+            for family, total in sorted(totals.items())
+        ]
+        cores = num_cores()
+        used = sum(1 for record in records if record.gpu_type == CPU_FAMILY)
+        text = f"{cores} cores, shared by all replicas without a GPU"
+        types.append(InstanceTypeInfo(CPU_FAMILY, cores, max(0, cores - used), text))
+        return types
+
+    async def _records(self) -> list[ReplicaRecord]:
+        return await asyncio.to_thread(self._read_records)
+
+    def _read_records(self) -> list[ReplicaRecord]:
+        records = (replica.record() for replica in list_replicas(self._replicas_dir))
+        return [record for record in records if record is not None]
+
+
+def _free(gpus: Sequence[Gpu], records: Sequence[ReplicaRecord]) -> list[Gpu]:
+    taken = {uuid for record in records for uuid in record.gpus}
+    return [gpu for gpu in gpus if gpu.uuid not in taken]
+
+
+def _describe_lack(record: ReplicaRecord, gpus: Sequence[Gpu], num_found: int) -> str:
+    if num_found:
+        return (
+            f"a replica needs {record.gpu_count} {record.gpu_type}, "
+            f"and this machine has {num_found}. Choose a smaller gpu-count"
+        )
+    families = ", ".join([*sorted({gpu.family for gpu in gpus}), CPU_FAMILY])
+    return f"this machine has no {record.gpu_type}; it has: {families}"
+
+
+def _describe_family(family: str, gpus: Sequence[Gpu]) -> str:
+    gpu = next(gpu for gpu in gpus if gpu.family == family)
+    return f"{gpu.name}, {gpu.memory_mib} MiB"

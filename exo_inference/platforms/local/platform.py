@@ -1,0 +1,254 @@
+"""`LocalPlatform`: makes the engine processes of this machine match one desired deployment.
+
+The reconciler calls `apply` again and again; each call looks at the files of `replicas/`, asks the
+engines for their health, takes the next safe step and returns what is so. Nothing needed for a
+decision is kept in memory, so a controller may be killed at any line. The steps on single replicas
+are in `lifecycle.py`; what to do is decided by pure functions (`rollout.py`, `restarts.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform as machine
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from itertools import islice
+
+from exo_inference.engines import Engine, get_engine
+from exo_inference.platforms.base import (
+    DesiredDeployment,
+    InstanceTypeInfo,
+    LogLine,
+    LogQuery,
+    ObservedDeployment,
+    ReplicaPhase,
+)
+from exo_inference.platforms.local.gpus import GpuInventory
+from exo_inference.platforms.local.health import HealthHistory, check_health
+from exo_inference.platforms.local.lifecycle import Lifecycle, spec_hash
+from exo_inference.platforms.local.logs import LogFollower, choose_lines, read_lines, tail_text
+from exo_inference.platforms.local.observe import Sight, has_failed, observe
+from exo_inference.platforms.local.placement import Placement
+from exo_inference.platforms.local.processes import read_boot_id
+from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaFacts, list_replicas
+from exo_inference.platforms.local.restarts import plan_restart
+from exo_inference.platforms.local.rollout import RolloutReplica, plan_rollout
+from exo_inference.platforms.local.settings import LocalPlatformSettings
+from exo_inference.state_dir import StateDir
+
+_DIAGNOSE_LINES = 200
+_LOG_BATCH_LINES = 500
+_FOLLOW_SECONDS = 0.25
+_BUSY_SECONDS = 0.25
+_IDLE_SECONDS = 1.0
+
+
+_View = list[Sight]
+"""All replicas of one deployment at one moment, oldest first."""
+
+
+class LocalPlatform:
+    """Engines as processes of this machine. One object per state directory and process.
+
+    Args:
+        state_dir: where everything is kept.
+        engines: gives the engine of a name; tests put a fake one here.
+        environment: the controller's own; None takes that of this process.
+    """
+
+    name = "local"
+
+    def __init__(
+        self,
+        state_dir: StateDir,
+        *,
+        settings: LocalPlatformSettings | None = None,
+        engines: Callable[[str], Engine] = get_engine,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._state_dir = state_dir
+        self._settings = settings or LocalPlatformSettings()
+        self._engines = engines
+        own = dict(os.environ if environment is None else environment)
+        self._placement = Placement(state_dir.replicas_dir, GpuInventory(own))
+        self._lifecycle = Lifecycle(state_dir, self._settings, engines, self._placement, own)
+        self._history = HealthHistory()
+        self._boot_id = read_boot_id()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
+        """Take the next safe step towards `desired` and return what is so afterwards."""
+        async with self._locks[desired.uid]:
+            self._lifecycle.reap()
+            view = await self._look(desired)
+            if await self._roll(desired, view):
+                view = await self._look(desired)
+            if await self._step(desired, view):
+                view = await self._look(desired)
+            return self._report(desired, view)
+
+    async def delete(self, uid: str) -> bool:
+        """Stop all replicas of a deployment and remove them; True when nothing is left."""
+        async with self._locks[uid]:
+            self._lifecycle.reap()
+            for facts in await self._load(uid):
+                await self._lifecycle.drain(facts)
+                await self._lifecycle.stop_or_remove(facts)
+            return not await self._load(uid)
+
+    async def deployments(self) -> set[str]:
+        """Return the uids of all deployments of which anything is left."""
+        return {facts.record.uid for facts in await self._load(None)}
+
+    async def instance_types(self) -> list[InstanceTypeInfo]:
+        """Return the families of this machine with what is free now; `cpu` comes last."""
+        return await self._placement.instance_types()
+
+    async def logs(self, uid: str, query: LogQuery) -> AsyncIterator[LogLine]:
+        """Yield log lines in order of time; with `follow`, until the caller stops."""
+        node = machine.node()
+        if query.follow and not query.previous:
+            async for line in self._follow(uid, query, node):
+                yield line
+            return
+        replicas = await asyncio.to_thread(self._choose, uid, query)
+        lines = await asyncio.to_thread(read_lines, replicas, query, node)
+        while batch := await asyncio.to_thread(lambda: list(islice(lines, _LOG_BATCH_LINES))):
+            for line in batch:
+                yield line
+
+    async def _follow(self, uid: str, query: LogQuery, node: str) -> AsyncIterator[LogLine]:
+        followers: dict[str, LogFollower] = {}
+        first = True
+        try:
+            while True:
+                lines = await asyncio.to_thread(self._poll_logs, uid, query, node, followers)
+                for line in choose_lines(lines, query) if first else lines:
+                    if query.since is None or line.time >= query.since:
+                        yield line
+                first = False
+                await asyncio.sleep(_FOLLOW_SECONDS)
+        finally:
+            for follower in followers.values():
+                follower.close()
+
+    def _poll_logs(
+        self, uid: str, query: LogQuery, node: str, followers: dict[str, LogFollower]
+    ) -> list[LogLine]:
+        replicas = {replica.name: replica for replica in self._choose(uid, query)}
+        for name, replica in replicas.items():
+            followers.setdefault(name, LogFollower(replica, node))
+        lines: list[LogLine] = []
+        for name, follower in list(followers.items()):
+            while more := follower.poll():
+                lines += more
+            if name not in replicas:
+                followers.pop(name).close()
+        return sorted(lines, key=lambda line: line.time)
+
+    def _choose(self, uid: str, query: LogQuery) -> list[ReplicaDir]:
+        chosen = []
+        for replica in list_replicas(self._state_dir.replicas_dir):
+            facts = replica.facts()
+            if facts is None or facts.record.uid != uid:
+                continue
+            if query.replica is None or query.replica == replica.name:
+                chosen.append(replica)
+        return chosen
+
+    async def _load(self, uid: str | None) -> list[ReplicaFacts]:
+        """Read all replicas of one deployment, or of all, oldest first."""
+        return await asyncio.to_thread(self._lifecycle.load, uid)
+
+    async def _look(self, desired: DesiredDeployment) -> _View:
+        loaded = await self._load(desired.uid)
+        return list(await asyncio.gather(*(self._see(desired, facts) for facts in loaded)))
+
+    async def _see(self, desired: DesiredDeployment, facts: ReplicaFacts) -> Sight:
+        if facts.running:
+            return await self._see_running(facts)
+        self._history.forget(facts.name)
+        restart = plan_restart(facts, time.time(), self._boot_id, self._settings)
+        failure = None
+        if restart.crashed:
+            directory = self._state_dir.replicas_dir / facts.name
+            tail = await asyncio.to_thread(tail_text, directory, _DIAGNOSE_LINES)
+            exit_code = facts.exit.exit_code if facts.exit else None
+            failure = self._engines(desired.engine).diagnose(exit_code, tail)
+        obstacle = await self._placement.find_obstacle(facts.record)
+        return Sight(
+            facts,
+            restart=restart,
+            failure=failure,
+            obstacle=obstacle.message if obstacle else self._lifecycle.obstacle(facts.name),
+            final=obstacle is not None and obstacle.final,
+        )
+
+    async def _see_running(self, facts: ReplicaFacts) -> Sight:
+        directory = self._state_dir.replicas_dir / facts.name
+        health = await check_health(directory, self._settings.health_timeout_seconds)
+        trend = self._history.record(facts.name, facts.run, health, time.monotonic())
+        if health.ready and not facts.was_ready and facts.process is not None:
+            facts = await self._lifecycle.mark_ready(facts)
+        return Sight(facts, trend=trend)
+
+    async def _roll(self, desired: DesiredDeployment, view: _View) -> bool:
+        """Create and mark replicas as the rollout plan says; True when anything was done."""
+        spec = spec_hash(desired)
+        replicas = [
+            RolloutReplica(
+                name=replica.name,
+                current=replica.current,
+                ready=replica.phase is ReplicaPhase.READY,
+                draining=replica.phase is ReplicaPhase.DRAINING,
+                created_at=sight.facts.record.created_at,
+            )
+            for sight in view
+            for replica in [observe(sight, spec, self._settings)]
+        ]
+        records = [sight.facts.record for sight in view]
+        free_slots = await self._placement.count_free_slots(desired, records)
+        plan = plan_rollout(replicas, desired.replicas, free_slots)
+        for sight in view:
+            if sight.facts.name in plan.drain:
+                await self._lifecycle.drain(sight.facts)
+        for _ in range(plan.num_starts):
+            await self._lifecycle.create(desired)
+        return bool(plan.drain or plan.num_starts)
+
+    async def _step(self, desired: DesiredDeployment, view: _View) -> bool:
+        """Take what each replica needs next; True when anything was done."""
+        done = False
+        for sight in view:
+            facts = sight.facts
+            if facts.draining:
+                unused = facts.name in desired.unrouted or not facts.was_ready
+                if unused or not facts.running:
+                    done |= await self._lifecycle.stop_or_remove(facts)
+            elif facts.running:
+                silent = sight.trend.silent_seconds if sight.trend else 0.0
+                if facts.was_ready and silent >= self._settings.unresponsive_seconds:
+                    await self._lifecycle.kill(facts)
+            elif not sight.final and not has_failed(sight) and _is_due(sight):
+                done |= await self._lifecycle.start(desired, facts, sight.restart)
+        return done
+
+    def _report(self, desired: DesiredDeployment, view: _View) -> ObservedDeployment:
+        spec = spec_hash(desired)
+        replicas = tuple(observe(sight, spec, self._settings) for sight in view)
+        busy = any(
+            replica.phase in (ReplicaPhase.STARTING, ReplicaPhase.DRAINING) for replica in replicas
+        )
+        waits = [
+            max(0.05, sight.restart.wait_seconds)
+            for sight in view
+            if sight.restart is not None and not has_failed(sight)
+        ]
+        soonest = min([_BUSY_SECONDS if busy else _IDLE_SECONDS, *waits])
+        return ObservedDeployment(replicas=replicas, next_check_seconds=soonest)
+
+
+def _is_due(sight: Sight) -> bool:
+    return sight.restart is not None and sight.restart.wait_seconds <= 0

@@ -1,0 +1,265 @@
+"""The files of one replica: what the platform and its shim know, and nothing else.
+
+A replica is a directory. `ReplicaDir` reads and writes it; the platform decides. Every file is
+replaced atomically, so that a reader sees all or nothing after a kill at any line::
+
+    NAME/
+      record.json        what it was made for, and its GPUs       (platform)
+      lock               held while the shim lives                (platform, then shim)
+      launch.json        the run: its number, argv, environment   (platform, before each start)
+      process.json       pids of shim and engine                  (shim)
+      exit.json          how the run ended                        (shim)
+      ready              number of the last run that became ready (platform)
+      draining           it is to be stopped and removed          (platform)
+      engine.sock        where the engine listens                 (engine)
+      engine.log*  previous.log*  first-failure.log  shim.log
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import secrets
+import shutil
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from exo_inference.state_dir import write_atomically
+
+logger = logging.getLogger(__name__)
+
+SOCKET_NAME = "engine.sock"
+_Document = TypeVar("_Document")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """What a replica was made for.
+
+    Attributes:
+        spec: hash of everything that makes two replicas interchangeable.
+        gpus: UUIDs of the GPUs it holds; empty on the CPU, or while it waits for some.
+    """
+
+    name: str
+    uid: str
+    deployment: str
+    spec: str
+    gpu_type: str
+    gpu_count: int
+    created_at: float
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run of the engine, as the shim is told.
+
+    Attributes:
+        run: 1 for the first start of this replica.
+        failures: crashes in a row before this run.
+        boot_id: of the kernel; runs of an earlier boot ended without a word.
+    """
+
+    run: int
+    failures: int
+    boot_id: str
+    spawned_at: float
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    grace_seconds: float
+    log_max_bytes: int
+    log_max_files: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The processes of one run."""
+
+    run: int
+    shim_pid: int
+    shim_start_ticks: int | None
+    engine_pid: int
+    engine_start_ticks: int | None
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How one run ended. `stop_asked`: the shim was told to stop it."""
+
+    run: int
+    exit_code: int
+    stop_asked: bool
+    killed: bool
+    started_at: float
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """Everything that is known of one replica at one moment.
+
+    Attributes:
+        running: the shim lives. `process` and `exit` are those of the present run or None.
+        ready_run: the last run that was seen ready, 0 for none.
+    """
+
+    record: ReplicaRecord
+    running: bool
+    launch: Launch | None
+    process: Process | None
+    exit: Exit | None
+    draining: bool
+    ready_run: int
+
+    @property
+    def name(self) -> str:
+        """The replica's name."""
+        return self.record.name
+
+    @property
+    def run(self) -> int:
+        """Number of the present or last run, 0 before the first."""
+        return self.launch.run if self.launch else 0
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether requests may have been sent to the present run."""
+        return self.run > 0 and self.ready_run == self.run
+
+
+class ReplicaDir:
+    """One replica's directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """The replica's name."""
+        return self.path.name
+
+    @classmethod
+    def create(cls, parent: Path, record: ReplicaRecord) -> ReplicaDir:
+        """Make a new replica; it appears whole or not at all."""
+        temporary = parent / f".new-{record.name}"
+        temporary.mkdir(mode=0o700)
+        _write(temporary / "record.json", record)
+        (temporary / "lock").touch(mode=0o600)
+        return cls(temporary.rename(parent / record.name))
+
+    def facts(self) -> ReplicaFacts | None:
+        """Read the replica; None when it is not (or no longer) one."""
+        running = self.is_running()  # first: the shim writes exit.json before it lets go
+        record = self.record()
+        if record is None:
+            return None
+        launch = _read(self.path / "launch.json", Launch)
+        run = launch.run if launch else 0
+        process = _read(self.path / "process.json", Process)
+        ended = _read(self.path / "exit.json", Exit)
+        return ReplicaFacts(
+            record=record,
+            running=running,
+            launch=launch,
+            process=process if process and process.run == run else None,
+            exit=ended if ended and ended.run == run and not running else None,
+            draining=(self.path / "draining").exists(),
+            ready_run=self._read_ready_run(),
+        )
+
+    def record(self) -> ReplicaRecord | None:
+        """Read what the replica was made for; None when it is not one."""
+        return _read(self.path / "record.json", ReplicaRecord)
+
+    def is_running(self) -> bool:
+        """Whether a shim holds the lock."""
+        descriptor = self.try_lock()
+        if descriptor is None:
+            return (self.path / "lock").exists()
+        os.close(descriptor)
+        return False
+
+    def try_lock(self) -> int | None:
+        """Take the replica's lock; return its descriptor, or None if it is held (or gone)."""
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def write_launch(self, launch: Launch) -> None:
+        """Record the run that is about to start."""
+        (self.path / SOCKET_NAME).unlink(missing_ok=True)
+        _write(self.path / "launch.json", launch)
+
+    def write_gpus(self, record: ReplicaRecord, gpus: tuple[str, ...]) -> None:
+        """Give the replica its GPUs for as long as it exists."""
+        _write(self.path / "record.json", replace(record, gpus=gpus))
+
+    def mark_ready(self, run: int) -> None:
+        """Remember that this run was ready."""
+        write_atomically(self.path / "ready", str(run))
+
+    def mark_draining(self) -> None:
+        """Remember that the replica is on its way out. Idempotent."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / "draining").touch(mode=0o600)
+
+    def remove(self) -> None:
+        """Remove the directory; what is left of it after a kill is swept later. Idempotent."""
+        trash = self.path.with_name(f".trash-{self.name}-{secrets.token_hex(4)}")
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(trash)
+            shutil.rmtree(trash, ignore_errors=True)
+
+    def _read_ready_run(self) -> int:
+        try:
+            return int((self.path / "ready").read_text())
+        except (OSError, ValueError):
+            return 0
+
+
+def list_replicas(parent: Path) -> list[ReplicaDir]:
+    """Return all replicas of a state directory, in order of name."""
+    try:
+        entries = sorted(parent.iterdir())
+    except FileNotFoundError:
+        return []
+    return [ReplicaDir(entry) for entry in entries if not entry.name.startswith(".")]
+
+
+def sweep(parent: Path) -> None:
+    """Remove what a kill left half made or half removed. Called once, before anything is made."""
+    for pattern in (".new-*", ".trash-*"):
+        for path in parent.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write(path: Path, document: Any) -> None:
+    write_atomically(path, json.dumps(asdict(document)))
+
+
+def _read(path: Path, kind: type[_Document]) -> _Document | None:
+    """Read a document; None when it is absent. Unknown keys of a newer version are ignored."""
+    try:
+        values = json.loads(path.read_bytes())
+        names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+        known = {name: value for name, value in values.items() if name in names}
+        known = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
+        return kind(**known)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        logger.warning("cannot read %s: %s", path, error)
+        return None

@@ -1,0 +1,61 @@
+"""When a replica that does not run may start again: pure functions of its files and the time.
+
+Nothing else remembers crashes, so a restarted controller neither forgets a back-off nor begins a
+new one. Called by the platform for replicas whose shim is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from exo_inference.platforms.local.replica_dir import ReplicaFacts
+from exo_inference.platforms.local.settings import LocalPlatformSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPlan:
+    """What the last run means for the next.
+
+    Attributes:
+        failures: crashes in a row, the last run included.
+        crashed: the last run ended without being asked to.
+        wait_seconds: until the next start may happen; 0 is now.
+    """
+
+    failures: int
+    crashed: bool
+    wait_seconds: float
+
+
+def plan_restart(
+    facts: ReplicaFacts, now: float, boot_id: str, settings: LocalPlatformSettings
+) -> RestartPlan:
+    """Say when a replica that does not run may start.
+
+    Runs that were asked to stop, or that ended with the machine, are no crashes.
+    """
+    launch, ended = facts.launch, facts.exit
+    if launch is None:
+        return RestartPlan(failures=0, crashed=False, wait_seconds=0.0)
+    if ended is None and launch.boot_id != boot_id:
+        return RestartPlan(launch.failures, crashed=False, wait_seconds=0.0)
+    if ended is not None and ended.stop_asked:
+        return RestartPlan(launch.failures, crashed=False, wait_seconds=0.0)
+    ended_at = ended.finished_at if ended else launch.spawned_at
+    ran_seconds = (ended_at if ended else now) - launch.spawned_at
+    failures = 1 if ran_seconds >= settings.stable_seconds else launch.failures + 1
+    delay = backoff_seconds(facts.name, facts.run, failures, settings)
+    waited = max(0.0, now - ended_at)  # a clock set back must not lengthen the wait
+    return RestartPlan(failures, crashed=True, wait_seconds=max(0.0, delay - waited))
+
+
+def backoff_seconds(name: str, run: int, failures: int, settings: LocalPlatformSettings) -> float:
+    """Return the wait after so many crashes in a row: exponential, with jitter, bounded.
+
+    The jitter comes from the replica's name and run, so that asking twice gives one answer.
+    """
+    digest = hashlib.sha256(f"{name}/{run}".encode()).digest()
+    jitter = 0.75 + 0.5 * int.from_bytes(digest[:4], "big") / 2**32
+    exponential = settings.first_backoff_seconds * 2.0 ** min(failures - 1, 32)
+    return min(exponential * jitter, settings.max_backoff_seconds)

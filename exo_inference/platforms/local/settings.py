@@ -1,0 +1,40 @@
+"""How the local platform behaves. Built once where the process starts and passed down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlatformSettings:
+    """All limits and times of the local platform."""
+
+    drain_grace_seconds: float = 60.0
+    """How long an engine may finish its requests after SIGTERM before its group is killed."""
+
+    first_backoff_seconds: float = 1.0
+    """Wait before the first restart after a crash; doubles with every further crash."""
+
+    max_backoff_seconds: float = 60.0
+    """Ceiling of that wait."""
+
+    stable_seconds: float = 600.0
+    """A run at least this long starts the count of crashes anew."""
+
+    stuck_start_seconds: float = 600.0
+    """A start that reports nothing new for so long is called stuck in the details; it goes on."""
+
+    health_timeout_seconds: float = 2.0
+    """How long one `GET /health` may take."""
+
+    unready_after_seconds: float = 10.0
+    """A ready replica whose health check gets no answer stays ready for so long."""
+
+    unresponsive_seconds: float = 120.0
+    """A ready replica that has not answered for so long is killed and started again."""
+
+    log_max_bytes: int = 10_000_000
+    """Size at which a replica's log is rotated."""
+
+    log_max_files: int = 3
+    """Log files kept of each run, the one being written included."""
