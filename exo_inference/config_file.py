@@ -15,6 +15,9 @@ from typing import Any
 from exo_inference.errors import UsageError
 
 
+_ACCOUNT_HEADER = re.compile(r"\s*\[\[\s*accounts\s*\]\]", re.IGNORECASE)
+
+
 @dataclass(frozen=True)
 class Account:
     """One `[[accounts]]` entry, or the credentials of the environment in the same form."""
@@ -48,27 +51,38 @@ def read_accounts(file: Path) -> tuple[list[Account], str | None]:
         raise UsageError(
             f"{file}{find_line(file, 'accounts')}: accounts must be [[accounts]] tables"
         )
-    default = _text(_lower(document), "defaultAccount", _Place(file, 0))
+    default = _text(_lower(document), "defaultAccount", _Place(file))
     return [_read_account(entry, _Place(file, n)) for n, entry in enumerate(entries)], default
 
 
-def find_line(file: Path, key: str, occurrence: int = 0) -> str:
-    """Return `:LINE` of the n-th assignment of a key, as a best effort for messages."""
-    pattern = re.compile(rf"^\s*(\[+)?\s*[\"']?{re.escape(key)}\b", re.IGNORECASE)
+def find_line(file: Path, key: str, account: int | None = None) -> str:
+    """Return `:LINE` of where a key is set, as a best effort for messages.
+
+    Args:
+        file: the configuration file.
+        key: the key, in any case.
+        account: look in the n-th account only; where the key is missing there, its first line.
+    """
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = [number for number, line in enumerate(lines, 1) if pattern.match(line)]
-    return f":{found[min(occurrence, len(found) - 1)]}" if found else ""
+    first = 0
+    if account is not None:
+        headers = [n for n, line in enumerate(lines) if _ACCOUNT_HEADER.match(line)]
+        first = headers[account] if account < len(headers) else 0
+    pattern = re.compile(rf"^\s*(\[+[\w.\s]*)?[\"']?{re.escape(key)}\b", re.IGNORECASE)
+    found = (n for n in range(first, len(lines)) if pattern.match(lines[n]))
+    line = next(found, None if account is None else first)
+    return "" if line is None else f":{line + 1}"
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a value stands, for the message about it: the file and the index of the account."""
+    """Where a value stands, for the message about it: the file and, if in one, the account."""
 
     file: Path
-    index: int
+    account: int | None = None
 
     def error(self, key: str, expected: str) -> UsageError:
-        line = find_line(self.file, key, self.index)
+        line = find_line(self.file, key, self.account)
         return UsageError(
             f"{self.file}{line}: {key} must be {expected}", hint="Correct that line of the file."
         )
