@@ -175,9 +175,7 @@ class Gateway:
             allow = {"Allow": ", ".join(METHODS)}
             message = f"method {request.method} is not allowed; found under /v1: {allow['Allow']}"
             raise errors.RequestRefused(405, "method_not_allowed", message, headers=allow)
-        # A body that nobody can take is not read: `acquire` raises 503 and 429.
-        if replica := self._balancer.acquire(deployment):
-            self._balancer.release(replica.name)
+        self._balancer.check(deployment)  # a body that nobody can take is not read
         job = await read_job(request, deployment.id, target.path)
         return await self._proxy.forward(request, exchange, job)
 

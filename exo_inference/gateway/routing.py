@@ -56,6 +56,18 @@ class Balancer:
         self._unreachable: dict[str, float] = {}
         self.pending: Counter[str] = Counter()
 
+    def check(self, deployment: Deployment) -> None:
+        """Refuse at once what `acquire` would refuse. Counts nothing, takes no turn.
+
+        Raises:
+            RequestRefused: 503 there is no ready replica, 429 none of them has room.
+        """
+        if not deployment.replicas:
+            raise errors.unavailable(_why_not_ready(deployment))
+        limit = deployment.max_pending
+        if all(self.pending.get(r.name, 0) >= limit for r in deployment.replicas):
+            raise errors.saturated(deployment.name, limit)
+
     def acquire(self, deployment: Deployment, without: Collection[str] = ()) -> Replica | None:
         """Choose a replica and count one more pending on it.
 
@@ -69,8 +81,7 @@ class Balancer:
         Raises:
             RequestRefused: 503 there is no ready replica, 429 none of them has room.
         """
-        if not deployment.replicas:
-            raise errors.unavailable(_why_not_ready(deployment))
+        self.check(deployment)
         candidates = [r for r in deployment.replicas if r.name not in without]
         if not candidates:
             return None

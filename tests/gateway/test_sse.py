@@ -1,0 +1,120 @@
+"""Streams stay as they are, byte for byte, but for the one usage event nobody asked for."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exo_inference.gateway.sse import Tokens, UsageReader, ask_for_usage, tokens_of_answer
+
+TEXT = (
+    b'data: {"choices":[{"delta":{"content":"the \\"usage\\" of it"}}],"usage":null}\n\n'
+    b": a comment\n\n"
+    b'event: x\r\ndata: {"choices":[{"index":0}]}\r\n\r\n'
+    b'data: "usage" that is no json {\n\n'
+)
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted(p % (len(data) + 1) for p in places), len(data)]
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+@given(st.lists(st.integers(0, 1000), max_size=12))
+def test_exactly_the_usage_event_is_removed_however_the_bytes_are_cut(places):
+    reader = UsageReader(strip=True)
+    passed = b"".join(reader.feed(part) for part in cut(TEXT + USAGE + DONE, places))
+    assert passed + reader.finish() == TEXT + DONE
+    assert reader.tokens == Tokens(7, 5)
+
+
+@given(st.lists(st.integers(0, 1000), max_size=12))
+def test_without_strip_every_chunk_passes_at_once(places):
+    reader = UsageReader(strip=False)
+    for part in cut(TEXT + USAGE + DONE, places):
+        assert reader.feed(part) == part
+    assert reader.finish() == b""
+    assert reader.tokens == Tokens(7, 5)
+
+
+def test_usage_next_to_choices_is_counted_and_kept():
+    event = b'data: {"choices":[{"index":0}],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n'
+    reader = UsageReader(strip=True)
+    assert reader.feed(event) == event
+    assert reader.tokens == Tokens(1, 2)
+
+
+def test_stream_that_ends_inside_an_event_is_passed_on_whole():
+    reader = UsageReader(strip=True)
+    assert reader.feed(b"data: {") == b""
+    assert reader.finish() == b"data: {"
+
+
+def test_endless_event_is_not_kept_in_memory():
+    reader = UsageReader(strip=True)
+    block = b"x" * (1 << 20)
+    passed = sum(len(reader.feed(block)) for _ in range(64))
+    assert passed + len(reader.finish()) == 64 << 20
+    assert passed >= 56 << 20
+
+
+def test_streaming_request_asks_for_usage_and_keeps_every_other_byte():
+    body = b'{"model":"m", "stream":true, "seed": 12345678901234567890, "x": 1.50}'
+    changed, strip = ask_for_usage(body)
+    assert strip
+    assert changed == b'{"stream_options":{"include_usage":true},' + body[1:]
+    assert json.loads(changed)["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize(
+    "options", ["null", "{}", '{"include_usage":false}', '{"continuous_usage_stats":true}']
+)
+def test_own_stream_options_are_completed(options):
+    changed, strip = ask_for_usage(b'{"stream":true,"stream_options":%s}' % options.encode())
+    assert strip
+    assert json.loads(changed)["stream_options"] == {
+        **(json.loads(options) or {}),
+        "include_usage": True,
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"stream":', id="not json"),
+        pytest.param(b'["stream"]', id="not an object"),
+        pytest.param(b'{"stream":false}', id="no stream"),
+        pytest.param(b'{"stream":"true"}', id="the engine refuses it"),
+        pytest.param(b'{"stream":true,"stream_options":"x"}', id="bad options"),
+        pytest.param(
+            b'{"stream":true,"stream_options":{"include_usage":true}}', id="asked already"
+        ),
+        pytest.param(b'{"prompt":"what is \\"stream\\"?"}', id="only in the text"),
+        pytest.param(b"[" * 100_000 + b'"stream"', id="deeply nested"),
+    ],
+)
+def test_other_requests_stay_as_they_are(body):
+    assert ask_for_usage(body) == (body, False)
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        (b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}', Tokens(3, 4)),
+        (b'{"usage":{"prompt_tokens":3}}', Tokens(3, 0)),
+        (b'{"usage":{"prompt_tokens":true}}', None),
+        (b'{"usage":null}', None),
+        (b'{"text":"usage"}', None),
+        (b'[{"usage":1}]', None),
+        (b'"usage', None),
+    ],
+)
+def test_tokens_of_a_whole_answer(body, tokens):
+    assert tokens_of_answer(body) == tokens
