@@ -18,7 +18,12 @@ from exo_inference.resources.deployment import (
     InferenceDeployment,
     ReplicaState,
 )
-from exo_inference.resources.model import InferenceModel, ModelSpec, ModelStatus
+from exo_inference.resources.model import (
+    InferenceModel,
+    ModelSpec,
+    ModelStatus,
+    model_object_name,
+)
 
 __all__ = [
     "API_VERSION",
@@ -37,4 +42,5 @@ __all__ = [
     "ObjectMeta",
     "ReplicaState",
     "Resource",
+    "model_object_name",
 ]

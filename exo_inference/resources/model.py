@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -43,3 +45,9 @@ class InferenceModel(Resource):
     kind: Literal["InferenceModel"] = "InferenceModel"
     spec: ModelSpec
     status: ModelStatus = Field(default_factory=ModelStatus)
+
+
+def model_object_name(source: str) -> str:
+    """Return the `metadata.name` of the model with this source: readable, and one per source."""
+    slug = re.sub("[^a-z0-9]+", "-", source.lower()).strip("-")[:48].rstrip("-")
+    return f"{slug}-{hashlib.sha256(source.encode()).hexdigest()[:10]}".lstrip("-")

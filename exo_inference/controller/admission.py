@@ -1,0 +1,270 @@
+"""Whether a wanted change may be recorded: the one seam where requests are judged. Pure.
+
+Routes hand over the fields of the body and a `World` (what is stored and what the platform has)
+and get back a spec, or one refusal that lists every problem. Checked here: shape, and parameters
+against the engine's catalogue. Memory and capacity join when the planner exists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from exo_inference.controller.body import Fields
+from exo_inference.controller.problems import Issue, Refused, choice_issue, field_issue, refuse
+from exo_inference.controller.states import model_state
+from exo_inference.engines import VERSIONS, Engine, UnknownEngine
+from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.resources import (
+    DeploymentSpec,
+    EngineRef,
+    InferenceDeployment,
+    InferenceModel,
+    Resource,
+)
+from exo_inference.wire import ModelRef, ModelState
+
+MAX_REPLICAS = 100
+"""More than any machine of today runs; keeps a typing error from becoming a plan."""
+
+MAX_PARAMETERS = 200
+"""Items of `inference-engine-parameters`."""
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a request is judged against. Objects that are being deleted are in it, marked."""
+
+    models: tuple[InferenceModel, ...]
+    deployments: tuple[InferenceDeployment, ...]
+    families: tuple[InstanceTypeInfo, ...]
+    find_engine: Callable[[str], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedDeployment:
+    """A deployment that may be recorded."""
+
+    name: str
+    spec: DeploymentSpec
+
+
+def admit_create(fields: Fields, world: World) -> AdmittedDeployment:
+    """Judge the creation of a deployment.
+
+    Raises:
+        Refused
+    """
+    issues = list(fields.issues)
+    values = fields.values
+    name = _check_name(values, world, issues, uid=None)
+    model = _check_model(values.get("model"), world, issues)
+    gpu_type = _check_gpus(values, world, issues)
+    engine = _check_engine(values.get("inference_engine") or "exo", world, issues)
+    version = _check_version(values, issues)
+    parameters = _check_parameters(values, engine, version, issues)
+    # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
+    replicas = check_replicas(values.get("replicas", 1) or 1, issues)
+    if issues:
+        raise refuse("Deployment not created", issues)
+    spec = DeploymentSpec(
+        model=model,
+        gpu_type=gpu_type,
+        gpu_count=values["gpu_count"],
+        replicas=replicas,
+        engine=EngineRef(name=engine.name if engine else "exo", version=version),
+        engine_parameters=parameters,
+        product_name=values.get("product_name"),
+    )
+    return AdmittedDeployment(name, spec)
+
+
+def admit_update(fields: Fields, present: InferenceDeployment, world: World) -> AdmittedDeployment:
+    """Judge an update; fields that were not sent stay as they are.
+
+    Raises:
+        Refused
+    """
+    issues = list(fields.issues)
+    values = {"name": present.metadata.name, **fields.values}
+    spec = present.spec
+    name = _check_name(values, world, issues, uid=present.metadata.uid)
+    engine = _check_engine(spec.engine.name, world, issues)
+    version = _check_version(values, issues) or spec.engine.version
+    values.setdefault("inference_engine_parameters", list(spec.engine_parameters))
+    parameters = _check_parameters(values, engine, version, issues)
+    if issues:
+        raise refuse("Deployment not updated", issues)
+    changed = {
+        "engine": spec.engine.model_copy(update={"version": version}),
+        "engine_parameters": parameters,
+    }
+    return AdmittedDeployment(name, spec.model_copy(update=changed))
+
+
+def admit_scale(fields: Fields, present: InferenceDeployment) -> DeploymentSpec:
+    """Judge a change of the number of replicas; 0 is allowed.
+
+    Raises:
+        Refused
+    """
+    issues = list(fields.issues)
+    replicas = check_replicas(fields.values.get("replicas", 0), issues, minimum=0)
+    if issues:
+        raise refuse("Deployment not scaled", issues)
+    return present.spec.model_copy(update={"replicas": replicas})
+
+
+def admit_model_deletion(model: InferenceModel, world: World) -> None:
+    """Judge the deletion of a model: no deployment may need it.
+
+    Raises:
+        Refused: 412, with the names of the deployments.
+    """
+    users = [
+        deployment.metadata.name
+        for deployment in world.deployments
+        if deployment.spec.model == model.spec.source
+        and deployment.metadata.deletion_timestamp is None
+    ]
+    if users:
+        raise Refused(
+            412,
+            "Model in use",
+            f"the model {model.spec.source} is used by: {', '.join(users)}",
+            hint="Delete these deployments first.",
+            deployments=users,
+        )
+
+
+def check_replicas(replicas: int, issues: list[Issue], *, minimum: int = 1) -> int:
+    """Return the number of replicas, or add an issue."""
+    if not minimum <= replicas <= MAX_REPLICAS:
+        expected = f"must be from {minimum} to {MAX_REPLICAS}, found {_short(replicas)}"
+        issues.append(field_issue("replicas", expected))
+    return replicas
+
+
+def suggest_name(name: str) -> str:
+    """Return a valid deployment name that resembles this one."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "my-deployment"
+
+
+def _check_name(
+    values: dict[str, Any], world: World, issues: list[Issue], *, uid: str | None
+) -> str:
+    name = values.get("name")
+    if not isinstance(name, str):
+        return ""  # reported already
+    if not _LABEL.fullmatch(name):
+        text = (
+            f"{name[:64]!r} is not a deployment name: 1 to 63 lower-case letters, digits and '-', "
+            f"beginning and ending with a letter or digit; try {suggest_name(name)!r}"
+        )
+        issues.append(Issue(text, "$['name']", text))
+        return name
+    for other in world.deployments:
+        if other.metadata.name == name and other.metadata.uid != uid:
+            issues.append(_taken("deployment", name, other))
+    return name
+
+
+def _taken(noun: str, name: str, other: Resource) -> Issue:
+    text = f"the name {name!r} is taken by the {noun} {other.metadata.uid}"
+    if other.metadata.deletion_timestamp is not None:
+        text += ", which is being deleted; repeat this when it is gone"
+    return Issue(text, "$['name']", text, 409)
+
+
+def _check_model(ref: ModelRef | None, world: World, issues: list[Issue]) -> str:
+    if ref is None:
+        return ""  # reported already
+    if not ref.id and not ref.name:
+        issues.append(field_issue("model", "needs an id or a name"))
+        return ""
+    wanted = [model for model in world.models if ref.id in (None, "") or _has_id(model, ref.id)]
+    wanted = [model for model in wanted if not ref.name or model.spec.source == ref.name]
+    if not wanted:
+        issues.append(_no_model(ref))
+        return ref.name or ""
+    model = wanted[0]
+    state, details = model_state(model)
+    if model.metadata.deletion_timestamp is not None:
+        text = f"the model {model.spec.source} is being deleted"
+        issues.append(Issue(text, "$['model']", text, 412))
+    elif state == ModelState.ERROR:
+        text = f"the model {model.spec.source} cannot be used: {details}"
+        issues.append(Issue(text, "$['model']", text, 412))
+    return model.spec.source
+
+
+def _has_id(model: InferenceModel, uid: str | None) -> bool:
+    return uid is not None and model.metadata.uid == uid.lower()
+
+
+def _no_model(ref: ModelRef) -> Issue:
+    if ref.id and ref.name:
+        text = f"no model has both the id {ref.id[:64]!r} and the name {ref.name[:256]!r}"
+    elif ref.name:
+        text = (
+            f"there is no model {ref.name[:256]!r}; create it first with "
+            f"`exo dedicated-inference model create {ref.name[:256]}`"
+        )
+    else:
+        text = f"there is no model with the id {(ref.id or '')[:64]!r}; list the models"
+    return Issue(text, "$['model']", text)
+
+
+def _check_gpus(values: dict[str, Any], world: World, issues: list[Issue]) -> str:
+    gpu_type, count = values.get("gpu_type"), values.get("gpu_count")
+    family = next((f for f in world.families if f.family == gpu_type), None)
+    if isinstance(gpu_type, str) and family is None:
+        families = sorted(f.family for f in world.families)
+        issues.append(choice_issue("gpu-type", gpu_type[:64], families))
+    if isinstance(count, int) and count < 1:
+        issues.append(field_issue("gpu-count", f"must be at least 1, found {_short(count)}"))
+    elif isinstance(count, int) and family is not None and count > family.total_gpus:
+        text = (
+            f"asks for {_short(count)} of {family.family}, found {family.total_gpus} on the "
+            "largest machine"
+        )
+        issues.append(field_issue("gpu-count", text, status=412))
+    return gpu_type if isinstance(gpu_type, str) else ""
+
+
+def _check_engine(name: str, world: World, issues: list[Issue]) -> Engine | None:
+    try:
+        return world.find_engine(name)
+    except UnknownEngine:
+        issues.append(choice_issue("inference-engine", name[:64], ["exo"]))
+        return None
+
+
+def _check_version(values: dict[str, Any], issues: list[Issue]) -> str | None:
+    version: str | None = values.get("inference_engine_version")
+    if version is not None and version not in VERSIONS:
+        issues.append(choice_issue("inference-engine-version", version[:64], VERSIONS))
+    return version
+
+
+def _check_parameters(
+    values: dict[str, Any], engine: Engine | None, version: str | None, issues: list[Issue]
+) -> tuple[str, ...]:
+    field = "inference-engine-parameters"
+    parameters = tuple(values.get("inference_engine_parameters") or ())
+    if len(parameters) > MAX_PARAMETERS:
+        found = f"must have at most {MAX_PARAMETERS} items, found {len(parameters)}"
+        issues.append(field_issue(field, found))
+    elif engine is not None:
+        for problem in engine.check(parameters, version):
+            location = f"$['{field}'][{problem.index}]"
+            issues.append(Issue(problem.detail, location, problem.detail))
+    return parameters
+
+
+def _short(number: int) -> str:
+    return str(number) if abs(number) < 10**9 else "a number far out of range"

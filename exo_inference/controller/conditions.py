@@ -1,0 +1,66 @@
+"""Conditions: building, finding and merging them. Pure; used by planning, states and views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from exo_inference.controller.stores.base import NewEvent
+from exo_inference.resources import Condition, ConditionStatus
+
+WARNING_REASONS = frozenset(
+    {"ReplicaFailed", "CrashLoop", "PlatformBusy", "ModelFailed", "ModelMissing", "Recovering"}
+)
+"""Reasons that are bad news, whatever the status of their condition."""
+
+
+def condition(type_: str, holds: bool | None, reason: str, message: str = "") -> Condition:
+    """Return a condition without times; `holds` None is Unknown."""
+    status = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE}.get(
+        holds,  # type: ignore[arg-type]  # None is meant to fall through
+        ConditionStatus.UNKNOWN,
+    )
+    return Condition(type=type_, status=status, reason=reason, message=message)
+
+
+def find(conditions: Sequence[Condition], type_: str) -> Condition | None:
+    """Return the condition of this type, if there is one."""
+    return next((entry for entry in conditions if entry.type == type_), None)
+
+
+def is_true(conditions: Sequence[Condition], type_: str) -> bool:
+    """Whether a condition of this type is there and holds."""
+    found = find(conditions, type_)
+    return found is not None and found.status == ConditionStatus.TRUE
+
+
+def merge(
+    old: Sequence[Condition], new: Sequence[Condition], *, generation: int, now: datetime
+) -> tuple[Condition, ...]:
+    """Return `new` with times: a condition whose status stays keeps the moment of its change."""
+    merged = []
+    for entry in new:
+        before = find(old, entry.type)
+        same = before is not None and before.status == entry.status
+        since = before.last_transition_time if before is not None and same else now
+        merged.append(
+            entry.model_copy(
+                update={"observed_generation": generation, "last_transition_time": since}
+            )
+        )
+    return tuple(merged)
+
+
+def changes(old: Sequence[Condition], new: Sequence[Condition]) -> list[NewEvent]:
+    """Return one event for each condition whose status or reason is not what it was."""
+    events = []
+    for entry in new:
+        before = find(old, entry.type)
+        if before is not None and (before.status, before.reason) == (entry.status, entry.reason):
+            continue
+        if before is None and entry.status != ConditionStatus.TRUE:
+            continue  # nothing has happened yet
+        bad = entry.reason in WARNING_REASONS
+        text = entry.message or f"{entry.type} is {entry.status}"
+        events.append(NewEvent("Warning" if bad else "Normal", entry.reason, text))
+    return events

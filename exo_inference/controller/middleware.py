@@ -1,0 +1,210 @@
+"""What every request passes: an id, a log line, the body limit, the signature, the error boundary.
+
+Plain ASGI, because the signature covers the raw path and the raw body. `app.py` puts it around
+the router. Only `GET /v2/zone` and `GET /healthz` are open: clients fetch the zones unsigned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from exo_inference.controller.auth import SignedRequest, Verifier
+from exo_inference.controller.body import MAX_BODY_BYTES
+from exo_inference.controller.problems import Refused, join_sentences
+from exo_inference.controller.stores.base import StoreUnwritable, VersionConflict
+from exo_inference.errors import ExoError, PlatformError
+
+logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("exo_inference.controller.access")
+
+PUBLIC_PATHS = frozenset({"/v2/zone", "/healthz"})
+"""Answered without a signature, for GET and HEAD alone."""
+
+BODY_TIMEOUT_SECONDS = 30
+_MAX_DRAINED_BYTES = 16 * MAX_BODY_BYTES
+"""A refused body is read up to here, so that the client gets to see the answer."""
+
+
+class RequestBoundary:
+    """The outermost layer: names, times and logs each request, and turns errors into answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (or pass the lifespan on)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(8)
+        # `//` comes from an endpoint configured with a trailing slash; raw_path stays as signed.
+        scope["path"] = re.sub("//+", "/", scope["path"])
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = time.monotonic()
+        status = 0
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ())]}
+                message["headers"].append((b"x-request-id", request_id.encode()))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed_send)
+        except Exception as exc:  # the boundary: nothing passes it unanswered
+            if status:  # part of the answer is out already; the client sees it break off
+                logger.exception("request %s failed while it was being answered", request_id)
+                raise
+            await answer_error(exc, scope)(scope, receive, observed_send)
+        finally:
+            _log_access(scope, request_id, status, time.monotonic() - started)
+
+
+class SignatureGate:
+    """Reads the body, within its limit, and lets nothing unsigned through."""
+
+    def __init__(self, app: ASGIApp, verifier: Verifier) -> None:
+        self._app = app
+        self._verifier = verifier
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request (or pass the lifespan on)."""
+        path, method = scope["path"] if scope["type"] == "http" else "", scope.get("method")
+        if scope["type"] != "http" or (path in PUBLIC_PATHS and method in ("GET", "HEAD")):
+            await self._app(scope, receive, send)
+            return
+        if not path.startswith("/v2/"):
+            raise Refused(
+                404,
+                "No such path",
+                f"{method} {path[:256]} is not part of the API",
+                hint="The endpoint must end in /v2, as http://HOST:PORT/v2.",
+            )
+        body = await _read_body(scope, receive)
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._verifier.verify(
+            SignedRequest(
+                method=scope["method"],
+                raw_path=scope["raw_path"].decode("latin-1"),
+                query=scope["query_string"].decode("latin-1"),
+                body=body,
+                authorization=[
+                    value.decode("latin-1") for name, value in headers if name == b"authorization"
+                ],
+            )
+        )
+        await self._app(scope, _replay(body, receive), send)
+
+
+def answer_error(exc: Exception, scope: Scope) -> JSONResponse:
+    """Return the answer for an exception; what nobody meant to raise is logged and answered 500."""
+    refused = _refuse_route(exc, scope) if isinstance(exc, HTTPException) else _to_refused(exc)
+    if refused is None:
+        request_id = scope["state"]["request_id"]
+        logger.error("request %s failed", request_id, exc_info=exc)
+        refused = Refused(
+            500,
+            "Unexpected failure",
+            f"the controller failed on request {request_id}",
+            hint="Its log has the details; nothing was changed by a request that only reads.",
+        )
+    body = refused.to_problem().to_wire()
+    return JSONResponse(body, refused.status_code, headers=refused.headers)
+
+
+def _refuse_route(exc: HTTPException, scope: Scope) -> Refused:
+    """Word the router's 404 and 405 like all other refusals."""
+    what = f"{scope['method']} {scope['path'][:256]} is not part of the API"
+    if exc.status_code == 405:
+        allowed = (exc.headers or {}).get("Allow", "")
+        hint = f"This path has: {allowed}."
+        return Refused(405, "Not for this path", what, hint=hint, headers={"Allow": allowed})
+    return Refused(404, "No such path", what, hint="Compare it with the reference of the API.")
+
+
+def _to_refused(exc: Exception) -> Refused | None:
+    if isinstance(exc, Refused):
+        return exc
+    # 412 rather than 503: some clients repeat every 5xx for 15 s and then hide its text.
+    titles: dict[type[ExoError], tuple[int, str]] = {
+        StoreUnwritable: (412, "Change not stored"),
+        VersionConflict: (409, "Changed meanwhile"),
+        PlatformError: (412, "Platform not able"),
+    }
+    for kind, (status, title) in titles.items():
+        if isinstance(exc, kind):
+            return Refused(status, title, exc.message, hint=exc.hint)
+    if isinstance(exc, ExoError):
+        logger.error("request refused by an error: %s", exc.message, exc_info=exc)
+        text = exc.message if exc.hint is None else join_sentences(exc.message, exc.hint)
+        return Refused(500, "Controller not able", text)
+    return None
+
+
+async def _read_body(scope: Scope, receive: Receive) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "Body incomplete", "the client hung up within its body")
+                size += len(message.get("body", b""))
+                if size <= MAX_BODY_BYTES:
+                    chunks.append(message.get("body", b""))
+                if size > _MAX_DRAINED_BYTES or not message.get("more_body", False):
+                    break
+    except TimeoutError as exc:
+        raise Refused(
+            408, "Body incomplete", f"the body did not arrive within {BODY_TIMEOUT_SECONDS} s"
+        ) from exc
+    if size > MAX_BODY_BYTES:
+        raise Refused(
+            413,
+            "Body too large",
+            f"the body has more than {MAX_BODY_BYTES} bytes",
+            hint="No request of this API needs that much.",
+            headers={"connection": "close"},
+        )
+    return b"".join(chunks)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that hands out the body once and then whatever comes (a disconnect)."""
+    pending = [body]
+
+    async def replay() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await receive()
+
+    return replay
+
+
+def _log_access(scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    fields = {
+        "request_id": request_id,
+        "method": scope["method"],
+        "path": scope["path"][:256],
+        "status": status,
+        "duration_seconds": round(seconds, 4),
+    }
+    access_logger.info(
+        "%s %s -> %s in %.1f ms",
+        fields["method"],
+        ascii(fields["path"])[1:-1],
+        status or "no answer",
+        seconds * 1000,
+        extra=fields,
+    )

@@ -1,0 +1,225 @@
+"""`/ai/deployment`: create, list, show, update, scale, delete, key, events."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from exo_inference.controller import admission, operations
+from exo_inference.controller.body import Fields, parse_object
+from exo_inference.controller.context import Context, context_of
+from exo_inference.controller.problems import Refused
+from exo_inference.controller.routes.requests import answer, load, read_flag, route
+from exo_inference.controller.secret_box import KEY_SECRET, new_api_key
+from exo_inference.controller.stores.base import (
+    NameTaken,
+    NewEvent,
+    Recording,
+    VersionConflict,
+)
+from exo_inference.controller.views import view_deployment
+from exo_inference.resources import (
+    DeploymentSpec,
+    InferenceDeployment,
+    InferenceModel,
+    ObjectMeta,
+)
+from exo_inference.wire import (
+    CreateDeployment,
+    DeploymentApiKey,
+    DeploymentList,
+    EventList,
+    Operation,
+    ScaleDeployment,
+    UpdateDeployment,
+)
+
+FINALIZER = "inference.exo.dev/replicas"
+"""Held until no request is routed to the deployment and none of its replicas is left."""
+
+_MAX_ATTEMPTS = 10
+"""A change is tried again when the reconciler wrote a status meanwhile."""
+
+Judge = Callable[[InferenceDeployment], tuple[str, DeploymentSpec]]
+"""Returns the name and spec that a deployment shall have; raises Refused."""
+
+
+async def create_deployment(request: Request) -> Response:
+    """Record a deployment with its key."""
+    context = context_of(request)
+    is_dry_run = read_flag(request, "dry-run")
+    fields = Fields(CreateDeployment, parse_object(await request.body()))
+    identity = await operations.identify_request(request)
+    families = await context.platform.instance_types()
+    async with context.writing:
+        if done := await operations.find_repeated_operation(context.store, identity):
+            return answer(done)
+        admitted = admission.admit_create(fields, await context.load_world(families))
+        if is_dry_run:
+            return answer(operations.dry_run("deployment", None))
+        uid = str(uuid.uuid4())
+        operation = operations.succeeded("deployment", uid)
+        deployment = InferenceDeployment(
+            metadata=ObjectMeta(name=admitted.name, uid=uid, finalizers=(FINALIZER,)),
+            spec=admitted.spec,
+        )
+        key = context.secret_box.encrypt(new_api_key(), owner=uid, name=KEY_SECRET)
+        recording = Recording(
+            operation,
+            None if identity is None else replace(identity, result_id=operation.id),
+            {KEY_SECRET: key},
+            (NewEvent("Normal", "Created", f"deployment {admitted.name} was created"),),
+        )
+        try:
+            await context.store.create(deployment, recording)
+        except NameTaken as exc:
+            raise _name_taken(admitted.name) from exc
+    return answer(operation)
+
+
+async def list_deployments(request: Request) -> Response:
+    """List all deployments, oldest first; `visibility=public` has none here."""
+    context = context_of(request)
+    visibilities = request.query_params.getlist("visibility")
+    if visibilities == ["public"]:
+        return answer(DeploymentList())
+    model_ids = await _model_ids(context)
+    deployments = await context.store.list(InferenceDeployment)
+    views = [view_deployment(item, model_ids, details=False) for item in deployments]
+    return answer(DeploymentList(deployments=views))
+
+
+async def get_deployment(request: Request) -> Response:
+    """Show one deployment."""
+    context = context_of(request)
+    deployment = await load(context.store, InferenceDeployment, request)
+    return answer(view_deployment(deployment, await _model_ids(context), details=True))
+
+
+async def update_deployment(request: Request) -> Response:
+    """Change name, parameters or version; a body without fields changes nothing."""
+    context = context_of(request)
+    is_dry_run = read_flag(request, "dry-run")
+    fields = Fields(UpdateDeployment, parse_object(await request.body()))
+    world = await context.load_world([])
+
+    def judge(present: InferenceDeployment) -> tuple[str, DeploymentSpec]:
+        admitted = admission.admit_update(fields, present, world)
+        return admitted.name, admitted.spec
+
+    event = NewEvent("Normal", "Updated", "a change was asked for")
+    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+
+
+async def scale_deployment(request: Request) -> Response:
+    """Change the number of replicas."""
+    context = context_of(request)
+    is_dry_run = read_flag(request, "dry-run")
+    fields = Fields(ScaleDeployment, parse_object(await request.body()))
+
+    def judge(present: InferenceDeployment) -> tuple[str, DeploymentSpec]:
+        return present.metadata.name, admission.admit_scale(fields, present)
+
+    wanted = fields.values.get("replicas")
+    event = NewEvent("Normal", "Scaled", f"{wanted} replicas were asked for")
+    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+
+
+async def delete_deployment(request: Request) -> Response:
+    """Mark a deployment for deletion; its replicas finish their requests first."""
+    context = context_of(request)
+    is_dry_run = read_flag(request, "dry-run")
+    async with context.writing:
+        deployment = await load(context.store, InferenceDeployment, request)
+        uid = deployment.metadata.uid
+        if is_dry_run:
+            return answer(operations.dry_run("deployment", uid))
+        operation = operations.succeeded("deployment", uid)
+        events = (NewEvent("Normal", "Deleting", "deletion was asked for"),)
+        await context.store.delete(InferenceDeployment, uid, Recording(operation, events=events))
+    return answer(operation)
+
+
+async def reveal_api_key(request: Request) -> Response:
+    """Show the deployment's own inference key."""
+    context = context_of(request)
+    deployment = await load(context.store, InferenceDeployment, request)
+    uid = deployment.metadata.uid
+    sealed = await context.store.get_secret(uid, KEY_SECRET)
+    assert sealed is not None, "a deployment is recorded together with its key"
+    value = context.secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
+    return answer(DeploymentApiKey(api_key=value))
+
+
+async def list_deployment_events(request: Request) -> Response:
+    """List what happened to a deployment."""
+    store = context_of(request).store
+    deployment = await load(store, InferenceDeployment, request)
+    return answer(EventList(events=await store.list_events(deployment.metadata.uid)))
+
+
+async def _change(
+    context: Context, request: Request, judge: Judge, event: NewEvent, *, is_dry_run: bool
+) -> Operation:
+    """Read, judge and record a change, again if a status was written in between."""
+    async with context.writing:
+        for attempt in range(_MAX_ATTEMPTS):
+            present = await load(context.store, InferenceDeployment, request)
+            if present.metadata.deletion_timestamp is not None:
+                raise Refused(
+                    409,
+                    "Deployment going",
+                    f"the deployment {present.metadata.name!r} is being deleted",
+                    hint="Create it again when it is gone.",
+                )
+            name, spec = judge(present)
+            uid = present.metadata.uid
+            if is_dry_run:
+                return operations.dry_run("deployment", uid)
+            operation = operations.succeeded("deployment", uid)
+            metadata = present.metadata.model_copy(update={"name": name})
+            wanted = present.model_copy(update={"metadata": metadata, "spec": spec})
+            changed = metadata != present.metadata or spec != present.spec
+            recording = Recording(operation, events=(event,) if changed else ())
+            try:
+                await context.store.update(wanted, recording)
+            except NameTaken as exc:
+                raise _name_taken(name) from exc
+            except VersionConflict:
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise
+                continue
+            return operation
+    raise AssertionError("the loop returns or raises")
+
+
+async def _model_ids(context: Context) -> dict[str, str]:
+    models = await context.store.list(InferenceModel)
+    return {model.spec.source: model.metadata.uid for model in models}
+
+
+def _name_taken(name: str) -> Refused:
+    return Refused(
+        409,
+        "Name taken",
+        f"another deployment has the name {name!r}",
+        hint="Choose another name, or delete that deployment first.",
+    )
+
+
+ROUTES = [
+    route("/v2/ai/deployment", GET=list_deployments, POST=create_deployment),
+    route(
+        "/v2/ai/deployment/{id}",
+        GET=get_deployment,
+        PATCH=update_deployment,
+        DELETE=delete_deployment,
+    ),
+    route("/v2/ai/deployment/{id}/scale", POST=scale_deployment),
+    route("/v2/ai/deployment/{id}/api-key", GET=reveal_api_key),
+    route("/v2/ai/deployment/{id}/events", GET=list_deployment_events),
+]

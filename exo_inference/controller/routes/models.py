@@ -1,0 +1,152 @@
+"""`/ai/model`: create, list, show, delete, events."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from exo_inference.controller import admission, operations
+from exo_inference.controller.body import Fields, parse_object
+from exo_inference.controller.conditions import condition
+from exo_inference.controller.context import context_of
+from exo_inference.controller.model_source import check_new_model, try_resolve
+from exo_inference.controller.problems import Refused
+from exo_inference.controller.routes.requests import answer, load, read_flag, route
+from exo_inference.controller.secret_box import TOKEN_SECRET
+from exo_inference.controller.stores.base import (
+    NameTaken,
+    NewEvent,
+    ObjectNotFound,
+    Recording,
+    Store,
+)
+from exo_inference.controller.views import view_model
+from exo_inference.hub.base import ResolvedModel
+from exo_inference.resources import (
+    InferenceModel,
+    ModelSpec,
+    ModelStatus,
+    ObjectMeta,
+    model_object_name,
+)
+from exo_inference.wire import CreateModel, EventList, ModelList
+
+FINALIZER = "inference.exo.dev/model-files"
+"""Held until the files are gone and no deployment uses them."""
+
+
+async def create_model(request: Request) -> Response:
+    """Record a model, if its source knows it (or cannot be asked now)."""
+    context = context_of(request)
+    is_dry_run = read_flag(request, "dry-run")
+    fields = Fields(CreateModel, parse_object(await request.body()))
+    identity = await operations.identify_request(request)
+    if done := await operations.find_repeated_operation(context.store, identity):
+        return answer(done)
+    values = check_new_model(fields)
+    source, revision = values["name"], values.get("revision")
+    token = (
+        values["huggingface_token"].get_secret_value() if "huggingface_token" in values else None
+    )
+    await _refuse_taken(context.store, source)
+    found = await try_resolve(context.find_source(source), source, revision=revision, token=token)
+    if is_dry_run:
+        return answer(operations.dry_run("model", None))
+    async with context.writing:
+        if done := await operations.find_repeated_operation(context.store, identity):
+            return answer(done)
+        uid = str(uuid.uuid4())
+        model = InferenceModel(
+            metadata=ObjectMeta(name=model_object_name(source), uid=uid, finalizers=(FINALIZER,)),
+            spec=ModelSpec(source=source, revision=revision),
+            status=_first_status(found),
+        )
+        operation = operations.succeeded("model", uid)
+        sealed = {}
+        if token is not None:
+            sealed[TOKEN_SECRET] = context.secret_box.encrypt(token, owner=uid, name=TOKEN_SECRET)
+        recording = Recording(
+            operation,
+            None if identity is None else replace(identity, result_id=operation.id),
+            sealed,
+            (NewEvent("Normal", "Created", f"model {source} was created"),),
+        )
+        try:
+            await context.store.create(model, recording)
+        except NameTaken as exc:
+            raise _taken(source) from exc
+    return answer(operation)
+
+
+async def list_models(request: Request) -> Response:
+    """List all models, oldest first."""
+    models = await context_of(request).store.list(InferenceModel)
+    return answer(ModelList(models=[view_model(model) for model in models]))
+
+
+async def get_model(request: Request) -> Response:
+    """Show one model."""
+    model = await load(context_of(request).store, InferenceModel, request)
+    return answer(view_model(model))
+
+
+async def delete_model(request: Request) -> Response:
+    """Mark a model for deletion, unless a deployment uses it."""
+    context = context_of(request)
+    is_dry_run = read_flag(request, "dry-run")
+    async with context.writing:
+        model = await load(context.store, InferenceModel, request)
+        admission.admit_model_deletion(model, await context.load_world([]))
+        uid = model.metadata.uid
+        if is_dry_run:
+            return answer(operations.dry_run("model", uid))
+        operation = operations.succeeded("model", uid)
+        events = (NewEvent("Normal", "Deleting", "deletion was asked for"),)
+        await context.store.delete(InferenceModel, uid, Recording(operation, events=events))
+    return answer(operation)
+
+
+async def list_model_events(request: Request) -> Response:
+    """List what happened to a model."""
+    store = context_of(request).store
+    model = await load(store, InferenceModel, request)
+    return answer(EventList(events=await store.list_events(model.metadata.uid)))
+
+
+async def _refuse_taken(store: Store, source: str) -> None:
+    """Say so before the source is asked; the store itself decides when it is recorded."""
+    try:
+        await store.get_by_name(InferenceModel, model_object_name(source))
+    except ObjectNotFound:
+        return
+    raise _taken(source)
+
+
+def _first_status(found: ResolvedModel | str) -> ModelStatus:
+    if isinstance(found, str):
+        text = f"{found}; it is asked again"
+        return ModelStatus(conditions=(condition("Resolved", False, "SourceUnreachable", text),))
+    return ModelStatus(
+        revision=found.revision,
+        size_bytes=found.size_bytes,
+        conditions=(condition("Resolved", True, "Resolved"),),
+    )
+
+
+def _taken(source: str) -> Refused:
+    return Refused(
+        409,
+        "Model exists",
+        f"there is a model {source!r} already",
+        hint="Use it, or delete it first; a model being deleted goes when nothing uses it.",
+    )
+
+
+ROUTES = [
+    route("/v2/ai/model", GET=list_models, POST=create_model),
+    route("/v2/ai/model/{id}", GET=get_model, DELETE=delete_model),
+    route("/v2/ai/model/{id}/events", GET=list_model_events),
+]

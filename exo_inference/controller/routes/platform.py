@@ -1,0 +1,170 @@
+"""What the platform offers and how it is: zones, instance types, engine help, quotas, status.
+
+Also operations, which every write answers with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import exo_inference
+from exo_inference.controller.context import Context, context_of
+from exo_inference.controller.problems import choice_issue, not_found, refuse
+from exo_inference.controller.routes.requests import answer, read_text, route
+from exo_inference.controller.stores.base import ObjectNotFound
+from exo_inference.engines import VERSIONS
+from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel
+from exo_inference.wire import (
+    ConsumptionQuota,
+    EngineParameterList,
+    InstanceType,
+    InstanceTypeList,
+    Quota,
+    QuotaList,
+    Zone,
+    ZoneList,
+)
+
+UNLIMITED = -1
+"""The API's own way to say that a quota has no limit."""
+
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
+
+
+async def list_zones(request: Request) -> Response:
+    """List the one zone, with the endpoint as this client reaches it. Needs no signature."""
+    settings = context_of(request).settings
+    endpoint = settings.public_endpoint or _derive_endpoint(request)
+    return answer(ZoneList(zones=[Zone(name=settings.zone, api_endpoint=endpoint)]))
+
+
+async def list_instance_types(request: Request) -> Response:
+    """List the GPU families a deployment may ask for."""
+    families = await context_of(request).platform.instance_types()
+    return answer(
+        InstanceTypeList(
+            instance_types=[
+                InstanceType(
+                    family=family.family,
+                    authorized=family.free_gpus > 0,
+                    total_gpus=family.total_gpus,
+                    free_gpus=family.free_gpus,
+                    description=family.description or None,
+                )
+                for family in families
+            ]
+        )
+    )
+
+
+async def get_engine_help(request: Request) -> Response:
+    """List the engine's parameters, optionally those of one version."""
+    version = read_text(request, "version")
+    if version is not None and version not in VERSIONS:
+        raise refuse("Version not known", [choice_issue("version", version[:64], VERSIONS)])
+    engine = context_of(request).find_engine("exo")
+    return answer(EngineParameterList(parameters=list(engine.parameters(version))))
+
+
+async def list_quotas(request: Request) -> Response:
+    """List what is used; this control plane sets no limits but the machine's own."""
+    return answer(QuotaList(quotas=await _quotas(context_of(request))))
+
+
+async def get_quota(request: Request) -> Response:
+    """Show the quota of one resource."""
+    entity = request.path_params["entity"]
+    for quota in await _quotas(context_of(request)):
+        if quota.resource == entity:
+            return answer(quota)
+    raise not_found("quota", entity[:64])
+
+
+async def get_consumption_quota(request: Request) -> Response:
+    """Say that nothing limits consumption (null)."""
+    return JSONResponse(ConsumptionQuota().model_dump(mode="json", by_alias=True))
+
+
+async def get_operation(request: Request) -> Response:
+    """Show an operation."""
+    uid = request.path_params["id"].lower()
+    try:
+        return answer(await context_of(request).store.get_operation(uid))
+    except ObjectNotFound as exc:
+        raise not_found("operation", uid[:64]) from exc
+
+
+async def get_status(request: Request) -> Response:
+    """Show versions, addresses and processes of this control plane."""
+    settings = context_of(request).settings
+    records = [settings.state.read_record(n) for n in ("supervisor", "controller", "gateway")]
+    return JSONResponse(
+        {
+            "version": exo_inference.__version__,
+            "engine": f"exo {context_of(request).find_engine('exo').version}",
+            "platform": context_of(request).platform.name,
+            "zone": settings.zone,
+            "gateway": settings.gateway_url,
+            "controller-pid": os.getpid(),
+            "processes": [
+                {"name": record.name, "pid": record.pid, "alive": record.alive}
+                for record in records
+                if record is not None
+            ],
+        }
+    )
+
+
+async def get_health(request: Request) -> Response:
+    """Say that the controller serves and its store answers. Needs no signature."""
+    await context_of(request).store.find_request("")
+    return JSONResponse({"status": "ok"})
+
+
+async def _quotas(context: Context) -> list[Quota]:
+    deployments = await context.store.list(InferenceDeployment)
+    models = await context.store.list(InferenceModel)
+    keys = await context.store.list(InferenceApiKey)
+    quotas = [
+        Quota(resource="ai-model", usage=len(models), limit=UNLIMITED),
+        Quota(resource="ai-deployment", usage=len(deployments), limit=UNLIMITED),
+        Quota(resource="ai-api-key", usage=len(keys), limit=UNLIMITED),
+    ]
+    for family in await context.platform.instance_types():
+        used = family.total_gpus - family.free_gpus
+        quotas.append(Quota(resource=family.family, usage=used, limit=family.total_gpus))
+    return quotas
+
+
+def _derive_endpoint(request: Request) -> str:
+    """Return the API's address as this client reached it, through proxies or not."""
+    headers = request.headers
+    scheme = _first(headers.get("x-forwarded-proto")) or request.url.scheme
+    host = _first(headers.get("x-forwarded-host")) or headers.get("host", "")
+    if scheme not in ("http", "https"):
+        scheme = "http"
+    if not _HOST.fullmatch(host):
+        address, port = request.scope.get("server") or ("127.0.0.1", 80)
+        host = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return f"{scheme}://{host}/v2"
+
+
+def _first(header: str | None) -> str:
+    return (header or "").split(",")[0].strip()
+
+
+ROUTES = [
+    route("/v2/zone", GET=list_zones),
+    route("/v2/ai/instance-type", GET=list_instance_types),
+    route("/v2/ai/help/inference-engine-parameters", GET=get_engine_help),
+    route("/v2/quota", GET=list_quotas),
+    route("/v2/quota/{entity}", GET=get_quota),
+    route("/v2/ai/quota", GET=get_consumption_quota),
+    route("/v2/operation/{id}", GET=get_operation),
+    route("/v2/ai/status", GET=get_status),
+    route("/healthz", GET=get_health),
+]

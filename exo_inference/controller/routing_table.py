@@ -1,0 +1,179 @@
+"""The routing table: written for the gateway when it changes, and what the gateway made of it.
+
+The reconciler is the only caller. A restarted controller begins with the table on disk, so that
+routes stay as they are until each deployment has been looked at. A replica counts as unrouted only
+when no table from the one the gateway applied up to the newest names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from exo_inference.controller.gateway_link import GatewayLink
+from exo_inference.state_dir import write_atomically
+from exo_inference.wire import Route, RouteKey, RouteTable
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_LIFETIME_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What one written table names."""
+
+    version: int
+    deployments: frozenset[str]
+    replicas: frozenset[str]
+
+
+class RoutingTable:
+    """The one writer of `routes.json`. Build it with `RoutingTable.load`.
+
+    Args:
+        path: the file.
+        gateway: who reads it.
+        timeout_seconds: a gateway silent for so long is taken to send no requests any more.
+        monotonic, wall: clocks, in seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        gateway: GatewayLink,
+        *,
+        timeout_seconds: float = 5.0,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._gateway = gateway
+        self._timeout = timeout_seconds
+        self._monotonic = monotonic
+        self._wall = wall
+        self._lock = asyncio.Lock()
+        self._routes: dict[str, Route] = {}
+        self._public_keys: list[RouteKey] = []
+        self._version = 0
+        self._history: list[_Written] = []
+        self._silent_since: float | None = None
+        self._answer: int | None = None
+        self._answered_at = float("-inf")
+
+    async def load(self) -> None:
+        """Take over the table on disk; write an empty one if there is none that can be read."""
+        try:
+            text = await asyncio.to_thread(self._path.read_text)
+            table = RouteTable.model_validate_json(text)
+        except (OSError, ValueError) as exc:
+            if not isinstance(exc, FileNotFoundError):
+                logger.warning("the routing table %s is written anew: %s", self._path, exc)
+            async with self._lock:
+                await self._write()
+            return
+        self._routes = {route.deployment_id: route for route in table.routes}
+        self._public_keys = list(table.public_keys)
+        self._version = table.version
+        self._remember()
+
+    @property
+    def version(self) -> int:
+        """Version of the newest table."""
+        return self._version
+
+    async def set_route(self, route: Route) -> None:
+        """Add or replace the route of a deployment. Writes only if it changes."""
+        async with self._lock:
+            if self._routes.get(route.deployment_id) != route:
+                self._routes[route.deployment_id] = route
+                await self._write()
+
+    async def remove_route(self, deployment_id: str) -> None:
+        """Remove the route of a deployment, if there is one."""
+        async with self._lock:
+            if self._routes.pop(deployment_id, None) is not None:
+                await self._write()
+
+    async def retain(self, deployment_ids: Iterable[str]) -> None:
+        """Remove the routes of all deployments but these."""
+        kept = set(deployment_ids)
+        async with self._lock:
+            gone = self._routes.keys() - kept
+            if gone:
+                self._routes = {uid: r for uid, r in self._routes.items() if uid in kept}
+                await self._write()
+
+    async def set_public_keys(self, keys: list[RouteKey]) -> None:
+        """Replace the keys that open every deployment. Writes only if they change."""
+        async with self._lock:
+            if self._public_keys != keys:
+                self._public_keys = keys
+                await self._write()
+
+    async def unrouted(self, replicas: Iterable[str]) -> frozenset[str]:
+        """Return those of the replicas that the gateway surely sends no requests to."""
+        wanted = frozenset(replicas)
+        if not wanted:
+            return wanted
+        routed: set[str] = set()
+        for written in await self._possibly_applied():
+            routed |= written.replicas
+        return wanted - routed
+
+    async def is_unrouted(self, deployment_id: str) -> bool:
+        """Whether the gateway surely has no route to a deployment any more."""
+        return all(deployment_id not in w.deployments for w in await self._possibly_applied())
+
+    async def _possibly_applied(self) -> list[_Written]:
+        """Return every table that the gateway may route by at this moment."""
+        applied = await self._ask()
+        if applied is not None:
+            self._history = [w for w in self._history if w.version >= applied] or self._history[-1:]
+            return list(self._history)
+        assert self._silent_since is not None
+        if self._monotonic() - self._silent_since >= self._timeout:
+            return self._history[-1:]
+        return list(self._history)
+
+    async def _ask(self) -> int | None:
+        now = self._monotonic()
+        current = self._answer == self._version
+        if (
+            self._answer is None
+            or not current
+            or now - self._answered_at > _ANSWER_LIFETIME_SECONDS
+        ):
+            self._answer = await self._gateway.applied_version()
+            self._answered_at = self._monotonic()
+        if self._answer is not None:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now
+        return self._answer
+
+    async def _write(self) -> None:
+        # Milliseconds, so that versions grow even when the file was lost between two starts.
+        self._version = max(self._version + 1, int(self._wall() * 1000))
+        # Before the file is there: whatever the gateway may have read must be remembered.
+        self._remember()
+        table = RouteTable(
+            version=self._version,
+            routes=sorted(self._routes.values(), key=lambda route: route.deployment_id),
+            public_keys=self._public_keys,
+        )
+        text = table.model_dump_json(by_alias=True, indent=1)
+        await asyncio.to_thread(write_atomically, self._path, text)
+
+    def _remember(self) -> None:
+        self._history.append(
+            _Written(
+                self._version,
+                frozenset(self._routes),
+                frozenset(r.name for route in self._routes.values() for r in route.replicas),
+            )
+        )

@@ -1,0 +1,78 @@
+"""The state words of the API, derived from conditions. Pure; never stored.
+
+Deployments: creating, preparing, deploying, ready, scaling, updating, error. Models: created,
+creating, downloading, ready, error. The details say where it stands, for people.
+"""
+
+from __future__ import annotations
+
+from exo_inference.controller.conditions import find, is_true
+from exo_inference.resources import Condition, InferenceDeployment, InferenceModel
+from exo_inference.wire import DeploymentState, ModelState
+
+_PROGRESS = {
+    "Deploying": DeploymentState.DEPLOYING,
+    "Scaling": DeploymentState.SCALING,
+    "Updating": DeploymentState.UPDATING,
+}
+
+
+def deployment_state(deployment: InferenceDeployment) -> tuple[DeploymentState, str]:
+    """Return the state of a deployment and what to say about it."""
+    metadata, status = deployment.metadata, deployment.status
+    conditions = status.conditions
+    if metadata.deletion_timestamp is not None:
+        return DeploymentState.UPDATING, f"deleting: {_message(conditions, 'Progressing')}"
+    if not conditions:
+        return DeploymentState.CREATING, "waiting for the controller"
+    if status.observed_generation < metadata.generation:
+        return _pending_state(deployment)
+    if is_true(conditions, "Failed"):
+        return DeploymentState.ERROR, _message(conditions, "Failed")
+    if not is_true(conditions, "ModelReady"):
+        return DeploymentState.PREPARING, _message(conditions, "ModelReady")
+    progressing = find(conditions, "Progressing")
+    if progressing is not None and is_true(conditions, "Progressing"):
+        if progressing.reason in _PROGRESS:
+            return _PROGRESS[progressing.reason], progressing.message
+        available = is_true(conditions, "Available")  # some serve while others recover
+        state = DeploymentState.READY if available else DeploymentState.DEPLOYING
+        return state, progressing.message
+    if is_true(conditions, "Available"):
+        return DeploymentState.READY, _message(conditions, "Available")
+    return DeploymentState.DEPLOYING, _message(conditions, "Available")
+
+
+def model_state(model: InferenceModel) -> tuple[ModelState, str]:
+    """Return the state of a model and what to say about it."""
+    conditions = model.status.conditions
+    state, details = _model_state(conditions)
+    if model.metadata.deletion_timestamp is not None:
+        return state, _message(conditions, "Deleting") or "deleting"
+    return state, details
+
+
+def _model_state(conditions: tuple[Condition, ...]) -> tuple[ModelState, str]:
+    if not conditions:
+        return ModelState.CREATED, "waiting for the controller"
+    if is_true(conditions, "Failed"):
+        return ModelState.ERROR, _message(conditions, "Failed")
+    if is_true(conditions, "Ready"):
+        return ModelState.READY, ""
+    if is_true(conditions, "Resolved"):
+        return ModelState.DOWNLOADING, _message(conditions, "Downloaded")
+    return ModelState.CREATING, _message(conditions, "Resolved")
+
+
+def _pending_state(deployment: InferenceDeployment) -> tuple[DeploymentState, str]:
+    """A change was recorded that the controller has not looked at yet."""
+    wanted = deployment.spec.replicas
+    present = [r for r in deployment.status.replicas if r.state != "draining"]
+    if len(present) != wanted and find(deployment.status.conditions, "Available") is not None:
+        return DeploymentState.SCALING, f"from {len(present)} to {wanted} replicas"
+    return DeploymentState.UPDATING, "waiting for the controller"
+
+
+def _message(conditions: tuple[Condition, ...], type_: str) -> str:
+    found = find(conditions, type_)
+    return found.message if found is not None else ""

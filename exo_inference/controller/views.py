@@ -1,0 +1,104 @@
+"""Resources as the API shows them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from exo_inference.controller.states import deployment_state, model_state
+from exo_inference.engines import DEFAULT_VERSION, get_engine
+from exo_inference.resources import (
+    Condition,
+    InferenceApiKey,
+    InferenceDeployment,
+    InferenceModel,
+    ObjectMeta,
+)
+from exo_inference.wire import ApiKey, Deployment, Model, ModelRef, ReplicaView
+
+
+def view_model(model: InferenceModel) -> Model:
+    """Return a model as the API shows it."""
+    state, details = model_state(model)
+    status = model.status
+    return Model(
+        id=model.metadata.uid,
+        name=model.spec.source,
+        state=state,
+        model_size=status.size_bytes,
+        state_details=details or None,
+        downloaded_bytes=status.downloaded_bytes,
+        revision=status.revision or model.spec.revision,
+        created_at=_created(model.metadata),
+        updated_at=_updated(model.metadata, status.conditions),
+    )
+
+
+def view_deployment(
+    deployment: InferenceDeployment, model_ids: Mapping[str, str], *, details: bool
+) -> Deployment:
+    """Return a deployment as the API shows it.
+
+    Args:
+        deployment: the resource.
+        model_ids: ids of the models by source.
+        details: with what only `get` shows: details, parameters, version, replicas.
+    """
+    state, state_details = deployment_state(deployment)
+    spec, status = deployment.spec, deployment.status
+    view = Deployment(
+        id=deployment.metadata.uid,
+        name=deployment.metadata.name,
+        state=state,
+        deployment_url=status.url,
+        model=ModelRef(id=model_ids.get(spec.model), name=spec.model),
+        gpu_type=spec.gpu_type,
+        gpu_count=spec.gpu_count,
+        replicas=spec.replicas,
+        ready_replicas=status.ready_replicas,
+        created_at=_created(deployment.metadata),
+        updated_at=_updated(deployment.metadata, status.conditions),
+    )
+    if not details:
+        return view
+    engine = spec.engine
+    more = {
+        "state_details": state_details,
+        "inference_engine_parameters": list(spec.engine_parameters),
+        "inference_engine_version": engine.version or DEFAULT_VERSION,
+        "inference_engine": f"{engine.name} {get_engine(engine.name).version}",
+        "replica_status": [
+            ReplicaView(
+                name=replica.name,
+                state=replica.state,
+                details=replica.details,
+                pid=replica.pid,
+                restarts=replica.restarts,
+            )
+            for replica in status.replicas
+        ],
+    }
+    return view.model_copy(update=more)
+
+
+def view_api_key(key: InferenceApiKey, org_uuid: str) -> ApiKey:
+    """Return a key, without its value, as the API shows it."""
+    created = _created(key.metadata)
+    return ApiKey(
+        id=key.metadata.uid,
+        org_uuid=org_uuid,
+        name=key.spec.display_name,
+        scope=key.spec.scope,
+        created_at=created,
+        updated_at=key.metadata.update_timestamp or created,
+    )
+
+
+def _created(metadata: ObjectMeta) -> datetime:
+    assert metadata.creation_timestamp is not None, "a stored object has its creation time"
+    return metadata.creation_timestamp
+
+
+def _updated(metadata: ObjectMeta, conditions: tuple[Condition, ...]) -> datetime:
+    moments = [c.last_transition_time for c in conditions if c.last_transition_time is not None]
+    return max([metadata.update_timestamp or _created(metadata), *moments])
