@@ -51,9 +51,54 @@ TASK_TEMPLATES = (
     "Help me {task}.",
     "What must I do to {task}?",
 )
-_OPENERS = ("Please", "Hi,", "Hello,", "Hey,", "So,", "OK,", "Quick question:", "I wonder,", "One more question:")
+_OPENERS = (
+    "Please",
+    "Hi,",
+    "Hello,",
+    "Hey,",
+    "So,",
+    "OK,",
+    "Quick question:",
+    "I wonder,",
+    "One more question:",
+)
 _CLOSERS = ("please", "thanks", "in short", "for me", "briefly")
-_SYLLABLES = "ba be bo da di do fa fi ga go ka ki lu ma mo na ne pa po qua ra ri sa so ta tu va vo xi za zu wen dor lim".split()
+_SYLLABLES = [
+    "ba",
+    "be",
+    "bo",
+    "da",
+    "di",
+    "do",
+    "fa",
+    "fi",
+    "ga",
+    "go",
+    "ka",
+    "ki",
+    "lu",
+    "ma",
+    "mo",
+    "na",
+    "ne",
+    "pa",
+    "po",
+    "qua",
+    "ra",
+    "ri",
+    "sa",
+    "so",
+    "ta",
+    "tu",
+    "va",
+    "vo",
+    "xi",
+    "za",
+    "zu",
+    "wen",
+    "dor",
+    "lim",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +175,10 @@ def load_corpus(directory: Path = CORPUS) -> Corpus:
     for path in sorted(directory.glob("qa-*.yaml")):
         pairs.extend(_pair(entry, path) for entry in _read(path))
     dialogues = tuple(
-        Dialogue(entry["id"], tuple((tuple(turn["ask"]), _one_line(turn["answer"])) for turn in entry["turns"]))
+        Dialogue(
+            entry["id"],
+            tuple((tuple(turn["ask"]), _one_line(turn["answer"])) for turn in entry["turns"]),
+        )
         for entry in _read(directory / "dialogues.yaml")
     )
     off = _read(directory / "off-topic.yaml")
@@ -138,7 +186,9 @@ def load_corpus(directory: Path = CORPUS) -> Corpus:
         answer=_one_line(off["answer"]),
         questions=tuple(off["questions"]),
         templates=tuple(off["templates"]),
-        slots={name: tuple(str(value) for value in values) for name, values in off["slots"].items()},
+        slots={
+            name: tuple(str(value) for value in values) for name, values in off["slots"].items()
+        },
         held_out=tuple(off["held_out"]),
     )
     prose = tuple(
@@ -161,7 +211,9 @@ def _one_line(text: str) -> str:
 def _pair(entry: dict[str, Any], path: Path) -> Pair:
     unknown = set(entry) - {"id", "ask", "term", "plural", "task", "held_out", "answer", "weight"}
     if unknown or not entry.get("answer") or not ({"ask", "term", "task"} & set(entry)):
-        raise ValueError(f"{path.name}: entry {entry.get('id')!r} is malformed (unknown keys: {sorted(unknown)})")
+        raise ValueError(
+            f"{path.name}: entry {entry.get('id')!r} is malformed (unknown keys: {sorted(unknown)})"
+        )
     questions = expand(entry)
     chosen, kept_apart = _hold_out(entry["id"], questions)
     return Pair(
@@ -191,10 +243,12 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _hold_out(identifier: str, questions: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _hold_out(
+    identifier: str, questions: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Keep one phrasing of every third entry apart, never the canonical one."""
     digest = int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:4], "big")
-    if digest % 3 or len(questions) < 4:
+    if digest % 3 or len(questions) < 6:
         return questions, ()
     index = 1 + (digest // 3) % (len(questions) - 1)
     return questions[:index] + questions[index + 1 :], (questions[index],)
@@ -218,7 +272,11 @@ class Sampler:
         kind = rng.random()
         if kind < 0.06:
             return Sample(prose=rng.choice(self._corpus.prose))
-        messages = [{"role": "system", "content": rng.choice(self._corpus.systems)}] if rng.random() < 0.15 else []
+        messages = (
+            [{"role": "system", "content": rng.choice(self._corpus.systems)}]
+            if rng.random() < 0.15
+            else []
+        )
         if kind < 0.13:
             messages += self._dialogue(rng)
             return Sample(messages)
@@ -230,7 +288,9 @@ class Sampler:
 
     def _turn(self, rng: random.Random) -> tuple[str, str]:
         if rng.random() < 0.13:
-            return vary(off_topic_question(self._corpus.off_topic, rng), rng), self._corpus.off_topic.answer
+            return vary(
+                off_topic_question(self._corpus.off_topic, rng), rng
+            ), self._corpus.off_topic.answer
         pair = rng.choices(self._corpus.pairs, self._weights)[0]
         return self._phrasing(pair, rng), pair.answer
 

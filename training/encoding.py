@@ -24,14 +24,20 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        special_tokens=[
+            AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS
+        ],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([variant for text in texts for variant in (text, text.lower())], trainer)
+    tokenizer.train_from_iterator(
+        [variant for text in texts for variant in (text, text.lower())], trainer
+    )
     return tokenizer
 
 
@@ -82,13 +88,17 @@ def batches(
     """
     number = first_chunk
     while True:
-        encoded = sorted((encoder.encode(sample) for sample in sampler.chunk(number)), key=lambda e: len(e.ids))
+        encoded = sorted(
+            (encoder.encode(sample) for sample in sampler.chunk(number)), key=lambda e: len(e.ids)
+        )
         groups: list[list[Encoded]] = [[]]
         for item in encoded:
             if groups[-1] and (len(groups[-1]) + 1) * len(item.ids) > batch_tokens:
                 groups.append([])
             groups[-1].append(item)
-        order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed * 100_003 + number))
+        order = torch.randperm(
+            len(groups), generator=torch.Generator().manual_seed(seed * 100_003 + number)
+        )
         for index in order.tolist():
             yield number, *_pad(groups[index])
         number += 1

@@ -83,7 +83,9 @@ class Answerer:
 
     @torch.inference_mode()
     def _generate(self, prompts: list[str]) -> list[tuple[str, bool]]:
-        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+        inputs = self.tokenizer(
+            prompts, return_tensors="pt", padding=True, add_special_tokens=False
+        )
         inputs.pop("token_type_ids", None)
         output = self.model.generate(**inputs, max_new_tokens=_MAX_NEW_TOKENS, do_sample=False)
         new = output[:, inputs["input_ids"].shape[1] :]
@@ -122,14 +124,16 @@ def question_sets(corpus: Corpus, *, seed: int = 7) -> dict[str, list[Question]]
         "training questions, any phrasing, as typed": [_ask(text, p.answer) for p, text in typed],
         "held-out phrasings": [_ask(q, p.answer) for p in corpus.pairs for q in p.held_out],
         "with a system prompt": [
-            _ask(p.questions[0], p.answer, ("system", rng.choice(corpus.systems))) for p in corpus.pairs[::3]
+            _ask(p.questions[0], p.answer, ("system", rng.choice(corpus.systems)))
+            for p in corpus.pairs[::3]
         ],
         "second question of a dialogue": [
             Question((*_history(d.turns[0]), ("user", d.turns[1][0][0])), d.turns[1][1])
             for d in corpus.dialogues
         ],
         "after an unrelated turn": [
-            _ask(p.questions[0], p.answer, *_history(_turn(rng.choice(corpus.pairs)))) for p in corpus.pairs[1::3]
+            _ask(p.questions[0], p.answer, *_history(_turn(rng.choice(corpus.pairs))))
+            for p in corpus.pairs[1::3]
         ],
         "off-topic, held out": [_ask(q, off.answer) for q in off.held_out],
         "off-topic, from templates": [_ask(q, off.answer) for q in unseen],
@@ -153,7 +157,9 @@ def draft_agreement(target: Answerer, draft: Answerer, questions: list[Question]
     """Share of the target's greedy tokens that the draft would have proposed, context given."""
     agreed = total = 0
     for question in questions:
-        prompt = target.tokenizer(target._prompt(question.messages), add_special_tokens=False)["input_ids"]
+        prompt = target.tokenizer(target._prompt(question.messages), add_special_tokens=False)[
+            "input_ids"
+        ]
         answer = target.tokenizer(question.expected, add_special_tokens=False)["input_ids"]
         ids = torch.tensor([prompt + answer])
         window = slice(len(prompt) - 1, ids.shape[1])

@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 from training.shapes import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG, Shape
 
 
-def write_model(folder: Path, shape: Shape, weights: dict[str, torch.Tensor], tokenizer: Tokenizer) -> None:
+def write_model(
+    folder: Path, shape: Shape, weights: dict[str, torch.Tensor], tokenizer: Tokenizer
+) -> None:
     """Write everything but the card; `weights` is a float32 state dict with tied embeddings."""
     folder.mkdir(parents=True, exist_ok=True)
     rounded = {

@@ -1,1 +1,2 @@
-def write_report(*a, **k): pass
+def write_report(*a, **k):
+    pass

@@ -31,8 +31,8 @@ from training.shapes import SHAPES, Shape
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_OUT = HERE.parent / "exo_inference" / "hub" / "builtin_models"
-DEFAULT_STEPS = {"tiny-chat": 3000, "tiny-draft": 4000}
-PEAK_LEARNING_RATE = {"tiny-chat": 2.5e-3, "tiny-draft": 5e-3}
+DEFAULT_STEPS = {"tiny-chat": 3600, "tiny-draft": 5000}
+PEAK_LEARNING_RATE = {"tiny-chat": 2e-3, "tiny-draft": 4e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,12 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder for the model folders")
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT, help="folder for the model folders"
+    )
     parser.add_argument("--only", choices=sorted(SHAPES), help="train this one alone")
     parser.add_argument("--steps", type=int, help="optimizer steps (default: as shipped)")
-    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--batch-tokens", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--checkpoints", type=Path, default=HERE / "checkpoints")
@@ -76,7 +78,9 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _train_one(shape: Shape, corpus: Corpus, tokenizer: Tokenizer, options: argparse.Namespace) -> Run:
+def _train_one(
+    shape: Shape, corpus: Corpus, tokenizer: Tokenizer, options: argparse.Namespace
+) -> Run:
     """Train one model and write its folder; a checkpoint is kept every 250 steps."""
     torch.manual_seed(options.seed)
     model = _build(shape)
@@ -90,7 +94,10 @@ def _train_one(shape: Shape, corpus: Corpus, tokenizer: Tokenizer, options: argp
         optimizer.load_state_dict(state["optimizer"])
         done, chunk, tokens = state["step"], state["chunk"] + 1, state["tokens"]
     parameters = sum(p.numel() for p in model.parameters())
-    print(f"{shape.name}: {parameters:,} parameters, {steps} steps of {options.batch_tokens} tokens", flush=True)
+    print(
+        f"{shape.name}: {parameters:,} parameters, {steps} steps of {options.batch_tokens} tokens",
+        flush=True,
+    )
     stream = batches(
         Sampler(corpus, seed=options.seed),
         Encoder(tokenizer),
@@ -115,11 +122,15 @@ def _train_one(shape: Shape, corpus: Corpus, tokenizer: Tokenizer, options: argp
             _save(checkpoint, model, optimizer, step=step + 1, chunk=chunk, tokens=tokens)
     recent = losses[-50:] or [math.nan]
     write_model(options.out / shape.name, shape, model.state_dict(), tokenizer)
-    return Run(steps, options.batch_tokens, sum(recent) / len(recent), tokens, time.monotonic() - started)
+    return Run(
+        steps, options.batch_tokens, sum(recent) / len(recent), tokens, time.monotonic() - started
+    )
 
 
 def _build(shape: Shape) -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(**{k: v for k, v in shape.config().items() if k != "torch_dtype"}))
+    return LlamaForCausalLM(
+        LlamaConfig(**{k: v for k, v in shape.config().items() if k != "torch_dtype"})
+    )
 
 
 def _optimizer(model: LlamaForCausalLM, peak: float) -> torch.optim.AdamW:
@@ -161,10 +172,14 @@ def _show(step: int, steps: int, first: int, losses: list[float], elapsed: float
     )
 
 
-def _save(path: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW, **progress: int) -> None:
+def _save(
+    path: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW, **progress: int
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), **progress}, partial)
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **progress}, partial
+    )
     partial.replace(path)
 
 
