@@ -1,0 +1,195 @@
+"""The `exoscale` package from PyPI, which nobody here wrote, does the whole flow on a real stack."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import jsonschema
+import pytest
+from exoscale.api.exceptions import (
+    ExoscaleAPIAuthException,
+    ExoscaleAPIClientException,
+)
+from exoscale.api.v2 import Client
+
+from .conftest import Stack
+
+OPENAPI = json.loads(resources.files("exoscale").joinpath("openapi.json").read_text())
+
+
+def matching_schema(method: str, path: str, status: int) -> dict[str, Any] | None:
+    """Return the schema the package's own document gives for an answer, if it knows the status."""
+    parts = path.removeprefix("/v2").split("/")
+    for template, operations in OPENAPI["paths"].items():
+        wanted = template.split("/")
+        if len(wanted) == len(parts) and all(
+            a == b or a.startswith("{") for a, b in zip(wanted, parts, strict=True)
+        ):
+            answer = operations.get(method.lower(), {}).get("responses", {}).get(str(status))
+            if answer:
+                return answer["content"]["application/json"]["schema"]
+    return None
+
+
+class Recorder:
+    """Validates every answer that passes through the client's session."""
+
+    def __init__(self) -> None:
+        self.validated = 0
+
+    def __call__(self, response: Any, *_: Any, **__: Any) -> None:
+        request = response.request
+        schema = matching_schema(
+            request.method, request.path_url.split("?")[0], response.status_code
+        )
+        if schema is None and response.status_code >= 400:
+            schema = {"$ref": "#/components/schemas/error-response"}
+        assert schema is not None, (request.method, request.path_url, response.status_code)
+        document = {**schema, "components": OPENAPI["components"]}
+        jsonschema.Draft202012Validator(
+            document, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        ).validate(response.json())
+        self.validated += 1
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def client(stack: Stack, recorder: Recorder) -> Iterator[Client]:
+    client = Client(stack.key, stack.secret, url=stack.endpoint)
+    client.session.hooks["response"].append(recorder)
+    yield client
+    client.session.close()
+
+
+def wait_for(read: Any, done: Any, seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not done(value := read()):
+        assert value.get("state") != "error", value
+        assert time.monotonic() < deadline, value
+        time.sleep(0.2)
+    return value
+
+
+def test_whole_flow(client: Client, recorder: Recorder) -> None:
+    operation = client.create_model(name="exo/tiny-draft")
+    model_id = operation["reference"]["id"]
+    assert client.wait(operation["id"])["state"] == "success"
+    model = wait_for(lambda: client.get_model(id=model_id), lambda m: m["state"] == "ready")
+    assert model["model-size"] > 0
+    assert model_id in [m["id"] for m in client.list_models()["models"]]
+
+    operation = client.create_deployment(
+        name="flow",
+        model={"name": "exo/tiny-draft"},
+        gpu_type="cpu",
+        gpu_count=1,
+        replicas=1,
+        inference_engine_parameters=["--max-model-len=512"],
+    )
+    deployment_id = operation["reference"]["id"]
+    assert client.wait(operation["id"])["state"] == "success"
+
+    def get() -> dict[str, Any]:
+        return client.get_deployment(id=deployment_id)
+
+    deployment = wait_for(get, lambda d: d["state"] == "ready")
+    assert deployment["deployment-url"].startswith("http://127.0.0.1:")
+    assert deployment["inference-engine-parameters"] == ["--max-model-len=512"]
+    logs = client.get_deployment_logs(id=deployment_id, tail=5)["logs"]
+    assert 1 <= len(logs) <= 5
+    assert client.get_deployment_logs(id=deployment_id, stream=True, tail=3)["logs"]
+
+    client.wait(client.scale_deployment(id=deployment_id, replicas=2)["id"])
+    wait_for(get, lambda d: d["state"] == "ready" and d["replicas"] == 2)
+    client.wait(
+        client.update_deployment(
+            id=deployment_id, name="flowed", inference_engine_parameters=["--max-num-seqs=4"]
+        )["id"]
+    )
+    deployment = wait_for(get, lambda d: d["state"] == "ready")
+    assert deployment["name"] == "flowed"
+    assert deployment["inference-engine-parameters"] == ["--max-num-seqs=4"]
+    assert client.reveal_deployment_api_key(id=deployment_id)["api-key"]
+
+    with pytest.raises(ExoscaleAPIClientException, match="flowed"):
+        client.delete_model(id=model_id)
+
+    client.wait(client.delete_deployment(id=deployment_id)["id"])
+    deadline = time.monotonic() + 60
+    while deployment_id in [d["id"] for d in client.list_deployments()["deployments"]]:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    client.wait(client.delete_model(id=model_id)["id"])
+    assert recorder.validated > 20
+
+
+def test_scoped_keys_live_and_die(client: Client) -> None:
+    created = client.create_ai_api_key(name="ci key", scope="public")
+    assert created["value"]
+    listed = client.list_ai_api_keys()["ai-api-keys"]
+    assert created["id"] in [key["id"] for key in listed]
+    assert all("value" not in key for key in listed)
+    assert client.get_ai_api_key(id=created["id"])["name"] == "ci key"
+    client.wait(client.delete_ai_api_key(id=created["id"])["id"])
+    with pytest.raises(ExoscaleAPIClientException):
+        client.get_ai_api_key(id=created["id"])
+
+
+def test_the_rest_of_the_api_answers(client: Client) -> None:
+    assert client.list_zones()["zones"][0]["api-endpoint"].endswith("/v2")
+    families = client.list_ai_instance_types()["instance-types"]
+    assert {"family": "cpu", "authorized": True}.items() <= next(
+        f for f in families if f["family"] == "cpu"
+    ).items()
+    assert client.get_inference_engine_help()["parameters"]
+    assert client.get_inference_engine_help(version="0.25.0")["parameters"]
+    assert isinstance(client.list_quotas()["quotas"], list)
+
+
+def test_wrong_secret_is_an_authentication_error(stack: Stack) -> None:
+    wrong = Client(stack.key, "wrong", url=stack.endpoint)
+    with pytest.raises(ExoscaleAPIAuthException, match="403"):
+        wrong.list_models()
+    wrong.session.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../up", "a/b", 'quo"te', "ümlaut", "UPPER", "", " ", "x" * 64, "-dash", "a\nb"],
+    ids=repr,
+)
+def test_bad_deployment_names_are_refused(client: Client, name: str) -> None:
+    with pytest.raises(ExoscaleAPIClientException, match="400"):
+        client.create_deployment(
+            name=name, model={"name": "exo/tiny-chat"}, gpu_type="cpu", gpu_count=1, replicas=1
+        )
+
+
+def test_what_does_not_exist_is_404(client: Client) -> None:
+    nobody = "00000000-0000-4000-8000-000000000000"
+    for call in (
+        lambda: client.get_model(id=nobody),
+        lambda: client.delete_model(id=nobody),
+        lambda: client.get_deployment(id=nobody),
+        lambda: client.scale_deployment(id=nobody, replicas=1),
+        lambda: client.update_deployment(id=nobody, name="x"),
+        lambda: client.delete_deployment(id=nobody),
+        lambda: client.get_deployment_logs(id=nobody),
+        lambda: client.reveal_deployment_api_key(id=nobody),
+        lambda: client.get_operation(id=nobody),
+    ):
+        with pytest.raises(ExoscaleAPIClientException, match="404"):
+            call()
+
+
+def test_a_request_without_a_body_is_refused(client: Client) -> None:
+    with pytest.raises(ExoscaleAPIClientException, match="400"):
+        client.create_model()

@@ -1,0 +1,87 @@
+"""The `openai` package chats, streams and lists models through the gateway of a real stack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from .conftest import Stack
+
+
+@pytest.fixture(scope="module")
+def deployment(stack: Stack) -> Iterator[dict[str, str]]:
+    stack.exo("model", "create", "exo/tiny-chat", "--wait")
+    stack.exo(
+        *("deployment", "create", "talk", "--model-name", "exo/tiny-chat"),
+        *("--gpu-type", "cpu", "--gpu-count", "1", "--wait"),
+    )
+    shown = json.loads(stack.exo("deployment", "show", "talk", "-O", "json").stdout)
+    revealed = json.loads(stack.exo("deployment", "reveal-api-key", "talk", "-O", "json").stdout)
+    yield {**shown, **revealed}
+    stack.exo("deployment", "delete", "talk", "--force")
+    stack.exo("model", "delete", "exo/tiny-chat", "--force", check=False)
+
+
+@pytest.fixture
+def client(deployment: dict[str, str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=deployment["deployment_url"], api_key=deployment["api_key"], max_retries=0
+    ) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **options: object) -> str:
+    answer = client.chat.completions.create(
+        model="exo/tiny-chat",
+        messages=[{"role": "user", "content": "What is a KV cache?"}],
+        temperature=0,
+        **options,  # type: ignore[call-overload]
+    )
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    return answer.choices[0].message.content
+
+
+def test_chat_gives_a_sensible_answer(client: openai.OpenAI) -> None:
+    answer = ask(client)
+    assert "key" in answer.lower()
+    assert len(answer) > 30
+
+
+def test_a_stream_says_the_same_as_one_answer(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="exo/tiny-chat",
+        messages=[{"role": "user", "content": "What is a KV cache?"}],
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == ask(client)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 5
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["exo/tiny-chat"]
+
+
+def test_wrong_key_model_and_deployment(client: openai.OpenAI, stack: Stack) -> None:
+    with pytest.raises(openai.AuthenticationError), client.with_options(api_key="no") as wrong:
+        ask(wrong)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="none", messages=[{"role": "user", "content": "x"}])
+    elsewhere = f"{stack.gateway}/00000000-0000-4000-8000-000000000000/v1"
+    with pytest.raises(openai.NotFoundError), client.with_options(base_url=elsewhere) as wrong:
+        ask(wrong)
+
+
+def test_scaled_to_zero_is_503_and_back(client: openai.OpenAI, stack: Stack) -> None:
+    stack.exo("deployment", "scale", "talk", "0", "--wait")
+    with pytest.raises(openai.InternalServerError, match="talk"):
+        ask(client)
+    stack.exo("deployment", "scale", "talk", "1", "--wait")
+    assert ask(client)
