@@ -1,0 +1,123 @@
+"""What the engine's tests share: tiny random models, written to disk by `transformers`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VOCAB_SIZE = 101
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Large enough that the likeliest token stands out and changes from step to step.
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+# Name -> (transformers class prefix, configuration over the common one).
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama3-tied": ("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
+    "llama-linear": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "mistral-window": ("Mistral", {"sliding_window": 13, "head_dim": 12}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-half-windowed": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A random model on disk, and the same model in `transformers`."""
+
+    path: Path
+    oracle: Any
+
+    def greedy(self, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+        """What `transformers` generates after a prompt."""
+        import torch
+
+        token_ids = torch.tensor([prompt])
+        output = self.oracle.generate(
+            token_ids,
+            attention_mask=torch.ones_like(token_ids),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return tuple(output[0, len(prompt) :].tolist())
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TinyModel]]:
+    """Return a function from a name in FAMILIES to a model, built once per session."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    built: dict[str, TinyModel] = {}
+
+    def build(family: str) -> TinyModel:
+        if family not in built:
+            prefix, overrides = FAMILIES[family]
+            config = getattr(transformers, f"{prefix}Config")(**{**_COMMON, **overrides})
+            torch.manual_seed(len(family))
+            oracle = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+            for name, parameter in oracle.named_parameters():
+                # Fresh biases are zeros and norms are ones: make them matter.
+                if parameter.ndim == 1:
+                    torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
+            path = tmp_path_factory.mktemp(family)
+            oracle.save_pretrained(path)
+            built[family] = TinyModel(path, oracle)
+        return built[family]
+
+    yield build
+    built.clear()
+
+
+@pytest.fixture
+def prompts() -> list[tuple[int, ...]]:
+    """Five random prompts of very different lengths."""
+    numbers = random.Random(7)
+    return [
+        tuple(numbers.randrange(VOCAB_SIZE) for _ in range(length)) for length in (1, 4, 17, 33, 60)
+    ]

@@ -1,0 +1,114 @@
+"""Greedy output in float32 is token for token that of `transformers`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+
+FAMILIES = [
+    "llama",
+    "llama3-tied",
+    "llama-biases",
+    "llama-linear",
+    "mistral-window",
+    "qwen2",
+    "qwen2-half-windowed",
+    "qwen2-yarn",
+    "qwen3",
+]
+NUM_TOKENS = 20
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+OPTIONS = {"dtype": "float32", "device": "cpu", "block_size": 4, "max_model_len": 128}
+
+
+@pytest.fixture
+def expected(tiny_model, prompts, request):
+    model = tiny_model(request.param)
+    return model, [model.greedy(prompt, NUM_TOKENS) for prompt in prompts]
+
+
+def run(llm: LLM, prompts) -> list[tuple[int, ...]]:
+    completions = llm.generate(prompts, GREEDY)
+    llm.core.check_integrity()
+    assert llm.stats().num_used_blocks == 0
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.mark.parametrize("expected", FAMILIES, indirect=True)
+def test_batched_unbatched_chunked_and_preempted_output_is_the_oracles(expected, prompts):
+    model, tokens = expected
+    assert all(len(set(row)) > 4 for row in tokens), "a degenerate oracle proves nothing"
+
+    batched = LLM(model.path, **OPTIONS)
+    assert run(batched, prompts) == tokens
+
+    # The same engine again: now everything full comes from the prefix cache.
+    again = batched.generate(prompts, GREEDY)
+    assert [completion.token_ids for completion in again] == tokens
+    assert again[-1].num_cached_tokens >= 56
+
+    assert [run(batched, [prompt])[0] for prompt in prompts] == tokens
+
+    uncached = LLM(model.path, **OPTIONS, enable_prefix_caching=False)
+    assert run(uncached, prompts) == tokens
+    assert run(uncached, prompts) == tokens
+    assert uncached.stats().prefix_cache_hits_total == 0
+
+    chunked = LLM(model.path, **OPTIONS, max_num_batched_tokens=7, max_num_seqs=4)
+    assert run(chunked, prompts) == tokens
+    assert chunked.stats().num_steps_total > 115 / 7
+
+    scarce_options = {**OPTIONS, "max_model_len": 80}
+    for caching in (True, False):
+        scarce = LLM(
+            model.path,
+            **scarce_options,
+            num_gpu_blocks_override=24,
+            enable_prefix_caching=caching,
+            max_num_batched_tokens=16,
+            max_num_seqs=5,
+        )
+        assert run(scarce, prompts) == tokens
+        assert scarce.stats().num_preemptions_total > 0
+
+
+def test_config_of_older_transformers_gives_the_same_tokens(tiny_model, prompts, tmp_path):
+    """`rope_theta` and `rope_scaling` at top level, as checkpoints before version 5 have them."""
+    model = tiny_model("llama3-tied")
+    config = json.loads((model.path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = rope
+    config["torch_dtype"] = config.pop("dtype")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(model.path / "model.safetensors")
+
+    completions = LLM(tmp_path, **OPTIONS).generate(prompts, GREEDY)
+
+    assert [c.token_ids for c in completions] == [model.greedy(p, NUM_TOKENS) for p in prompts]
+
+
+def test_sharded_checkpoint_gives_the_same_tokens(tiny_model, prompts, tmp_path):
+    model = tiny_model("qwen3")
+    model.oracle.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+
+    completions = LLM(tmp_path, **OPTIONS).generate(prompts, GREEDY)
+
+    assert [c.token_ids for c in completions] == [model.greedy(p, NUM_TOKENS) for p in prompts]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bit_output_is_close_to_the_oracles(tiny_model, prompts, dtype):
+    """The first token's likeliest candidates agree, within the precision there is."""
+    model = tiny_model("qwen3")
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=3)
+    exact = LLM(model.path, **OPTIONS).generate(prompts, params)
+    rough = LLM(model.path, **{**OPTIONS, "dtype": dtype}).generate(prompts, params)
+    for a, b in zip(exact, rough, strict=True):
+        assert dict(b.logprobs[0].top)[a.token_ids[0]] == pytest.approx(
+            a.logprobs[0].logprob, abs=0.35 if dtype == "bfloat16" else 0.05
+        )
