@@ -1,0 +1,335 @@
+"""Who runs when, who gives way, and that everybody gets there; without a model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from exo_engine.core.block_manager import BlockManager
+from exo_engine.core.request import EngineRequest
+from exo_engine.core.scheduler import Scheduler, SchedulerLimits
+from exo_engine.core.sequence import SampledToken
+from exo_engine.errors import DuplicateRequest, PromptTooLong, RequestError
+from exo_engine.sampling_params import SamplingParams
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+EOS = 99
+
+
+def make(
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    budget: int = 32,
+    max_num_seqs: int = 8,
+    caching: bool = False,
+    **limits,
+) -> Scheduler:
+    return Scheduler(
+        SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=limits.pop("max_model_len", num_blocks * block_size),
+            eos_token_ids=frozenset({EOS}),
+            **limits,
+        ),
+        BlockManager(num_blocks, block_size, enable_prefix_caching=caching),
+    )
+
+
+def request(name: str, num_prompt: int, max_tokens: int | None = 4, *, priority=0, **params):
+    prompt = tuple(random.Random(name).randrange(50) for _ in range(num_prompt))
+    return EngineRequest(name, prompt, SamplingParams(max_tokens=max_tokens, **params), priority)
+
+
+def step(scheduler: Scheduler, token: int = 1):
+    """One step in which the model always says `token`; returns it with what came out."""
+    scheduled = scheduler.schedule()
+    scheduler.check_integrity()
+    sampled = {name: SampledToken(token) for name, item in scheduled.items.items() if item.samples}
+    outputs = scheduler.update(scheduled, sampled)
+    scheduler.check_integrity()
+    return scheduled, outputs
+
+
+def finish(scheduler: Scheduler, *, most_steps: int = 500) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    for _ in range(most_steps):
+        if not scheduler.has_unfinished():
+            return tokens
+        scheduled, outputs = step(scheduler)
+        assert scheduled.items or scheduled.preempted_ids, "a step that does nothing"
+        assert scheduled.num_tokens <= scheduler.limits.max_num_batched_tokens
+        assert len(scheduled.items) <= scheduler.limits.max_num_seqs
+        for output in outputs:
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+    raise AssertionError("did not finish")
+
+
+def test_prompts_and_single_tokens_share_one_step():
+    scheduler = make()
+    scheduler.add(request("a", 5))
+    step(scheduler)
+    scheduler.add(request("b", 6))
+    scheduled, outputs = step(scheduler)
+    assert {name: item.num_tokens for name, item in scheduled.items.items()} == {"a": 1, "b": 6}
+    assert {output.request_id for output in outputs} == {"a", "b"}
+
+
+def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_meanwhile():
+    scheduler = make(budget=8)
+    scheduler.add(request("short", 3, 10))
+    step(scheduler)
+    scheduler.add(request("long", 20))
+    sizes = [
+        {name: item.num_tokens for name, item in step(scheduler)[0].items.items()} for _ in range(4)
+    ]
+    assert sizes == [
+        {"short": 1, "long": 7},
+        {"short": 1, "long": 7},
+        {"short": 1, "long": 6},
+        {"short": 1, "long": 1},
+    ]
+
+
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it_whole():
+    scheduler = make(budget=8, enable_chunked_prefill=False, max_model_len=8)
+    scheduler.add(request("a", 5, 2))
+    scheduler.add(request("b", 5, 2))
+    assert set(step(scheduler)[0].items) == {"a"}
+    assert {n: i.num_tokens for n, i in step(scheduler)[0].items.items()} == {"a": 1, "b": 5}
+
+
+def test_no_more_sequences_run_than_allowed():
+    scheduler = make(max_num_seqs=2)
+    for name in "abc":
+        scheduler.add(request(name, 2, 3))
+    assert set(step(scheduler)[0].items) == {"a", "b"}
+    assert scheduler.stats().num_waiting == 1
+    assert {name: len(tokens) for name, tokens in finish(scheduler).items()} == {
+        "a": 2,
+        "b": 2,
+        "c": 3,
+    }
+
+
+def test_the_latest_gives_way_when_blocks_run_out_and_starts_over():
+    scheduler = make(num_blocks=4, block_size=2, max_model_len=8)
+    scheduler.add(request("first", 3, 5))
+    scheduler.add(request("second", 3, 5))
+    assert set(step(scheduler)[0].items) == {"first", "second"}
+    step(scheduler)  # both write their fourth token: all blocks are full
+    scheduled, _ = step(scheduler)
+    assert set(scheduled.items) == {"first"}
+    assert scheduled.preempted_ids == ["second"]
+    tokens = finish(scheduler)
+    assert scheduler.stats().num_preemptions_total == 1
+    assert len(tokens["second"]) == 3  # two of five came before
+    assert scheduler.stats().num_used_blocks == 0
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_in_the_prefix_cache():
+    scheduler = make(num_blocks=6, block_size=2, max_model_len=12, caching=True)
+    scheduler.add(request("first", 5, 3))
+    scheduler.add(request("second", 5, 3))
+    num_tokens = 0
+    while scheduler.has_unfinished():
+        num_tokens += step(scheduler)[0].num_tokens
+    assert scheduler.stats().num_preemptions_total == 1
+    # Without the cache the second would compute its five prompt tokens twice: 14 + 6.
+    assert num_tokens < 20
+
+
+def test_a_cached_prompt_computes_only_its_last_token():
+    scheduler = make(caching=True)
+    scheduler.add(request("same", 8, 1))
+    finish(scheduler)
+    scheduler.add(request("same", 8, 1))
+    scheduled, outputs = step(scheduler)
+    assert scheduled.num_tokens == 1
+    assert outputs[0].num_cached_tokens == 7
+    assert scheduler.stats().prefix_cache_hits_total == 7
+    assert scheduler.stats().prefix_cache_queries_total == 16
+
+
+def test_prompt_logprobs_need_the_whole_prompt_computed():
+    scheduler = make(caching=True)
+    scheduler.add(request("same", 8, 1))
+    finish(scheduler)
+    scheduler.add(request("same", 8, 1, prompt_logprobs=0))
+    assert step(scheduler)[0].num_tokens == 8
+
+
+def test_lower_priority_numbers_run_first():
+    scheduler = make(max_num_seqs=1, policy="priority")
+    scheduler.add(request("late", 2, 2, priority=5))
+    scheduler.add(request("middle", 2, 2, priority=1))
+    scheduler.add(request("urgent", 2, 2, priority=0))
+    order = []
+    while scheduler.has_unfinished():
+        order += [o.request_id for o in step(scheduler)[1] if o.finish_reason]
+    assert order == ["urgent", "middle", "late"]
+
+
+def test_an_urgent_arrival_takes_the_seat_of_a_less_urgent_one():
+    scheduler = make(max_num_seqs=1, policy="priority")
+    scheduler.add(request("late", 2, 8, priority=5))
+    step(scheduler)
+    scheduler.add(request("urgent", 2, 2, priority=0))
+    assert set(step(scheduler)[0].items) == {"urgent"}
+    assert len(finish(scheduler)["late"]) == 7
+
+
+def test_equal_priority_never_takes_a_seat():
+    scheduler = make(max_num_seqs=1, policy="priority")
+    scheduler.add(request("a", 2, 4))
+    step(scheduler)
+    scheduler.add(request("b", 2, 4))
+    assert set(step(scheduler)[0].items) == {"a"}
+    assert scheduler.stats().num_preemptions_total == 0
+
+
+def test_fcfs_ignores_priority():
+    scheduler = make(max_num_seqs=1)
+    scheduler.add(request("a", 2, 2, priority=5))
+    scheduler.add(request("b", 2, 2, priority=0))
+    assert set(step(scheduler)[0].items) == {"a"}
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3], ids=["waiting", "in-prompt", "decoding"])
+def test_an_aborted_request_leaves_nothing_behind(num_steps):
+    scheduler = make(budget=4)
+    scheduler.add(request("a", 8, 20))
+    for _ in range(num_steps):
+        step(scheduler)
+    scheduler.abort(["a", "unknown"])
+    scheduler.check_integrity()
+    assert not scheduler.has_unfinished()
+    assert scheduler.stats().num_used_blocks == 0
+    scheduler.add(request("a", 8, 2))
+    assert len(finish(scheduler)["a"]) == 2
+
+
+def test_an_abort_between_schedule_and_update_is_no_error():
+    scheduler = make()
+    scheduler.add(request("a", 3))
+    scheduled = scheduler.schedule()
+    scheduler.abort(["a"])
+    assert scheduler.update(scheduled, {"a": SampledToken(1)}) == []
+    scheduler.check_integrity()
+
+
+def test_end_of_sequence_ends_a_request_and_is_named():
+    scheduler = make()
+    scheduler.add(request("a", 3, 10))
+    _, outputs = step(scheduler, token=EOS)
+    assert (outputs[0].finish_reason, outputs[0].stop_token_id) == ("stop", EOS)
+    assert outputs[0].token_ids == (EOS,)
+
+
+@pytest.mark.parametrize(
+    ("params", "token", "reason"),
+    [
+        pytest.param({"ignore_eos": True}, EOS, None, id="ignored-eos"),
+        pytest.param({"stop_token_ids": (7,)}, 7, "stop", id="stop-token"),
+        pytest.param({"stop_token_ids": (EOS,), "ignore_eos": True}, EOS, "stop", id="asked-eos"),
+        pytest.param({"min_tokens": 2}, EOS, None, id="min-tokens"),
+        pytest.param({"max_tokens": 1}, EOS, "stop", id="stop-before-length"),
+        pytest.param({"max_tokens": 1}, 7, "length", id="length"),
+    ],
+)
+def test_what_ends_a_request(params, token, reason):
+    scheduler = make()
+    scheduler.add(request("a", 3, **{"max_tokens": 10, **params}))
+    assert step(scheduler, token)[1][0].finish_reason == reason
+
+
+def test_no_finite_logits_end_only_that_request():
+    scheduler = make()
+    scheduler.add(request("bad", 3))
+    scheduler.add(request("good", 3))
+    scheduled = scheduler.schedule()
+    outputs = scheduler.update(
+        scheduled, {"bad": SampledToken(0, is_valid=False), "good": SampledToken(1)}
+    )
+    assert {o.request_id: o.finish_reason for o in outputs} == {"bad": "error", "good": None}
+    assert outputs[0].token_ids == ()
+    assert len(finish(scheduler)["good"]) == 3
+
+
+def test_without_max_tokens_a_request_runs_to_the_models_length():
+    scheduler = make(max_model_len=12)
+    scheduler.add(request("a", 5, None))
+    assert len(finish(scheduler)["a"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "param"),
+    [(64, 1, "prompt"), (100, None, "prompt"), (60, 5, "max_tokens")],
+)
+def test_what_can_never_fit_is_refused(num_prompt, max_tokens, param):
+    scheduler = make(num_blocks=16, block_size=4, max_model_len=1000)
+    with pytest.raises(PromptTooLong, match="at most 64") as caught:
+        scheduler.add(request("a", num_prompt, max_tokens))
+    assert caught.value.param == param
+    assert not scheduler.has_unfinished()
+
+
+def test_an_empty_prompt_and_a_duplicate_id_are_refused():
+    scheduler = make()
+    with pytest.raises(RequestError, match="no tokens"):
+        scheduler.add(request("a", 0))
+    scheduler.add(request("a", 1))
+    with pytest.raises(DuplicateRequest, match="'a'"):
+        scheduler.add(request("a", 1))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    num_blocks=st.integers(1, 12),
+    block_size=st.integers(1, 4),
+    budget=st.integers(1, 16),
+    max_num_seqs=st.integers(1, 6),
+    caching=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    arrivals=st.lists(
+        st.tuples(st.integers(1, 20), st.integers(1, 10), st.integers(0, 2), st.booleans()),
+        min_size=1,
+        max_size=10,
+    ),
+    aborts=st.lists(st.integers(0, 9), max_size=3),
+)
+def test_every_request_that_was_admitted_ends_with_all_its_tokens(
+    num_blocks, block_size, budget, max_num_seqs, caching, policy, arrivals, aborts
+):
+    """Whatever the sizes: nobody starves, and the budget holds in every step."""
+    scheduler = make(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        budget=budget,
+        max_num_seqs=min(max_num_seqs, budget),
+        caching=caching,
+        policy=policy,
+    )
+    expected: dict[str, int] = {}
+    tokens: dict[str, list[int]] = {}
+    for index, (num_prompt, max_tokens, priority, shares) in enumerate(arrivals):
+        prompt = tuple(range(num_prompt)) if shares else (50 + index,) * num_prompt
+        params = SamplingParams(max_tokens=max_tokens)
+        try:
+            scheduler.add(EngineRequest(str(index), prompt, params, priority))
+            expected[str(index)] = max_tokens
+        except PromptTooLong:
+            assert num_prompt + max_tokens > num_blocks * block_size
+        if index % 3 == 2:
+            for output in step(scheduler)[1]:
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+    for index in aborts:
+        scheduler.abort([str(index)])
+        scheduler.check_integrity()
+        expected.pop(str(index), None)
+    for name, more in finish(scheduler, most_steps=3000).items():
+        tokens.setdefault(name, []).extend(more)
+    assert {name: len(tokens[name]) for name in expected} == expected
+    assert scheduler.stats().num_used_blocks == 0
