@@ -14,7 +14,6 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 
-
 _ACCOUNT_HEADER = re.compile(r"\s*\[\[\s*accounts\s*\]\]", re.IGNORECASE)
 
 

@@ -1,0 +1,367 @@
+"""Resources in YAML: files of one or more documents in, documents that can be applied again out.
+
+`apply`, `diff` and `export` are the callers. Reading reports every problem of every file at once,
+each with file and line. What only a server sets (`status`, uid, generation, …) may stand in a file,
+as `kubectl get -o yaml` writes it, and is ignored. Whether a server admits an object is not
+decided here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from exo_inference.errors import UsageError
+from exo_inference.resources.base import API_VERSION
+from exo_inference.resources.deployment import InferenceDeployment
+from exo_inference.resources.model import InferenceModel
+
+Applicable = InferenceModel | InferenceDeployment
+
+KINDS: dict[str, type[InferenceModel] | type[InferenceDeployment]] = {
+    InferenceModel.KIND: InferenceModel,
+    InferenceDeployment.KIND: InferenceDeployment,
+}
+MAX_FILE_BYTES = 4 * 2**20
+"""A larger file is no manifest but a mistake, such as a directory of checkpoints."""
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_OF_THE_SERVER = frozenset(
+    {
+        "creationTimestamp",
+        "deletionTimestamp",
+        "finalizers",
+        "generation",
+        "managedFields",
+        "namespace",
+        "ownerReferences",
+        "resourceVersion",
+        "selfLink",
+        "uid",
+        "updateTimestamp",
+    }
+)
+_WORDS = {
+    "string_type": "must be text; put it in quotes",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "missing": "is missing",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+}
+
+FieldPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, order=True)
+class ManifestProblem:
+    """One thing that is wrong, and where."""
+
+    file: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}"
+
+
+class ManifestError(UsageError):
+    """The files cannot be applied as they are; `problems` has all the reasons."""
+
+    def __init__(self, problems: Sequence[ManifestProblem]) -> None:
+        self.problems = tuple(sorted(problems))
+        count = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"{count} in the manifests; nothing was changed{lines}")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One object of a file, and where it begins there."""
+
+    resource: Applicable
+    file: str
+    line: int
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the file says, and nothing that it leaves open; keys as in the file."""
+        spec = self.resource.spec
+        dumped: dict[str, Any] = spec.model_dump(
+            mode="json", by_alias=True, exclude_unset=True, exclude_none=True
+        )
+        return dumped
+
+    def problem(self, message: str) -> ManifestProblem:
+        """Return a problem with this object."""
+        return ManifestProblem(self.file, self.line, message)
+
+
+def load_manifests(paths: Sequence[str], stdin: str | None = None) -> list[Manifest]:
+    """Read files, and directories with all that is below them, in the order given.
+
+    Args:
+        paths: files, directories, or `-` for standard input.
+        stdin: the text of standard input, if it was named.
+
+    Raises:
+        ManifestError: anything in any of them is wrong.
+        UsageError: there is nothing to read.
+    """
+    manifests: list[Manifest] = []
+    problems: list[ManifestProblem] = []
+    for name, text in _texts(paths, stdin, problems):
+        found, wrong = parse_manifests(text, name)
+        manifests += found
+        problems += wrong
+    problems += _duplicates(manifests)
+    if problems:
+        raise ManifestError(problems)
+    if not manifests:
+        raise UsageError(
+            f"there is no InferenceModel and no InferenceDeployment in {', '.join(paths)}",
+            hint="`exo dedicated-inference export` writes what exists in the form that is expected.",
+        )
+    return manifests
+
+
+def parse_manifests(text: str, file: str) -> tuple[list[Manifest], list[ManifestProblem]]:
+    """Read the documents of one file.
+
+    Args:
+        text: the YAML.
+        file: its name, for the problems.
+
+    Returns:
+        The objects that are right, and the problems of the others.
+    """
+    manifests: list[Manifest] = []
+    problems: list[ManifestProblem] = []
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as exc:
+        line = text.count("\n", 0, exc.position) + 1
+        return [], [ManifestProblem(file, line, f"is not YAML: {str(exc).splitlines()[0]}")]
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            assert node is not None, "check_node said that there is one"
+            document = _Document(node, file)
+            value = loader.construct_document(document.node)
+            if value is not None:
+                manifest = _read_document(document, value)
+                manifests += [manifest] if manifest else []
+                problems += document.problems
+    except yaml.YAMLError as exc:
+        problems.append(_syntax_problem(exc, file))
+    except (RecursionError, ValueError) as exc:
+        problems.append(ManifestProblem(file, loader.line + 1, f"cannot be read: {exc}"))
+    finally:
+        loader.dispose()
+    return manifests, problems
+
+
+def dump_manifest(kind: str, name: str, spec: Mapping[str, Any]) -> str:
+    """Return one document of YAML, as people would write it."""
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "metadata": {"name": name},
+        "spec": dict(spec),
+    }
+    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping: YAML would keep the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value != "<<" and isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"the key {key.value!r} stands here twice",
+                        problem_mark=key.start_mark,
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Document:
+    """One document while it is read: its nodes, for the lines, and its problems."""
+
+    def __init__(self, node: yaml.Node, file: str) -> None:
+        self.node = node
+        self.file = file
+        self.problems: list[ManifestProblem] = []
+
+    @property
+    def line(self) -> int:
+        return int(self.node.start_mark.line) + 1
+
+    def report(self, path: FieldPath, message: str) -> None:
+        """Add a problem with the value at a path, or with the nearest part above that exists."""
+        where = ".".join(str(part) for part in path)
+        text = f"{where} {message}" if where else message
+        self.problems.append(ManifestProblem(self.file, self._line_of(path), text))
+
+    def _line_of(self, path: FieldPath) -> int:
+        node, line = self.node, self.line
+        for part in path:
+            if isinstance(node, yaml.MappingNode):
+                pair = next((p for p in node.value if p[0].value == part), None)
+                if pair is None:
+                    break
+                line, node = int(pair[0].start_mark.line) + 1, pair[1]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+                node = node.value[part]
+                line = int(node.start_mark.line) + 1
+        return line
+
+
+def _read_document(document: _Document, value: Any) -> Manifest | None:
+    if not isinstance(value, dict):
+        document.report((), "must be a mapping with apiVersion, kind, metadata and spec")
+        return None
+    if value.get("apiVersion") != API_VERSION:
+        found = value.get("apiVersion")
+        document.report(("apiVersion",), f"must be {API_VERSION}, found {_short(found)}")
+    kind = KINDS.get(str(value.get("kind")))
+    if kind is None:
+        document.report(
+            ("kind",), f"must be {' or '.join(KINDS)}, found {_short(value.get('kind'))}"
+        )
+        return None
+    fields = {key: part for key, part in value.items() if key not in ("status", "apiVersion")}
+    if isinstance(metadata := fields.get("metadata"), dict):
+        fields["metadata"] = {k: v for k, v in metadata.items() if k not in _OF_THE_SERVER}
+    fields = _known_fields(document, kind, fields, ())
+    resource = _validate(document, kind, fields)
+    if resource is None or document.problems:
+        return None
+    return Manifest(resource, document.file, document.line)
+
+
+def _known_fields(
+    document: _Document, model: type[BaseModel], value: dict[Any, Any], path: FieldPath
+) -> dict[str, Any]:
+    """Report the keys that a model does not have, and return the others."""
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    known: dict[str, Any] = {}
+    for key, part in value.items():
+        if key not in fields:
+            document.report((*path, key), f"is unknown{_did_you_mean(str(key), list(fields))}")
+            continue
+        nested = fields[key].annotation
+        if isinstance(part, dict) and isinstance(nested, type) and issubclass(nested, BaseModel):
+            part = _known_fields(document, nested, part, (*path, key))
+        known[key] = part
+    return known
+
+
+def _did_you_mean(key: str, known: list[str]) -> str:
+    plain = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(re.sub("[-_]", "", key).lower(), list(plain), n=1)
+    return f"; did you mean {plain[close[0]]}?" if close else f"; known are {', '.join(known)}"
+
+
+def _validate(
+    document: _Document, kind: type[InferenceModel] | type[InferenceDeployment], fields: Any
+) -> Applicable | None:
+    try:
+        resource = kind.model_validate(fields)
+    except ValidationError as exc:
+        for error in exc.errors(include_url=False, include_input=False, include_context=False):
+            document.report(error["loc"], _WORDS.get(error["type"], error["msg"]))
+        return None
+    if isinstance(resource, InferenceDeployment):
+        _check_deployment(document, resource, fields["spec"])
+    elif not resource.spec.source.strip():
+        document.report(("spec", "source"), "is empty")
+    return resource
+
+
+def _check_deployment(
+    document: _Document, deployment: InferenceDeployment, spec: Mapping[str, Any]
+) -> None:
+    if not _LABEL.fullmatch(deployment.metadata.name):
+        document.report(
+            ("metadata", "name"),
+            "must be 1 to 63 lower-case letters, digits and '-', beginning and ending with a letter "
+            f"or digit, found {_short(deployment.metadata.name)}",
+        )
+    counts = (("gpuCount", deployment.spec.gpu_count, 1), ("replicas", deployment.spec.replicas, 0))
+    for key, number, least in counts:
+        if isinstance(spec.get(key), bool) or number < least:
+            document.report(("spec", key), f"must be a whole number from {least}")
+
+
+def _duplicates(manifests: Sequence[Manifest]) -> Iterator[ManifestProblem]:
+    seen: dict[tuple[str, str, str], Manifest] = {}
+    for manifest in manifests:
+        resource = manifest.resource
+        keys = [(resource.kind, "metadata.name", resource.metadata.name)]
+        if isinstance(resource, InferenceModel):
+            keys.append((resource.kind, "spec.source", resource.spec.source))
+        for key in keys:
+            first = seen.setdefault(key, manifest)
+            if first is not manifest:
+                kind, field, value = key
+                yield manifest.problem(
+                    f"a second {kind} with {field} {value}; "
+                    f"the first is at {first.file}:{first.line}"
+                )
+
+
+def _texts(
+    paths: Sequence[str], stdin: str | None, problems: list[ManifestProblem]
+) -> Iterator[tuple[str, str]]:
+    """Yield name and text of every file, each once."""
+    seen: set[Path] = set()
+    for name in paths:
+        if name == "-":
+            yield "<stdin>", stdin or ""
+            continue
+        for file in _files(Path(name)):
+            if file.resolve() in seen:
+                continue
+            seen.add(file.resolve())
+            try:
+                if file.stat().st_size > MAX_FILE_BYTES:
+                    raise UsageError(f"it is larger than {MAX_FILE_BYTES} bytes")
+                yield str(file), file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError, UsageError) as exc:
+                reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+                problems.append(ManifestProblem(str(file), 1, f"cannot be read: {reason}"))
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = (file for pattern in ("*.yaml", "*.yml") for file in path.rglob(pattern))
+    return sorted(file for file in found if file.is_file())
+
+
+def _syntax_problem(exc: yaml.YAMLError, file: str) -> ManifestProblem:
+    mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
+    reason = getattr(exc, "problem", None) or getattr(exc, "context", None) or "is not YAML"
+    return ManifestProblem(file, mark.line + 1 if mark else 1, str(reason))
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = str(value)
+    return repr(text if len(text) <= 64 else text[:63] + "…")

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from exo_inference.errors import UsageError
+from exo_inference.resources.yaml import (
+    MAX_FILE_BYTES,
+    ManifestError,
+    dump_manifest,
+    load_manifests,
+    parse_manifests,
+)
+
+MODEL = """\
+apiVersion: inference.exo.dev/v1alpha1
+kind: InferenceModel
+metadata: {name: tiny}
+spec:
+  source: exo/tiny-chat
+"""
+
+# The example of the design page, and the whole form of a deployment.
+DEPLOYMENT = """\
+apiVersion: inference.exo.dev/v1alpha1
+kind: InferenceDeployment
+metadata: {name: chat}
+spec:
+  model: exo/tiny-chat
+  gpuType: gpua5000
+  gpuCount: 1
+  replicas: 2
+  engine: {name: exo, version: "0.1.0"}
+  engineParameters: ["--max-model-len=32768", "--kv-cache-dtype=fp8"]
+"""
+
+
+def problems(text: str) -> list[str]:
+    manifests, found = parse_manifests(text, "f.yaml")
+    assert manifests == []
+    return [str(problem) for problem in found]
+
+
+def changed(old: str, new: str) -> str:
+    assert old in DEPLOYMENT
+    return DEPLOYMENT.replace(old, new)
+
+
+def test_documents_of_one_file_keep_their_order_and_lines():
+    manifests, found = parse_manifests(f"# hello\n---\n{MODEL}---\n---\n{DEPLOYMENT}", "f.yaml")
+    assert found == []
+    assert [(m.resource.kind, m.line) for m in manifests] == [
+        ("InferenceModel", 3),
+        ("InferenceDeployment", 10),
+    ]
+    assert manifests[1].resource.spec.engine_parameters[1] == "--kv-cache-dtype=fp8"
+
+
+def test_spec_of_a_manifest_has_only_what_the_file_says():
+    text = changed("  gpuCount: 1\n  replicas: 2\n", "").replace(
+        '{name: exo, version: "0.1.0"}', "{}"
+    )
+    manifests, _ = parse_manifests(text, "f")
+    assert sorted(manifests[0].spec) == ["engine", "engineParameters", "gpuType", "model"]
+    assert manifests[0].spec["engine"] == {}
+    assert manifests[0].resource.spec.gpu_count == 1
+
+
+def test_what_a_cluster_adds_is_ignored():
+    text = changed(
+        "metadata: {name: chat}",
+        "metadata: {name: chat, uid: u, generation: 3, creationTimestamp: null, namespace: x,\n"
+        "  managedFields: [{a: 1}], labels: {team: ml}}\nstatus: {whatever: [1]}",
+    )
+    manifests, found = parse_manifests(text, "f")
+    assert found == []
+    assert manifests[0].resource.metadata.uid == ""
+    assert manifests[0].resource.metadata.labels == {"team": "ml"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        pytest.param(
+            changed("gpuType", "gpuTyp"),
+            "f.yaml:6: spec.gpuTyp is unknown; did you mean gpuType?",
+            id="misspelt",
+        ),
+        pytest.param(
+            changed("gpuCount", "gpu_count"),
+            "f.yaml:7: spec.gpu_count is unknown; did you mean gpuCount?",
+            id="snake-case",
+        ),
+        pytest.param(
+            changed("name: exo, version", "name: exo, versoin"),
+            "f.yaml:9: spec.engine.versoin is unknown; did you mean version?",
+            id="nested",
+        ),
+        pytest.param(
+            changed("spec:", "sepc: {}\nspec:"),
+            "f.yaml:4: sepc is unknown; did you mean spec?",
+            id="top-level",
+        ),
+        pytest.param(
+            changed("v1alpha1", "v2"),
+            "f.yaml:1: apiVersion must be inference.exo.dev/v1alpha1, found 'inference.exo.dev/v2'",
+            id="api-version",
+        ),
+        pytest.param(
+            changed("InferenceDeployment", "Deployment"),
+            "f.yaml:2: kind must be InferenceModel or InferenceDeployment, found 'Deployment'",
+            id="kind",
+        ),
+        pytest.param("a: 1", "f.yaml:1: kind must be InferenceModel or InferenceDeployment, found nothing", id="no-kind"),
+        pytest.param("- 1", "f.yaml:1: must be a mapping with apiVersion, kind, metadata and spec", id="list"),
+        pytest.param(changed("replicas: 2", "replicas: x"), "f.yaml:8: spec.replicas must be a whole number", id="text"),
+        pytest.param(changed("replicas: 2", "replicas: yes"), "f.yaml:8: spec.replicas must be a whole number from 0", id="bool"),
+        pytest.param(changed("replicas: 2", "replicas: -1"), "f.yaml:8: spec.replicas must be a whole number from 0", id="negative"),
+        pytest.param(changed("gpuCount: 1", "gpuCount: 0"), "f.yaml:7: spec.gpuCount must be a whole number from 1", id="zero"),
+        pytest.param(changed("gpuCount: 1", "gpuCount: 1.5"), "f.yaml:7: spec.gpuCount must be a whole number", id="fraction"),
+        pytest.param(changed('"0.1.0"', "0.1"), "f.yaml:9: spec.engine.version must be text; put it in quotes", id="unquoted-version"),
+        pytest.param(changed("model: exo/tiny-chat", "model: {a: 1}"), "f.yaml:5: spec.model must be text; put it in quotes", id="mapping"),
+        pytest.param(
+            changed('["--max-model-len=32768", "--kv-cache-dtype=fp8"]', '"--a --b"'),
+            "f.yaml:10: spec.engineParameters must be a list",
+            id="string-of-flags",
+        ),
+        pytest.param(
+            changed('"--kv-cache-dtype=fp8"', "3"),
+            "f.yaml:10: spec.engineParameters.1 must be text; put it in quotes",
+            id="number-among-flags",
+        ),
+        pytest.param(changed("  gpuType: gpua5000\n", ""), "f.yaml:4: spec.gpuType is missing", id="missing"),
+        pytest.param(MODEL.replace("exo/tiny-chat", '""'), "f.yaml:5: spec.source is empty", id="empty-source"),
+        pytest.param(changed("replicas: 2", "gpuCount: 2"), "f.yaml:8: the key 'gpuCount' stands here twice", id="twice"),
+        pytest.param("a: [1", "f.yaml:1: expected ',' or ']', but got '<stream end>'", id="syntax"),
+        pytest.param("a: !!python/object:os.system x", "f.yaml:1: could not determine a constructor for the tag 'tag:yaml.org,2002:python/object:os.system'", id="unsafe-tag"),
+        pytest.param("a: \x07", "f.yaml:1: is not YAML: unacceptable character #x0007: special characters are not allowed", id="control-character"),
+    ],
+)  # fmt: skip
+def test_wrong_documents_are_refused_with_file_and_line(text: str, problem: str):
+    assert problem in problems(text)
+
+
+def test_names_of_deployments_are_dns_labels():
+    (problem,) = problems(changed("name: chat", "name: My_Chat"))
+    assert problem.startswith("f.yaml:3: metadata.name must be 1 to 63 lower-case letters")
+
+
+def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(
+        changed("gpuType", "gpuTyp").replace("replicas: 2", "replicas: x")
+    )
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "b.yml").write_text(MODEL.replace("source", "sauce"))
+    (tmp_path / "README.md").write_text("not a manifest")
+    with pytest.raises(ManifestError) as caught:
+        load_manifests([str(tmp_path)])
+    found = [(Path(p.file).name, p.line) for p in caught.value.problems]
+    assert found == [("a.yaml", 4), ("a.yaml", 6), ("a.yaml", 8), ("b.yml", 4), ("b.yml", 5)]
+    assert caught.value.exit_code == 2
+    assert "5 problems in the manifests; nothing was changed" in caught.value.message
+
+
+def test_duplicates_are_found_across_files(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text(DEPLOYMENT + "---\n" + MODEL)
+    (tmp_path / "b.yaml").write_text(MODEL.replace("tiny}", "other}") + "---\n" + DEPLOYMENT)
+    with pytest.raises(ManifestError) as caught:
+        load_manifests([str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
+    messages = [p.message for p in caught.value.problems]
+    assert len(messages) == 2
+    assert "a second InferenceModel with spec.source exo/tiny-chat; the first is at" in messages[0]
+    assert messages[1].endswith("a.yaml:1")
+
+
+def test_file_named_twice_is_read_once(tmp_path: Path):
+    file = tmp_path / "a.yaml"
+    file.write_text(MODEL)
+    assert len(load_manifests([str(file), str(tmp_path)])) == 1
+
+
+def test_standard_input_is_a_dash():
+    assert load_manifests(["-"], stdin=MODEL)[0].file == "<stdin>"
+
+
+def test_unreadable_files_are_named(tmp_path: Path):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "huge.yaml").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(ManifestError) as caught:
+        load_manifests([str(tmp_path), str(tmp_path / "none.yaml")])
+    messages = [p.message for p in caught.value.problems]
+    assert "utf-8" in messages[0]
+    assert "larger than" in messages[1]
+    assert messages[2] == "cannot be read: No such file or directory"
+
+
+def test_empty_directory_is_a_usage_error(tmp_path: Path):
+    with pytest.raises(UsageError, match="no InferenceModel and no InferenceDeployment"):
+        load_manifests([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 5000, id="deep-nesting"),
+        pytest.param("&a [*a]", id="recursive-alias"),
+        pytest.param(
+            "a: &a [x, x]\n" + "".join(f"{c}: &{c} [*{p}, *{p}]\n" for p, c in zip("abcdefghijklmnopqrstuvwx", "bcdefghijklmnopqrstuvwxy", strict=True)),
+            id="billion-laughs",
+        ),
+        pytest.param("? [1, 2]\n: 3", id="list-as-a-key"),
+        pytest.param("2026-13-45: 1\nkind: 2026-13-45", id="impossible-date"),
+    ],
+)  # fmt: skip
+def test_hostile_documents_are_a_problem_and_no_crash(text: str):
+    assert problems(text)
+
+
+def test_what_is_written_reads_back_the_same():
+    spec = {
+        "model": "org/x",
+        "gpuType": "cpu",
+        "engine": {"version": "0.25"},
+        "engineParameters": ["--a={}", "on"],
+    }
+    text = dump_manifest("InferenceDeployment", "chat", spec)
+    manifests, found = parse_manifests(text, "f")
+    assert found == []
+    assert manifests[0].spec == spec
+    assert list(yaml.safe_load(text)) == ["apiVersion", "kind", "metadata", "spec"]
