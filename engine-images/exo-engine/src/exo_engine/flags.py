@@ -93,7 +93,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         human=True,
         auto_words=("auto", "-1"),
         description="Longest sequence in tokens, prompt and answer together. Takes 4096, 32k "
-        "(32,000) or 32K (32,768). `auto`, -1 or left out: what the model's configuration allows.",
+        "(32,000) or 32K (32,768). `auto`, -1 or left out: what the model's configuration allows, or less "
+        "where the KV cache is too small for that.",
     ),
     Flag(
         name="seed",

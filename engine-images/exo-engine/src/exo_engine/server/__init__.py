@@ -1,0 +1,6 @@
+"""The two processes of the engine and what they say to each other.
+
+`main` is the API process: HTTP, tokenizer, text. It starts `core_process`, which owns the model and
+imports torch. They talk in `frames` over a socket pair. The API process never imports torch, so
+that it answers /health within a second of its start.
+"""

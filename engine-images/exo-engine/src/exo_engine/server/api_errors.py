@@ -1,0 +1,82 @@
+"""Errors of the HTTP side, as the OpenAI error object.
+
+A route raises `ApiError`; the middleware in `app` turns it into a response, a stream into an event.
+Errors of the engine and of templates are mapped here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from exo_engine.errors import EngineError, RequestError
+from exo_engine.server.messages import Refusal
+from exo_engine.tokenizer import TemplateRefused
+
+DRAINING_HEADER = "x-exo-draining"
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(EngineError):
+    """An answer with an error status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The OpenAI error object."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, kind),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """Return the error for a request that cannot be served as it is."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def not_supported(param: str, what: str) -> ApiError:
+    """Return the error for a field of the API that this engine does not offer."""
+    return bad_request(f"{what} is not supported by this engine", param, "unsupported_parameter")
+
+
+def from_engine(error: EngineError) -> ApiError:
+    """Map an error of the engine or of a chat template."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return bad_request(error.message, error.param, error.code)
+    if isinstance(error, TemplateRefused):
+        return bad_request(error.message, "messages", "chat_template_error")
+    return ApiError(500, error.message, code="internal_error")
+
+
+def from_refusal(refusal: Refusal | None) -> ApiError:
+    """Map what the core said about a request it could not serve."""
+    if refusal is None:
+        return ApiError(500, "the engine gave up on this request", code="internal_error")
+    status = 503 if refusal.is_internal else 400
+    return ApiError(status, refusal.message, code=refusal.code, param=refusal.param)

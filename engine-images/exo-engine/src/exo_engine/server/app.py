@@ -1,0 +1,188 @@
+"""The aiohttp application: routes, error objects, access to the model, one log line per request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from exo_engine import __version__
+from exo_engine.errors import EngineError
+from exo_engine.server import chat, completions, tokenization
+from exo_engine.server.api_errors import ApiError, from_engine
+from exo_engine.server.requests import json_response
+from exo_engine.server.service import Service
+
+logger = logging.getLogger("exo_engine.requests")
+
+Route = Callable[[web.Request, Service], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_CLIENT_GONE: Final = 499  # nginx's status for it; never sent
+_MAX_ID_CHARACTERS: Final = 128
+
+
+def build_app(service: Service) -> web.Application:
+    """Build the application around one service."""
+    app = web.Application(
+        client_max_size=service.options.max_request_body_bytes,
+        middlewares=[_with_errors_and_log(service)],
+    )
+    for method, path, route, is_computing in (
+        ("GET", "/health", _health, False),
+        ("GET", "/ping", _health, False),
+        ("POST", "/ping", _health, False),
+        ("GET", "/version", _version, False),
+        ("GET", "/metrics", _metrics, False),
+        ("GET", "/v1/models", _models, False),
+        ("GET", "/v1/models/{model:.+}", _model, False),
+        ("POST", "/v1/completions", completions.create_completion, True),
+        ("POST", "/v1/chat/completions", chat.create_chat_completion, True),
+        ("POST", "/tokenize", tokenization.tokenize, True),
+        ("POST", "/detokenize", tokenization.detokenize, True),
+    ):
+        app.router.add_route(method, path, _handler(service, route, is_computing=is_computing))
+    return app
+
+
+def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.path.startswith(("/v1/", "/tokenize", "/detokenize")):
+            service.check_key(request.headers.get("Authorization"))
+        if not is_computing:
+            return await route(request, service)
+        service.check_open()
+        service.enter()
+        try:
+            return await route(request, service)
+        finally:
+            service.leave()
+
+    return handle
+
+
+def _with_errors_and_log(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def middleware(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        begin = time.monotonic()
+        status = _CLIENT_GONE
+        request["id"] = _request_id(request, service)
+        try:
+            response = await _answer(request, handler)
+            if not response.prepared:
+                response.headers["X-Request-Id"] = request["id"]
+            status = response.status
+            return response
+        except (ConnectionError, asyncio.CancelledError):
+            request["error"] = "the client hung up"
+            raise
+        finally:
+            if service.options.is_request_log_on:
+                _log(request, status, time.monotonic() - begin)
+
+    return middleware
+
+
+async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except EngineError as exc:
+        error = from_engine(exc)
+    except web.HTTPException as exc:
+        error = _from_http(request, exc)
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception as exc:  # the edge: a bug must not show its insides to the client
+        logger.error("a request failed unexpectedly", exc_info=exc, extra={"id": request["id"]})
+        error = ApiError(500, "internal error; the log says more", code="internal_error")
+    request["error"] = error.code
+    return json_response(error.body, status=error.status, headers=error.headers)
+
+
+def _from_http(request: web.Request, exc: web.HTTPException) -> ApiError:
+    headers = {"Allow": exc.headers["Allow"]} if "Allow" in exc.headers else None
+    what = {404: "there is no such path", 405: "this path takes another method"}
+    message = f"{what.get(exc.status, exc.reason)}: {request.method} {request.path[:256]}"
+    return ApiError(
+        exc.status, message, code="not_found" if exc.status == 404 else None, headers=headers
+    )
+
+
+def _request_id(request: web.Request, service: Service) -> str:
+    given = request.headers.get("X-Request-Id", "")
+    is_plain = given.isascii() and given.isprintable() and len(given) <= _MAX_ID_CHARACTERS
+    return given if given and is_plain else service.new_id()
+
+
+def _log(request: web.Request, status: int, seconds: float) -> None:
+    resource = request.match_info.route.resource
+    route = resource.canonical if resource else "unknown"
+    is_quiet = route in ("/health", "/ping", "/metrics") and status in (200, 503)
+    extra = {"id": request["id"], "status": status, "seconds": round(seconds, 4)}
+    usage = request.get("usage")
+    if usage:
+        extra["prompt_tokens"] = usage["prompt_tokens"]
+        extra["completion_tokens"] = usage["completion_tokens"]
+        extra["cached_tokens"] = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    if request.get("error"):
+        extra["error"] = request["error"]
+    logger.log(
+        logging.DEBUG if is_quiet else logging.INFO, "%s %s", request.method, route, extra=extra
+    )
+
+
+async def _health(request: web.Request, service: Service) -> web.Response:
+    if service.link.failure is not None:
+        body = {"status": "failed", "detail": service.link.failure.message}
+        return json_response(body, status=503)
+    if service.phase == "starting":
+        return json_response({"status": "starting", "detail": service.progress}, status=503)
+    if service.phase == "draining":
+        return json_response({"status": "draining"}, status=503)
+    return json_response({"status": "ok"})
+
+
+async def _version(request: web.Request, service: Service) -> web.Response:
+    return json_response({"version": __version__})
+
+
+async def _metrics(request: web.Request, service: Service) -> web.Response:
+    return web.Response(
+        body=service.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST}
+    )
+
+
+async def _models(request: web.Request, service: Service) -> web.Response:
+    service.check_open()
+    data = [_model_card(service, name) for name in service.options.served_model_names]
+    return json_response({"object": "list", "data": data})
+
+
+async def _model(request: web.Request, service: Service) -> web.Response:
+    service.check_open()
+    name = request.match_info["model"]
+    if name not in service.options.served_model_names:
+        raise ApiError(
+            404,
+            f"the model {name[:256]!r} does not exist here",
+            code="model_not_found",
+            param="model",
+        )
+    return json_response(_model_card(service, name))
+
+
+def _model_card(service: Service, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "exo-engine",
+        "root": service.options.served_model_names[0],
+        "parent": None,
+        "max_model_len": service.max_model_len,
+        "permission": [],
+    }

@@ -1,0 +1,143 @@
+"""Check the messages and tools of a chat request and render them to a prompt.
+
+Shared by the chat and tokenize routes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from exo_engine.errors import EngineError
+from exo_engine.server.api_errors import bad_request, from_engine, not_supported
+from exo_engine.server.fields import Fields
+from exo_engine.server.service import Service
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+async def read_conversation(fields: Fields, service: Service) -> list[int]:
+    """Return the token ids of the prompt that a chat request makes.
+
+    Raises:
+        ApiError: a message is wrong, or the model has no chat template or it refuses.
+    """
+    template = service.text.chat_template
+    if template is None:
+        raise bad_request(
+            "this model has no chat template; use /v1/completions, or start the engine with "
+            "--chat-template",
+            "messages",
+            "no_chat_template",
+        )
+    messages = _read_messages(fields)
+    tools = _read_tools(fields)
+    is_continued = fields.boolean("continue_final_message")
+    is_opened = fields.boolean("add_generation_prompt", not is_continued)
+    if is_continued and is_opened:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message",
+        )
+    try:
+        text = template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=is_opened,
+            continue_final_message=is_continued,
+            variables=fields.mapping("chat_template_kwargs"),
+        )
+    except EngineError as exc:
+        raise from_engine(exc) from exc
+    return await service.encode(text, add_special_tokens=fields.boolean("add_special_tokens"))
+
+
+def _read_messages(fields: Fields) -> list[dict[str, Any]]:
+    value = fields.values.get("messages")
+    if not isinstance(value, list) or not value:
+        raise fields.wrong("messages", "a list of at least one message")
+    return [_read_message(each, index) for index, each in enumerate(value)]
+
+
+def _read_message(value: Any, index: int) -> dict[str, Any]:
+    name = f"messages[{index}]"
+    if not isinstance(value, dict):
+        raise bad_request(f"{name} must be an object", name)
+    fields = Fields(value, prefix=f"{name}.")
+    if value.get("role") not in _ROLES:
+        raise fields.wrong("role", f"one of {', '.join(_ROLES)}")
+    message = dict(value)
+    if value.get("content") is not None:
+        message["content"] = _read_content(fields)
+    elif value["role"] != "assistant":
+        raise fields.wrong("content", "a string or a list of text parts")
+    if value.get("tool_calls") is not None:
+        message["tool_calls"] = _read_tool_calls(fields)
+    return message
+
+
+def _read_content(fields: Fields) -> str | list[dict[str, str]]:
+    content = fields.values["content"]
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise fields.wrong("content", "a string or a list of text parts")
+    return [_read_part(part, f"{fields.name('content')}[{i}]") for i, part in enumerate(content)]
+
+
+def _read_part(part: Any, name: str) -> dict[str, str]:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise bad_request(f"{name} must be an object with a type", name)
+    if part["type"] != "text":
+        raise not_supported(name, f"content of type {part['type'][:40]!r}")
+    if not isinstance(part.get("text"), str):
+        raise bad_request(f"{name}.text must be a string", f"{name}.text")
+    return {"type": "text", "text": part["text"]}
+
+
+def _read_tool_calls(fields: Fields) -> list[dict[str, Any]]:
+    calls = fields.values["tool_calls"]
+    if not isinstance(calls, list):
+        raise fields.wrong("tool_calls", "a list")
+    return [
+        _read_tool_call(call, f"{fields.name('tool_calls')}[{i}]") for i, call in enumerate(calls)
+    ]
+
+
+def _read_tool_call(call: Any, name: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(f"{name} must be an object with a function and its name", name)
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):
+        # On the wire arguments are JSON in a string; templates expect the object itself.
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except ValueError as exc:
+            raise bad_request(
+                f"{name}.function.arguments must be JSON: {exc}", f"{name}.function.arguments"
+            ) from exc
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _read_tools(fields: Fields) -> list[dict[str, Any]] | None:
+    for name in ("functions", "function_call"):
+        if fields.has(name):
+            raise not_supported(name, f"{name} (use tools)")
+    choice = fields.values.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise not_supported(
+            "tool_choice", "forcing a tool call (tool_choice other than auto or none)"
+        )
+    tools = fields.values.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise fields.wrong("tools", "a list")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            name = f"tools[{index}]"
+            raise bad_request(f"{name} must be an object with a function and its name", name)
+    # Nothing keeps the model from calling a tool that it sees; so with `none` it sees none.
+    return tools if tools and choice != "none" else None

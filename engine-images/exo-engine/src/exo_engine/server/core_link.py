@@ -1,0 +1,262 @@
+"""The API process's side of the engine core: start it, talk to it, notice when it dies.
+
+One `CoreLink` owns the child process and the socket to it. Requests go out as frames; the outputs of
+each step come back in one frame and are dealt to the `RequestStream` that waits for them. When the
+core ends, every stream gets an error and `wait_closed()` returns why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exo_engine.config import EngineConfig
+from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.server.frames import ConnectionEnded, encode, read_frame
+from exo_engine.server.messages import (
+    CoreInfo,
+    Refusal,
+    StepOutput,
+    pack_config,
+    pack_request,
+    unpack_info,
+    unpack_output,
+    unpack_stats,
+)
+
+logger = logging.getLogger(__name__)
+
+_EXIT_INTERNAL = 70
+_EXIT_OUT_OF_MEMORY = 71
+_REAP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoreFailure:
+    """Why the core ended."""
+
+    exit_code: int
+    message: str
+    hint: str | None = None
+
+
+class RequestStream:
+    """Outputs of one HTTP request's sequences, in order, merged while nobody reads."""
+
+    def __init__(self, link: CoreLink, request_ids: Sequence[str]) -> None:
+        self._link = link
+        self._unfinished = set(request_ids)
+        self._outputs: list[StepOutput] = []
+        self._has_outputs = asyncio.Event()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every sequence has ended and everything was read."""
+        return not self._unfinished and not self._outputs
+
+    async def next_outputs(self) -> list[StepOutput]:
+        """Wait for outputs and return all there are; must not be called once finished."""
+        await self._has_outputs.wait()
+        self._has_outputs.clear()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def abort(self, request_ids: Iterable[str] | None = None) -> None:
+        """End sequences early, all of them by default; their outputs stop coming."""
+        chosen = self._unfinished if request_ids is None else self._unfinished & set(request_ids)
+        self._link.abort(chosen)
+        self._unfinished -= chosen
+
+    def deliver(self, step: StepOutput) -> None:
+        """Take one output from the link."""
+        self._outputs.append(step)
+        if step.output.finish_reason is not None:
+            self._unfinished.discard(step.output.request_id)
+        self._has_outputs.set()
+
+
+class CoreLink:
+    """A running, or starting, engine core."""
+
+    def __init__(
+        self, *, on_step: Callable[[EngineStats, int], None] = lambda stats, num_outputs: None
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            on_step: called after each step with the core's counters and the number of outputs.
+        """
+        self.progress = "starting the engine core"
+        self.info: CoreInfo | None = None
+        """Set once the model is loaded."""
+        self.stats = EngineStats()
+        self.failure: CoreFailure | None = None
+        self._on_step = on_step
+        self._streams: dict[str, RequestStream] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._reported: CoreFailure | None = None
+        self._is_closing = False
+        self._closed = asyncio.Event()
+        self._ready = asyncio.Event()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that were given to the core and have not ended."""
+        return len(self._streams)
+
+    @property
+    def pid(self) -> int | None:
+        """The core's process id, once it is started."""
+        return self._process.pid if self._process else None
+
+    async def start(self, config: EngineConfig, *, log_level: str) -> None:
+        """Start the core process and give it its configuration."""
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "exo_engine.server.core_process"]
+        command += ["--socket", str(theirs.fileno()), "--parent", str(os.getpid())]
+        command += ["--log-level", log_level]
+        with theirs:
+            # From the main thread: the kernel's "parent died" means the thread that started it.
+            self._process = subprocess.Popen(  # noqa: ASYNC220  (vfork; a few milliseconds)
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+        logger.info("started the engine core", extra={"core_pid": self._process.pid})
+        await self.attach(ours, config)
+
+    async def attach(self, connection: socket.socket, config: EngineConfig) -> None:
+        """Talk to a core at the other end of `connection`."""
+        connection.setblocking(False)
+        reader, self._writer = await asyncio.open_unix_connection(sock=connection)
+        self._writer.write(encode("config", pack_config(config)))
+        self._reading = asyncio.create_task(self._read(reader), name="engine-core-reader")
+
+    async def wait_ready(self) -> None:
+        """Wait until the model is loaded, or the core has failed."""
+        await self._ready.wait()
+
+    async def wait_closed(self) -> CoreFailure | None:
+        """Wait until the core is gone; return why, or None after `close()`."""
+        await self._closed.wait()
+        return self.failure
+
+    def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
+        """Give sequences to the core; their outputs come on one stream."""
+        stream = RequestStream(self, [request.request_id for request in requests])
+        if self._writer is None or self.failure is not None:
+            for request in requests:
+                stream.deliver(_error_output(request.request_id, self.failure))
+            return stream
+        for request in requests:
+            self._streams[request.request_id] = stream
+            self._writer.write(encode("add", pack_request(request)))
+        return stream
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End sequences early; unknown ones are ignored."""
+        known = [each for each in request_ids if self._streams.pop(each, None) is not None]
+        if known and self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode("abort", known))
+
+    async def close(self) -> None:
+        """End the core and wait until its process is gone."""
+        self._is_closing = True
+        if self._process is not None and self.info is None:
+            self._process.kill()  # it may be loading for minutes, and has nothing to save
+        if self._writer is not None:
+            self._writer.close()
+        if self._reading is not None:
+            await self._reading
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                kind, payload = await read_frame(reader)
+                self._handle(kind, payload)
+        except ConnectionEnded:
+            pass
+        finally:
+            status = await self._reap()
+            if not self._is_closing:
+                self.failure = self._reported or _failure_from_status(status)
+            self._end_streams()
+            if self._writer is not None:
+                self._writer.close()
+            self._ready.set()
+            self._closed.set()
+
+    def _handle(self, kind: str, payload: Any) -> None:
+        if kind == "step":
+            outputs, stats = payload
+            self.stats = unpack_stats(stats)
+            for values in outputs:
+                self._deal(unpack_output(values))
+            self._on_step(self.stats, len(outputs))
+        elif kind == "progress":
+            self._note_progress(str(payload))
+        elif kind == "ready":
+            self.info = unpack_info(payload)
+            self._ready.set()
+        elif kind == "failed":
+            self._reported = CoreFailure(*payload)
+
+    def _note_progress(self, detail: str) -> None:
+        """Keep every step of a start for /health, and log each once, without its percentages."""
+        is_same = re.sub(r"\d+", "", detail) == re.sub(r"\d+", "", self.progress)
+        self.progress = detail
+        logger.log(logging.DEBUG if is_same else logging.INFO, "starting: %s", detail)
+
+    def _deal(self, step: StepOutput) -> None:
+        request_id = step.output.request_id
+        is_last = step.output.finish_reason is not None
+        stream = self._streams.pop(request_id, None) if is_last else self._streams.get(request_id)
+        if stream is not None:  # otherwise it was aborted while the step ran
+            stream.deliver(step)
+
+    def _end_streams(self) -> None:
+        streams, self._streams = self._streams, {}
+        for request_id, stream in streams.items():
+            stream.deliver(_error_output(request_id, self.failure))
+
+    async def _reap(self) -> int | None:
+        """Wait for the core's process to end, killing it if it does not; return its status."""
+        process = self._process
+        if process is None:
+            return None
+        try:
+            return await asyncio.to_thread(process.wait, _REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return await asyncio.to_thread(process.wait)
+
+
+def _error_output(request_id: str, failure: CoreFailure | None) -> StepOutput:
+    message = "the engine stopped" if failure is None else "the engine failed"
+    return StepOutput(
+        RequestOutput(request_id=request_id, finish_reason="error"),
+        Refusal(f"{message} before the answer was complete", "engine_stopped", is_internal=True),
+    )
+
+
+def _failure_from_status(status: int | None) -> CoreFailure:
+    """Explain a core that died without a word."""
+    if status == -signal.SIGKILL:
+        return CoreFailure(
+            _EXIT_OUT_OF_MEMORY,
+            "the engine core was killed by signal 9, as the kernel does when memory runs out",
+            "Look into the kernel's log; a smaller --max-model-len or KV cache needs less.",
+        )
+    if status is not None and status < 0:
+        name = signal.Signals(-status).name
+        return CoreFailure(_EXIT_INTERNAL, f"the engine core was ended by {name}")
+    return CoreFailure(status or _EXIT_INTERNAL, f"the engine core ended with status {status}")

@@ -1,0 +1,172 @@
+"""The engine-core process: owns the model, steps it, and tells the API process what came out.
+
+Started only by `exo_engine.server.core_link`, with one end of a socket pair. It never outlives the
+API process: the kernel kills it when its parent dies (PR_SET_PDEATHSIG), and it ends by itself when
+the socket closes. Signals from a terminal or a process group are the API process's business and
+ignored here. A start that fails is told in a `failed` frame, with the exit status to end with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from exo_engine.config import EngineConfig
+from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.errors import EngineError, RequestError
+from exo_engine.server.frames import ConnectionEnded, FrameSocket, Message
+from exo_engine.server.logs import configure_logging
+from exo_engine.server.messages import (
+    CoreInfo,
+    Refusal,
+    pack,
+    pack_output,
+    unpack_config,
+    unpack_request,
+)
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+EXIT_INTERNAL: Final = 70
+EXIT_OUT_OF_MEMORY: Final = 71
+
+logger = logging.getLogger(__name__)
+
+
+class Core(Protocol):
+    """What the loop needs of an engine core."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue one request."""
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Forget requests; unknown ids are ignored."""
+
+    def has_unfinished_requests(self) -> bool:
+        """Say whether a step would do anything."""
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step."""
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the counters."""
+
+
+CoreFactory = Callable[[EngineConfig, Callable[[str], None]], tuple[Core, CoreInfo]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the core on the socket that the API process opened."""
+    parser = argparse.ArgumentParser(prog="exo-engine core", allow_abbrev=False)
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--log-level", required=True)
+    options = parser.parse_args(argv)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _die_with_parent(options.parent)
+    configure_logging(options.log_level)
+    return serve(FrameSocket(socket.socket(fileno=options.socket)), _build_core)
+
+
+def serve(link: FrameSocket, build: CoreFactory) -> int:
+    """Build a core and run it until the API process is gone; return the exit status."""
+    try:
+        messages = link.receive(is_waiting=True)
+        assert messages[0][0] == "config", "the first frame is the configuration"
+        try:
+            config = unpack_config(messages[0][1])
+            core, info = build(config, lambda detail: link.send("progress", detail))
+            link.send("ready", pack(info))
+            _loop(link, core, messages[1:])
+        except ConnectionEnded:
+            raise
+        except (
+            Exception
+        ) as exc:  # the edge of the process: whatever it was, the other end must know
+            return _report(link, exc)
+    except ConnectionEnded:
+        logger.info("the API process is gone; ending")
+    return 0
+
+
+def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
+    """Take commands and step, for ever; ends by `ConnectionEnded` or the core's own error."""
+    while True:
+        refused = _apply(core, messages)
+        outputs = []
+        if core.has_unfinished_requests():
+            outputs = [pack_output(output) for output in core.step()]
+        if messages or outputs:
+            link.send("step", [refused + outputs, pack(core.stats())])
+        messages = link.receive(is_waiting=not core.has_unfinished_requests())
+
+
+def _apply(core: Core, messages: Iterable[Message]) -> list[list[Any]]:
+    """Carry out commands; return one output for each request that was refused."""
+    refused = []
+    for kind, payload in messages:
+        if kind == "abort":
+            core.abort_requests(payload)
+            continue
+        assert kind == "add", f"unknown command {kind!r}"
+        try:
+            core.add_request(unpack_request(payload))
+        except RequestError as exc:
+            refusal = Refusal(exc.message, exc.code, exc.param)
+            output = RequestOutput(request_id=payload[0], finish_reason="error")
+            refused.append(pack_output(output, refusal))
+    return refused
+
+
+def _build_core(config: EngineConfig, progress: Callable[[str], None]) -> tuple[Core, CoreInfo]:
+    progress("loading PyTorch")
+    from exo_engine.core.engine import EngineCore  # imports torch, so not before it is needed
+
+    core = EngineCore(config, progress=progress)
+    resolved, stats = core.config, core.stats()
+    info = CoreInfo(
+        vocabulary_size=core.spec.vocab_size,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        num_blocks=stats.num_blocks,
+        block_size=stats.block_size,
+        dtype=resolved.dtype,
+        device=resolved.device,
+        gpu_memory_utilization=resolved.gpu_memory_utilization,
+        is_prefix_caching_on=resolved.enable_prefix_caching,
+    )
+    return core, info
+
+
+def _report(link: FrameSocket, exc: Exception) -> int:
+    """Tell the API process why the core ends; return the exit status."""
+    if isinstance(exc, EngineError):
+        status, message, hint = exc.exit_code, exc.message, exc.hint
+        logger.debug("the core failed", exc_info=exc)
+    elif isinstance(exc, MemoryError):
+        status, message = EXIT_OUT_OF_MEMORY, "the engine core ran out of memory"
+        hint = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
+    else:
+        status, message = EXIT_INTERNAL, f"the engine core broke: {type(exc).__name__}: {exc}"
+        hint = "The traceback is in the log above; please report it."
+        logger.error("the engine core broke", exc_info=exc)
+    link.send("failed", [status, message, hint])
+    return status
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process as soon as its parent is gone."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the kernel was asked
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

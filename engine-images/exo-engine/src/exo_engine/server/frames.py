@@ -1,0 +1,106 @@
+"""Frames between the API process and the engine core: a length, then one msgpack message.
+
+    | 4 bytes, big-endian: length n | n bytes: msgpack of [kind, payload] |
+
+One frame carries a whole step. Both ends are the same installation, so there is no version in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import struct
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]  # it ships no annotations
+
+_LENGTH = struct.Struct("!I")
+_CHUNK_BYTES = 256 * 1024
+
+Message = tuple[str, Any]
+
+
+class ConnectionEnded(Exception):
+    """The process at the other end is gone."""
+
+
+def encode(kind: str, payload: Any) -> bytes:
+    """Return one message as a frame."""
+    body: bytes = msgpack.packb((kind, payload), use_bin_type=True)
+    return _LENGTH.pack(len(body)) + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Message:
+    """Read the next message.
+
+    Raises:
+        ConnectionEnded: no whole frame came any more.
+    """
+    try:
+        header = await reader.readexactly(_LENGTH.size)
+        body = await reader.readexactly(_LENGTH.unpack(header)[0])
+    except (asyncio.IncompleteReadError, ConnectionError) as exc:
+        raise ConnectionEnded from exc
+    return _decode(body)
+
+
+class FrameSocket:
+    """The core's end: a blocking socket, read between steps without waiting."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+
+    def send(self, kind: str, payload: Any) -> None:
+        """Send one message; waits while the other end is behind.
+
+        Raises:
+            ConnectionEnded: the other end is gone.
+        """
+        try:
+            self._connection.sendall(encode(kind, payload))
+        except OSError as exc:
+            raise ConnectionEnded from exc
+
+    def receive(self, *, is_waiting: bool) -> list[Message]:
+        """Return the messages that have come.
+
+        Args:
+            is_waiting: wait until there is at least one; otherwise return at once.
+
+        Raises:
+            ConnectionEnded: the other end is gone.
+        """
+        messages = self._whole_messages()
+        while (is_waiting and not messages) or self._is_readable():
+            try:
+                chunk = self._connection.recv(_CHUNK_BYTES)
+            except OSError as exc:
+                raise ConnectionEnded from exc
+            if not chunk:
+                raise ConnectionEnded
+            self._buffer += chunk
+            messages += self._whole_messages()
+        return messages
+
+    def _is_readable(self) -> bool:
+        # poll, not select: a descriptor may be above select's limit of 1024.
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def _whole_messages(self) -> list[Message]:
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                break
+            messages.append(_decode(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return messages
+
+
+def _decode(body: bytes) -> Message:
+    kind, payload = msgpack.unpackb(body, raw=False, strict_map_key=False)
+    return kind, payload

@@ -1,0 +1,66 @@
+"""Entry point of `exo-engine`: read the command line, run it, end with the right status.
+
+The only place that prints, installs the event loop and turns errors into exit statuses: 0 after a
+clean end, 78 when flags or model files are wrong, 71 and 75 when resources are short and another
+try may help, 70 when the engine itself broke. A start that fails ends with one line on stderr that
+begins with `exo-engine: error:`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from exo_engine.arguments import PrintCommand, ServeCommand, parse
+from exo_engine.errors import EngineError, ModelUnusable
+
+logger = logging.getLogger(__name__)
+
+_EXIT_INTERNAL = 70
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `exo-engine` with the given words, or the process's own."""
+    try:
+        command = parse(sys.argv[1:] if argv is None else argv)
+        if isinstance(command, PrintCommand):
+            print(command.text)
+            return 0
+        return _serve(command)
+    except EngineError as exc:
+        _print_error(exc)
+        return int(getattr(exc, "status", exc.exit_code))
+    except Exception as exc:  # the edge of the process
+        logger.error("unexpected error", exc_info=exc)
+        print(f"exo-engine: error: internal error: {type(exc).__name__}: {exc}", file=sys.stderr)
+        return _EXIT_INTERNAL
+
+
+def _serve(command: ServeCommand) -> int:
+    model_dir = command.server.model_dir
+    if not (model_dir / "config.json").is_file():
+        found = "no config.json in it" if model_dir.is_dir() else "no such directory"
+        raise ModelUnusable(
+            f"cannot load the model {model_dir}: {found}",
+            hint="Give the directory of a downloaded model.",
+        )
+    # Not needed for --help and --version, which should answer at once.
+    import uvloop
+
+    from exo_engine.server.lifecycle import serve
+    from exo_engine.server.logs import configure_logging
+
+    configure_logging(command.server.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(command))
+
+
+def _print_error(error: EngineError) -> None:
+    text = error.message if error.hint is None else f"{error.message.rstrip('.')}. {error.hint}"
+    print(f"exo-engine: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Dataclasses of the engine as plain values for a frame, and back.
+
+Only field order matters, and both ends run the same code; so values travel as lists, not as maps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exo_engine.config import EngineConfig
+from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
+from exo_engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class CoreInfo:
+    """What the core turned out to be once the model was loaded."""
+
+    vocabulary_size: int
+    """Token ids of the model are below; the tokenizer may know fewer, or more."""
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    gpu_memory_utilization: float
+    is_prefix_caching_on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one request failed."""
+
+    message: str
+    code: str
+    param: str | None = None
+    is_internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step did for one request."""
+
+    output: RequestOutput
+    refusal: Refusal | None = None
+    """Set with finish_reason "error"."""
+
+
+def pack(value: Any) -> list[Any]:
+    """Return the fields of a flat dataclass, in order."""
+    return [getattr(value, each.name) for each in dataclasses.fields(value)]
+
+
+def pack_config(config: EngineConfig) -> dict[str, Any]:
+    """Return the engine's configuration as plain values."""
+    return {
+        each.name: str(value) if isinstance(value, Path) else value
+        for each in dataclasses.fields(config)
+        for value in (getattr(config, each.name),)
+    }
+
+
+def unpack_config(values: dict[str, Any]) -> EngineConfig:
+    """Invert `pack_config`."""
+    return EngineConfig(**{**values, "model_dir": Path(values["model_dir"])})
+
+
+def pack_request(request: EngineRequest) -> list[Any]:
+    """Return a request as plain values."""
+    params = pack(request.params)
+    return [request.request_id, request.prompt_token_ids, params, request.priority]
+
+
+def unpack_request(values: Sequence[Any]) -> EngineRequest:
+    """Invert `pack_request`.
+
+    Raises:
+        InvalidSamplingParams: a value is out of range.
+    """
+    request_id, prompt_token_ids, params, priority = values
+    names = [each.name for each in dataclasses.fields(SamplingParams)]
+    fields = dict(zip(names, params, strict=True))
+    fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
+    return EngineRequest(request_id, tuple(prompt_token_ids), SamplingParams(**fields), priority)
+
+
+def pack_output(output: RequestOutput, refusal: Refusal | None = None) -> list[Any]:
+    """Return one request's part of a step as plain values."""
+    return [
+        output.request_id,
+        output.token_ids,
+        _pack_logprobs(output.logprobs),
+        output.finish_reason,
+        output.num_cached_tokens,
+        output.stop_token_id,
+        _pack_logprobs(output.prompt_logprobs),
+        pack(refusal) if refusal else None,
+    ]
+
+
+def unpack_output(values: Sequence[Any]) -> StepOutput:
+    """Invert `pack_output`."""
+    request_id, token_ids, logprobs, finish_reason, cached, stop_token_id, prompt, refusal = values
+    output = RequestOutput(
+        request_id=request_id,
+        token_ids=tuple(token_ids),
+        logprobs=None
+        if logprobs is None
+        else tuple(_unpack_logprobs(each) for each in logprobs if each is not None),
+        finish_reason=finish_reason,
+        num_cached_tokens=cached,
+        stop_token_id=stop_token_id,
+        prompt_logprobs=None
+        if prompt is None
+        else tuple(None if each is None else _unpack_logprobs(each) for each in prompt),
+    )
+    return StepOutput(output, Refusal(*refusal) if refusal else None)
+
+
+def unpack_stats(values: Sequence[Any]) -> EngineStats:
+    """Invert `pack` for statistics."""
+    return EngineStats(*values)
+
+
+def unpack_info(values: Sequence[Any]) -> CoreInfo:
+    """Invert `pack` for what the core turned out to be."""
+    return CoreInfo(*values)
+
+
+def _pack_logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[Any] | None:
+    if entries is None:
+        return None
+    return [None if each is None else pack(each) for each in entries]
+
+
+def _unpack_logprobs(values: Sequence[Any]) -> TokenLogprobs:
+    token_id, logprob, rank, top = values
+    return TokenLogprobs(token_id, logprob, rank, tuple((each[0], each[1]) for each in top))

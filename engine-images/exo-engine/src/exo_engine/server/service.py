@@ -1,0 +1,270 @@
+"""What the routes share: the core, the tokenizer, the settings, and which phase the server is in.
+
+One `Service` per process, made by `lifecycle` and handed to the application. It answers the
+questions that come before any route's own work: may this request in, for which model, with how many
+tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from exo_engine.arguments import ServerOptions
+from exo_engine.server.api_errors import DRAINING_HEADER, ApiError, bad_request
+from exo_engine.server.core_link import CoreLink
+from exo_engine.server.fields import Fields
+from exo_engine.server.generation import Generation
+from exo_engine.server.metrics import Metrics
+from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
+from exo_engine.tokenizer import ChatTemplate, Tokenizer
+from exo_engine.tokenizer.chat_template import load_chat_template
+
+Phase = Literal["starting", "ready", "draining"]
+_IN_THREAD_CHARACTERS = 20_000
+"""Longer texts are tokenized in a thread, so that streams in progress go on."""
+_MAX_SEQUENCES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TextTools:
+    """What turns requests into tokens and tokens into text."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    defaults: SamplingDefaults
+
+
+def load_text_tools(options: ServerOptions) -> TextTools:
+    """Read the tokenizer, the chat template and the sampling defaults of the model.
+
+    Raises:
+        ConfigurationError: one of the files is missing or wrong.
+    """
+    tokenizer = Tokenizer(options.tokenizer_dir, model_dir=options.model_dir)
+    template = load_chat_template(
+        tokenizer,
+        options.tokenizer_dir,
+        override=options.chat_template,
+        content_format=options.chat_template_content_format,
+        variables=options.chat_template_variables,
+    )
+    return TextTools(tokenizer, template, load_defaults(options))
+
+
+class Service:
+    """State of one server process."""
+
+    def __init__(self, options: ServerOptions, link: CoreLink, metrics: Metrics) -> None:
+        self.options = options
+        self.link = link
+        self.metrics = metrics
+        self.phase: Phase = "starting"
+        self.created = self.now()
+        self._text: TextTools | None = None
+        self._num_active = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._prefix = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
+
+    @property
+    def text(self) -> TextTools:
+        """Tokenizer and templates; only once the server is ready."""
+        assert self._text is not None, "asked for the tokenizer before the server was ready"
+        return self._text
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens; only once the server is ready."""
+        assert self.link.info is not None, "asked for the model length before the server was ready"
+        return self.link.info.max_model_len
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this; only once the server is ready."""
+        assert self.link.info is not None, "asked for the vocabulary before the server was ready"
+        return self.link.info.vocabulary_size
+
+    @property
+    def progress(self) -> str:
+        """Where a start stands, in words."""
+        return self.link.progress if self.link.info is None else "loading the tokenizer"
+
+    def become_ready(self, text: TextTools) -> None:
+        """Open the doors."""
+        self._text = text
+        assert self.link.info is not None, "the core must be ready first"
+        self.metrics.set_info(self.link.info)
+        if self.phase == "starting":
+            self.phase = "ready"
+
+    def check_open(self) -> None:
+        """Refuse a request that needs the model while there is none.
+
+        Raises:
+            ApiError: 503 while starting, draining or after the core has failed.
+        """
+        if self.phase == "draining":
+            raise ApiError(
+                503,
+                "this replica is shutting down and takes no new requests",
+                code="draining",
+                headers={DRAINING_HEADER: "1", "Connection": "close"},
+            )
+        if self.link.failure is not None:
+            raise ApiError(503, "the engine has failed and is ending", code="engine_stopped")
+        if self.phase == "starting":
+            raise ApiError(
+                503,
+                f"the model is not loaded yet: {self.progress}",
+                code="model_loading",
+                headers={"Retry-After": "5"},
+            )
+
+    def check_key(self, authorization: str | None) -> None:
+        """Hold a request's key against --api-key, if that was given.
+
+        Raises:
+            ApiError: 401 if the key is missing or wrong.
+        """
+        if not self.options.api_keys:
+            return
+        scheme, _, key = (authorization or "").partition(" ")
+        given = key.strip().encode()
+        # Every key is compared, so that the time taken says nothing about which one was close.
+        matches = [hmac.compare_digest(given, each.encode()) for each in self.options.api_keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    def check_model(self, fields: Fields) -> str:
+        """Return the name under which the model was asked for.
+
+        Raises:
+            ApiError: 404 if it is not served here.
+        """
+        names = self.options.served_model_names
+        model = fields.string("model")
+        if model is None:
+            return names[0]
+        if model not in names:
+            raise ApiError(
+                404,
+                f"the model {model[:256]!r} does not exist here; this server has "
+                + ", ".join(repr(name) for name in names),
+                code="model_not_found",
+                param="model",
+            )
+        return model
+
+    def now(self) -> int:
+        """Return the time as answers carry it."""
+        return int(time.time())
+
+    def new_id(self) -> str:
+        """Return an id that no other request of this server has, nor one before a restart."""
+        return f"{self._prefix}{next(self._numbers):08x}"
+
+    def enter(self) -> None:
+        """Count a request in, so that a shutdown waits for it."""
+        self._num_active += 1
+        self._is_idle.clear()
+
+    def leave(self) -> None:
+        """Count it out."""
+        self._num_active -= 1
+        if self._num_active == 0:
+            self._is_idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is being answered."""
+        await self._is_idle.wait()
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenize a text, off the event loop if it is long."""
+        tokenizer = self.text.tokenizer
+        if len(text) < _IN_THREAD_CHARACTERS:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(
+            tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+
+    def begin(
+        self,
+        prompts: Sequence[list[int]],
+        sampling: Sampling,
+        *,
+        limit_name: str = "max_tokens",
+        default_max_tokens: int | None = None,
+    ) -> Generation:
+        """Check lengths and room, and prepare the answer.
+
+        Args:
+            prompts: token ids of each prompt.
+            sampling: how to answer.
+            limit_name: what the route calls its token limit, for messages.
+            default_max_tokens: the limit of a request without one; None: what is left.
+
+        Raises:
+            ApiError: 400 if a prompt is empty or too long, 429 if too many requests wait.
+        """
+        max_tokens = [
+            self._limit(prompt, sampling.params.max_tokens, limit_name, default_max_tokens)
+            for prompt in prompts
+        ]
+        num_new = len(prompts) * sampling.num_choices
+        if num_new > _MAX_SEQUENCES:
+            raise bad_request(
+                f"prompts times n must be at most {_MAX_SEQUENCES}, got {num_new}", "n"
+            )
+        self._check_queue(num_new)
+        self.metrics.observe_request(sampling.num_choices)
+        return Generation(
+            self.link,
+            self.metrics,
+            self.text.tokenizer,
+            request_id=self.new_id(),
+            prompts=list(prompts),
+            sampling=sampling,
+            max_tokens=max_tokens,
+        )
+
+    def _limit(
+        self, prompt: list[int], asked: int | None, limit_name: str, default: int | None
+    ) -> int:
+        """Return how many tokens may follow a prompt."""
+        if not prompt:
+            raise bad_request("the prompt has no tokens", "prompt")
+        room = self.max_model_len - len(prompt)
+        if room < (asked or 1):
+            wanted = f"{asked} for the answer" if asked else "at least 1 for the answer"
+            raise bad_request(
+                f"This model's maximum context length is {self.max_model_len} tokens, but "
+                f"{len(prompt)} for the prompt and {wanted} were requested. Shorten the prompt"
+                + (f" or lower {limit_name}." if asked else "."),
+                limit_name if asked and room > 0 else "prompt",
+                "context_length_exceeded",
+            )
+        limit = asked or min(room, default or room)
+        cap = self.text.defaults.max_tokens
+        return limit if cap is None else min(limit, cap)
+
+    def _check_queue(self, num_new: int) -> None:
+        info, limit = self.link.info, self.options.max_num_queued_requests
+        if limit is None or info is None:
+            return
+        num_waiting = max(0, self.link.num_unfinished + num_new - info.max_num_seqs)
+        if num_waiting > limit:
+            raise ApiError(
+                429,
+                f"too many requests: {self.link.num_unfinished} are being served or wait, and "
+                f"{info.max_num_seqs} + {limit} is the limit",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
