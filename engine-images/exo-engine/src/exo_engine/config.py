@@ -49,9 +49,9 @@ class EngineConfig:
     """KV cache size in bytes, on either device; None: on a CPU 1 GiB or half of what is free if that
     is less (never more than all sequences could use); on CUDA by `gpu_memory_utilization`."""
     max_model_len: int | None = None
-    """Longest prompt plus output in tokens; None: what the model's config.json allows."""
+    """Longest prompt plus output in tokens; None: what config.json allows and the cache can hold."""
     max_num_seqs: int | None = None
-    """Most sequences in one step; None: 64 on a CPU, 256 on CUDA."""
+    """Most sequences in one step; None: 64 on a CPU, 256 on CUDA, at most the token budget."""
     max_num_batched_tokens: int | None = None
     """Token budget of one step; None: 1024 on a CPU, 8192 on CUDA (and at least max_num_seqs).
     Longer prompts are computed in chunks."""
@@ -121,22 +121,7 @@ def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> Res
     _check_ranges(config)
     device = _resolve_device(config.device, has_cuda=has_cuda)
     max_model_len = _resolve_max_model_len(config.max_model_len, limits)
-    max_num_seqs = config.max_num_seqs or (
-        _CPU_MAX_NUM_SEQS if device == "cpu" else _CUDA_MAX_NUM_SEQS
-    )
-    budget = config.max_num_batched_tokens
-    if budget is None:
-        default = _CPU_MAX_NUM_BATCHED_TOKENS if device == "cpu" else _CUDA_MAX_NUM_BATCHED_TOKENS
-        budget = max(default, max_num_seqs)
-        if not config.enable_chunked_prefill:
-            budget = max(budget, max_model_len)
-    elif not config.enable_chunked_prefill and budget < max_model_len:
-        raise ConfigurationError(
-            f"max_num_batched_tokens is {budget}, but without chunked prefill it must hold a whole "
-            f"prompt of up to {max_model_len} tokens",
-            param="max-num-batched-tokens",
-            hint="Leave chunked prefill on, or lower --max-model-len.",
-        )
+    max_num_seqs, budget = _resolve_step_size(config, device, max_model_len)
     return ResolvedConfig(
         model_dir=config.model_dir,
         dtype=_resolve_dtype(config.dtype, limits, device),
@@ -206,6 +191,34 @@ def _resolve_device(device: str, *, has_cuda: bool) -> Literal["cpu", "cuda"]:
             hint="Use --device cpu, or install a driver and a CUDA build of torch.",
         )
     return "cpu" if device == "cpu" or not has_cuda else "cuda"
+
+
+def _resolve_step_size(config: EngineConfig, device: str, max_model_len: int) -> tuple[int, int]:
+    """Return how many sequences and how many tokens one step may have."""
+    is_cpu = device == "cpu"
+    num_seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
+    default_num_seqs = _CPU_MAX_NUM_SEQS if is_cpu else _CUDA_MAX_NUM_SEQS
+    if budget is None:
+        num_seqs = num_seqs or default_num_seqs
+        default = _CPU_MAX_NUM_BATCHED_TOKENS if is_cpu else _CUDA_MAX_NUM_BATCHED_TOKENS
+        whole_prompt = 0 if config.enable_chunked_prefill else max_model_len
+        return num_seqs, max(default, num_seqs, whole_prompt)
+    num_seqs = num_seqs or min(default_num_seqs, budget)
+    if num_seqs > budget:
+        raise ConfigurationError(
+            f"--max-num-batched-tokens is {budget}, but --max-num-seqs is {num_seqs} and each "
+            "sequence needs a token per step",
+            param="max-num-batched-tokens",
+            hint=f"Use --max-num-batched-tokens {num_seqs} or more, or lower --max-num-seqs.",
+        )
+    if not config.enable_chunked_prefill and budget < max_model_len:
+        raise ConfigurationError(
+            f"--max-num-batched-tokens is {budget}, but without chunked prefill it must hold a "
+            f"whole prompt of up to {max_model_len} tokens",
+            param="max-num-batched-tokens",
+            hint="Leave chunked prefill on, or lower --max-model-len.",
+        )
+    return num_seqs, budget
 
 
 def _resolve_dtype(dtype: str, limits: ModelLimits, device: str) -> DType:

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from exo_engine.config import EngineConfig, ModelLimits, default_cpu_kv_cache_bytes, resolve
+from exo_engine.errors import ConfigurationError
+
+LIMITS = ModelLimits(max_position_embeddings=2048, checkpoint_dtype="bfloat16")
+
+
+def settle(*, has_cuda=False, limits=LIMITS, **options):
+    return resolve(EngineConfig(Path("model"), **options), limits, has_cuda=has_cuda)
+
+
+def test_auto_on_a_cpu():
+    resolved = settle()
+    assert (resolved.device, resolved.dtype, resolved.max_model_len) == ("cpu", "float32", 2048)
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (64, 1024)
+    assert resolved.max_blocks_per_seq == 128
+
+
+def test_auto_on_cuda():
+    resolved = settle(has_cuda=True)
+    assert (resolved.device, resolved.dtype) == ("cuda", "bfloat16")
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (256, 8192)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "dtype"), [("float16", "float16"), ("float32", "bfloat16"), (None, "bfloat16")]
+)
+def test_auto_dtype_on_cuda_follows_the_checkpoint(checkpoint, dtype):
+    assert settle(has_cuda=True, limits=ModelLimits(2048, checkpoint)).dtype == dtype
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("half", "float16"), ("float", "float32")])
+def test_short_names_of_dtypes(word, dtype):
+    assert settle(dtype=word).dtype == dtype
+
+
+def test_a_small_budget_bounds_the_default_number_of_sequences():
+    assert settle(max_num_batched_tokens=8).max_num_seqs == 8
+
+
+def test_many_sequences_raise_the_default_budget():
+    assert settle(max_num_seqs=5000).max_num_batched_tokens == 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 0}, "--block-size must be 1 or more, got 0"),
+        ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override"),
+        ({"max_model_len": 4096}, "--max-model-len is 4096, but .* at most 2048"),
+        ({"gpu_memory_utilization": 1.5}, r"in \(0, 1\], got 1.5"),
+        ({"dtype": "int8"}, "--dtype must be one of .*, got 'int8'"),
+        ({"device": "cuda"}, "finds no CUDA device"),
+        ({"device": "tpu"}, "--device must be one of"),
+        ({"scheduling_policy": "lifo"}, "--scheduling-policy"),
+        ({"attention_backend": "magic"}, "--attention-backend"),
+        ({"max_logprobs": -1}, "--max-logprobs"),
+        (
+            {"max_num_seqs": 9, "max_num_batched_tokens": 8},
+            "--max-num-batched-tokens is 8, but --max-num-seqs is 9",
+        ),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 100}, "a whole prompt"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        settle(**options)
+
+
+def test_without_chunked_prefill_the_default_budget_holds_a_whole_prompt():
+    assert settle(enable_chunked_prefill=False).max_num_batched_tokens == 2048
+
+
+def test_the_default_cache_on_a_cpu_leaves_half_of_the_memory():
+    assert default_cpu_kv_cache_bytes(2**40) == 2**30
+    assert default_cpu_kv_cache_bytes(2**20) == 2**19
