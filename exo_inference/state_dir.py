@@ -11,10 +11,12 @@ written, so several control planes live side by side. Layout::
       controller.db            desired state, status, operations, events (SQLite, WAL)
       routes.json        0600  the routing table, written by the controller, read by the gateway
       run/NAME.json            one record per running process of ours: pid and start time
+      run/NAME.failure.json    why a process of ours does not stay up, while it does not
       run/gateway.sock         the gateway's private admin socket
       models/UID/              one folder per model
       replicas/ID/             one folder per engine replica: its log, its socket, its record
       logs/NAME.log            supervisor, controller, gateway
+      usage.json               requests and tokens per deployment and key, written by the gateway
 """
 
 from __future__ import annotations
@@ -44,6 +46,23 @@ class ProcessRecord:
     def alive(self) -> bool:
         """Whether this very process still runs (a zombie does not)."""
         return process_start_ticks(self.pid) == self.start_ticks
+
+
+@dataclass(frozen=True)
+class ProcessFailure:
+    """Why a process of ours did not stay up; there while it is tried again.
+
+    Attributes:
+        name: `controller` or `gateway`.
+        attempts: starts in a row that failed.
+        exit_code: of the last one, negative for a signal; None when it is not known.
+        message: the last line that it logged.
+    """
+
+    name: str
+    attempts: int
+    exit_code: int | None
+    message: str
 
 
 class StateDir:
@@ -83,6 +102,23 @@ class StateDir:
     def remove_record(self, name: str) -> None:
         """Forget a process. Idempotent."""
         (self.run_dir / f"{name}.json").unlink(missing_ok=True)
+
+    def write_failure(self, failure: ProcessFailure) -> None:
+        """Record that a process does not stay up (atomic)."""
+        path = self.run_dir / f"{failure.name}.failure.json"
+        write_atomically(path, json.dumps(asdict(failure)))
+
+    def read_failure(self, name: str) -> ProcessFailure | None:
+        """Return why a process does not stay up; None while there is nothing to complain of."""
+        try:
+            text = (self.run_dir / f"{name}.failure.json").read_text()
+            return ProcessFailure(**json.loads(text))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def remove_failure(self, name: str) -> None:
+        """The process stays up. Idempotent."""
+        (self.run_dir / f"{name}.failure.json").unlink(missing_ok=True)
 
 
 def default_state_dir() -> Path:

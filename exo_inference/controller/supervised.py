@@ -1,0 +1,307 @@
+"""One server process of the control plane: found or started, watched, restarted, stopped.
+
+Used by `supervisor.py` for the controller and the gateway. A process is known by its command line
+and its start time, so one that an earlier supervisor started is adopted, even where that
+supervisor was killed before it could record it. Children and adopted processes are watched the
+same way, through pidfds. Standard library only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from exo_inference.state_dir import ProcessFailure, StateDir, process_start_ticks
+
+logger = logging.getLogger(__name__)
+
+EX_CONFIG = 78
+"""sysexits.h: wrong as configured; a restart alone does not help."""
+
+_LAST_LINE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a process that ended is started again."""
+
+    first_seconds: float = 0.2
+    """Wait before the first restart; doubles with every further one."""
+
+    max_seconds: float = 10.0
+    """Ceiling of that wait."""
+
+    stable_seconds: float = 3.0
+    """A process that was up for so long had started well: the count begins anew."""
+
+    def delay_seconds(self, failures: int) -> float:
+        """Return the wait after so many failures in a row, at least one."""
+        return min(self.max_seconds, self.first_seconds * 2.0 ** min(failures - 1, 30))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """What to run. `argv[0]` is the program; the rest tells our processes from all others."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+class Watched:
+    """One running process, by pidfd: the number cannot come to mean another process."""
+
+    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
+        """Watch a process.
+
+        Args:
+            pid: the process.
+            child: the same process where we started it, so that it is reaped.
+
+        Raises:
+            ProcessLookupError: it has ended already.
+        """
+        self.pid = pid
+        self.adopted = child is None
+        self._child = child
+        self._descriptor = os.pidfd_open(pid)
+        self._ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._descriptor, self._note_end)
+        self.started = time.monotonic()
+
+    async def wait(self) -> int | None:
+        """Wait until it has ended; return its exit code where that can be known."""
+        await self._ended.wait()
+        return self._child.wait() if self._child is not None else None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, unless it has ended."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def close(self) -> None:
+        """Stop watching. Idempotent."""
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _note_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        self._ended.set()
+
+
+class SupervisedProcess:
+    """Keeps one server running until told to stop.
+
+    Attributes:
+        misconfigured: set when it ended with EX_CONFIG and has never been up for long; the message.
+        adopted: what runs was found, not started.
+    """
+
+    def __init__(self, state: StateDir, command: ServerCommand, policy: RestartPolicy) -> None:
+        self.command = command
+        self.misconfigured: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.adopted = False
+        self._state = state
+        self._policy = policy
+        self._current: Watched | None = None
+        self._stopping = False
+        self._was_stable = False
+        self._log = state.logs_dir / f"{command.name}.log"
+
+    async def run(self) -> None:
+        """Adopt or start it, and start it again whenever it ends; returns after `stop`."""
+        failures = 0
+        process = self._adopt()
+        while not self._stopping:
+            log_offset = self._log_size()
+            exit_code = None
+            process = process or self._try_start()
+            if process is not None:
+                self._current = process
+                exit_code = await self._wait_and_note_stability(process)
+                if self._stopping:
+                    return
+                if time.monotonic() - process.started >= self._policy.stable_seconds:
+                    failures = 0
+                self._current = None
+                process.close()
+                process = None
+            failures += 1
+            self._note_failure(failures, exit_code, log_offset)
+            await asyncio.sleep(self._policy.delay_seconds(failures))
+
+    async def stop(self, *, grace_seconds: float, hurry: asyncio.Event) -> None:
+        """Ask it to end; kill it after the grace, or once `hurry` is set. Idempotent.
+
+        `run` starts nothing afterwards and returns soon.
+        """
+        self._stopping = True
+        process = self._current
+        if process is not None:
+            process.send(signal.SIGTERM)
+            if not await _ended(process, grace_seconds, hurry):
+                logger.warning("%s (pid %d) does not end; killing it", self.name, process.pid)
+                process.send(signal.SIGKILL)
+                await process.wait()
+            logger.info("%s (pid %d) has ended", self.name, process.pid)
+            process.close()
+        self._state.remove_record(self.name)
+        self._state.remove_failure(self.name)
+
+    @property
+    def name(self) -> str:
+        """`controller` or `gateway`."""
+        return self.command.name
+
+    def _adopt(self) -> Watched | None:
+        """Return the one that runs already; end what runs besides it."""
+        found = find_processes(self.command)
+        record = self._state.read_record(self.name)
+        if record is not None and record.alive and record.pid in found:
+            found.remove(record.pid)
+            found.insert(0, record.pid)
+        processes = []
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                processes.append(Watched(pid))
+        for extra in processes[1:]:
+            logger.warning("a second %s runs (pid %d); ending it", self.name, extra.pid)
+            extra.send(signal.SIGTERM)
+            extra.close()
+        if not processes:
+            return None
+        self.adopted = True
+        logger.info("%s runs already (pid %d)", self.name, processes[0].pid)
+        self._record(processes[0].pid)
+        return processes[0]
+
+    def _try_start(self) -> Watched | None:
+        """Start it; None where the machine refuses (a full disk or process table)."""
+        try:
+            return self._start()
+        except OSError as exc:
+            logger.error("cannot start %s: %s", self.name, exc)
+            return None
+
+    def _record(self, pid: int) -> None:
+        """Record its pid. Without the record it is still found, by its command line."""
+        try:
+            self._state.write_record(self.name, pid)
+        except OSError as exc:
+            logger.error("cannot record %s (pid %d): %s", self.name, pid, exc)
+
+    def _start(self) -> Watched:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        log = os.open(self._log, flags, 0o600)
+        try:
+            child = subprocess.Popen(
+                self.command.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._state.root,
+                start_new_session=True,  # a Ctrl-C is for the supervisor, which knows the order
+            )
+        finally:
+            os.close(log)
+        # Not reaped yet, so the pid is its own even if it has ended meanwhile.
+        process = Watched(child.pid, child)
+        self._record(child.pid)
+        self.adopted = False
+        logger.info("%s started (pid %d)", self.name, child.pid)
+        return process
+
+    async def _wait_and_note_stability(self, process: Watched) -> int | None:
+        waiting = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait([waiting], timeout=self._policy.stable_seconds)
+            if not waiting.done():
+                self._was_stable = True
+                self._state.remove_failure(self.name)
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    def _note_failure(self, failures: int, exit_code: int | None, log_offset: int) -> None:
+        how = "" if exit_code is None else f" ({_describe(exit_code)})"
+        message = self._last_line(log_offset)
+        logger.warning(
+            "%s has ended%s, failure %d in a row; restart in %.1f s%s",
+            self.name,
+            how,
+            failures,
+            self._policy.delay_seconds(failures),
+            f"; its last line: {message}" if message else "",
+        )
+        self._state.remove_record(self.name)
+        with contextlib.suppress(OSError):  # on a full disk, the log line has to do
+            self._state.write_failure(ProcessFailure(self.name, failures, exit_code, message))
+        if exit_code == EX_CONFIG and not self._was_stable and not self.misconfigured.done():
+            self.misconfigured.set_result(message)
+
+    def _log_size(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
+
+    def _last_line(self, offset: int) -> str:
+        """Return the last line logged since `offset`."""
+        try:
+            with self._log.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(min(offset, size), size - _LAST_LINE_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def find_processes(command: ServerCommand) -> list[int]:
+    """Return the pids of this user's processes with this command line, oldest first.
+
+    The program itself may differ (another path of the same interpreter).
+    """
+    wanted = [word.encode() for word in command.argv[1:]]
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")[1:-1]
+            mine = words == wanted and entry.stat().st_uid == os.geteuid()
+        except OSError:
+            continue  # it has just ended, or belongs to another user
+        ticks = process_start_ticks(int(entry.name)) if mine else None
+        if ticks is not None:
+            found.append((ticks, int(entry.name)))
+    return [pid for _, pid in sorted(found)]
+
+
+async def _ended(process: Watched, grace_seconds: float, hurry: asyncio.Event) -> bool:
+    """Wait for the end of a process, at most the grace, and not when there is a hurry."""
+    waits = [asyncio.ensure_future(process.wait()), asyncio.ensure_future(hurry.wait())]
+    try:
+        await asyncio.wait(waits, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED)
+        return waits[0].done()
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _describe(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"status {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"

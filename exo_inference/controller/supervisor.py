@@ -1,0 +1,288 @@
+"""`python -m exo_inference.controller.supervisor --state-dir DIR`: keeps a control plane running.
+
+Started by `up` (detached) and `serve` (`--foreground`). It starts controller and gateway, starts
+them again when they end, and adopts those that run already, so a supervisor that was killed and
+started again doubles nothing. Only one runs per state directory. SIGTERM or SIGINT stops
+everything in an order that loses no request: the controller (or it would start things again), the
+engines once they have finished what they do, then the gateway. A second signal hurries. Small on
+purpose: standard library, and the platform's code only when engines are to be stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exo_inference.controller.supervised import (
+    EX_CONFIG,
+    RestartPolicy,
+    ServerCommand,
+    SupervisedProcess,
+)
+from exo_inference.controller.supervisor_logs import LogCopier, rotate_if_large
+from exo_inference.errors import PlatformError
+from exo_inference.state_dir import StateDir
+
+logger = logging.getLogger(__name__)
+
+EX_TEMPFAIL = 75
+"""sysexits.h: another supervisor runs."""
+
+_ROTATE_SECONDS = 5.0
+_COPY_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    """How a supervisor behaves. Built once in `main`."""
+
+    engine_grace_seconds: float = 60.0
+    """How long engines may finish their requests when everything is stopped."""
+
+    server_grace_seconds: float = 10.0
+    """How long controller and gateway may take to end after SIGTERM."""
+
+    foreground: bool = False
+    """Copy all logs to stderr."""
+
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    """When servers are started again."""
+
+
+def server_commands(state: StateDir) -> tuple[ServerCommand, ...]:
+    """Return the servers of a control plane, in the order in which they are started."""
+    # -P: they run in the state directory, whose files must not be imported in place of modules.
+    python = (sys.executable, "-P", "-m")
+    where = ("--state-dir", str(state.root))
+    return (
+        ServerCommand("controller", (*python, "exo_inference.controller", *where)),
+        ServerCommand("gateway", (*python, "exo_inference.gateway", *where)),
+    )
+
+
+def lock(state: StateDir) -> int:
+    """Take the supervisor's lock for the life of this process; return its descriptor.
+
+    The lock is on the directory `run` itself, so that no file is left of it.
+
+    Raises:
+        PlatformError: another supervisor has it.
+    """
+    descriptor = os.open(state.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(descriptor)
+        record = state.read_record("supervisor")
+        who = f" (pid {record.pid})" if record is not None and record.alive else ""
+        raise PlatformError(
+            f"another supervisor{who} runs for {state.root}",
+            hint="Run `exo dedicated-inference down` first, or choose another --state-dir.",
+        ) from exc
+    return descriptor
+
+
+class Supervisor:
+    """Runs the servers of one state directory until told to stop."""
+
+    def __init__(
+        self,
+        state: StateDir,
+        commands: Sequence[ServerCommand],
+        settings: SupervisorSettings,
+    ) -> None:
+        self._state = state
+        self._settings = settings
+        self._servers = [SupervisedProcess(state, c, settings.policy) for c in commands]
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        names = ("supervisor", *(command.name for command in commands))
+        self._logs = {name: state.logs_dir / f"{name}.log" for name in names}
+
+    def request_stop(self) -> None:
+        """Stop everything; called again, do it at once."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def run(self) -> int:
+        """Run until a stop is requested, or nothing can start. Returns the exit status."""
+        try:
+            self._state.write_record("supervisor", os.getpid())
+        except OSError as exc:  # the lock still tells that it runs
+            logger.error("cannot record the supervisor: %s", exc)
+        work = {server.name: server.run() for server in self._servers}
+        work["log rotation"] = self._rotate_logs()
+        if self._settings.foreground:
+            work["log copy"] = self._copy_logs()
+        tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in work.items()]
+        try:
+            return await self._until_stopped(tasks)
+        finally:
+            await self._stop_everything()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._clean_up()
+
+    async def _until_stopped(self, tasks: list[asyncio.Task[None]]) -> int:
+        """Return 0 after a request to stop, 78 when a server is refused its configuration.
+
+        Raises:
+            Exception: whatever ended one of our own tasks, which is a bug.
+        """
+        stop = asyncio.create_task(self._stop.wait(), name="stop")
+        events: list[asyncio.Future[Any]] = [stop, *tasks]
+        events += [server.misconfigured for server in self._servers]
+        try:
+            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+        for task in tasks:
+            if task.done():
+                task.result()
+        if self._stop.is_set():
+            logger.info("stopping")
+            return 0
+        if any(server.adopted for server in self._servers):
+            # Something of an earlier start serves; what fails is tried again beside it.
+            await self._stop.wait()
+            return 0
+        for server in self._servers:
+            if server.misconfigured.done():
+                logger.error("%s cannot start: %s", server.name, server.misconfigured.result())
+        return EX_CONFIG
+
+    async def _stop_everything(self) -> None:
+        controller, *others = self._servers
+        grace = self._settings.server_grace_seconds
+        await controller.stop(grace_seconds=grace, hurry=self._hurry)
+        try:
+            await self._stop_engines()
+        except Exception:  # whatever it is, the gateway must not stay behind
+            logger.exception("engines may still run")
+        for server in others:
+            await server.stop(grace_seconds=grace, hurry=self._hurry)
+
+    async def _stop_engines(self) -> None:
+        if not any(self._state.replicas_dir.iterdir()):
+            return
+        from exo_inference.platforms.local.shutdown import stop_all
+
+        grace = self._settings.engine_grace_seconds
+        draining = asyncio.create_task(
+            stop_all(self._state, timeout_seconds=grace), name="drain engines"
+        )
+        hurry = asyncio.create_task(self._hurry.wait(), name="hurry")
+        await asyncio.wait([draining, hurry], return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not draining.done():
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+            left = await stop_all(self._state, timeout_seconds=0.0)
+        else:
+            left = draining.result()
+        await asyncio.to_thread(_end_strays, self._state)
+        if left:
+            logger.error("engines that do not end: %s", ", ".join(left))
+        else:
+            logger.info("all engines have ended")
+
+    def _clean_up(self) -> None:
+        for socket in (self._state.gateway_socket, *self._state.replicas_dir.glob("*/*.sock")):
+            socket.unlink(missing_ok=True)
+        self._state.remove_record("supervisor")
+
+    async def _rotate_logs(self) -> None:
+        while True:
+            for path in self._logs.values():
+                rotate_if_large(path)
+            await asyncio.sleep(_ROTATE_SECONDS)
+
+    async def _copy_logs(self) -> None:
+        copier = LogCopier({n: path for n, path in self._logs.items() if n != "supervisor"})
+        try:
+            while True:
+                copier.copy()
+                await asyncio.sleep(_COPY_SECONDS)
+        finally:
+            copier.copy()
+
+
+def _end_strays(state: StateDir) -> None:
+    """Kill what is left of replicas whose shim was killed."""
+    from exo_inference.platforms.local.processes import end_strays
+    from exo_inference.platforms.local.replica_dir import list_replicas
+
+    for replica in list_replicas(state.replicas_dir):
+        if not replica.is_running():
+            end_strays(replica.path)
+
+
+async def supervise(
+    state: StateDir, commands: Sequence[ServerCommand], settings: SupervisorSettings
+) -> int:
+    """Run a supervisor that obeys signals. Returns the exit status."""
+    supervisor = Supervisor(state, commands, settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.request_stop)
+    if settings.foreground:
+        loop.add_signal_handler(signal.SIGHUP, supervisor.request_stop)
+    else:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal of `up` may close
+    return await supervisor.run()
+
+
+def _configure_logging(state: StateDir, *, foreground: bool) -> None:
+    path = state.logs_dir / "supervisor.log"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    descriptor = os.open(path, flags, 0o600)
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if foreground:
+        handlers.append(logging.FileHandler(path))
+    else:  # also for what Python itself says at its end
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+    os.close(descriptor)
+    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=text, handlers=handlers)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and supervise. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="exo-supervisor", description=__doc__)
+    parser.add_argument("--state-dir", type=Path, required=True)
+    parser.add_argument("--foreground", action="store_true", help="copy all logs to stderr")
+    parser.add_argument("--engine-grace-seconds", type=float, default=60.0)
+    options = parser.parse_args(argv)
+    state = StateDir(options.state_dir)
+    try:
+        state.create()
+        descriptor = lock(state)
+    except (PlatformError, OSError) as exc:
+        hint = getattr(exc, "hint", None)
+        print(f"exo-supervisor: error: {exc}" + (f" {hint}" if hint else ""), file=sys.stderr)
+        return EX_TEMPFAIL
+    os.chdir(state.root)
+    _configure_logging(state, foreground=options.foreground)
+    settings = SupervisorSettings(
+        engine_grace_seconds=options.engine_grace_seconds, foreground=options.foreground
+    )
+    try:
+        return asyncio.run(supervise(state, server_commands(state), settings))
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
