@@ -14,6 +14,7 @@ from typing import Any
 from exo_inference.controller.body import Fields
 from exo_inference.controller.problems import Issue, Refused, field_issue, refuse
 from exo_inference.hub.base import (
+    InvalidModelName,
     ModelGated,
     ModelNotFound,
     ModelSource,
@@ -24,18 +25,17 @@ from exo_inference.hub.base import (
 )
 
 FindSource = Callable[[str], ModelSource]
-"""Returns where a model of this name comes from."""
+"""Returns where a model of this name comes from; raises InvalidModelName."""
 
 RESOLVE_TIMEOUT_SECONDS = 5.0
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"[\w./+@-]{1,200}", re.ASCII)
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
 _TITLE = "Model not created"
-_FORMS = "Use ORG/NAME of the Hub, file:///ABSOLUTE/PATH, or exo/tiny-chat."
+_MAX_NAME = 4096
 
 
-def check_new_model(fields: Fields) -> dict[str, Any]:
+def check_new_model(fields: Fields, find_source: FindSource) -> dict[str, Any]:
     """Return the fields of a new model, if their form is right.
 
     Raises:
@@ -44,9 +44,9 @@ def check_new_model(fields: Fields) -> dict[str, Any]:
     issues = list(fields.issues)
     values = fields.values
     name = values.get("name")
-    if isinstance(name, str) and (wrong := _find_fault(name)):
-        text = f"{name[:256]!r} is not a model name: {wrong}"
-        issues.append(Issue(text, "$['name']", text))
+    hint = None
+    if isinstance(name, str):
+        hint = _check_name(name, find_source, issues)
     revision = values.get("revision")
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         issues.append(field_issue("revision", "must be a branch, a tag or a commit"))
@@ -55,8 +55,7 @@ def check_new_model(fields: Fields) -> dict[str, Any]:
         text = "must be 1 to 500 printable ASCII characters without blanks"
         issues.append(field_issue("huggingface-token", text))
     if issues:
-        named = any(issue.location == "$['name']" for issue in issues)
-        raise refuse(_TITLE, issues, hint=_FORMS if named else None)
+        raise refuse(_TITLE, issues, hint=hint)
     return values
 
 
@@ -75,6 +74,8 @@ async def try_resolve(
         return f"the source did not answer within {RESOLVE_TIMEOUT_SECONDS:.0f} s"
     except SourceUnreachable as exc:
         return exc.message
+    except InvalidModelName as exc:
+        raise _refused(400, exc.message, exc.hint or "Check the name.") from exc
     except ModelNotFound as exc:
         raise _refused(404, exc.message, exc.hint or "Check the name and the revision.") from exc
     except ModelGated as exc:
@@ -86,17 +87,21 @@ async def try_resolve(
         raise _refused(412, exc.message, exc.hint or "Choose a model in safetensors.") from exc
 
 
-def _find_fault(name: str) -> str | None:
-    if any(ord(character) < 32 or ord(character) == 127 for character in name):
-        return "it holds a control character"
-    if name.startswith("file:"):
-        path = name.removeprefix("file://")
-        if not name.startswith("file:///") or len(name) > 4096:
-            return "a file source is file:// and an absolute path"
-        return "the path must not hold '..'" if ".." in path.split("/") else None
-    if not _HUB_NAME.fullmatch(name) or ".." in name or "--" in name:
-        return "it is not of the form ORG/NAME"
-    return None
+def _check_name(name: str, find_source: FindSource, issues: list[Issue]) -> str | None:
+    """Add what is wrong with the form of a name; return the next step, if the source knows one."""
+    hint, text = None, None
+    if len(name) > _MAX_NAME or any(ord(c) < 32 or ord(c) == 127 for c in name):
+        text = f"{name[:256]!r} is not a model name: it is too long or holds control characters"
+    elif name.startswith("file:") and ".." in name.split("/"):
+        text = f"{name[:256]!r} is not a model name: the path must not hold '..'"
+    else:
+        try:
+            find_source(name)
+        except InvalidModelName as exc:
+            text, hint = exc.message, exc.hint
+    if text is not None:
+        issues.append(Issue(text, "$['name']", text))
+    return hint
 
 
 def _refused(status: int, message: str, hint: str) -> Refused:

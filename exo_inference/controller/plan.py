@@ -49,8 +49,6 @@ class Assessment:
     """What the observed replicas mean."""
 
     conditions: tuple[Condition, ...]
-    replicas: tuple[ReplicaState, ...]
-    ready_replicas: int
     events: tuple[NewEvent, ...]
 
 
@@ -105,8 +103,6 @@ def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeploym
     )
     return Assessment(
         conditions=conditions,
-        replicas=tuple(_to_state(replica) for replica in observed.replicas),
-        ready_replicas=len(ready),
         events=tuple(_replica_events(deployment.status.replicas, observed.replicas)),
     )
 
@@ -219,7 +215,8 @@ def _replica_events(
     return events
 
 
-def _to_state(replica: ObservedReplica) -> ReplicaState:
+def to_state(replica: ObservedReplica) -> ReplicaState:
+    """Return a replica as the status keeps it."""
     return ReplicaState(
         name=replica.name,
         state=replica.phase.value,

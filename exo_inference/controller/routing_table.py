@@ -21,6 +21,7 @@ from exo_inference.wire import Route, RouteKey, RouteTable
 logger = logging.getLogger(__name__)
 
 _ANSWER_LIFETIME_SECONDS = 0.1
+_POLL_SECONDS = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +121,41 @@ class RoutingTable:
         wanted = frozenset(replicas)
         if not wanted:
             return wanted
-        routed: set[str] = set()
-        for written in await self._possibly_applied():
-            routed |= written.replicas
-        return wanted - routed
+        tables = await self._possibly_applied()
+        if tables is None:
+            return frozenset()
+        return wanted.difference(*(table.replicas for table in tables))
 
     async def is_unrouted(self, deployment_id: str) -> bool:
         """Whether the gateway surely has no route to a deployment any more."""
-        return all(deployment_id not in w.deployments for w in await self._possibly_applied())
+        tables = await self._possibly_applied()
+        return tables is not None and all(deployment_id not in t.deployments for t in tables)
 
-    async def _possibly_applied(self) -> list[_Written]:
-        """Return every table that the gateway may route by at this moment."""
+    async def wait_until_applied(self, *, timeout_seconds: float = 1.0) -> None:
+        """Wait, briefly, until the gateway routes by the newest table; a dead one is not waited for.
+
+        So that a deployment called ready can be used at once.
+        """
+        deadline = self._monotonic() + timeout_seconds
+        wanted = self._version
+        while self._monotonic() < deadline:
+            applied = await self._ask()
+            if applied is None or applied >= wanted:
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _possibly_applied(self) -> list[_Written] | None:
+        """Return every table that the gateway may route by at this moment; None if unknown."""
         applied = await self._ask()
-        if applied is not None:
-            self._history = [w for w in self._history if w.version >= applied] or self._history[-1:]
-            return list(self._history)
-        assert self._silent_since is not None
-        if self._monotonic() - self._silent_since >= self._timeout:
-            return self._history[-1:]
+        if applied is None:
+            assert self._silent_since is not None
+            if self._monotonic() - self._silent_since >= self._timeout:
+                self._history = self._history[-1:]
+        elif applied < self._history[0].version:
+            return None  # an older table than any this process knows of
+        else:
+            kept = [table for table in self._history if table.version >= applied]
+            self._history = kept or self._history[-1:]
         return list(self._history)
 
     async def _ask(self) -> int | None:

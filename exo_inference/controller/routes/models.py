@@ -46,7 +46,7 @@ async def create_model(request: Request) -> Response:
     identity = await operations.identify_request(request)
     if done := await operations.find_repeated_operation(context.store, identity):
         return answer(done)
-    values = check_new_model(fields)
+    values = check_new_model(fields, context.find_source)
     source, revision = values["name"], values.get("revision")
     token = (
         values["huggingface_token"].get_secret_value() if "huggingface_token" in values else None

@@ -1,0 +1,48 @@
+"""`python -m exo_inference.controller --state-dir DIR`: run the controller of this machine.
+
+Exit codes follow sysexits.h where the supervisor needs them: 78 when it is wrong as configured and
+starting it again alone does not help, 1 otherwise. The last line on stderr says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from exo_inference.controller.server import serve
+from exo_inference.controller.settings import read_settings
+from exo_inference.controller.stores.base import StoreDamaged, StoreTooNew
+from exo_inference.errors import ConfigurationError, ExoError, UsageError
+from exo_inference.hub import source_for
+from exo_inference.logs import set_up_logging
+from exo_inference.platforms import platform_for
+
+EX_CONFIG = 78
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the controller and return its exit code."""
+    try:
+        settings = read_settings(argv)
+        set_up_logging()
+        settings.state.create()
+        os.chdir(settings.state.root)  # sockets of replicas are named relative to it
+        platform = platform_for("local", settings.state)
+        asyncio.run(serve(settings, platform=platform, find_source=source_for))
+    except (ConfigurationError, UsageError, StoreDamaged, StoreTooNew) as exc:
+        return _fail(exc, EX_CONFIG)
+    except ExoError as exc:
+        return _fail(exc, 1)
+    return 0
+
+
+def _fail(exc: ExoError, code: int) -> int:
+    hint = f" {exc.hint}" if exc.hint else ""
+    print(f"controller: error: {exc.message.rstrip('.')}.{hint}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""Bringing one deployment from what is to what was asked: load, plan, execute, write status.
+
+The reconciler's workers call `reconcile`, one at a time per deployment. It may be killed at any
+line: everything it knows is in the store, on the platform or in the routing table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from exo_inference.controller import conditions, plan
+from exo_inference.controller.routing_table import RoutingTable
+from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
+from exo_inference.controller.states import deployment_state
+from exo_inference.controller.stores.base import (
+    NewEvent,
+    ObjectNotFound,
+    Recording,
+    Store,
+    VersionConflict,
+)
+from exo_inference.errors import PlatformError
+from exo_inference.platforms.base import ObservedDeployment, Platform, ReplicaPhase
+from exo_inference.resources import (
+    Condition,
+    DeploymentStatus,
+    InferenceApiKey,
+    InferenceDeployment,
+    InferenceModel,
+    model_object_name,
+)
+from exo_inference.wire import Route, RouteKey, RouteReplica
+
+UNROUTE_CHECK_SECONDS = 0.1
+"""How soon to look again while the gateway has to let go of a replica."""
+
+TEARDOWN_CHECK_SECONDS = 0.3
+BLOCKED_REASON = "PlatformBusy"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one pass came to.
+
+    Attributes:
+        again_after_seconds: when to look again; None is when something changes.
+        failed: look again with growing delays instead.
+        changed: the status was written.
+    """
+
+    again_after_seconds: float | None = None
+    failed: bool = False
+    changed: bool = False
+
+
+class DeploymentReconciler:
+    """Reconciles deployments.
+
+    Args:
+        gateway_url: deployment URLs begin with it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        platform: Platform,
+        routing: RoutingTable,
+        secret_box: SecretBox,
+        gateway_url: str,
+    ) -> None:
+        self._store = store
+        self._platform = platform
+        self._routing = routing
+        self._secret_box = secret_box
+        self._gateway_url = gateway_url
+        self._key_hashes: dict[str, str] = {}
+
+    async def reconcile(self, uid: str) -> Outcome:
+        """Take the next step for one deployment, or for what is left of one nobody knows."""
+        try:
+            deployment = await self._store.get(InferenceDeployment, uid)
+        except ObjectNotFound:
+            return await self._tear_down(uid)
+        model = await self._find_model(deployment)
+        names = [replica.name for replica in deployment.status.replicas]
+        unrouted = await self._routing.unrouted(names)
+        action = plan.plan_deployment(deployment, model, unrouted=unrouted)
+        if isinstance(action, plan.TearDown):
+            return await self._finish(deployment)
+        if isinstance(action, plan.Hold):
+            return await self._write(deployment, action.conditions, None)
+        try:
+            observed = await self._platform.apply(action.desired)
+        except PlatformError as exc:
+            return await self._write_blocked(deployment, exc)
+        assessment = plan.assess_deployment(deployment, observed)
+        outcome = await self._write(deployment, assessment.conditions, observed, assessment.events)
+        draining = any(r.phase == ReplicaPhase.DRAINING for r in observed.replicas)
+        again = observed.next_check_seconds
+        if draining and outcome.again_after_seconds is None:
+            again = min(again, UNROUTE_CHECK_SECONDS)
+        if outcome.again_after_seconds is not None:
+            again = outcome.again_after_seconds
+        return Outcome(again_after_seconds=again, changed=outcome.changed)
+
+    async def _write(
+        self,
+        deployment: InferenceDeployment,
+        found: Sequence[Condition],
+        observed: ObservedDeployment | None,
+        events: Sequence[NewEvent] = (),
+    ) -> Outcome:
+        """Write the route, then the status: what is called ready must be reachable."""
+        old = deployment.status
+        metadata = deployment.metadata
+        merged = conditions.merge(
+            old.conditions, found, generation=metadata.generation, now=datetime.now(UTC)
+        )
+        replicas = () if observed is None else observed.replicas
+        ready = sum(replica.phase == ReplicaPhase.READY for replica in replicas)
+        status = DeploymentStatus(
+            conditions=merged,
+            observed_generation=metadata.generation,
+            replicas=tuple(plan.to_state(replica) for replica in replicas),
+            ready_replicas=ready,
+            url=f"{self._gateway_url}/{metadata.uid}/v1",
+        )
+        wanted = deployment.model_copy(update={"status": status})
+        await self._write_route(wanted, observed)
+        if ready > old.ready_replicas:
+            await self._routing.wait_until_applied()
+        all_events = (*events, *conditions.changes(old.conditions, merged))
+        return await self._write_status(deployment, wanted, all_events)
+
+    async def _write_blocked(self, deployment: InferenceDeployment, exc: PlatformError) -> Outcome:
+        """Say why no step can be taken now; replicas and route stay as they were."""
+        text = exc.message if exc.hint is None else f"{exc.message.rstrip('.')}. {exc.hint}"
+        old = deployment.status
+        merged = conditions.merge(
+            old.conditions,
+            plan.blocked_conditions(old.conditions, text),
+            generation=deployment.metadata.generation,
+            now=datetime.now(UTC),
+        )
+        generation = deployment.metadata.generation
+        status = old.model_copy(update={"conditions": merged, "observed_generation": generation})
+        wanted = deployment.model_copy(update={"status": status})
+        events = (NewEvent("Warning", BLOCKED_REASON, text),) if old != status else ()
+        outcome = await self._write_status(deployment, wanted, events)
+        return Outcome(failed=True, changed=outcome.changed)
+
+    async def _write_status(
+        self,
+        before: InferenceDeployment,
+        wanted: InferenceDeployment,
+        events: Sequence[NewEvent],
+    ) -> Outcome:
+        if wanted.status == before.status and not events:
+            return Outcome()
+        try:
+            await self._store.update_status(wanted, Recording(events=events))
+        except VersionConflict:
+            return Outcome(again_after_seconds=0.0)  # it changed meanwhile: read it again
+        except ObjectNotFound:
+            return Outcome(again_after_seconds=0.0)
+        return Outcome(changed=True)
+
+    async def _write_route(
+        self, deployment: InferenceDeployment, observed: ObservedDeployment | None
+    ) -> None:
+        metadata = deployment.metadata
+        state, details = deployment_state(deployment)
+        ready = [
+            RouteReplica(name=replica.name, address=replica.address)
+            for replica in (observed.replicas if observed is not None else ())
+            if replica.phase == ReplicaPhase.READY and replica.address is not None
+        ]
+        await self._routing.set_route(
+            Route(
+                deployment_id=metadata.uid,
+                name=metadata.name,
+                model=deployment.spec.model,
+                state=state.value,
+                state_details=details,
+                keys=await self._route_keys(metadata.uid),
+                replicas=ready,
+            )
+        )
+
+    async def _route_keys(self, uid: str) -> list[RouteKey]:
+        if uid not in self._key_hashes:
+            sealed = await self._store.get_secret(uid, KEY_SECRET)
+            if sealed is not None:
+                value = self._secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
+                self._key_hashes[uid] = hash_api_key(value)
+        own = [RouteKey(id=uid, sha256=self._key_hashes[uid])] if uid in self._key_hashes else []
+        scoped = await self._store.list(InferenceApiKey)
+        return own + [route_key(key) for key in scoped if key.spec.scope == uid]
+
+    async def _find_model(self, deployment: InferenceDeployment) -> InferenceModel | None:
+        name = model_object_name(deployment.spec.model)
+        try:
+            return await self._store.get_by_name(InferenceModel, name)
+        except ObjectNotFound:
+            return None
+
+    async def _tear_down(self, uid: str) -> Outcome:
+        """Remove routes, then replicas; the gateway must have let go before a replica is stopped."""
+        await self._routing.remove_route(uid)
+        if not await self._routing.is_unrouted(uid):
+            return Outcome(again_after_seconds=UNROUTE_CHECK_SECONDS)
+        if not await self._platform.delete(uid):
+            return Outcome(again_after_seconds=TEARDOWN_CHECK_SECONDS)
+        self._key_hashes.pop(uid, None)
+        return Outcome()
+
+    async def _finish(self, deployment: InferenceDeployment) -> Outcome:
+        """Take the next step of a deletion; in the end, remove the object and its scoped keys."""
+        uid = deployment.metadata.uid
+        outcome = await self._tear_down(uid)
+        if outcome.again_after_seconds is not None:
+            return outcome
+        for key in await self._store.list(InferenceApiKey):
+            if key.spec.scope == uid:
+                await self._store.delete(InferenceApiKey, key.metadata.uid)
+        metadata = deployment.metadata.model_copy(update={"finalizers": ()})
+        try:
+            await self._store.update(deployment.model_copy(update={"metadata": metadata}))
+        except VersionConflict:
+            return Outcome(again_after_seconds=0.0)
+        return Outcome(changed=True)
+
+
+def route_key(key: InferenceApiKey) -> RouteKey:
+    """Return a scoped key as the gateway knows it."""
+    return RouteKey(id=key.metadata.uid, sha256=key.status.sha256)

@@ -1,0 +1,332 @@
+"""Bringing one model from its name to files an engine can load: resolve, fetch, ready.
+
+A fetch takes long, so it runs as a task of its own; passes of the reconciler start it, write its
+progress (at most once a second) and its outcome. A restart finds the files that are there and
+goes on with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from exo_inference.controller import conditions
+from exo_inference.controller.conditions import condition
+from exo_inference.controller.model_source import FindSource
+from exo_inference.controller.reconcile_deployment import Outcome
+from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
+from exo_inference.controller.stores.base import (
+    ObjectNotFound,
+    Recording,
+    Store,
+    VersionConflict,
+)
+from exo_inference.errors import ExoError, HubError
+from exo_inference.hub.base import FetchCancelled, NoSpace, ResolvedModel, SourceUnreachable
+from exo_inference.resources import (
+    Condition,
+    InferenceDeployment,
+    InferenceModel,
+    ModelStatus,
+)
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 1.0
+"""How often progress is written while files are fetched."""
+
+FINAL_REASON = "NotUsable"
+"""Reason of a failure that trying again does not help."""
+
+_GIB = 1024**3
+
+
+class Fetch:
+    """One running or finished fetch.
+
+    Attributes:
+        resolved: what is being fetched, once known.
+        present_bytes: bytes present so far; written from other threads.
+        path: where an engine can load from, when done.
+        error: why it failed.
+        cancelled: set to stop it.
+    """
+
+    def __init__(self) -> None:
+        self.resolved: ResolvedModel | None = None
+        self.present_bytes = 0
+        self.path: Path | None = None
+        self.error: ExoError | None = None
+        self.cancelled = False
+        self.task: asyncio.Task[None] | None = None
+
+    def report(self, present_bytes: int) -> None:
+        """Take the progress; the source calls this from any thread."""
+        if self.cancelled:
+            raise FetchCancelled("the model is being deleted")
+        self.present_bytes = present_bytes
+
+
+class ModelReconciler:
+    """Reconciles models.
+
+    Args:
+        models_dir: one folder per model is kept below it.
+        wake: called with a model's uid when it should be looked at now.
+        first_retry_seconds: how long the first retry of a failed fetch waits; it doubles up to 60 s.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        find_source: FindSource,
+        secret_box: SecretBox,
+        models_dir: Path,
+        wake: Callable[[str], None],
+        *,
+        first_retry_seconds: float = 2.0,
+    ) -> None:
+        self._store = store
+        self._find_source = find_source
+        self._secret_box = secret_box
+        self._models_dir = models_dir
+        self._wake = wake
+        self._first_retry = first_retry_seconds
+        self._fetches: dict[str, Fetch] = {}
+        self._failures: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+
+    async def reconcile(self, uid: str) -> Outcome:
+        """Take the next step for one model."""
+        try:
+            model = await self._store.get(InferenceModel, uid)
+        except ObjectNotFound:
+            await self._stop_fetch(uid)
+            return Outcome()
+        if model.metadata.deletion_timestamp is not None:
+            return await self._finish(model)
+        failed = conditions.find(model.status.conditions, "Failed")
+        is_final = failed is not None and failed.reason == FINAL_REASON
+        if is_final or conditions.is_true(model.status.conditions, "Ready"):
+            return Outcome()
+        fetch = self._fetches.get(uid)
+        if fetch is None:
+            wait = self._not_before.get(uid, 0.0) - asyncio.get_running_loop().time()
+            if wait > 0:
+                return Outcome(again_after_seconds=wait)
+            fetch = self._start_fetch(model)
+        if fetch.task is not None and not fetch.task.done():
+            outcome = await self._write(model, _progress(model.status, fetch), _facts(fetch))
+            return Outcome(
+                again_after_seconds=outcome.again_after_seconds or PROGRESS_SECONDS,
+                changed=outcome.changed,
+            )
+        return await self._write_result(model, fetch)
+
+    async def close(self) -> None:
+        """Stop all fetches; what they fetched stays and is resumed."""
+        for uid in list(self._fetches):
+            await self._stop_fetch(uid)
+
+    async def remove_orphans(self) -> None:
+        """Remove folders of models that nobody knows."""
+        names = await asyncio.to_thread(_list_names, self._models_dir)
+        known = {model.metadata.uid for model in await self._store.list(InferenceModel)}
+        for name in names - known:
+            logger.info("removing the files of model %s, which no longer exists", name)
+            await self._remove_files(name)
+
+    def _start_fetch(self, model: InferenceModel) -> Fetch:
+        uid = model.metadata.uid
+        fetch = Fetch()
+        self._fetches[uid] = fetch
+        fetch.task = asyncio.create_task(self._run_fetch(model, fetch), name=f"fetch-{uid}")
+        fetch.task.add_done_callback(lambda _: self._wake(uid))
+        return fetch
+
+    async def _run_fetch(self, model: InferenceModel, fetch: Fetch) -> None:
+        """Resolve and fetch one model; the outcome, good or bad, is left in `fetch`."""
+        uid, spec = model.metadata.uid, model.spec
+        try:
+            token = await self._read_token(uid)
+            source = self._find_source(spec.source)
+            revision = model.status.revision or spec.revision
+            fetch.resolved = await source.resolve(spec.source, revision=revision, token=token)
+            self._wake(uid)
+            directory = self._models_dir / uid
+            await asyncio.to_thread(directory.mkdir, mode=0o700, parents=True, exist_ok=True)
+            fetch.path = await source.fetch(
+                fetch.resolved, directory, token=token, progress=fetch.report
+            )
+        except ExoError as exc:
+            fetch.error = exc
+        except OSError as exc:
+            fetch.error = NoSpace(f"cannot write the files of {spec.source}: {exc.strerror or exc}")
+        except Exception as exc:  # a bug, here or in a library: it is retried, and must be seen
+            logger.exception("fetching %s failed unexpectedly", spec.source)
+            fetch.error = HubError(f"fetching {spec.source} failed unexpectedly: {exc!r}"[:300])
+
+    async def _read_token(self, uid: str) -> str | None:
+        sealed = await self._store.get_secret(uid, TOKEN_SECRET)
+        if sealed is None:
+            return None
+        return self._secret_box.decrypt(sealed, owner=uid, name=TOKEN_SECRET)
+
+    async def _write_result(self, model: InferenceModel, fetch: Fetch) -> Outcome:
+        uid = model.metadata.uid
+        if fetch.path is not None and fetch.resolved is not None:
+            facts = {**_facts(fetch), "path": str(fetch.path)}
+            facts["downloaded_bytes"] = fetch.resolved.size_bytes
+            outcome = await self._write(model, _ready(), facts)
+            if outcome.again_after_seconds is None:
+                self._forget(uid)
+            return outcome
+        assert fetch.error is not None, "a fetch ends with a path or an error"
+        is_final = not isinstance(fetch.error, SourceUnreachable | NoSpace) and isinstance(
+            fetch.error, HubError
+        )
+        delay = min(60.0, self._first_retry * 2 ** min(self._failures.get(uid, 0), 10))
+        found = _failure(model.status, fetch, delay=None if is_final else delay)
+        outcome = await self._write(model, found, _facts(fetch))
+        if outcome.again_after_seconds is not None:
+            return outcome
+        failures = self._failures.get(uid, 0)
+        self._forget(uid)
+        if is_final:
+            return outcome
+        self._failures[uid] = failures + 1
+        self._not_before[uid] = asyncio.get_running_loop().time() + delay
+        return Outcome(again_after_seconds=delay, changed=outcome.changed)
+
+    async def _write(
+        self, model: InferenceModel, found: Sequence[Condition], facts: dict[str, object]
+    ) -> Outcome:
+        old = model.status
+        generation = model.metadata.generation
+        merged = conditions.merge(
+            old.conditions, found, generation=generation, now=datetime.now(UTC)
+        )
+        update = {**facts, "conditions": merged, "observed_generation": generation}
+        status = old.model_copy(update=update)
+        if status == old:
+            return Outcome()
+        recording = Recording(events=conditions.changes(old.conditions, merged))
+        try:
+            await self._store.update_status(model.model_copy(update={"status": status}), recording)
+        except (VersionConflict, ObjectNotFound):
+            return Outcome(again_after_seconds=0.0)
+        return Outcome(changed=True)
+
+    async def _finish(self, model: InferenceModel) -> Outcome:
+        """Take the next step of a deletion: stop the fetch, wait for users, remove the files."""
+        uid = model.metadata.uid
+        await self._stop_fetch(uid)
+        users = [
+            deployment.metadata.name
+            for deployment in await self._store.list(InferenceDeployment)
+            if deployment.spec.model == model.spec.source
+        ]
+        if users:  # all of them are being deleted, else admission had refused
+            text = f"deleting: waiting for the end of {', '.join(users)}"
+            found = [c for c in model.status.conditions if c.type != "Deleting"]
+            found.append(condition("Deleting", True, "InUse", text))
+            outcome = await self._write(model, found, {})
+            return Outcome(again_after_seconds=outcome.again_after_seconds, changed=outcome.changed)
+        await self._remove_files(uid)
+        metadata = model.metadata.model_copy(update={"finalizers": ()})
+        try:
+            await self._store.update(model.model_copy(update={"metadata": metadata}))
+        except VersionConflict:
+            return Outcome(again_after_seconds=0.0)
+        return Outcome(changed=True)
+
+    async def _stop_fetch(self, uid: str) -> None:
+        fetch = self._fetches.pop(uid, None)
+        if fetch is None or fetch.task is None:
+            return
+        fetch.cancelled = True
+        fetch.task.cancel()
+        await asyncio.gather(fetch.task, return_exceptions=True)
+
+    def _forget(self, uid: str) -> None:
+        self._fetches.pop(uid, None)
+        self._failures.pop(uid, None)
+        self._not_before.pop(uid, None)
+
+    async def _remove_files(self, uid: str) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._models_dir / uid, ignore_errors=True)
+
+
+def format_size(present_bytes: int, total_bytes: int) -> str:
+    """Say how much is there: `1.2 of 15.0 GiB (8 %)`."""
+    units = (("GiB", _GIB), ("MiB", 1024**2), ("KiB", 1024))
+    unit, factor = next((u for u in units if total_bytes >= u[1]), ("B", 1))
+    percent = 100 * present_bytes // total_bytes if total_bytes else 100
+    digits = 0 if factor == 1 else 1
+    present, total = present_bytes / factor, total_bytes / factor
+    return f"{present:.{digits}f} of {total:.{digits}f} {unit} ({min(percent, 100)} %)"
+
+
+def _facts(fetch: Fetch) -> dict[str, object]:
+    resolved = fetch.resolved
+    if resolved is None:
+        return {}
+    return {
+        "revision": resolved.revision,
+        "size_bytes": resolved.size_bytes,
+        "downloaded_bytes": min(fetch.present_bytes, resolved.size_bytes),
+    }
+
+
+def _progress(status: ModelStatus, fetch: Fetch) -> list[Condition]:
+    if fetch.resolved is None:
+        resolved = conditions.find(status.conditions, "Resolved")
+        if resolved is None:
+            resolved = condition("Resolved", False, "Resolving", "asking its source")
+        return [resolved, condition("Ready", False, "NotFetched")]
+    size = format_size(fetch.present_bytes, fetch.resolved.size_bytes)
+    return [
+        condition("Resolved", True, "Resolved"),
+        condition("Downloaded", False, "Downloading", f"downloading {size}"),
+        condition("Ready", False, "Downloading"),
+    ]
+
+
+def _ready() -> list[Condition]:
+    return [
+        condition("Resolved", True, "Resolved"),
+        condition("Downloaded", True, "Downloaded", "all files are there and checked"),
+        condition("Ready", True, "Ready", "ready to be deployed"),
+    ]
+
+
+def _failure(status: ModelStatus, fetch: Fetch, *, delay: float | None) -> list[Condition]:
+    """Return the conditions of a failed fetch; `delay` is when it is tried again, None for never."""
+    error = fetch.error
+    assert error is not None
+    text = error.message if error.hint is None else f"{error.message.rstrip('.')}. {error.hint}"
+    if delay is not None:
+        text = f"{text.rstrip('.')}; trying again in {delay:.0f} s"
+    is_resolved = fetch.resolved is not None or conditions.is_true(status.conditions, "Resolved")
+    reason = type(error).__name__
+    found = [
+        condition("Resolved", is_resolved, "Resolved" if is_resolved else reason, text),
+        condition("Ready", False, reason),
+    ]
+    if is_resolved:
+        found.insert(1, condition("Downloaded", False, reason, text))
+    if delay is None:
+        found.append(condition("Failed", True, FINAL_REASON, text))
+    elif isinstance(error, NoSpace):
+        found.append(condition("Failed", True, reason, text))
+    return found
+
+
+def _list_names(directory: Path) -> set[str]:
+    if not directory.is_dir():
+        return set()
+    return {entry.name for entry in directory.iterdir() if entry.is_dir()}

@@ -1,0 +1,207 @@
+"""The loop that makes the world match what is stored: watches, one queue, workers, a sweep.
+
+`__main__.py` runs it beside the HTTP server. Level-driven: a pass over an object needs nothing but
+the object's name, so a restart begins by queueing everything. What one pass does is in
+`reconcile_deployment.py` and `reconcile_model.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Literal, NamedTuple
+
+from exo_inference.controller.context import Context
+from exo_inference.controller.queue import WorkQueue
+from exo_inference.controller.reconcile_deployment import (
+    DeploymentReconciler,
+    Outcome,
+    route_key,
+)
+from exo_inference.controller.reconcile_model import ModelReconciler
+from exo_inference.controller.routes.api_keys import PUBLIC
+from exo_inference.controller.routing_table import RoutingTable
+from exo_inference.controller.stores.base import Change, ChangeType
+from exo_inference.errors import ExoError
+from exo_inference.resources import (
+    InferenceApiKey,
+    InferenceDeployment,
+    InferenceModel,
+    Resource,
+)
+
+logger = logging.getLogger(__name__)
+
+REMEMBER_REQUESTS = timedelta(hours=24)
+REMEMBER_OPERATIONS = timedelta(days=30)
+
+
+class Key(NamedTuple):
+    """What is in the queue."""
+
+    kind: Literal["model", "deployment", "public-keys"]
+    uid: str
+
+
+class Reconciler:
+    """Owns the queue and all background work of the controller."""
+
+    def __init__(self, context: Context, routing: RoutingTable) -> None:
+        settings = context.settings
+        self._store = context.store
+        self._platform = context.platform
+        self._settings = settings
+        self._routing = routing
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._seen: dict[str, object] = {}
+        self._deployments = DeploymentReconciler(
+            context.store, context.platform, routing, context.secret_box, settings.gateway_url
+        )
+        self._models = ModelReconciler(
+            context.store,
+            context.find_source,
+            context.secret_box,
+            settings.state.models_dir,
+            lambda uid: self._queue.add(Key("model", uid)),
+        )
+
+    async def run(self) -> None:
+        """Work until cancelled. Engines and files stay as they are when it ends."""
+        # Watches begin before the first listing, so that no change falls between the two.
+        deployments = self._store.watch(InferenceDeployment)
+        models = self._store.watch(InferenceModel)
+        keys = self._store.watch(InferenceApiKey)
+        try:
+            await self._routing.load()
+            await self._retain_routes()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch(deployments), name="watch-deployments")
+                tasks.create_task(self._watch(models), name="watch-models")
+                tasks.create_task(self._watch(keys), name="watch-api-keys")
+                tasks.create_task(self._sweep(), name="sweep")
+                for number in range(self._settings.num_workers):
+                    tasks.create_task(self._work(), name=f"worker-{number}")
+        finally:
+            self._queue.close()
+            await self._models.close()
+
+    async def _retain_routes(self) -> None:
+        deployments = await self._store.list(InferenceDeployment)
+        await self._routing.retain(d.metadata.uid for d in deployments)
+
+    async def _watch(self, changes: AsyncIterator[Change]) -> None:
+        async for change in changes:
+            try:
+                await self._notice(change)
+            except ExoError as exc:
+                logger.error("a change was not noticed, the next sweep will: %s", exc.message)
+
+    async def _notice(self, change: Change) -> None:
+        """Queue what a change concerns."""
+        obj = change.object
+        uid = obj.metadata.uid
+        gone = change.type == ChangeType.DELETED
+        if isinstance(obj, InferenceApiKey):
+            if obj.spec.scope == PUBLIC:
+                self._queue.add(Key("public-keys", ""))
+            else:
+                self._queue.add(Key("deployment", obj.spec.scope))
+        elif isinstance(obj, InferenceModel):
+            if self._is_news(obj) or gone:
+                self._queue.add(Key("model", uid))
+            for deployment in await self._store.list(InferenceDeployment):
+                if deployment.spec.model == obj.spec.source:
+                    self._queue.add(Key("deployment", deployment.metadata.uid))
+        elif isinstance(obj, InferenceDeployment):
+            if self._is_news(obj) or gone:
+                self._queue.add(Key("deployment", uid))
+            if gone:
+                await self._wake_models(obj.spec.model)
+        if gone:
+            self._seen.pop(uid, None)
+
+    def _is_news(self, obj: Resource) -> bool:
+        """Whether more than the status changed: status writes are the reconciler's own."""
+        metadata = obj.metadata
+        wanted = (metadata.generation, metadata.name, metadata.deletion_timestamp)
+        if self._seen.get(metadata.uid) == wanted:
+            return False
+        self._seen[metadata.uid] = wanted
+        return True
+
+    async def _wake_models(self, source: str) -> None:
+        for model in await self._store.list(InferenceModel):
+            if model.spec.source == source and model.metadata.deletion_timestamp is not None:
+                self._queue.add(Key("model", model.metadata.uid))
+
+    async def _sweep(self) -> None:
+        """Queue everything, find what nobody knows, forget what is old; at start and regularly."""
+        while True:
+            try:
+                await self._sweep_once()
+            except ExoError as exc:
+                logger.warning("the sweep failed and comes again: %s", exc.message)
+            except Exception:
+                logger.exception("the sweep failed and comes again")
+            await asyncio.sleep(self._settings.resync_seconds)
+
+    async def _sweep_once(self) -> None:
+        # The platform first: a deployment recorded in between is in the store, not an orphan.
+        left = await self._platform.deployments()
+        deployments = {d.metadata.uid for d in await self._store.list(InferenceDeployment)}
+        for orphan in left - deployments:
+            logger.warning("deployment %s is not stored any more; it is being stopped", orphan)
+        for uid in left | deployments:
+            self._queue.add(Key("deployment", uid))
+        for model in await self._store.list(InferenceModel):
+            self._queue.add(Key("model", model.metadata.uid))
+        self._queue.add(Key("public-keys", ""))
+        await self._models.remove_orphans()
+        now = datetime.now(UTC)
+        await self._store.prune(
+            requests_before=now - REMEMBER_REQUESTS, operations_before=now - REMEMBER_OPERATIONS
+        )
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
+            started = time.monotonic()
+            try:
+                outcome = await self._reconcile(key)
+            except ExoError as exc:
+                delay = self._queue.retry(key)
+                text = "%s %s failed, again in %.1f s: %s"
+                logger.warning(text, key.kind, key.uid, delay, exc.message)
+            except Exception:
+                delay = self._queue.retry(key)
+                text = "%s %s failed unexpectedly, again in %.1f s"
+                logger.exception(text, key.kind, key.uid, delay)
+            else:
+                self._finish_pass(key, outcome, time.monotonic() - started)
+
+    def _finish_pass(self, key: Key, outcome: Outcome, seconds: float) -> None:
+        if outcome.failed:
+            self._queue.retry(key)
+        else:
+            self._queue.done(key, again_after_seconds=outcome.again_after_seconds)
+        level = logging.INFO if outcome.changed else logging.DEBUG
+        fields = {
+            "object": f"{key.kind}/{key.uid}",
+            "outcome": "failed" if outcome.failed else "ok",
+            "duration_seconds": round(seconds, 4),
+        }
+        logger.log(
+            level, "reconciled %s in %.0f ms", fields["object"], seconds * 1000, extra=fields
+        )
+
+    async def _reconcile(self, key: Key) -> Outcome:
+        if key.kind == "deployment":
+            return await self._deployments.reconcile(key.uid)
+        if key.kind == "model":
+            return await self._models.reconcile(key.uid)
+        keys = await self._store.list(InferenceApiKey)
+        await self._routing.set_public_keys([route_key(k) for k in keys if k.spec.scope == PUBLIC])
+        return Outcome()

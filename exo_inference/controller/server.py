@@ -1,0 +1,221 @@
+"""One running controller: store, reconciler and HTTP server, put together and taken apart.
+
+`__main__.py` calls `serve` with the real platform and model sources; the tests call it with named
+fakes. Stopping leaves engines running: they belong to the platform, not to this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+
+import uvicorn
+
+from exo_inference.controller.app import create_app
+from exo_inference.controller.auth import CredentialFile
+from exo_inference.controller.context import Context
+from exo_inference.controller.gateway_link import SocketGatewayLink
+from exo_inference.controller.model_source import FindSource
+from exo_inference.controller.reconciler import Reconciler
+from exo_inference.controller.routing_table import RoutingTable
+from exo_inference.controller.secret_box import open_secret_box
+from exo_inference.controller.settings import ControllerSettings
+from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.engines import Engine, get_engine
+from exo_inference.errors import ConfigurationError
+from exo_inference.platforms.base import Platform
+from exo_inference.state_dir import StateDir
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_SECONDS = 5
+"""How long requests may take to end after SIGTERM; log streams end at once."""
+
+LOCK_SECONDS = 5.0
+"""How long to wait for a controller that is just ending."""
+
+
+@contextlib.asynccontextmanager
+async def open_context(
+    settings: ControllerSettings,
+    *,
+    platform: Platform,
+    find_source: FindSource,
+    find_engine: Callable[[str], Engine] = get_engine,
+) -> AsyncIterator[Context]:
+    """Open the store and put together what the routes and the reconciler need.
+
+    Raises:
+        StoreError: the database cannot be used.
+        ConfigurationError: the key file does not fit the database.
+    """
+    state = settings.state
+    store = await SqliteStore.open(state.database_file)
+    try:
+        yield Context(
+            settings=settings,
+            store=store,
+            platform=platform,
+            find_engine=find_engine,
+            find_source=find_source,
+            secret_box=await open_secret_box(state.secret_key_file, store),
+            org_uuid=await store.ensure_fact("org-uuid", str(uuid.uuid4())),
+        )
+    finally:
+        await store.close()
+
+
+async def serve(
+    settings: ControllerSettings,
+    *,
+    platform: Platform,
+    find_source: FindSource,
+    find_engine: Callable[[str], Engine] = get_engine,
+    started: Callable[[int], None] = lambda port: None,
+) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        settings: of this process.
+        platform: where replicas run.
+        find_source: where models come from.
+        find_engine: which engines there are.
+        started: called with the TCP port once requests are answered.
+
+    Raises:
+        ConfigurationError: the port is taken, or another controller has the state directory.
+        StoreError: the database cannot be used.
+    """
+    settings.state.create()
+    with lock_state_dir(settings.state), _listen(settings) as listener:
+        async with open_context(
+            settings, platform=platform, find_source=find_source, find_engine=find_engine
+        ) as context:
+            routing = RoutingTable(
+                settings.state.routes_file,
+                SocketGatewayLink(settings.state.gateway_socket),
+                timeout_seconds=settings.gateway_timeout_seconds,
+            )
+            credentials = CredentialFile(settings.state)
+            app = create_app(context, credentials.find_secret)
+            config = uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+            server = _Server(config, context.stopping)
+            await _run(server, Reconciler(context, routing), listener, started)
+
+
+async def _run(
+    server: _Server,
+    reconciler: Reconciler,
+    listener: socket.socket,
+    started: Callable[[int], None],
+) -> None:
+    port = int(listener.getsockname()[1])
+    background = asyncio.create_task(reconciler.run(), name="reconciler")
+    # Without the reconciler nothing would ever become ready: end, and be started again.
+    background.add_done_callback(lambda _: server.stop())
+    try:
+        server.on_started = lambda: started(port)
+        logger.info("listening on port %d", port)
+        await server.serve(sockets=[listener])
+    finally:
+        ended = background.done()
+        background.cancel()
+        results = await asyncio.gather(background, return_exceptions=True)
+        if ended and isinstance(results[0], Exception):
+            raise results[0]
+    logger.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that ends streams before it waits for requests, and leaves signals to us."""
+
+    def __init__(self, config: uvicorn.Config, stopping: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+        self.on_started: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        """Stop accepting, end streams, wait a little for the rest."""
+        self._stopping.set()
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve and say so."""
+        await super().startup(sockets=sockets)
+        self.on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Stop on SIGTERM and SIGINT (uvicorn's own way would raise them again at the end)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: tests
+                loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with contextlib.suppress(ValueError, RuntimeError):
+                    loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def lock_state_dir(state: StateDir, *, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold the state directory: two controllers on one database would undo each other's work.
+
+    Raises:
+        ConfigurationError: another controller has it.
+    """
+    descriptor = os.open(state.run_dir / "controller.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _wait_for_lock(descriptor, state, timeout_seconds)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, state: StateDir, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as exc:
+            if time.monotonic() >= deadline:
+                raise ConfigurationError(
+                    f"another controller runs on {state.root}",
+                    hint="Stop it with `exo dedicated-inference down`, or use another state directory.",
+                ) from exc
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _listen(settings: ControllerSettings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, settings.port))
+            listener.listen(128)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}",
+                hint="Stop what listens there, or start with another --port.",
+            ) from exc
+        yield listener
