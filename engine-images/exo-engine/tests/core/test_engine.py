@@ -1,0 +1,269 @@
+"""What the core promises beyond greedy tokens: seeds, log-probabilities, refusals, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from exo_engine.config import EngineConfig
+from exo_engine.core import engine as engine_module
+from exo_engine.core.engine import EngineCore
+from exo_engine.core.request import EngineRequest
+from exo_engine.core.sequence import SampledToken
+from exo_engine.errors import (
+    ConfigurationError,
+    InvalidSamplingParams,
+    OutOfMemory,
+    PromptTooLong,
+    RequestError,
+)
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+
+OPTIONS = {"dtype": "float32", "device": "cpu", "block_size": 4, "max_model_len": 96}
+
+
+@pytest.fixture
+def llm(tiny_model):
+    llm = LLM(tiny_model("qwen3").path, **OPTIONS)
+    yield llm
+    llm.core.check_integrity()
+    assert llm.stats().num_used_blocks == 0
+
+
+def seeded(seed: int, **params) -> SamplingParams:
+    return SamplingParams(**{"temperature": 1.3, "max_tokens": 24, "seed": seed, **params})
+
+
+def test_seeded_output_does_not_depend_on_company_chunks_or_preemption(tiny_model, prompts, llm):
+    params = [seeded(0), seeded(1, top_p=0.9), seeded(2, top_k=9), seeded(3), seeded(4, min_p=0.02)]
+    together = [c.token_ids for c in llm.generate(prompts, params)]
+    assert len(set(together[0])) > 5
+    alone = [llm.generate([p], each)[0].token_ids for p, each in zip(prompts, params, strict=True)]
+    assert alone == together
+
+    scarce = LLM(
+        tiny_model("qwen3").path,
+        **{**OPTIONS, "max_model_len": 88},
+        num_gpu_blocks_override=24,
+        max_num_batched_tokens=9,
+        max_num_seqs=5,
+    )
+    assert [c.token_ids for c in scarce.generate(prompts, params)] == together
+    assert scarce.stats().num_preemptions_total > 0
+
+    backwards = llm.generate(prompts[::-1], params[::-1])[::-1]
+    assert [c.token_ids for c in backwards] == together
+
+
+def test_other_seeds_give_other_output(llm, prompts):
+    outputs = {llm.generate([prompts[2]], seeded(seed))[0].token_ids for seed in range(5)}
+    assert len(outputs) == 5
+
+
+def test_without_a_seed_requests_differ_from_each_other(llm, prompts):
+    params = SamplingParams(temperature=1.0, max_tokens=16)
+    outputs = {c.token_ids for c in llm.generate([prompts[2]] * 4, params)}
+    assert len(outputs) == 4
+
+
+def test_logprobs_are_the_oracles(tiny_model, prompts, llm):
+    model = tiny_model("qwen3")
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=4, prompt_logprobs=2)
+    for prompt, completion in zip(prompts, llm.generate(prompts, params), strict=True):
+        tokens = [*prompt, *completion.token_ids]
+        with torch.no_grad():
+            expected = model.oracle(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        assert completion.prompt_logprobs[0] is None
+        reports = [*completion.prompt_logprobs[1:], *completion.logprobs]
+        for position, report in enumerate(reports):
+            row = expected[position]
+            assert report.token_id == tokens[position + 1]
+            assert report.logprob == pytest.approx(row[report.token_id].item(), abs=1e-3)
+            assert report.rank == int((row > row[report.token_id]).sum()) + 1
+            num_top = 2 if position < len(prompt) - 1 else 4
+            values = row.topk(num_top).values.tolist()
+            assert [value for _, value in report.top] == pytest.approx(values, abs=1e-3)
+
+
+def test_prompt_logprobs_survive_chunks_preemption_and_a_warm_cache(tiny_model, prompts, llm):
+    params = SamplingParams(temperature=0, max_tokens=20, prompt_logprobs=0)
+    llm.generate(prompts, params)  # fills the cache
+    expected = llm.generate(prompts, params)
+    scarce = LLM(
+        tiny_model("qwen3").path,
+        **{**OPTIONS, "max_model_len": 80},
+        num_gpu_blocks_override=22,
+        max_num_batched_tokens=6,
+        max_num_seqs=5,
+    )
+    found = scarce.generate(prompts, params)
+    assert scarce.stats().num_preemptions_total > 0
+    for a, b in zip(expected, found, strict=True):
+        assert a.prompt_logprobs[0] is b.prompt_logprobs[0] is None
+        assert [e.logprob for e in a.prompt_logprobs[1:]] == pytest.approx(
+            [e.logprob for e in b.prompt_logprobs[1:]], abs=1e-3
+        )
+
+
+def test_end_of_sequence_comes_from_the_models_files(tiny_model, prompts, tmp_path):
+    model = tiny_model("llama")
+    (eos,) = model.greedy(prompts[1], 3)[2:]
+    (tmp_path / "config.json").write_text((model.path / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(model.path / "model.safetensors")
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{eos}]}}')
+    llm = LLM(tmp_path, **OPTIONS)
+    tokens = model.greedy(prompts[1], 10)
+    end = tokens.index(eos) + 1
+    stopped, ignored, held = llm.generate(
+        [prompts[1]] * 3,
+        [
+            SamplingParams(temperature=0, max_tokens=10),
+            SamplingParams(temperature=0, max_tokens=10, ignore_eos=True),
+            SamplingParams(temperature=0, max_tokens=10, min_tokens=6),
+        ],
+    )
+    assert (stopped.token_ids, stopped.finish_reason) == (tokens[:end], "stop")
+    assert (ignored.token_ids, ignored.finish_reason) == (tokens, "length")
+    assert eos not in held.token_ids[:6]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ((101,), {}, RequestError, "token id 101, but the vocabulary has ids from 0 to 100"),
+        ((-1,), {}, RequestError, "token id -1"),
+        ((), {}, RequestError, "no tokens"),
+        ((1,) * 96, {}, PromptTooLong, "at most 96"),
+        ((1,), {"max_tokens": 96}, PromptTooLong, "together 97"),
+        ((1,), {"logprobs": 21}, InvalidSamplingParams, "logprobs is 21, but at most 20"),
+        (
+            (1,),
+            {"stop_token_ids": (500,)},
+            InvalidSamplingParams,
+            "stop_token_ids has token id 500",
+        ),
+        ((1,), {"logit_bias": {500: 1.0}}, InvalidSamplingParams, "logit_bias has token id 500"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_alone(llm, prompt, params, error, message):
+    with pytest.raises(error, match=message):
+        llm.generate([prompt], SamplingParams(**params))
+    assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=3))[0].token_ids) == 3
+
+
+def test_one_refused_prompt_refuses_the_batch_and_leaves_nothing_behind(llm):
+    with pytest.raises(RequestError):
+        llm.generate([[1, 2], [999]])
+    assert not llm.core.has_unfinished_requests()
+
+
+def test_aborted_requests_give_no_further_output(llm):
+    for name in ("a", "b"):
+        llm.core.add_request(EngineRequest(name, (1, 2, 3), SamplingParams(max_tokens=30)))
+    llm.core.step()
+    llm.core.abort_requests(["a"])
+    names = set()
+    while llm.core.has_unfinished_requests():
+        names |= {output.request_id for output in llm.core.step()}
+    assert names == {"b"}
+
+
+def test_stats_count_from_zero_after_the_warm_up(llm):
+    assert llm.stats().generation_tokens_total == 0
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))
+    stats = llm.stats()
+    assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (3, 4)
+    assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+
+
+def test_kv_usage_is_the_held_fraction(llm):
+    llm.core.add_request(EngineRequest("a", (1,) * 9, SamplingParams(max_tokens=30)))
+    llm.core.step()
+    stats = llm.stats()
+    assert stats.num_used_blocks == 3
+    assert stats.kv_cache_usage == 3 / stats.num_blocks
+    llm.core.abort_requests(["a"])
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+def test_the_cache_size_is_counted_in_bytes(tiny_model):
+    # qwen3: 2 (K and V) * 3 layers * 2 heads * 16 * 4 bytes = 768 per token, 4 tokens per block
+    llm = LLM(tiny_model("qwen3").path, **OPTIONS, kv_cache_bytes=30 * 768 * 4 + 100)
+    assert llm.stats().num_blocks == 30
+
+
+def test_the_cache_is_never_larger_than_all_sequences_could_use(tiny_model):
+    llm = LLM(tiny_model("qwen3").path, **OPTIONS, max_num_seqs=2)
+    assert llm.stats().num_blocks == 2 * 96 // 4
+
+
+def test_a_length_that_was_asked_for_must_fit(tiny_model):
+    with pytest.raises(OutOfMemory, match="room for 10") as caught:
+        LLM(tiny_model("qwen3").path, **OPTIONS, num_gpu_blocks_override=10)
+    assert "--max-model-len 40" in caught.value.hint
+    assert caught.value.exit_code == 71
+
+
+def test_a_length_nobody_asked_for_is_what_fits(tiny_model):
+    options = {**OPTIONS, "max_model_len": None}
+    llm = LLM(tiny_model("qwen3").path, **options, num_gpu_blocks_override=10)
+    assert llm.core.config.max_model_len == 40
+    assert len(llm.generate([[1]], SamplingParams(temperature=0))[0].token_ids) == 39
+
+
+def test_a_cache_below_one_block_is_refused(tiny_model):
+    with pytest.raises(OutOfMemory, match="one KV block of 4 tokens takes"):
+        LLM(tiny_model("qwen3").path, **OPTIONS, kv_cache_bytes=1000)
+
+
+def test_weights_beyond_the_free_memory_are_refused_before_loading(tiny_model, monkeypatch):
+    monkeypatch.setattr("exo_engine.core.memory.free_host_bytes", lambda: 50_000)
+    with pytest.raises(OutOfMemory, match=r"loading the weights .* in float32 takes") as caught:
+        LLM(tiny_model("qwen3").path, **OPTIONS)
+    assert "--dtype bfloat16" in caught.value.hint
+
+
+def test_running_out_of_device_memory_is_told_as_such(llm, monkeypatch):
+    def run_out(step):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(llm.core._runner, "run", run_out)
+    llm.core.add_request(EngineRequest("a", (1, 2, 3), SamplingParams()))
+    with pytest.raises(OutOfMemory, match="a step of 3 tokens ran out of memory"):
+        llm.core.step()
+    llm.core.abort_requests(["a"])
+
+
+def test_the_largest_step_can_be_profiled(tiny_model):
+    """The step that sizes the cache on CUDA; here only that it runs and fills its budget."""
+    core = EngineCore(EngineConfig(tiny_model("qwen3").path, **OPTIONS))
+    config = replace(core.config, max_num_batched_tokens=64, max_num_seqs=8)
+    engine_module._run_largest_step(core._runner._decoder, config)
+
+
+def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):
+    run = llm.core._runner.run
+
+    def break_one(step):
+        tokens = run(step)
+        if "bad" in tokens:
+            tokens["bad"] = SampledToken(0, is_valid=False)
+        return tokens
+
+    monkeypatch.setattr(llm.core._runner, "run", break_one)
+    for name in ("bad", "good"):
+        llm.core.add_request(EngineRequest(name, (1, 2), SamplingParams(max_tokens=3)))
+    reasons = {}
+    while llm.core.has_unfinished_requests():
+        for output in llm.core.step():
+            reasons[output.request_id] = output.finish_reason
+    assert reasons == {"bad": "error", "good": "length"}
+
+
+def test_unknown_options_are_refused(tiny_model):
+    with pytest.raises(ConfigurationError, match="warp_speed"):
+        LLM(tiny_model("qwen3").path, warp_speed=9)

@@ -1,0 +1,130 @@
+"""What config.json may say, and what is answered when it says something else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from exo_engine.errors import ModelUnusable
+from exo_engine.models.config_file import limits_of, read_spec
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture
+def spec_of(tmp_path):
+    def write_and_read(*, base=LLAMA, **changes):
+        config = {k: v for k, v in {**base, **changes}.items() if v is not ...}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return read_spec(tmp_path)
+
+    return write_and_read
+
+
+def test_llama(spec_of):
+    spec = spec_of()
+    assert (spec.head_dim, spec.num_kv_heads, spec.windows) == (16, 2, (None, None))
+    assert spec.rope.theta == 10000.0
+    assert spec.eos_token_ids == (2,)
+    assert limits_of(spec).checkpoint_dtype == "bfloat16"
+    assert limits_of(spec).max_position_embeddings == 512
+    assert spec.kv_bytes_per_token(2) == 2 * 2 * 2 * 16 * 2
+
+
+def test_generation_config_names_end_of_sequence_tokens_first(spec_of, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
+    assert spec_of().eos_token_ids == (7, 2)
+
+
+def test_defaults_of_each_family(spec_of):
+    assert spec_of(num_key_value_heads=...).num_kv_heads == 4
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+    assert spec_of(base=mistral).windows == (4096, 4096)
+    assert spec_of(base=mistral, sliding_window=None).windows == (None, None)
+    qwen2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}
+    assert spec_of(base=qwen2).has_qkv_bias
+    assert spec_of(base=qwen2, use_sliding_window=False).windows == (None, None)
+    assert spec_of(base=qwen2, use_sliding_window=True, max_window_layers=1).windows == (None, 8)
+    by_type = spec_of(
+        base=qwen2,
+        use_sliding_window=True,
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    assert by_type.windows == (8, None)
+    qwen3 = spec_of(base={**LLAMA, "architectures": ["Qwen3ForCausalLM"]})
+    assert (qwen3.head_dim, qwen3.has_qk_norm, qwen3.has_qkv_bias) == (128, True, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures is .'GPT2LMHeadModel'.*Llama"),
+        ({"architectures": ...}, "architectures is None, expected a list"),
+        ({"hidden_size": ...}, "hidden_size is missing, expected an integer"),
+        ({"hidden_size": "64"}, "hidden_size is '64', expected an integer"),
+        ({"hidden_size": 66}, "hidden_size is 66, expected a multiple of num_attention_heads"),
+        ({"vocab_size": 0}, "vocab_size is 0, expected an integer of 1 or more"),
+        ({"vocab_size": True}, "vocab_size is True, expected an integer"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1.0, expected a number above 0"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor"),
+        ({"head_dim": 15}, "head_dim is 15, expected an even number"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
+        ({"rope_scaling": 4}, "rope_scaling is 4, expected an object"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type is 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_key(spec_of, tmp_path, changes, message):
+    with pytest.raises(ModelUnusable, match=message) as caught:
+        spec_of(**changes)
+    assert str(tmp_path / "config.json") in caught.value.message
+    assert caught.value.exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "not valid JSON"), ("[1]", "expected a JSON object"), (b"\xff\xfe", "not valid JSON")],
+)
+def test_a_damaged_file_is_named(tmp_path, content, message):
+    path = tmp_path / "config.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ModelUnusable, match=message) as caught:
+        read_spec(tmp_path)
+    assert str(path) in caught.value.message
+
+
+def test_a_missing_directory_and_a_missing_file_are_told_apart(tmp_path):
+    with pytest.raises(ModelUnusable, match="nowhere does not exist or is not a directory"):
+        read_spec(tmp_path / "nowhere")
+    with pytest.raises(ModelUnusable, match=r"config\.json does not exist") as caught:
+        read_spec(tmp_path)
+    assert "config.json" in caught.value.hint
+
+
+def test_reading_a_configuration_imports_no_torch():
+    """The API process reads configurations and must start at once."""
+    code = (
+        "import sys, exo_engine, exo_engine.models.config_file, exo_engine.models.qwen3, "
+        "exo_engine.core.scheduler, exo_engine.models.checkpoint, exo_engine.config; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'pydantic')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
