@@ -25,6 +25,7 @@ def build_admin_app(
     started = time.time()
 
     async def status(_: web.Request) -> web.Response:
+        tables.refresh()  # who asks has often just written one, and waits for it
         table = tables.table
         names = {*(table.replicas if table else ()), *balancer.pending}
         tokens = ledger.tokens

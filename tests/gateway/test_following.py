@@ -24,14 +24,11 @@ async def ask(stack, url=None):
 
 async def test_change_of_the_table_is_followed_within_a_second(stack):
     first, second = stack.engines
-    stack.write_table([second])
-    written = time.monotonic()
-    await stack.table_applied()
-    assert time.monotonic() - written < 1
-    assert {(await ask(stack))[1]["engine"] for _ in range(4)} == {second.name}
-    stack.write_table([first])
-    await stack.table_applied()
-    assert {(await ask(stack))[1]["engine"] for _ in range(4)} == {first.name}
+    for engine in (second, first):
+        stack.write_table([engine])
+        written = time.monotonic()
+        while {(await ask(stack))[1]["engine"] for _ in range(4)} != {engine.name}:
+            assert time.monotonic() - written < 1
 
 
 @pytest.mark.parametrize(
