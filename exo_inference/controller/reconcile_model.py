@@ -26,6 +26,7 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.errors import ExoError, HubError
+from exo_inference.hub import BUILTIN_PREFIX, FILE_PREFIX
 from exo_inference.hub.base import FetchCancelled, NoSpace, ResolvedModel, SourceUnreachable
 from exo_inference.resources import (
     Condition,
@@ -154,7 +155,9 @@ class ModelReconciler:
         try:
             token = await self._read_token(uid)
             source = self._find_source(spec.source)
-            revision = model.status.revision or spec.revision
+            revision = spec.revision
+            if not spec.source.startswith((BUILTIN_PREFIX, FILE_PREFIX)):  # those have none
+                revision = model.status.revision or spec.revision
             fetch.resolved = await source.resolve(spec.source, revision=revision, token=token)
             self._wake(uid)
             directory = self._models_dir / uid
