@@ -1,7 +1,7 @@
 """exo-engine: the project's own engine, served on the local platform.
 
-Its catalogue is `catalog/exo.json`, the output of `exo-engine parameters --json`; a test holds the
-two equal. Exit codes and the last line of a failed start are the engine's documented contract.
+Its catalogue is `catalog/exo.json`, the output of `exo-engine parameters --json`, verbatim; a test
+holds the two equal. Exit codes and the last line of a failed start are the engine's documented contract.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from exo_inference import __version__
 from exo_inference.engines.base import EngineNotInstalled, Failure, ReplicaCommand
 from exo_inference.engines.parameters import ParameterProblem, check_parameters
 from exo_inference.wire import EngineParameter
@@ -70,12 +71,12 @@ class ExoEngine:
 
     @property
     def version(self) -> str:
-        """Release of the catalogue that is shipped, and of the engine it was made from."""
-        return _catalogue()[0]
+        """Release of the engine: that of the project, which ships both together."""
+        return __version__
 
     def parameters(self, version: str | None = None) -> tuple[EngineParameter, ...]:
-        """Return the flags of the engine; they are the same for every vLLM version it stands for."""
-        return _catalogue()[1]
+        """Return the flags a user may set; the same for every vLLM version the engine stands for."""
+        return _catalogue()
 
     def check(
         self, parameters: Sequence[str], version: str | None = None
@@ -167,8 +168,7 @@ def _find_memory_error(log_tail: Sequence[str]) -> str | None:
 
 
 @functools.cache
-def _catalogue() -> tuple[str, tuple[EngineParameter, ...]]:
+def _catalogue() -> tuple[EngineParameter, ...]:
     text = (resources.files("exo_inference.engines") / "catalog" / "exo.json").read_text("utf-8")
-    document = json.loads(text)
-    entries = tuple(EngineParameter.model_validate(entry) for entry in document["parameters"])
-    return document["version"], entries
+    entries = (EngineParameter.model_validate(entry) for entry in json.loads(text))
+    return tuple(entry for entry in entries if PLATFORM_OWNED.keys().isdisjoint(entry.flags))

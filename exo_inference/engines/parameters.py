@@ -1,17 +1,23 @@
 """Check engine flags against a catalogue, without starting anything. Pure.
 
 The flags come as an argument vector, as argparse would take them: `--flag=value`, `--flag value`
-as two items, `--flag` and `--no-flag` for booleans, `_` for `-` in names.
+as two items, `--flag`, `--no-flag` and `--flag=false` for booleans, `_` for `-` in names.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exo_inference.wire import EngineParameter
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,9})?[kmgtKMGT]?")
+"""As vLLM reads them: 4096, 32k (32,000), 32K (32,768). Which flags take suffixes, the engine says."""
+
+_BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,8 @@ def _check_use(
     if parameter is None:
         return f"there is no parameter {use.flag}{_suggest(use.flag, known)}"
     if parameter.type == "boolean":
-        return None if use.value is None else _explain_boolean(use, parameter)
+        is_word = use.value is None or use.value.lower() in _BOOLEAN_WORDS
+        return None if is_word else _explain_boolean(use, parameter)
     if use.value is None:
         return f"{use.flag} needs a value ({_expected(parameter)})"
     return _check_value(use, parameter)
@@ -130,7 +137,7 @@ def _suggest(flag: str, known: Mapping[str, EngineParameter]) -> str:
 def _explain_boolean(use: _Use, parameter: EngineParameter) -> str:
     off = next((flag for flag in parameter.flags if flag.startswith("--no-")), None)
     write = f"write {parameter.flags[0]}" + (f" or {off}" if off else " or leave it out")
-    return f"{use.flag} takes no value, found {use.value!r}: {write}"
+    return f"{use.flag} is {use.value!r}, expected true or false: {write}"
 
 
 def _check_value(use: _Use, parameter: EngineParameter) -> str | None:
@@ -145,7 +152,7 @@ def _check_value(use: _Use, parameter: EngineParameter) -> str | None:
 def _has_type(value: str, kind: str) -> bool:
     try:
         if kind == "integer":
-            int(value)
+            return value == "auto" or _INTEGER.fullmatch(value) is not None
         elif kind in ("float", "number"):
             float(value)
         elif kind == "json":
