@@ -14,6 +14,10 @@ from typing import Protocol
 from exo_inference.errors import HubError
 
 
+class InvalidModelName(HubError):
+    """The name has no form that any source knows."""
+
+
 class ModelNotFound(HubError):
     """There is no such model or revision at the source (or it is private and no token was given)."""
 
@@ -44,11 +48,18 @@ class FetchCancelled(HubError):
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file of a model. `sha256` is None where the source does not publish it."""
+    """One file of a model.
+
+    Attributes:
+        path: relative to the model's directory.
+        sha256: None where the source does not publish it.
+        git_sha1: of the git blob, which the Hub publishes for the files that have no SHA-256.
+    """
 
     path: str
     size_bytes: int
     sha256: str | None = None
+    git_sha1: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,9 @@ ProgressCallback = Callable[[int], None]
 class ModelSource(Protocol):
     """Where models come from. Both methods are coroutines that never block the event loop."""
 
-    async def resolve(self, source: str, *, revision: str | None, token: str | None) -> ResolvedModel:
+    async def resolve(
+        self, source: str, *, revision: str | None, token: str | None
+    ) -> ResolvedModel:
         """Find the model and pin it, without fetching its weights.
 
         Raises:
@@ -81,7 +94,12 @@ class ModelSource(Protocol):
         ...
 
     async def fetch(
-        self, model: ResolvedModel, directory: Path, *, token: str | None, progress: ProgressCallback
+        self,
+        model: ResolvedModel,
+        directory: Path,
+        *,
+        token: str | None,
+        progress: ProgressCallback,
     ) -> Path:
         """Bring all files and check sizes and hashes; resume what is there.
 
