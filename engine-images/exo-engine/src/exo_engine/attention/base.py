@@ -48,6 +48,10 @@ class AttentionBackend(ABC):
         """Prepare what all layers of the step share; valid until the next call."""
 
     @abstractmethod
+    def scratch_bytes(self) -> int:
+        """Return the most memory that `attend` takes beside its result, whatever the contexts."""
+
+    @abstractmethod
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Write keys and values into the cache and return what the queries see.
 

@@ -71,6 +71,13 @@ class ReferenceAttention(AttentionBackend):
                 list(self._chunk_prefill(span, window)) for span in layout.prefills
             ]
 
+    def scratch_bytes(self) -> int:
+        """See `AttentionBackend.scratch_bytes`: gathered keys and values, masks and scores."""
+        values = self._cache.values[0]
+        per_token = 2 * values.shape[2] * values.shape[3] * values.element_size()
+        gathered = _MAX_GATHERED_TOKENS[self._device.type] * per_token
+        return max(2 * gathered, gathered + 8 * _MAX_PAIRS[self._device.type])
+
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See `AttentionBackend.attend`."""
         assert self._layout is not None, "begin() comes first"

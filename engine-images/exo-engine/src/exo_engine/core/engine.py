@@ -18,7 +18,7 @@ from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.memory import check_weights_fit, choose_num_blocks, fit_model_len
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.runner import ModelRunner
-from exo_engine.core.scheduler import ScheduledStep, Scheduler, SchedulerLimits
+from exo_engine.core.scheduler import Scheduler, SchedulerLimits
 from exo_engine.errors import InvalidSamplingParams, OutOfMemory, RequestError
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
@@ -225,5 +225,5 @@ def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> None:
     for index in range(num_seqs):
         prompt = (index % decoder.spec.vocab_size,) + (0,) * (length - 1)
         scheduler.add(EngineRequest(str(index), prompt, params))
-    step: ScheduledStep = scheduler.schedule()
-    runner.run(step)
+    runner.run(scheduler.schedule())
+    runner.take_scratch()

@@ -45,6 +45,10 @@ class ModelRunner:
         vocab_size = decoder.spec.vocab_size
         self._eos_token_ids = tuple(i for i in eos_token_ids if 0 <= i < vocab_size)
 
+    def take_scratch(self) -> None:
+        """Take and give back as much memory as attention may need, so that a peak includes it."""
+        torch.empty(self._attention.scratch_bytes(), dtype=torch.uint8, device=self._device)
+
     @torch.inference_mode()
     def run(self, step: ScheduledStep) -> dict[str, SampledToken]:
         """Compute a step and return the next token of each sequence that reached its end.

@@ -1,0 +1,107 @@
+"""Models with random weights, written to disk without `transformers`: shapes to check and to time.
+
+Used by `gpu_check.py` and `throughput.py` beside it. The weights are seeded, and large enough that the
+likeliest token stands out from the next one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from exo_engine.models.config_file import read_spec
+from exo_engine.models.decoder import Decoder
+from safetensors.torch import save_file
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 499,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {
+        **_SMALL,
+        "architectures": ["LlamaForCausalLM"],
+        "rope_parameters": {**_LLAMA3_ROPE, "original_max_position_embeddings": 64},
+        "tie_word_embeddings": True,
+    },
+    "mistral": {**_SMALL, "architectures": ["MistralForCausalLM"], "sliding_window": 48},
+    "qwen2": {**_SMALL, "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {**_SMALL, "architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+}
+"""One small model per family."""
+
+SIZES: dict[str, dict[str, Any]] = {
+    # The shape of Llama 3.2 1B.
+    "1b": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_parameters": _LLAMA3_ROPE,
+        "dtype": "bfloat16",
+    },
+    # Runs in seconds on one CPU core.
+    "tiny": {
+        **_SMALL,
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    },
+}
+"""Models to time."""
+
+
+def write_model(
+    directory: Path, config: dict[str, Any], *, seed: int = 0, device: str = "cpu"
+) -> Path:
+    """Write config.json and model.safetensors for a configuration and return the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model_type = config["architectures"][0].removesuffix("ForCausalLM").lower()
+    text = json.dumps({**config, "model_type": model_type, "hidden_act": "silu"}, indent=2)
+    (directory / "config.json").write_text(text)
+    shapes = Decoder(
+        read_spec(directory), dtype=torch.float32, device=torch.device("meta")
+    ).checkpoint_tensors()
+    generator = torch.Generator(device).manual_seed(seed)
+    dtype = getattr(torch, config["dtype"])
+    # Wide matrices sum more terms: keep activations about as large in every model.
+    spread = 2.5 / config["hidden_size"] ** 0.5
+    tensors = {}
+    for name, target in shapes.items():
+        values = torch.randn(target.shape, generator=generator, device=device)
+        is_norm = name.endswith("norm.weight")
+        values = 1.0 + 0.2 * values if is_norm else spread * values
+        tensors[name] = values.to(dtype).cpu().contiguous()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
