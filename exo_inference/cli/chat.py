@@ -13,7 +13,7 @@ from exo_inference.cli.chat_stream import ChatEndpoint, ChatOptions, Reply, stre
 from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import for_stream
+from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.waiting import DEFAULT_WAIT_SECONDS, wait_for_deployment
 from exo_inference.errors import ExoError, UsageError
@@ -171,8 +171,7 @@ def _ask(endpoint: ChatEndpoint, messages: Sequence[Message], options: ChatOptio
     reply = Reply()
     try:
         for piece in stream_chat(endpoint, messages, options, reply):
-            sys.stdout.write(for_stream(piece, sys.stdout))
-            sys.stdout.flush()
+            print_data(piece)
     finally:
         if reply.text and not reply.text.endswith("\n"):
             click.echo()

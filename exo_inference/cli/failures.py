@@ -40,8 +40,8 @@ def describe_usage(error: click.ClickException) -> str:
     message = error.format_message().strip().removesuffix(".")
     lines = [f"error: {message[:1].lower()}{message[1:]}"]
     ctx = getattr(error, "ctx", None)
-    if ctx is not None:
-        lines.append(f"Run `{ctx.command_path} --help` for usage.")
+    path = ctx.command_path if ctx is not None else "exo"
+    lines.append(f"Run `{path} --help` for usage.")
     return harmless("\n".join(lines), keep="\n\t")
 
 

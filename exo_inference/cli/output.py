@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import click
-
 from exo_inference.cli.table import draw_list, draw_rows
 from exo_inference.cli.template import Template
-from exo_inference.cli.terminal import for_stream, is_hazardous
+from exo_inference.cli.terminal import is_hazardous, print_data
 
 Value = str | int | bool | list[dict[str, Any]]
 
@@ -137,4 +135,4 @@ def _print_last_line(text: str) -> None:
 
 def _print(text: str) -> None:
     if text:
-        click.echo(for_stream(text, sys.stdout), nl=False)
+        print_data(text)

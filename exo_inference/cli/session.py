@@ -85,11 +85,12 @@ class Session:
         # The limit of the settings is that of list commands; other requests may take longer.
         return Client(settings=replace(self.settings, timeout_seconds=timeout_seconds))
 
-    def output(self, field_names: tuple[str, ...] = ()) -> Output:
+    def output(self, field_names: tuple[str, ...], *, configured: bool = True) -> Output:
         """Return how to print, with the template checked against what it may use.
 
         Args:
-            field_names: the fields of what will be printed; none for commands that print no object.
+            field_names: the fields of what will be printed.
+            configured: whether the account's format counts; not for commands that need no account.
 
         Raises:
             UsageError: the template is malformed or uses an unknown field.
@@ -98,7 +99,7 @@ class Session:
         if self.flags.output_template is not None:
             template = parse_template(self.flags.output_template)
             template.check(field_names)
-        chosen = self.flags.output_format or self.settings.output_format
+        chosen = self.flags.output_format or (self.settings.output_format if configured else "")
         known = chosen if chosen in ("json", "text") else "table"
         return Output(
             format=cast(Literal["table", "json", "text"], known),

@@ -7,6 +7,7 @@ such characters instead of sending them. Called by everything that prints; print
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from typing import IO
 
@@ -58,6 +59,15 @@ def for_stream(text: str, stream: IO[str]) -> str:
     if stream.isatty():
         return harmless(text, keep="\n\t")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def print_data(text: str) -> None:
+    """Write data to stdout at once.
+
+    Not through `click.echo`, which would drop escape sequences on the way into a pipe.
+    """
+    sys.stdout.write(for_stream(text, sys.stdout))
+    sys.stdout.flush()
 
 
 def display_width(text: str) -> int:

@@ -59,33 +59,53 @@ def _ask_zones(session: Session, fetch: Callable[[Client], list[T]]) -> dict[str
     client = session.connect(timeout_seconds=limit_seconds)
     wanted = session.flags.zone
     zones: list[str | Zone] = [wanted] if wanted is not None else [*client.zones.list()]
-    answers: dict[str, _Answer[T]] = {}
-    threads = []
-    for zone in zones:
-        name = zone if isinstance(zone, str) else zone.name
-        answers[name] = _Answer()
-        arguments = (client, zone, fetch, answers[name])
-        # Daemon threads: one that hangs beyond the limit must not keep the program from ending.
-        threads.append(
-            threading.Thread(target=_ask, args=arguments, name=f"list-{name}", daemon=True)
+    names = [zone if isinstance(zone, str) else zone.name for zone in zones]
+    answers: dict[str, _Answer[T]] = {name: _Answer() for name in names}
+    shared = _SharedClient(client, len(zones))
+    # Daemon threads: one that hangs beyond the limit must not keep the program from ending.
+    threads = [
+        threading.Thread(
+            target=_ask, args=(shared, zone, fetch, answers[name]), name=f"list-{name}", daemon=True
         )
-        threads[-1].start()
+        for name, zone in zip(names, zones, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
     deadline = time.monotonic() + limit_seconds
     for thread in threads:
         left = deadline - time.monotonic()
         thread.join(None if math.isinf(left) else max(0.0, left))
-    if not any(thread.is_alive() for thread in threads):
-        client.close()
     return answers
 
 
+class _SharedClient:
+    """Closes a client when the last of its users is done, however late that is."""
+
+    def __init__(self, client: Client, num_users: int) -> None:
+        self._client = client
+        self._num_users = num_users
+        self._lock = threading.Lock()
+        if not num_users:
+            client.close()
+
+    def __enter__(self) -> Client:
+        return self._client
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_users -= 1
+            if not self._num_users:
+                self._client.close()
+
+
 def _ask(
-    client: Client, zone: str | Zone, fetch: Callable[[Client], list[T]], answer: _Answer[T]
+    shared: _SharedClient, zone: str | Zone, fetch: Callable[[Client], list[T]], answer: _Answer[T]
 ) -> None:
-    try:
-        answer.items = fetch(client.for_zone(zone))
-    except ExoError as error:
-        answer.error = error
+    with shared as client:
+        try:
+            answer.items = fetch(client.for_zone(zone))
+        except ExoError as error:
+            answer.error = error
 
 
 def _report_failures(session: Session, answers: dict[str, _Answer[T]]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
-from exo_inference.cli.terminal import for_stream
+from exo_inference.cli.terminal import print_data
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def print_parameter_help(session: Session, version: str | None) -> None:
     """Ask the API for the engine's flags and print them by section."""
     with session.connect() as client:
         parameters = client.deployments.parameters(version or None)
-    width = text_width()
-    click.echo(for_stream(format_parameters(parameters, width), sys.stdout), nl=False)
+    print_data(format_parameters(parameters, text_width()))
 
 
 def text_width() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import click
 from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.durations import Moment
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import for_stream
+from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import UsageError
 
@@ -105,7 +104,7 @@ def run(session: Session, options: LogOptions) -> None:
             follow=options.follow,
         )
         for entry in entries:
-            click.echo(for_stream(format_entry(entry, options.timestamps), sys.stdout))
+            print_data(format_entry(entry, options.timestamps) + "\n")
 
 
 def format_entry(entry: LogEntry, timestamps: bool) -> str:

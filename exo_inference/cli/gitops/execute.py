@@ -1,0 +1,177 @@
+"""Carries a plan out, object by object, and says what became of each. `apply` is the only caller.
+
+An object that fails does not stop the others, except those that need it; a lost connection or a
+refused key does, because every other one would fail alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from exo_inference.cli.gitops.live import MODEL_KIND
+from exo_inference.cli.gitops.plan import Action, Change
+from exo_inference.errors import AuthenticationFailed, ConnectionFailed, ExoError
+from exo_inference.wire import Operation
+
+if TYPE_CHECKING:
+    from exo_inference.cli.gitops.report import Report
+    from exo_inference.sdk import Client
+
+REPLACE_SECONDS = 300.0
+"""How long a replacement waits until the old object is gone; then it says so."""
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Makes the changes of one plan.
+
+    Attributes:
+        client: of the zone.
+        report: told what became of each object.
+        dry_run: `client` asks nobody, `server` asks for admission only, None makes the changes.
+        huggingface_token: for models from the Hub.
+    """
+
+    client: Client
+    report: Report
+    dry_run: str | None = None
+    huggingface_token: str | None = field(default=None, repr=False)
+
+    def run(self, changes: Sequence[Change]) -> dict[str, str]:
+        """Make the changes, and return the ids of the objects of the files by their labels.
+
+        Raises:
+            ConnectionFailed, AuthenticationFailed: nothing more can be done; the report has the
+                rest. Other errors are in the report alone.
+        """
+        ids: dict[str, str] = {}
+        missing = {c.name for c in changes if c.kind == MODEL_KIND and c.action == Action.CREATE}
+        for change in changes:
+            try:
+                if self.dry_run is None:
+                    made = self._make(change)
+                    if made is not None:
+                        ids[change.label] = made
+                elif self.dry_run == "server":
+                    self._ask(change, missing)
+            except (ConnectionFailed, AuthenticationFailed) as exc:
+                self.report.failed(change, exc)
+                raise
+            except ExoError as exc:
+                self.report.failed(change, exc)
+            else:
+                self.report.done(change)
+        return ids
+
+    def _make(self, change: Change) -> str | None:
+        """Change one object, and return its id if it is one of the files."""
+        if change.action == Action.CREATE:
+            return self._create(change)
+        assert change.live is not None, f"{change.action} is about what exists"
+        if change.action == Action.DELETE:
+            self._wait(self._delete(change, dry_run=False))
+            return None
+        if change.action == Action.REPLACE:
+            self._wait(self._delete(change, dry_run=False))
+            self._wait_until_gone(change)
+            return self._create(change)
+        if change.action == Action.UPDATE:
+            for operation in self._update(change, dry_run=False):
+                self._wait(operation)
+        return change.live.id
+
+    def _ask(self, change: Change, missing_models: set[str]) -> None:
+        """Ask the server whether it would admit a change.
+
+        What depends on a change that is not made (a deployment of a model that is not there yet, a
+        name that is still taken, a model whose deployments are still there) cannot be asked.
+        """
+        if change.action == Action.CREATE:
+            wanted = self._wanted(change)
+            if change.kind == MODEL_KIND or wanted.get("model") not in missing_models:
+                self._send_create(change, dry_run=True)
+        elif change.action == Action.UPDATE:
+            self._update(change, dry_run=True)
+        elif change.action in (Action.DELETE, Action.REPLACE) and change.kind != MODEL_KIND:
+            self._delete(change, dry_run=True)
+
+    def _create(self, change: Change) -> str | None:
+        operation = self._wait(self._send_create(change, dry_run=False))
+        made = operation.reference.id if operation.reference else self._find(change)
+        if self._wanted(change).get("replicas") == 0:
+            # The API creates with at least one replica; stopping it is a change of its own.
+            self._wait(self.client.deployments.scale(made, 0))
+        return made
+
+    def _find(self, change: Change) -> str:
+        """Look up what was created, where the server did not say its id."""
+        if change.kind == MODEL_KIND:
+            return self.client.models.find(change.name).id
+        return self.client.deployments.find(change.name).id
+
+    def _send_create(self, change: Change, *, dry_run: bool) -> Operation:
+        spec = self._wanted(change)
+        if change.kind == MODEL_KIND:
+            return self.client.models.create(
+                change.name,
+                huggingface_token=self.huggingface_token if _is_on_the_hub(change.name) else None,
+                revision=spec.get("revision"),
+                dry_run=dry_run,
+            )
+        engine = spec.get("engine", {})
+        return self.client.deployments.create(
+            change.name,
+            model=spec["model"],
+            gpu_type=spec["gpuType"],
+            gpu_count=spec.get("gpuCount", 1),
+            replicas=spec.get("replicas", 1) or 1,
+            engine_parameters=spec.get("engineParameters", ()),
+            engine_version=engine.get("version"),
+            engine=engine.get("name"),
+            product_name=spec.get("productName"),
+            dry_run=dry_run,
+        )
+
+    def _update(self, change: Change, *, dry_run: bool) -> list[Operation]:
+        assert change.live is not None, "only what exists is updated"
+        after = {field.field: field.after for field in change.fields}
+        deployments, object_id = self.client.deployments, change.live.id
+        operations = []
+        if after.keys() - {"replicas"}:
+            operations.append(
+                deployments.update(
+                    object_id,
+                    engine_parameters=after.get("engineParameters"),
+                    engine_version=after.get("engine.version"),
+                    dry_run=dry_run,
+                )
+            )
+        if "replicas" in after:
+            operations.append(deployments.scale(object_id, after["replicas"], dry_run=dry_run))
+        return operations
+
+    def _delete(self, change: Change, *, dry_run: bool) -> Operation:
+        assert change.live is not None, "only what exists is deleted"
+        if change.kind == MODEL_KIND:
+            return self.client.models.delete(change.live.id, dry_run=dry_run)
+        return self.client.deployments.delete(change.live.id, dry_run=dry_run)
+
+    def _wait_until_gone(self, change: Change) -> None:
+        assert change.live is not None, "only what exists is replaced"
+        if change.kind == MODEL_KIND:
+            self.client.models.wait_until_deleted(change.live.id, timeout=REPLACE_SECONDS)
+        else:
+            self.client.deployments.wait_until_deleted(change.live.id, timeout=REPLACE_SECONDS)
+
+    def _wait(self, operation: Operation) -> Operation:
+        return self.client.operations.wait(operation)
+
+    def _wanted(self, change: Change) -> dict[str, Any]:
+        assert change.manifest is not None, "only what the files have is created"
+        return change.manifest.spec
+
+
+def _is_on_the_hub(source: str) -> bool:
+    return not source.startswith(("file:", "exo/"))

@@ -1,0 +1,96 @@
+"""What exists in a zone, in the words of the manifests. Used by all three commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from exo_inference.errors import NotFound
+from exo_inference.wire import Deployment, Model
+
+if TYPE_CHECKING:
+    from exo_inference.sdk import Client
+
+MODEL_KIND = "InferenceModel"
+DEPLOYMENT_KIND = "InferenceDeployment"
+
+
+@dataclass(frozen=True)
+class LiveObject:
+    """One object of the zone.
+
+    Attributes:
+        kind, id: what and which it is.
+        name: what users call it: a deployment's name, a model's source.
+        spec: its fields as a manifest would have them; those that the API does not show are absent.
+    """
+
+    kind: str
+    name: str
+    id: str
+    spec: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """What stands at the beginning of its line of output."""
+        return label(self.kind, self.name)
+
+
+def label(kind: str, name: str) -> str:
+    """Return `kind/name`, as kubectl writes it."""
+    return f"{kind.lower()}/{name}"
+
+
+def read_live(
+    client: Client, is_wanted: Callable[[str], bool] = lambda name: True
+) -> list[LiveObject]:
+    """Return the models and deployments of the client's zone.
+
+    What is being deleted counts as gone: it cannot be changed any more, and creating it anew is
+    refused by the server for as long as it is there, which is what the user needs to know.
+
+    Args:
+        client: where to look.
+        is_wanted: which deployments are read in full; the others keep the fields of the list.
+    """
+    models = [live_model(m) for m in client.models.list() if not _is_going(m.state_details)]
+    deployments = []
+    for deployment in client.deployments.list():
+        if is_wanted(deployment.name):
+            try:
+                deployment = client.deployments.get(deployment.id)
+            except NotFound:
+                continue  # deleted since it was listed
+        if not _is_going(deployment.state_details):
+            deployments.append(live_deployment(deployment))
+    return [*models, *deployments]
+
+
+def live_model(model: Model) -> LiveObject:
+    """Return a model in the words of a manifest."""
+    spec = {"source": model.name, "revision": model.revision}
+    return LiveObject(MODEL_KIND, model.name, model.id, _given(spec))
+
+
+def live_deployment(deployment: Deployment) -> LiveObject:
+    """Return a deployment in the words of a manifest."""
+    engine = (deployment.inference_engine or "").partition(" ")[0]
+    spec = {
+        "model": deployment.model.name or deployment.model.id,
+        "gpuType": deployment.gpu_type,
+        "gpuCount": deployment.gpu_count,
+        "replicas": deployment.replicas,
+        "engine": _given({"name": engine or None, "version": deployment.inference_engine_version}),
+        "engineParameters": list(deployment.inference_engine_parameters or []),
+    }
+    return LiveObject(DEPLOYMENT_KIND, deployment.name, deployment.id, _given(spec))
+
+
+def _is_going(state_details: str | None) -> bool:
+    # The API has no state for it; these are the words of our own controller.
+    return (state_details or "").startswith("deleting")
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None and value != {}}

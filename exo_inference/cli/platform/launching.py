@@ -1,0 +1,208 @@
+"""What `up` and `serve` share: their flags, the checks before a start, settings and credentials."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import click
+
+from exo_inference.cli.terminal import harmless
+from exo_inference.errors import ExoError, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from exo_inference.cli.session import Session
+    from exo_inference.local_settings import LocalSettings
+    from exo_inference.state_dir import StateDir
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SERVER_PACKAGES = ("aiohttp", "cryptography", "fastapi", "huggingface_hub", "uvicorn")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Not for the servers: tokens come with each request, and credentials are in their own file.
+_PRIVATE_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+_PRIVATE_PREFIXES = ("EXOSCALE_", "CLOUDSTACK_")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What a control plane is started with; None keeps what it had the last time."""
+
+    host: str | None
+    port: int | None
+    gateway_host: str | None
+    gateway_port: int | None
+    zone: str | None
+
+
+def launch_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add the flags of a start to a command."""
+    options = [
+        click.option(
+            "--host", metavar="<address>", help="Address the API listens on (default 127.0.0.1)."
+        ),
+        click.option(
+            "--port",
+            metavar="<port>",
+            type=click.IntRange(0, 65535),
+            help="Port of the API; a free one is chosen at the first start, and kept.",
+        ),
+        click.option(
+            "--gateway-host",
+            metavar="<address>",
+            help="Address that inference requests go to (default 127.0.0.1).",
+        ),
+        click.option(
+            "--gateway-port",
+            metavar="<port>",
+            type=click.IntRange(0, 65535),
+            help="Port that inference requests go to; chosen and kept like the other.",
+        ),
+        click.option(
+            "-z",
+            "--zone",
+            metavar="<zone>",
+            shell_complete=_complete_zones,
+            help="Name of the one zone it offers (default ch-dk-2).",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _complete_zones(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from exo_inference.local_settings import ZONES
+
+    return [CompletionItem(zone) for zone in ZONES if zone.startswith(incomplete)]
+
+
+def state_dir_of(session: Session) -> StateDir:
+    """Return the directory that is meant: `--state-dir`, EXO_STATE_DIR, or the default."""
+    from exo_inference.settings import resolve_state_dir
+    from exo_inference.state_dir import StateDir
+
+    return StateDir(resolve_state_dir(session.flags.state_dir))
+
+
+def check_installation() -> None:
+    """Refuse to start what is not installed; warn where deployments could not run.
+
+    Raises:
+        ExoError: the packages of the `server` extra are missing.
+    """
+    missing = [name for name in _SERVER_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExoError(
+            f"cannot start a control plane: not installed: {', '.join(missing)}",
+            hint="Run `pip install 'exo-inference[server,engine]'`.",
+        )
+    if importlib.util.find_spec("exo_engine") is None:
+        click.echo(
+            "warning: no engine is installed, so no deployment can start; "
+            "run `pip install 'exo-inference[engine]'`.",
+            err=True,
+        )
+
+
+@contextmanager
+def only_one_start(state: StateDir) -> Iterator[None]:
+    """Keep two starts in one directory apart: the second waits for the first."""
+    create_state_dir(state)
+    descriptor = os.open(state.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def create_state_dir(state: StateDir) -> None:
+    """Make the directory.
+
+    Raises:
+        UsageError: it cannot be made or written to.
+    """
+    try:
+        state.create()
+    except OSError as exc:
+        raise UsageError(
+            f"cannot use {state.root} as state directory: {exc.strerror or exc}",
+            hint="Choose another one with --state-dir.",
+        ) from exc
+
+
+def configure(state: StateDir, options: LaunchOptions) -> LocalSettings:
+    """Choose the ports, and write settings and credentials.
+
+    Raises:
+        UsageError: a port is taken or an address is not of this machine; the flag is named.
+    """
+    from exo_inference.local_settings import ensure_credentials, prepare_settings, save_settings
+
+    prepared = prepare_settings(
+        state,
+        host=options.host,
+        port=options.port,
+        gateway_host=options.gateway_host,
+        gateway_port=options.gateway_port,
+        zone=options.zone,
+    )
+    for notice in prepared.notices:
+        click.echo(f"notice: {harmless(notice)}", err=True)
+    settings = prepared.settings
+    for flag, host in (("--host", settings.host), ("--gateway-host", settings.gateway_host)):
+        if host not in _LOOPBACK:
+            click.echo(
+                f"warning: {flag} {harmless(host)} can be reached from other machines, unencrypted; "
+                "put a proxy with TLS in front of it.",
+                err=True,
+            )
+    save_settings(state, settings)
+    ensure_credentials(state, settings)
+    return settings
+
+
+def refuse_changes(options: LaunchOptions, settings: LocalSettings) -> None:
+    """Refuse flags that differ from what a running control plane was started with.
+
+    Raises:
+        UsageError: one does.
+    """
+    for name, wanted in vars(options).items():
+        present = getattr(settings, name)
+        if wanted not in (None, 0) and wanted != present:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{flag} is {wanted}, but the control plane is running with {present}",
+                hint="Run `exo dedicated-inference down` first.",
+            )
+
+
+def supervisor_command(state: StateDir) -> list[str]:
+    """Return the command line of the supervisor."""
+    module = "exo_inference.controller.supervisor"
+    # -P: it runs in the state directory, whose files must not be imported in place of modules.
+    return [sys.executable, "-P", "-m", module, "--state-dir", str(state.root)]
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of the servers: ours without what is private to the user."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _PRIVATE_VARIABLES and not name.startswith(_PRIVATE_PREFIXES)
+    }

@@ -1,0 +1,133 @@
+"""What `up` and `status` print: where the control plane of a directory answers, and its processes.
+
+The secret is read nowhere here; users find it in the configuration file.
+"""
+
+from __future__ import annotations
+
+import http.client
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from exo_inference.cli.output import Field, Record
+from exo_inference.cli.platform.processes import LocalProcess, find_replicas, find_servers
+
+if TYPE_CHECKING:
+    from exo_inference.local_settings import LocalSettings
+    from exo_inference.state_dir import StateDir
+
+ANSWER_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One control plane at one moment.
+
+    Attributes:
+        state_dir: its directory.
+        settings: what it was started with; None when it never was.
+        api_key: the public half of its credentials; empty when there are none.
+        processes: supervisor, controller and gateway, then the engines.
+    """
+
+    state_dir: StateDir
+    settings: LocalSettings | None
+    api_key: str
+    processes: tuple[LocalProcess, ...]
+
+    @property
+    def state(self) -> str:
+        """`running`, `degraded` while a server is missing or does not answer, or `stopped`."""
+        servers = [process for process in self.processes if process.role == "server"]
+        if not any(process.pid for process in servers):
+            return "stopped"
+        return "running" if all(p.state == "running" for p in servers) else "degraded"
+
+    def record(self) -> Record:
+        """Return the fields to print."""
+        settings = self.settings
+        return (
+            Field("state", "State", "State", self.state),
+            Field("endpoint", "Endpoint", "Endpoint", settings.endpoint if settings else ""),
+            Field("zone", "Zone", "Zone", settings.zone if settings else ""),
+            Field("gateway", "Gateway", "Gateway", settings.gateway_url if settings else ""),
+            Field("api_key", "APIKey", "API Key", self.api_key),
+            Field("config_file", "ConfigFile", "Configuration", str(self.state_dir.config_file)),
+            Field("state_dir", "StateDir", "State Directory", str(self.state_dir.root)),
+            Field(
+                "processes",
+                "Processes",
+                "",
+                [_process_object(process) for process in self.processes],
+                added=True,
+            ),
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return one table row for each process."""
+        return [
+            (
+                f"Replica {process.name}"
+                if process.role == "engine"
+                else process.name.capitalize(),
+                process.state + (f", pid {process.pid}" if process.pid else ""),
+            )
+            for process in self.processes
+        ]
+
+
+FIELD_NAMES = ("State", "Endpoint", "Zone", "Gateway", "APIKey", "ConfigFile", "StateDir")
+
+
+def look_at(state: StateDir) -> Overview:
+    """Find out how a control plane stands; asks its servers whether they answer.
+
+    Raises:
+        UsageError: its settings cannot be read.
+    """
+    from exo_inference.errors import ConfigurationError
+    from exo_inference.local_settings import load_settings, read_credentials
+
+    settings = load_settings(state)
+    try:
+        api_key = read_credentials(state).key
+    except ConfigurationError:
+        api_key = ""
+    servers = [_with_answer(process, settings) for process in find_servers(state)]
+    engines = [process for process in find_replicas(state) if process.role == "engine"]
+    return Overview(state, settings, api_key, (*servers, *engines))
+
+
+def does_answer(url: str) -> bool:
+    """Tell whether an HTTP server answers there, whatever it says."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(
+        address.hostname or "", address.port, timeout=ANSWER_SECONDS
+    )
+    try:
+        connection.request("GET", address.path or "/")
+        connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def _with_answer(process: LocalProcess, settings: LocalSettings | None) -> LocalProcess:
+    if settings is None or process.pid is None or process.name == "supervisor":
+        return process
+    url = settings.gateway_url if process.name == "gateway" else settings.endpoint + "/zone"
+    return process if does_answer(url) else replace(process, state="starting")
+
+
+def _process_object(process: LocalProcess) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "name": process.name,
+        "pid": process.pid,
+        "state": process.state,
+    }
+    if process.role == "engine":
+        known |= {"deployment": process.deployment, "replica": process.name}
+    return known

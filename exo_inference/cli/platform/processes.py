@@ -1,0 +1,168 @@
+"""Finds and signals the processes of one control plane, through what they recorded of themselves.
+
+Three sources, so that nothing is missed: `run/NAME.json` for supervisor, controller and gateway;
+`replicas/NAME/process.json` for shims and engines; and, for what was killed before it could write
+either, the marks that our processes carry in /proc. A pid counts only with the start time recorded
+for it, and signals go through pidfds, so that a reused pid is never hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exo_inference.state_dir import StateDir, process_start_ticks
+
+SERVERS = ("supervisor", "controller", "gateway")
+_SERVER_MODULES = ("exo_inference.controller", "exo_inference.gateway")
+_REPLICA_MARK = "EXO_REPLICA_DIR="
+
+
+@dataclass(frozen=True)
+class LocalProcess:
+    """One process of a control plane.
+
+    Attributes:
+        name: `supervisor`, `controller`, `gateway`, or the replica's name.
+        pid: process id; None for a server that does not run.
+        start_ticks: when it started, see `state_dir.process_start_ticks`.
+        state: `running`, `not running`; for engines `starting`, `ready` or `draining`.
+        role: `server`, `shim`, `engine`, or `stray` for others that belong to a replica.
+        deployment: id of the deployment of an engine or its shim.
+    """
+
+    name: str
+    pid: int | None
+    start_ticks: int | None
+    state: str
+    role: str
+    deployment: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        if self.pid is None or self.start_ticks is None:
+            return False
+        return process_start_ticks(self.pid) == self.start_ticks
+
+    def send(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal, unless the process has gone.
+
+        Args:
+            number: the signal.
+            group: send it to the whole process group that this process leads.
+        """
+        if self.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                if self.alive:
+                    if group and os.getpgid(self.pid) == self.pid:
+                        os.killpg(self.pid, number)
+                    signal.pidfd_send_signal(descriptor, number)
+            finally:
+                os.close(descriptor)
+
+
+def find_servers(state: StateDir) -> list[LocalProcess]:
+    """Return supervisor, controller and gateway, also those that do not run."""
+    found = []
+    for name in SERVERS:
+        record = state.read_record(name)
+        if record is not None and record.alive:
+            found.append(LocalProcess(name, record.pid, record.start_ticks, "running", "server"))
+        else:
+            found.append(LocalProcess(name, None, None, "not running", "server"))
+    return found
+
+
+def find_replicas(state: StateDir) -> list[LocalProcess]:
+    """Return the shims and engines that run, by replica."""
+    found = []
+    for directory in _replica_dirs(state):
+        record = _read(directory / "record.json")
+        process = _read(directory / "process.json")
+        deployment = record.get("deployment")
+        for role in ("engine", "shim"):
+            pid, ticks = process.get(f"{role}_pid"), process.get(f"{role}_start_ticks")
+            if isinstance(pid, int) and isinstance(ticks, int):
+                state_name = _engine_state(directory, process) if role == "engine" else "running"
+                one = LocalProcess(directory.name, pid, ticks, state_name, role, deployment)
+                if one.alive:
+                    found.append(one)
+    return found
+
+
+def find_strays(state: StateDir, known: list[LocalProcess]) -> list[LocalProcess]:
+    """Return processes of this control plane that no record names."""
+    pids = {process.pid for process in known} | {os.getpid()}
+    return [process for process in _scan(state) if process.pid not in pids]
+
+
+def find_all(state: StateDir) -> list[LocalProcess]:
+    """Return every process of this control plane that runs."""
+    known = [process for process in find_servers(state) if process.alive] + find_replicas(state)
+    return known + find_strays(state, known)
+
+
+def _replica_dirs(state: StateDir) -> list[Path]:
+    try:
+        return sorted(path for path in state.replicas_dir.iterdir() if path.name[0] != ".")
+    except OSError:
+        return []
+
+
+def _engine_state(directory: Path, process: dict[str, Any]) -> str:
+    if (directory / "draining").exists():
+        return "draining"
+    try:
+        ready_run = int((directory / "ready").read_text())
+    except (OSError, ValueError):
+        ready_run = 0
+    return "ready" if ready_run and ready_run == process.get("run") else "starting"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a JSON object; an empty one where there is none."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _scan(state: StateDir) -> Iterator[LocalProcess]:
+    """Look through /proc for the marks of this control plane's processes."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            marked = _mark(state, entry)
+            ticks = process_start_ticks(int(entry.name)) if marked else None
+            if marked is not None and ticks is not None:
+                name, role = marked
+                yield LocalProcess(name, int(entry.name), ticks, "running", role)
+        except OSError:
+            continue  # it has just ended, or belongs to another user
+
+
+def _mark(state: StateDir, entry: Path) -> tuple[str, str] | None:
+    """Return name and role of a process of ours; None for every other."""
+    argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    if str(state.root) in argv:
+        for word in argv:
+            if word.startswith(_SERVER_MODULES):
+                last = word.rpartition(".")[2]
+                return (last if last in SERVERS else word), "server"
+    replicas = f"{_REPLICA_MARK}{state.replicas_dir}/".encode()
+    for variable in (entry / "environ").read_bytes().split(b"\0"):
+        if variable.startswith(replicas):
+            return Path(variable.decode(errors="replace")).name, "stray"
+    return None

@@ -1,0 +1,68 @@
+"""`serve`: run the control plane in the foreground."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from exo_inference.cli.platform.launching import (
+    LaunchOptions,
+    check_installation,
+    configure,
+    launch_options,
+    only_one_start,
+    server_environment,
+    state_dir_of,
+    supervisor_command,
+)
+from exo_inference.cli.platform.processes import find_servers
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.tree import Example, command
+from exo_inference.errors import ExoError
+
+
+@command(
+    "serve",
+    examples=[
+        Example("Run a control plane until Ctrl-C", "exo dedicated-inference serve"),
+        Example(
+            "Run it under a service manager or in a container",
+            "exo dedicated-inference serve --state-dir /var/lib/exo-inference --port 8080",
+        ),
+        Example(
+            "Let other machines send inference requests",
+            "exo dedicated-inference serve --gateway-host 0.0.0.0 --gateway-port 8081",
+        ),
+    ],
+)
+@launch_options
+@pass_session
+def serve(
+    session: Session,
+    host: str | None,
+    port: int | None,
+    gateway_host: str | None,
+    gateway_port: int | None,
+    zone: str | None,
+) -> None:
+    """Run a control plane on this machine, in the foreground.
+
+    The same as `up`, but it logs to stderr and ends with Ctrl-C or SIGTERM, and everything it
+    started ends with it. For service managers and containers.
+    """
+    state = state_dir_of(session)
+    check_installation()
+    with only_one_start(state):
+        if any(p.name == "supervisor" and p.alive for p in find_servers(state)):
+            raise ExoError(
+                f"a control plane is already running in {state.root}",
+                hint="Run `exo dedicated-inference down` first, or choose another --state-dir.",
+            )
+        options = LaunchOptions(host, port, gateway_host, gateway_port, zone or session.flags.zone)
+        settings = configure(state, options)
+        session.success(f"Endpoint {settings.endpoint}, configuration {state.config_file}")
+        sys.stdout.flush()
+        arguments = [*supervisor_command(state), "--foreground"]
+        os.chdir(state.root)
+        # This process becomes the supervisor, so that signals reach it without a go-between.
+        os.execve(sys.executable, arguments, server_environment())  # noqa: S606 -- no shell

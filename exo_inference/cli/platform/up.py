@@ -1,0 +1,168 @@
+"""`up`: start the control plane of this machine in the background."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from exo_inference.cli.durations import Limit
+from exo_inference.cli.platform.launching import (
+    LaunchOptions,
+    check_installation,
+    configure,
+    launch_options,
+    only_one_start,
+    refuse_changes,
+    server_environment,
+    state_dir_of,
+    supervisor_command,
+)
+from exo_inference.cli.platform.overview import FIELD_NAMES, Overview, look_at
+from exo_inference.cli.progress import Step, step
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.tree import Example, command
+from exo_inference.errors import ExoError, NotReady
+
+if TYPE_CHECKING:
+    from exo_inference.state_dir import StateDir
+
+START_SECONDS = 60.0
+POLL_SECONDS = 0.05
+LOG_TAIL_LINES = 20
+
+
+@command(
+    "up",
+    examples=[
+        Example("Start a control plane, or see that it runs", "exo dedicated-inference up"),
+        Example(
+            "Keep another one apart in a directory of its own",
+            "exo dedicated-inference up --state-dir ./inference",
+        ),
+        Example(
+            "Choose the ports",
+            "exo dedicated-inference up --port 8080 --gateway-port 8081",
+        ),
+    ],
+)
+@launch_options
+@click.option(
+    "--timeout",
+    "start_timeout",
+    metavar="<duration>",
+    type=Limit(),
+    default=START_SECONDS,
+    help="How long to wait until it answers (default 60s).",
+)
+@pass_session
+def up(
+    session: Session,
+    host: str | None,
+    port: int | None,
+    gateway_host: str | None,
+    gateway_port: int | None,
+    zone: str | None,
+    start_timeout: float,
+) -> None:
+    """Start a control plane on this machine, in the background.
+
+    It keeps everything it owns in one directory, so several can run side by side. What was deployed
+    when it was stopped is started again. Running it again changes nothing.
+    """
+    options = LaunchOptions(host, port, gateway_host, gateway_port, zone or session.flags.zone)
+    output = session.output(FIELD_NAMES, configured=False)
+    state = state_dir_of(session)
+    check_installation()
+    with only_one_start(state):
+        before = look_at(state)
+        supervised = any(p.name == "supervisor" and p.pid for p in before.processes)
+        if supervised and before.settings is not None:
+            refuse_changes(options, before.settings)
+            headline = "The control plane is already running."
+            supervisor = None
+        else:
+            headline = "The control plane is running."
+            configure(state, options)
+            supervisor = _spawn(state)
+        with step("Starting the control plane", quiet=session.quiet) as running:
+            overview = _wait_until_up(state, supervisor, start_timeout, running)
+    if output.format == "table" and output.template is None:
+        session.success(headline)
+    output.show(overview.record(), rows=overview.rows())
+    if output.format == "table" and output.template is None:
+        _suggest(session)
+
+
+def _spawn(state: StateDir) -> subprocess.Popen[bytes]:
+    """Start the supervisor in a session of its own, so that it outlives this terminal."""
+    with (state.logs_dir / "supervisor.log").open("ab") as log:
+        return subprocess.Popen(
+            supervisor_command(state),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=state.root,
+            env=server_environment(),
+            start_new_session=True,
+        )
+
+
+def _wait_until_up(
+    state: StateDir,
+    supervisor: subprocess.Popen[bytes] | None,
+    limit_seconds: float,
+    running: Step,
+) -> Overview:
+    """Wait until controller and gateway answer.
+
+    Raises:
+        ExoError: the supervisor ended.
+        NotReady: they do not answer in time.
+    """
+    deadline = time.monotonic() + limit_seconds
+    while True:
+        overview = look_at(state)
+        if overview.state == "running":
+            return overview
+        if supervisor is not None and supervisor.poll() is not None:
+            raise ExoError(
+                f"the control plane ended while it started (status {supervisor.returncode}):\n"
+                + _log_tail(state),
+                hint=f"All of it is in {state.logs_dir}.",
+            )
+        waiting = [
+            p.name for p in overview.processes if p.role == "server" and p.state != "running"
+        ]
+        running.detail(f"waiting for {', '.join(waiting)}")
+        if time.monotonic() >= deadline:
+            raise NotReady(
+                f"the control plane does not answer after {limit_seconds:g} s: "
+                f"{', '.join(waiting)} not ready",
+                state=overview.state,
+                hint=f"Look at the logs in {state.logs_dir}; `exo dedicated-inference down` stops it.",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _log_tail(state: StateDir) -> str:
+    try:
+        lines = (state.logs_dir / "supervisor.log").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:])
+
+
+def _suggest(session: Session) -> None:
+    """Print what to type next; nothing is needed to make these find this control plane."""
+    where = f" --state-dir {session.flags.state_dir}" if session.flags.state_dir else ""
+    session.success(
+        f"""
+Next:
+  exo dedicated-inference model create exo/tiny-chat --wait{where}
+  exo dedicated-inference deployment create demo --model-name exo/tiny-chat \\
+      --gpu-type cpu --gpu-count 1 --wait{where}
+  exo dedicated-inference chat demo{where}"""
+    )

@@ -1,0 +1,157 @@
+"""`chat`: one answer, a conversation, and what can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from .conftest import Exo
+from .fake_api import CHAT_PIECES, FakeApi
+
+ANSWER = "".join(CHAT_PIECES)
+
+
+def asked(api: FakeApi) -> list[dict[str, Any]]:
+    return [r.body for r in api.requests if r.path.endswith("/chat/completions")]
+
+
+def test_one_question_is_answered_with_the_deployments_own_key(exo: Exo, api: FakeApi) -> None:
+    deployment = api.add_deployment("demo")
+    result = exo("ai", "chat", "demo", "What is a KV cache?")
+    assert (result.code, result.out, result.err) == (0, ANSWER + "\n", "")
+    key = f"sk-rig-{deployment['id'][:8]}"
+    assert api.requests[-1].headers["authorization"] == f"Bearer {key}"
+    assert asked(api) == [
+        {
+            "model": "org/m1",
+            "messages": [{"role": "user", "content": "What is a KV cache?"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+def test_the_prompt_may_come_from_stdin_and_flags_are_sent(exo: Exo, api: FakeApi) -> None:
+    api.add_deployment("demo")
+    flags = ("--system", "Be brief.", "--max-tokens", "5", "--temperature", "0")
+    result = exo("ai", "chat", "demo", *flags, "--stats", stdin="Why?\n")
+    assert result.out == ANSWER + "\n"
+    assert result.err.startswith("TTFT 0.")
+    assert "3 tokens" in result.err
+    sent = asked(api)[0]
+    assert sent["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+    ]
+    assert (sent["max_tokens"], sent["temperature"]) == (5, 0.0)
+
+
+def test_it_waits_until_the_deployment_is_ready(
+    exo: Exo, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_inference.sdk._waiting.ready_interval", lambda elapsed: 0.0)
+    ready = api.add_deployment("demo")
+    loading = ready | {"state": "deploying", "state-details": "loading weights 43 %"}
+    api.answers[f"GET /v2/ai/deployment/{ready['id']}"] = [(200, loading)] * 2 + [(200, ready)]
+    result = exo("ai", "chat", "demo", "hello")
+    assert (result.code, result.out) == (0, ANSWER + "\n")
+    assert "deploying: loading weights 43 %" in result.err
+
+
+def test_it_ends_with_8_when_the_deployment_cannot_become_ready(exo: Exo, api: FakeApi) -> None:
+    broken = api.add_deployment("demo", state="error", state_details="out of memory")
+    assert broken["state"] == "error"
+    result = exo("ai", "chat", "demo", "hello")
+    assert result.code == 8
+    assert "out of memory" in result.err
+    assert asked(api) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "found"),
+    [
+        (404, {"error": {"message": "no such model"}}, 1, "Not Found: no such model"),
+        (401, {"error": {"message": "bad key"}}, 4, "Unauthorized: bad key"),
+        (503, "nobody home", 1, "nobody home"),
+        (429, [], 1, "Too Many Requests"),
+    ],
+)
+def test_a_refusal_is_one_error_line(
+    exo: Exo, api: FakeApi, status: int, body: object, code: int, found: str
+) -> None:
+    api.add_deployment("demo")
+    api.answers["chat"] = (status, body)
+    result = exo("ai", "chat", "demo", "hello")
+    assert (result.code, result.out) == (code, "")
+    assert result.err.startswith("error: asking the model: ")
+    assert found in result.err
+
+
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        (b'data: {"choices": [{"delta": {"content": "A"}}]}\n\n', "the answer broke off"),
+        (b'data: {"error": {"message": "engine died"}}\n\n', "engine died"),
+        (b"data: {nonsense\n\n", "expected a JSON event"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error(
+    exo: Exo, api: FakeApi, events: bytes, found: str
+) -> None:
+    api.add_deployment("demo")
+    api.answers["chat"] = events
+    result = exo("ai", "chat", "demo", "hello")
+    assert result.code == 1
+    assert found in result.err
+
+
+def test_an_answer_cannot_drive_the_terminal(exo: Exo, api: FakeApi) -> None:
+    api.add_deployment("demo")
+    events = [
+        {"choices": [{"delta": {"content": "a\x1b[2J"}, "finish_reason": "stop"}]},
+    ]
+    api.answers["chat"] = "".join(f"data: {json.dumps(e)}\n\n" for e in events).encode()
+    assert exo("ai", "chat", "demo", "hello", tty=True).out == "a\\x1b[2J\n"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--max-tokens", "0"), ("--temperature", "3"), ("--temperature", "hot"), ("--timeout", "x")],
+)
+def test_bad_flags_are_refused(exo: Exo, api: FakeApi, flags: tuple[str, str]) -> None:
+    assert exo("ai", "chat", "demo", "hello", *flags).code == 2
+    assert api.requests == []
+
+
+@pytest.mark.parametrize("argv", [("",), ()])
+def test_no_prompt_is_refused(exo: Exo, api: FakeApi, argv: tuple[str, ...]) -> None:
+    api.add_deployment("demo")
+    result = exo("ai", "chat", "demo", *argv)
+    assert result.code == 2
+    assert asked(api) == []
+
+
+def test_a_conversation_on_a_terminal_remembers_until_cleared(api: FakeApi) -> None:
+    api.add_deployment("demo")
+    controller, terminal = pty.openpty()
+    with os.fdopen(controller, "wb", buffering=0) as keyboard:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "exo_inference.cli", "ai", "chat", "demo", "-Q"],
+            stdin=terminal,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        os.close(terminal)
+        keyboard.write(b"one\ntwo\n/clear\nthree\n/quit\n")
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert out.decode().count(ANSWER) == 3
+    sizes = [len(sent["messages"]) for sent in asked(api)]
+    assert sizes == [1, 3, 1]
+    assert asked(api)[1]["messages"][1] == {"role": "assistant", "content": ANSWER}
