@@ -16,6 +16,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from dataclasses import dataclass
 
 import uvicorn
 
@@ -41,6 +42,19 @@ SHUTDOWN_SECONDS = 5
 
 LOCK_SECONDS = 5.0
 """How long to wait for a controller that is just ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A controller that answers.
+
+    Attributes:
+        port: its TCP port.
+        stop: ends it gracefully; to be called on its event loop.
+    """
+
+    port: int
+    stop: Callable[[], None]
 
 
 @contextlib.asynccontextmanager
@@ -79,7 +93,7 @@ async def serve(
     platform: Platform,
     find_source: FindSource,
     find_engine: Callable[[str], Engine] = get_engine,
-    started: Callable[[int], None] = lambda port: None,
+    started: Callable[[Running], None] = lambda running: None,
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -88,7 +102,7 @@ async def serve(
         platform: where replicas run.
         find_source: where models come from.
         find_engine: which engines there are.
-        started: called with the TCP port once requests are answered.
+        started: called once requests are answered.
 
     Raises:
         ConfigurationError: the port is taken, or another controller has the state directory.
@@ -123,14 +137,14 @@ async def _run(
     server: _Server,
     reconciler: Reconciler,
     listener: socket.socket,
-    started: Callable[[int], None],
+    started: Callable[[Running], None],
 ) -> None:
     port = int(listener.getsockname()[1])
     background = asyncio.create_task(reconciler.run(), name="reconciler")
     # Without the reconciler nothing would ever become ready: end, and be started again.
     background.add_done_callback(lambda _: server.stop())
     try:
-        server.on_started = lambda: started(port)
+        server.on_started = lambda: started(Running(port, server.stop))
         logger.info("listening on port %d", port)
         await server.serve(sockets=[listener])
     finally:

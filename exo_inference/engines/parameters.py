@@ -153,7 +153,7 @@ def _has_type(value: str, kind: str) -> bool:
     try:
         if kind == "integer":
             return value == "auto" or _INTEGER.fullmatch(value) is not None
-        elif kind in ("float", "number"):
+        if kind in ("float", "number"):
             float(value)
         elif kind == "json":
             json.loads(value)

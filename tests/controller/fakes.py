@@ -1,0 +1,204 @@
+"""Named fakes of the controller's outer world: a platform, a model source, a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from exo_inference.errors import PlatformError
+from exo_inference.hub.base import (
+    FetchCancelled,
+    InvalidModelName,
+    ModelFile,
+    ModelGated,
+    ModelNotFound,
+    ModelUnusable,
+    NoSpace,
+    ProgressCallback,
+    ResolvedModel,
+    SourceUnreachable,
+    TokenRejected,
+)
+from exo_inference.platforms.base import (
+    DesiredDeployment,
+    InstanceTypeInfo,
+    LogLine,
+    LogQuery,
+    ObservedDeployment,
+    ObservedReplica,
+    ReplicaPhase,
+)
+
+
+@dataclass
+class FakeReplica:
+    name: str
+    made_from: tuple[object, ...]
+    looks: int = 0
+    draining: bool = False
+    failure: str | None = None
+
+
+@dataclass
+class FakePlatform:
+    """Replicas that become ready after so many looks, and stop only once they are unrouted."""
+
+    name: str = "fake"
+    looks_until_ready: int = 2
+    refuses: str | None = None
+    fails: str | None = None
+    replicas: dict[str, list[FakeReplica]] = field(default_factory=dict)
+    applied: list[DesiredDeployment] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    log_lines: list[LogLine] = field(default_factory=list)
+    is_log_endless: bool = False
+    count: int = 0
+
+    async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
+        self.applied.append(desired)
+        if self.refuses is not None:
+            raise PlatformError(self.refuses, hint="Wait.")
+        mine = self.replicas.setdefault(desired.uid, [])
+        made_from = (desired.model_path, desired.engine_version, desired.engine_parameters)
+        for replica in [r for r in mine if r.draining and r.name in desired.unrouted]:
+            mine.remove(replica)
+            self.stopped.append(replica.name)
+        for replica in mine:
+            replica.looks += 1
+        current = [r for r in mine if r.made_from == made_from and not r.draining]
+        while len(current) < desired.replicas:
+            self.count += 1
+            replica = FakeReplica(f"{desired.name}-{self.count}", made_from, failure=self.fails)
+            mine.append(replica)
+            current.append(replica)
+        for replica in current[desired.replicas :]:
+            replica.draining = True
+        if all(self._phase(r) == ReplicaPhase.READY for r in current[: desired.replicas]):
+            for replica in mine:
+                replica.draining = replica.draining or replica.made_from != made_from
+        seen = tuple(self._observe(r, made_from) for r in mine)
+        return ObservedDeployment(seen, next_check_seconds=0.02)
+
+    def _phase(self, replica: FakeReplica) -> ReplicaPhase:
+        if replica.draining:
+            return ReplicaPhase.DRAINING
+        if replica.failure is not None:
+            return ReplicaPhase.FAILED
+        is_ready = replica.looks >= self.looks_until_ready
+        return ReplicaPhase.READY if is_ready else ReplicaPhase.STARTING
+
+    def _observe(self, replica: FakeReplica, made_from: tuple[object, ...]) -> ObservedReplica:
+        phase = self._phase(replica)
+        details = {ReplicaPhase.STARTING: "loading weights 43 %"}.get(phase, replica.failure or "")
+        return ObservedReplica(
+            name=replica.name,
+            phase=phase,
+            current=replica.made_from == made_from,
+            details=details,
+            address=f"unix:replicas/{replica.name}/engine.sock",
+        )
+
+    async def delete(self, uid: str) -> bool:
+        mine = self.replicas.pop(uid, [])
+        self.stopped += [replica.name for replica in mine]
+        return not mine
+
+    async def deployments(self) -> set[str]:
+        return set(self.replicas)
+
+    async def logs(self, uid: str, query: LogQuery) -> AsyncIterator[LogLine]:
+        if uid not in self.replicas:
+            return
+        lines = [line for line in self.log_lines if query.replica in (None, line.replica)]
+        for line in lines if query.tail is None else lines[len(lines) - query.tail :]:
+            if query.since is None or line.time >= query.since:
+                yield line
+        while query.follow and self.is_log_endless:
+            yield log_line(99)
+            await asyncio.sleep(0.01)
+
+    async def instance_types(self) -> list[InstanceTypeInfo]:
+        return [
+            InstanceTypeInfo("gpua5000", total_gpus=4, free_gpus=0),
+            InstanceTypeInfo("cpu", total_gpus=2, free_gpus=2, description="two cores"),
+        ]
+
+
+def log_line(number: int) -> LogLine:
+    start = datetime(2026, 11, 20, 20, 0, tzinfo=UTC)
+    time = start + timedelta(seconds=number)
+    return LogLine(time, node="node-1", replica="chat-1", message=f"line {number}")
+
+
+@dataclass
+class FakeSource:
+    """Models by name; a few names stand for each way a source can fail."""
+
+    size_bytes: int = 3 * 1024**2
+    is_slow: bool = False
+    unreachable: bool = False
+    disk_full: bool = False
+    resolved: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    fetches: int = 0
+
+    def find(self, name: str) -> FakeSource:
+        if "/" not in name:
+            raise InvalidModelName(f"{name!r} is not the name of a model", hint="Use ORG/NAME.")
+        return self
+
+    async def resolve(
+        self, source: str, *, revision: str | None, token: str | None
+    ) -> ResolvedModel:
+        self.resolved.append((source, revision, token))
+        failures = {
+            "missing/model": ModelNotFound("there is no model missing/model on the Hub"),
+            "gated/model": ModelGated("gated/model asks for its licence to be accepted"),
+            "empty/model": ModelUnusable("empty/model holds no safetensors files"),
+        }
+        if self.unreachable:
+            raise SourceUnreachable("cannot reach the Hub")
+        if source in failures:
+            raise failures[source]
+        if token == "hf_bad":
+            raise TokenRejected("the Hub does not accept the token")
+        if source == "stalled/model":
+            await asyncio.sleep(3600)
+        file = ModelFile("model.safetensors", self.size_bytes)
+        return ResolvedModel(source, revision or "commit-1", (file,))
+
+    async def fetch(
+        self,
+        model: ResolvedModel,
+        directory: Path,
+        *,
+        token: str | None,
+        progress: ProgressCallback,
+    ) -> Path:
+        self.fetches += 1
+        progress(model.size_bytes // 4)
+        while self.is_slow:
+            await asyncio.sleep(0.01)
+            progress(model.size_bytes // 2)
+        if self.disk_full:
+            raise NoSpace("the disk is full")
+        if model.source == "damaged/model":
+            raise ModelUnusable("model.safetensors is damaged: its SHA-256 differs")
+        progress(model.size_bytes)
+        (directory / "model.safetensors").write_bytes(b"x")
+        return directory
+
+
+@dataclass
+class FakeGateway:
+    """Applies tables only when told to."""
+
+    version: int | None = None
+
+    async def applied_version(self) -> int | None:
+        return self.version
+
+
+__all__ = ["FakeGateway", "FakePlatform", "FakeReplica", "FakeSource", "FetchCancelled", "log_line"]
