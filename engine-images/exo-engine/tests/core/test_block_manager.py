@@ -151,6 +151,25 @@ def test_taking_more_than_is_free_is_an_error_and_changes_nothing(blocks):
     assert blocks.num_free_blocks == 8
 
 
+def test_broken_contents_are_never_found_again(blocks):
+    compute(blocks, "a", list(range(8)))
+    blocks.close("a", is_trusted=False)
+    assert blocks.find_prefix(list(range(8))) == []
+    assert blocks.num_free_blocks == 8
+
+
+def test_a_waiting_sequence_is_hashed_once(blocks):
+    tokens = list(range(10))
+    memo: list[bytes] = []
+    assert blocks.find_prefix(tokens, memo) == []
+    compute(blocks, "a", tokens)
+    assert blocks.find_prefix(tokens, memo) == blocks.find_prefix(tokens) == memo
+    assert blocks.find_prefix(tokens[:5], memo) == memo[:1]
+    tokens += [10, 11, 12]
+    assert blocks.find_prefix(tokens, memo) == memo[:2]
+    assert len(memo) == 3
+
+
 class RandomWorkload(RuleBasedStateMachine):
     """Sequences with few distinct tokens, so that prefixes are shared all the time.
 

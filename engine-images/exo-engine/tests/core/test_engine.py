@@ -220,6 +220,12 @@ def test_a_cache_below_one_block_is_refused(tiny_model):
         LLM(tiny_model("qwen3").path, **OPTIONS, kv_cache_bytes=1000)
 
 
+def test_a_cache_beyond_the_free_memory_is_refused(tiny_model):
+    options = {**OPTIONS, "num_gpu_blocks_override": 2**40}
+    with pytest.raises(OutOfMemory, match=r"--num-gpu-blocks-override is .* GiB, but only"):
+        LLM(tiny_model("qwen3").path, **options)
+
+
 def test_weights_beyond_the_free_memory_are_refused_before_loading(tiny_model, monkeypatch):
     monkeypatch.setattr("exo_engine.core.memory.free_host_bytes", lambda: 50_000)
     with pytest.raises(OutOfMemory, match=r"loading the weights .* in float32 takes") as caught:
@@ -262,6 +268,25 @@ def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):
         for output in llm.core.step():
             reasons[output.request_id] = output.finish_reason
     assert reasons == {"bad": "error", "good": "length"}
+
+
+def test_a_request_with_broken_numbers_does_not_spoil_the_next_ones(tiny_model):
+    """Blocks that held NaN are handed on; what others have not written must not reach them."""
+    llm = LLM(tiny_model("qwen3").path, **OPTIONS, num_gpu_blocks_override=24)
+    greedy = SamplingParams(temperature=0, max_tokens=10)
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 6, 7]]
+    expected = [c.token_ids for c in llm.generate(prompts, greedy)]
+    embedding = llm.core._runner._decoder.embedding
+    with torch.inference_mode():
+        saved = embedding[100].clone()
+        embedding[100] = torch.nan
+    (broken,) = llm.generate([[1, 2, 3, 4] + [100] * 80], greedy)
+    assert (broken.finish_reason, broken.token_ids) == ("error", ())
+    with torch.inference_mode():
+        embedding[100] = saved
+    assert [c.token_ids for c in llm.generate(prompts, greedy)] == expected
+    healed = llm.generate([[1, 2, 3, 4] + [100] * 80], greedy)[0]
+    assert healed.finish_reason == "length"
 
 
 def test_unknown_options_are_refused(tiny_model):

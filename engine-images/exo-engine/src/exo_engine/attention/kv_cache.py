@@ -51,3 +51,13 @@ class KVCache:
         targets = torch.tensor([copy.target for copy in copies], device=device)
         for tensor in (*self.keys, *self.values):
             tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+
+    def clear_broken(self, blocks: Sequence[int]) -> None:
+        """Zero those of `blocks` that hold anything but finite numbers.
+
+        Whoever gets the block next masks out what it has not written, but zero times NaN is NaN.
+        """
+        index = torch.tensor(list(blocks), device=self.keys[0].device)
+        for tensor in (*self.keys, *self.values):
+            is_broken = ~tensor[index].isfinite().flatten(1).all(dim=1)
+            tensor[index[is_broken]] = 0

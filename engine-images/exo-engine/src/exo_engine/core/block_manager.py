@@ -85,19 +85,25 @@ class BlockManager:
         """Whether the sequence has a block table."""
         return sequence_id in self._tables
 
-    def find_prefix(self, token_ids: Seq[int]) -> list[bytes]:
-        """Return the hashes of the longest run of cached full blocks that `token_ids` begins with."""
-        found: list[bytes] = []
+    def find_prefix(self, token_ids: Seq[int], memo: list[bytes] | None = None) -> list[bytes]:
+        """Return the hashes of the longest run of cached full blocks that `token_ids` begins with.
+
+        Args:
+            token_ids: a sequence from its start.
+            memo: hashes of its first blocks from an earlier call, extended here: a sequence that
+                waits for many steps is hashed once. Valid as long as tokens are only appended.
+        """
         if not self._caches_prefixes:
-            return found
-        parent = ROOT_HASH
+            return []
+        memo = [] if memo is None else memo
         size = self.block_size
-        for start in range(0, len(token_ids) - size + 1, size):
-            parent = hash_block(parent, token_ids[start : start + size])
-            if parent not in self._block_of_hash:
-                break
-            found.append(parent)
-        return found
+        for index in range(len(token_ids) // size):
+            if index == len(memo):
+                parent = memo[-1] if memo else ROOT_HASH
+                memo.append(hash_block(parent, token_ids[index * size : (index + 1) * size]))
+            if memo[index] not in self._block_of_hash:
+                return memo[:index]
+        return memo[: len(token_ids) // size]
 
     def num_free_after(self, prefix: Seq[bytes]) -> int:
         """Return how many blocks would be free once `prefix` were held."""
@@ -174,11 +180,18 @@ class BlockManager:
                 self._block_of_hash[key] = table[index]
                 self._hash_of_block[table[index]] = key
 
-    def close(self, sequence_id: str) -> None:
-        """Give back all blocks of a sequence; full ones stay findable until they are taken."""
+    def close(self, sequence_id: str, *, is_trusted: bool = True) -> None:
+        """Give back all blocks of a sequence; full ones stay findable until they are taken.
+
+        Args:
+            sequence_id: whose blocks; nothing happens if it has none.
+            is_trusted: False when their contents are broken and must not be found again.
+        """
         self._chains.pop(sequence_id, None)
         # The end of a sequence is the least likely to be shared: it is to be taken first.
         for block in reversed(self._tables.pop(sequence_id, [])):
+            if not is_trusted:
+                self._forget(block)
             self._release(block)
 
     def forget_prefixes(self) -> None:

@@ -70,11 +70,12 @@ def choose_num_blocks(
     Raises:
         OutOfMemory: not even one block fits.
     """
-    if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override
     size = block_bytes(spec, config)
     most = config.max_num_seqs * config.max_blocks_per_seq
-    if config.kv_cache_bytes is not None:
+    if config.num_gpu_blocks_override is not None:
+        budget, source = config.num_gpu_blocks_override * size, "--num-gpu-blocks-override"
+        most = config.num_gpu_blocks_override
+    elif config.kv_cache_bytes is not None:
         budget, source = config.kv_cache_bytes, "the KV cache size asked for"
     elif config.device == "cpu":
         budget, source = default_cpu_kv_cache_bytes(free_host_bytes()), "the default KV cache size"
@@ -88,6 +89,12 @@ def choose_num_blocks(
             hint="Raise --gpu-memory-utilization, or use a smaller model or --dtype."
             if config.device == "cuda"
             else "Raise the KV cache size, or use a smaller model.",
+        )
+    free = free_host_bytes()
+    if config.device == "cpu" and num_blocks * size > free:
+        raise OutOfMemory(
+            f"{source} is {_gib(num_blocks * size)}, but only {_gib(free)} of memory are free",
+            hint=f"Ask for a KV cache of {free // 2**20} MiB or less, or free memory.",
         )
     return num_blocks
 

@@ -70,6 +70,9 @@ class ModelRunner:
             return {}
         logits = self._decoder.logits(hidden[torch.tensor(lasts, device=self._device)])
         tokens = sample(logits, [self._sampling_row(item) for item in sampling])
+        for item, token in zip(sampling, tokens, strict=True):
+            if not token.is_valid:
+                self._cache.clear_broken(item.block_table)
         return {
             item.sequence.sequence_id: token for item, token in zip(sampling, tokens, strict=True)
         }

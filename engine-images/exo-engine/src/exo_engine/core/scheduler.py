@@ -67,12 +67,20 @@ class ScheduledStep:
 
     items: dict[str, ScheduledSequence] = field(default_factory=dict)
     """By sequence id."""
+    num_tokens: int = 0
+    """Tokens in the step."""
     preempted_ids: list[str] = field(default_factory=list)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the step."""
-        return sum(item.num_tokens for item in self.items.values())
+    def add(self, item: ScheduledSequence) -> None:
+        """Take one sequence in."""
+        self.items[item.sequence.sequence_id] = item
+        self.num_tokens += item.num_tokens
+
+    def drop(self, sequence_id: str) -> None:
+        """Take a sequence out again, if it is in."""
+        item = self.items.pop(sequence_id, None)
+        if item is not None:
+            self.num_tokens -= item.num_tokens
 
     @property
     def copies(self) -> list[BlockCopy]:
@@ -266,7 +274,7 @@ class Scheduler:
         # Log-probabilities of the prompt need every one of its tokens computed.
         if sequence.prompt_logprobs is not None:
             return []
-        return self.blocks.find_prefix(sequence.token_ids)
+        return self.blocks.find_prefix(sequence.token_ids, sequence.block_hashes)
 
     def _affordable(self, sequence: Sequence, step: ScheduledStep) -> int:
         left = self.limits.max_num_batched_tokens - step.num_tokens
@@ -278,9 +286,8 @@ class Scheduler:
     def _take_in(self, sequence: Sequence, start: int, end: int, step: ScheduledStep) -> None:
         sequence_id = sequence.sequence_id
         copies = self.blocks.prepare_write(sequence_id, start, end)
-        step.items[sequence_id] = ScheduledSequence(
-            sequence, start, end, tuple(self.blocks.table(sequence_id)), tuple(copies)
-        )
+        table = tuple(self.blocks.table(sequence_id))
+        step.add(ScheduledSequence(sequence, start, end, table, tuple(copies)))
 
     def _make_room_for_priority(self, step: ScheduledStep) -> None:
         """Preempt sequences that a strictly more urgent waiting one needs the seat or blocks of."""
@@ -300,7 +307,7 @@ class Scheduler:
         self._running.remove(sequence)
         self.blocks.close(sequence.sequence_id)
         sequence.num_computed = 0
-        step.items.pop(sequence.sequence_id, None)
+        step.drop(sequence.sequence_id)
         step.preempted_ids.append(sequence.sequence_id)
         self._num_preemptions += 1
         self._enqueue(sequence)
@@ -311,7 +318,7 @@ class Scheduler:
             self._num_prompt_tokens += sequence.num_prompt_tokens
         prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
         if not token.is_valid:
-            self._finish(sequence)
+            self._finish(sequence, is_trusted=False)
             return RequestOutput(request.request_id, finish_reason="error")
         sequence.token_ids.append(token.token_id)
         self._num_generated_tokens += 1
@@ -340,10 +347,10 @@ class Scheduler:
             return "length", None
         return None, None
 
-    def _finish(self, sequence: Sequence) -> None:
+    def _finish(self, sequence: Sequence, *, is_trusted: bool = True) -> None:
         del self._sequences[sequence.sequence_id]
         self._running.remove(sequence)
-        self.blocks.close(sequence.sequence_id)
+        self.blocks.close(sequence.sequence_id, is_trusted=is_trusted)
 
     def _enqueue(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (sequence.rank, sequence))

@@ -30,6 +30,8 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache had when the request was first admitted."""
     was_admitted: bool = False
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Memo of `BlockManager.find_prefix`."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Collected over the chunks of the prompt; None once reported or never asked for."""
 
