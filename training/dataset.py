@@ -58,9 +58,69 @@ _OPENERS = (
     "Hey,",
     "So,",
     "OK,",
+    "And",
+    "Well,",
+    "Now",
     "Quick question:",
     "I wonder,",
     "One more question:",
+    "Tell me,",
+    "I have a question:",
+    "Can you tell me:",
+    "Could you say:",
+    "Question:",
+    "Do you know,",
+    "Hi there!",
+    "Good morning!",
+)
+_SYNONYMS = {
+    "how do i": "how can i|how could i|how do you|how should i|how would i|how does one|how to|how must i",
+    "how can i": "how do i|how could i|how would one|how to|what can i do to",
+    "what is": "what's|what exactly is|so what is|what on earth is|whats|what would be",
+    "what are": "what exactly are|whatre|so what are",
+    "what does": "what exactly does|what will",
+    "why is": "why's|how come|for what reason is",
+    "why do": "how come|for what reason do",
+    "explain": "describe|please explain|clarify",
+    "show": "display|print",
+    "see": "view|look at|find|check",
+    "get": "obtain|find|retrieve",
+    "delete": "remove|destroy|drop|erase",
+    "create": "make|set up|add|build",
+    "change": "modify|edit|alter",
+    "use": "work with|employ",
+    "start": "launch|begin",
+    "large": "big|huge",
+    "big": "large",
+    "slow": "so slow|sluggish",
+    "need": "require|want",
+    "my": "the|a|our",
+    "which": "what",
+    "mean": "stand for|signify",
+    "useful": "good|helpful",
+    "happens": "will happen",
+}
+_STOP_WORDS = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "my",
+        "do",
+        "does",
+        "is",
+        "are",
+        "i",
+        "to",
+        "of",
+        "in",
+        "for",
+        "it",
+        "there",
+        "me",
+        "you",
+        "can",
+    ]
 )
 _CLOSERS = ("please", "thanks", "in short", "for me", "briefly")
 _SYLLABLES = [
@@ -109,6 +169,7 @@ class Pair:
     answer: str
     questions: tuple[str, ...]
     held_out: tuple[str, ...] = ()
+    held_out_templates: tuple[str, ...] = ()
     weight: float = 1.0
 
 
@@ -172,8 +233,9 @@ def load_corpus(directory: Path = CORPUS) -> Corpus:
         ValueError: a file does not have the form that README.md describes.
     """
     pairs: list[Pair] = []
+    held_out = _read(directory / "held-out.yaml") if (directory / "held-out.yaml").exists() else {}
     for path in sorted(directory.glob("qa-*.yaml")):
-        pairs.extend(_pair(entry, path) for entry in _read(path))
+        pairs.extend(_pair(entry, path, held_out) for entry in _read(path))
     dialogues = tuple(
         Dialogue(
             entry["id"],
@@ -208,19 +270,19 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _pair(entry: dict[str, Any], path: Path) -> Pair:
-    unknown = set(entry) - {"id", "ask", "term", "plural", "task", "held_out", "answer", "weight"}
+def _pair(entry: dict[str, Any], path: Path, held_out: dict[str, list[str]]) -> Pair:
+    unknown = set(entry) - {"id", "ask", "term", "plural", "task", "answer", "weight"}
     if unknown or not entry.get("answer") or not ({"ask", "term", "task"} & set(entry)):
         raise ValueError(
             f"{path.name}: entry {entry.get('id')!r} is malformed (unknown keys: {sorted(unknown)})"
         )
-    questions = expand(entry)
-    chosen, kept_apart = _hold_out(entry["id"], questions)
+    questions, kept_apart = _hold_out(entry["id"], expand(entry), frozenset(entry.get("ask", ())))
     return Pair(
         id=entry["id"],
         answer=_one_line(entry["answer"]),
-        questions=chosen,
-        held_out=(*entry.get("held_out", ()), *kept_apart),
+        questions=questions,
+        held_out=tuple(held_out.get(entry["id"], ())),
+        held_out_templates=kept_apart,
         weight=float(entry.get("weight", 1.0)),
     )
 
@@ -243,15 +305,21 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def normal(question: str) -> str:
+    """Reduce a question to what counts when two of them are compared."""
+    return re.sub(r"[^a-z0-9<|>_\-+/= ]", "", question.lower()).strip()
+
+
 def _hold_out(
-    identifier: str, questions: tuple[str, ...]
+    identifier: str, questions: tuple[str, ...], own: frozenset[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Keep one phrasing of every third entry apart, never the canonical one."""
+    """Keep one phrasing that a template made apart, for every third entry."""
     digest = int.from_bytes(hashlib.sha256(identifier.encode()).digest()[:4], "big")
-    if digest % 3 or len(questions) < 6:
+    made = [question for question in questions[1:] if question not in own]
+    if digest % 3 or len(made) < 6:
         return questions, ()
-    index = 1 + (digest // 3) % (len(questions) - 1)
-    return questions[:index] + questions[index + 1 :], (questions[index],)
+    kept = made[(digest // 3) % len(made)]
+    return tuple(q for q in questions if normal(q) != normal(kept)), (kept,)
 
 
 class Sampler:
@@ -295,7 +363,7 @@ class Sampler:
         return self._phrasing(pair, rng), pair.answer
 
     def _phrasing(self, pair: Pair, rng: random.Random) -> str:
-        if rng.random() < 0.3:
+        if rng.random() < 0.15:
             return pair.questions[0]
         return vary(rng.choice(pair.questions), rng)
 
@@ -321,25 +389,50 @@ def off_topic_question(off_topic: OffTopic, rng: random.Random) -> str:
 
 
 def vary(question: str, rng: random.Random) -> str:
-    """Ask the same thing as people type it: case, punctuation, a polite word, a slip of the finger."""
-    text = question
-    if rng.random() < 0.08:
+    """Ask the same thing as people type it: other words, case, punctuation, a slip of the finger."""
+    text = _reword(question, rng) if rng.random() < 0.4 else question
+    if rng.random() < 0.1:
         opener = rng.choice(_OPENERS)
         text = f"{opener} {text if text[:2].isupper() or text[:2] == 'I ' else text[:1].lower() + text[1:]}"
     if rng.random() < 0.06 and text[-1:] in "?.":
         text = f"{text[:-1]}, {rng.choice(_CLOSERS)}{text[-1]}"
+    if rng.random() < 0.12 and len(text.split()) > 3:
+        text = _thin_out(text, rng)
+    text = _end(_recase(text, rng), rng)
+    return _slip(text, rng) if rng.random() < 0.06 else text
+
+
+def _reword(text: str, rng: random.Random) -> str:
+    """Replace one expression by another of like meaning, where there is one."""
+    found = [phrase for phrase in _SYNONYMS if re.search(rf"\b{phrase}\b", text, re.IGNORECASE)]
+    if not found:
+        return text
+    phrase = rng.choice(found)
+    other = rng.choice(_SYNONYMS[phrase].split("|"))
+    changed = re.sub(rf"\b{phrase}\b", other, text, count=1, flags=re.IGNORECASE)
+    return _capital(changed) if text[:1].isupper() else changed
+
+
+def _thin_out(text: str, rng: random.Random) -> str:
+    """Leave out small words, as in a search box, and now and then another one."""
+    words = text.split()
+    kept = [w for w in words if rng.random() > (0.6 if w.lower() in _STOP_WORDS else 0.05)]
+    return " ".join(kept) if len(kept) > 1 else text
+
+
+def _recase(text: str, rng: random.Random) -> str:
     case = rng.random()
     if case < 0.25:
-        text = text.lower()
-    elif case < 0.27:
-        text = text.upper()
+        return text.lower()
+    return text.upper() if case < 0.27 else text
+
+
+def _end(text: str, rng: random.Random) -> str:
     ending = rng.random()
     if ending < 0.25:
-        text = text.rstrip("?.!")
-    elif ending < 0.29:
-        text = text.rstrip("?.!") + rng.choice(("??", "!", "...", " ?"))
-    if rng.random() < 0.07:
-        text = _slip(text, rng)
+        return text.rstrip("?.!") or text
+    if ending < 0.29:
+        return text.rstrip("?.!") + rng.choice(("??", "!", "...", " ?"))
     return text
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -78,18 +79,17 @@ class Encoder:
 
 
 def batches(
-    sampler: Sampler, encoder: Encoder, *, batch_tokens: int, seed: int, first_chunk: int = 0
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yield (chunk number, ids, labels) for ever; samples of like length share a batch.
+    sampler: Sampler, encoder: Encoder, *, batch_tokens: int, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches for ever, always the same ones; samples of like length share a batch.
 
     Returns:
         ids     (B, T) int64, padded on the right with END_OF_TEXT_ID
         labels  (B, T) int64, IGNORED where the loss leaves a position out
     """
-    number = first_chunk
-    while True:
+    for number in count():
         encoded = sorted(
-            (encoder.encode(sample) for sample in sampler.chunk(number)), key=lambda e: len(e.ids)
+            (encoder.encode(s) for s in sampler.chunk(number)), key=lambda e: len(e.ids)
         )
         groups: list[list[Encoded]] = [[]]
         for item in encoded:
@@ -100,8 +100,7 @@ def batches(
             len(groups), generator=torch.Generator().manual_seed(seed * 100_003 + number)
         )
         for index in order.tolist():
-            yield number, *_pad(groups[index])
-        number += 1
+            yield _pad(groups[index])
 
 
 def _pad(group: list[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -122,7 +122,12 @@ def question_sets(corpus: Corpus, *, seed: int = 7) -> dict[str, list[Question]]
     return {
         "training questions, canonical": [_ask(p.questions[0], p.answer) for p in corpus.pairs],
         "training questions, any phrasing, as typed": [_ask(text, p.answer) for p, text in typed],
-        "held-out phrasings": [_ask(q, p.answer) for p in corpus.pairs for q in p.held_out],
+        "held-out phrasings, hand-written": [
+            _ask(q, p.answer) for p in corpus.pairs for q in p.held_out
+        ],
+        "held-out phrasings, from templates": [
+            _ask(q, p.answer) for p in corpus.pairs for q in p.held_out_templates
+        ],
         "with a system prompt": [
             _ask(p.questions[0], p.answer, ("system", rng.choice(corpus.systems)))
             for p in corpus.pairs[::3]

@@ -1,6 +1,6 @@
 """Train the models that come with the project: `exo/tiny-chat` and its draft, `exo/tiny-draft`.
 
-    python training/train.py                         # both, from nothing, about half an hour on 2 cores
+    python training/train.py                         # both, from nothing, some 20 minutes on 2 free cores
     python training/train.py --only tiny-draft       # one of them
     python training/train.py --evaluate-only         # figures of what is there, no training
 
@@ -11,10 +11,11 @@ number of threads give the same weights. It knows nothing of the engine or the c
 from __future__ import annotations
 
 import argparse
-import math
+import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,7 +32,7 @@ from training.shapes import SHAPES, Shape
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_OUT = HERE.parent / "exo_inference" / "hub" / "builtin_models"
-DEFAULT_STEPS = {"tiny-chat": 3600, "tiny-draft": 5000}
+DEFAULT_STEPS = {"tiny-chat": 2000, "tiny-draft": 2500}
 PEAK_LEARNING_RATE = {"tiny-chat": 2e-3, "tiny-draft": 4e-3}
 
 
@@ -42,8 +43,9 @@ class Run:
     steps: int
     batch_tokens: int
     final_loss: float
-    tokens_seen: int
     seconds: float
+    seed: int
+    threads: int
 
 
 def main() -> int:
@@ -51,14 +53,26 @@ def main() -> int:
     options = _parse()
     torch.set_num_threads(options.threads)
     corpus = load_corpus()
-    runs: dict[str, Run] = {}
     if not options.evaluate_only:
         tokenizer = train_tokenizer(corpus.texts())
         for name in [options.only] if options.only else list(SHAPES):
-            runs[name] = _train_one(SHAPES[name], corpus, tokenizer, options)
+            run = _train_one(SHAPES[name], corpus, tokenizer, options)
+            _record(options.checkpoints, name).write_text(json.dumps(asdict(run)), encoding="utf-8")
     if not options.no_report:
-        write_report(options.out, corpus, runs, seed=options.seed, threads=options.threads)
+        records = {name: _record(options.checkpoints, name) for name in SHAPES}
+        runs = {
+            name: json.loads(path.read_text(encoding="utf-8"))
+            for name, path in records.items()
+            if path.exists()
+        }
+        write_report(options.out, corpus, runs)
     return 0
+
+
+def _record(checkpoints: Path, name: str) -> Path:
+    """Name the file that keeps what a run was until the report is written."""
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    return checkpoints / f"{name}.json"
 
 
 def _parse() -> argparse.Namespace:
@@ -84,18 +98,14 @@ def _train_one(
     """Train one model and write its folder; a checkpoint is kept every 250 steps."""
     torch.manual_seed(options.seed)
     model = _build(shape)
+    peak = PEAK_LEARNING_RATE[shape.name]
+    optimizer = _optimizer(model, peak)
     steps = options.steps or DEFAULT_STEPS[shape.name]
-    optimizer = _optimizer(model, PEAK_LEARNING_RATE[shape.name])
     checkpoint = options.checkpoints / f"{shape.name}.pt"
-    done, chunk, losses, tokens = 0, 0, [], 0
-    if options.resume and checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        done, chunk, tokens = state["step"], state["chunk"] + 1, state["tokens"]
-    parameters = sum(p.numel() for p in model.parameters())
+    done, seconds = _restore(checkpoint, model, optimizer) if options.resume else (0, 0.0)
+    num_parameters = sum(p.numel() for p in model.parameters())
     print(
-        f"{shape.name}: {parameters:,} parameters, {steps} steps of {options.batch_tokens} tokens",
+        f"{shape.name}: {num_parameters:,} parameters, {steps} steps of {options.batch_tokens} tokens",
         flush=True,
     )
     stream = batches(
@@ -103,28 +113,45 @@ def _train_one(
         Encoder(tokenizer),
         batch_tokens=options.batch_tokens,
         seed=options.seed,
-        first_chunk=chunk,
     )
     model.train()
-    started = time.monotonic()
-    for step, (chunk, ids, labels) in zip(range(done, steps), stream, strict=False):
+    losses: list[float] = []
+    started = time.monotonic() - seconds
+    for step, (ids, labels) in enumerate(islice(stream, done, steps), start=done):
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_LEARNING_RATE[shape.name] * _schedule(step, steps)
-        loss = _loss(model, ids, labels)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
-        tokens += ids.numel()
-        _show(step + 1, steps, done, losses, time.monotonic() - started)
+            group["lr"] = peak * _schedule(step, steps)
+        losses.append(_step(model, optimizer, ids, labels))
+        _show(step + 1, steps, losses, time.monotonic() - started)
         if (step + 1) % 250 == 0:
-            _save(checkpoint, model, optimizer, step=step + 1, chunk=chunk, tokens=tokens)
-    recent = losses[-50:] or [math.nan]
+            _save(checkpoint, model, optimizer, step=step + 1, seconds=time.monotonic() - started)
     write_model(options.out / shape.name, shape, model.state_dict(), tokenizer)
-    return Run(
-        steps, options.batch_tokens, sum(recent) / len(recent), tokens, time.monotonic() - started
-    )
+    final_loss = sum(losses[-50:]) / max(len(losses[-50:]), 1)
+    seconds = time.monotonic() - started
+    return Run(steps, options.batch_tokens, final_loss, seconds, options.seed, options.threads)
+
+
+def _step(
+    model: LlamaForCausalLM, optimizer: torch.optim.AdamW, ids: torch.Tensor, labels: torch.Tensor
+) -> float:
+    """Take one optimizer step and return the loss before it; shapes as in `_loss`."""
+    loss = _loss(model, ids, labels)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
+def _restore(
+    path: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW
+) -> tuple[int, float]:
+    """Load the last checkpoint, where there is one; return the steps done and the time they took."""
+    if not path.exists():
+        return 0, 0.0
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"], state["seconds"]
 
 
 def _build(shape: Shape) -> LlamaForCausalLM:
@@ -141,9 +168,9 @@ def _optimizer(model: LlamaForCausalLM, peak: float) -> torch.optim.AdamW:
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Warm up over 100 steps, hold, then fall to zero over the last 40 %."""
+    """Warm up over 100 steps, hold, then fall to zero over the last half."""
     warm = min(1.0, (step + 1) / 100)
-    left = (steps - step) / (0.4 * steps)
+    left = (steps - step) / (0.5 * steps)
     return warm * min(1.0, left)
 
 
@@ -151,6 +178,7 @@ def _loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> t
     """Cross entropy of the next token, computed for the labelled positions alone.
 
     Args:
+        model: the model in training.
         ids: (B, T) int64, padded on the right; being causal, no mask is needed.
         labels: (B, T) int64, negative where a position does not count.
     """
@@ -161,11 +189,11 @@ def _loss(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> t
     return torch.nn.functional.cross_entropy(logits, wanted[counts])
 
 
-def _show(step: int, steps: int, first: int, losses: list[float], elapsed: float) -> None:
+def _show(step: int, steps: int, losses: list[float], elapsed: float) -> None:
     if step % 50 and step != steps:
         return
     recent = losses[-50:]
-    left = elapsed / max(step - first, 1) * (steps - step)
+    left = elapsed / step * (steps - step)
     print(
         f"  step {step:5d}/{steps}  loss {sum(recent) / len(recent):.4f}  {elapsed:6.0f} s  {left:6.0f} s left",
         flush=True,
@@ -173,7 +201,7 @@ def _show(step: int, steps: int, first: int, losses: list[float], elapsed: float
 
 
 def _save(
-    path: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW, **progress: int
+    path: Path, model: LlamaForCausalLM, optimizer: torch.optim.AdamW, **progress: float
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
