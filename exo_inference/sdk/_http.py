@@ -7,6 +7,7 @@ becomes `ConnectionFailed` here and nowhere else.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import ssl
 import time
@@ -30,6 +31,13 @@ AsyncHandler = httpx.AsyncBaseTransport
 DEFAULT_TIMEOUT_SECONDS = 60.0
 STREAM_TIMEOUT_SECONDS = 90.0
 """How long a followed log may be silent before the connection counts as dead and is made anew."""
+
+_NO_PROXY: Mapping[str, None] = {
+    "all://127.0.0.1": None,
+    "all://localhost": None,
+    "all://[::1]": None,
+}
+"""A proxy of the environment cannot reach this machine's own addresses; Go's clients know that too."""
 
 _NEVER_SENT = (
     httpx.ConnectError,
@@ -82,7 +90,9 @@ class Transport:
         self.options = options
         self.monotonic: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
-        self._client = httpx.Client(timeout=options.timeout, transport=handler)
+        self._client = httpx.Client(
+            timeout=options.timeout, transport=handler, verify=_tls(), mounts=dict(_NO_PROXY)
+        )
 
     def send(self, endpoint: str, request: Request) -> Response:
         """Send a request and return the answer, whatever its status.
@@ -133,7 +143,9 @@ class AsyncTransport:
         self.options = options
         self.monotonic: Callable[[], float] = time.monotonic
         self.sleep = asyncio.sleep
-        self._client = httpx.AsyncClient(timeout=options.timeout, transport=handler)
+        self._client = httpx.AsyncClient(
+            timeout=options.timeout, transport=handler, verify=_tls(), mounts=dict(_NO_PROXY)
+        )
 
     async def send(self, endpoint: str, request: Request) -> Response:
         """Send a request and return the answer, whatever its status.
@@ -177,6 +189,12 @@ class AsyncTransport:
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Return the trust store; reading it takes longer than a request, so it is read once."""
+    return httpx.create_ssl_context()
 
 
 def _build(

@@ -25,7 +25,7 @@ def operation_interval(elapsed_seconds: float) -> float:
 
 def ready_interval(elapsed_seconds: float) -> float:
     """Return the pause before the next look at an object: quick at first, 5 s in the long run."""
-    return max(0.25, min(5.0, elapsed_seconds / 20.0))
+    return max(0.1, min(5.0, elapsed_seconds / 20.0))
 
 
 def finished(operation: Operation) -> bool:

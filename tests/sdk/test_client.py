@@ -255,3 +255,13 @@ def test_importing_the_package_loads_no_http_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_proxy_of_the_environment_is_not_asked_for_this_machine(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    api.on("GET", "/ai/model", {"models": []})
+    with Client("EXOk", "s", endpoint=api.endpoint) as client:
+        assert client.models.list() == []

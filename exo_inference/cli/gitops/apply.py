@@ -184,7 +184,10 @@ def _wait(
     for change in changes:
         left = max(0.0, end - time.monotonic())
         if change.action == Action.DELETE:
-            if change.kind != MODEL_KIND and change.live is not None:
+            assert change.live is not None, "only what exists is deleted"
+            if change.kind == MODEL_KIND:
+                client.models.wait_until_deleted(change.live.id, timeout=left)
+            else:
                 wait_until_deleted(session, client, change.name, change.live.id, left)
         elif change.kind == MODEL_KIND:
             wait_for_model(session, client, change.name, ids[change.label], left)

@@ -42,6 +42,7 @@ class AsyncDeployments:
         engine_parameters: Sequence[str] = (),
         engine_version: str | None = None,
         engine: str | None = None,
+        product_name: str | None = None,
         dry_run: bool = False,
     ) -> Operation:
         """Create a deployment; `reference.id` of the answer is its id.
@@ -55,6 +56,7 @@ class AsyncDeployments:
             engine_parameters: flags of the engine, one item each: `--max-model-len=4096`.
             engine_version: the release whose flags they are.
             engine: which engine (additive).
+            product_name: identifier that usage is billed under.
             dry_run: only ask whether it would be admitted (additive).
         """
         fields = {
@@ -65,6 +67,7 @@ class AsyncDeployments:
             "inference-engine-parameters": _requests.parameter_list(engine_parameters) or None,
             "inference-engine-version": engine_version,
             "inference-engine": engine,
+            "product-name": product_name,
         }
         call = _requests.create_deployment(name, fields, dry_run=dry_run)
         return await self._client.send_write(call, dry_run=dry_run)
