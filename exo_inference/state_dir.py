@@ -16,6 +16,7 @@ written, so several control planes live side by side. Layout::
       models/UID/              one folder per model
       replicas/ID/             one folder per engine replica: its log, its socket, its record
       logs/NAME.log            supervisor, controller, gateway
+      cache/                   what engines compile and keep between runs
       usage.json               requests and tokens per deployment and key, written by the gateway
 """
 
@@ -80,6 +81,8 @@ class StateDir:
         self.models_dir = self.root / "models"
         self.replicas_dir = self.root / "replicas"
         self.logs_dir = self.root / "logs"
+        self.cache_dir = self.root / "cache"
+        self.usage_file = self.root / "usage.json"
 
     def create(self) -> None:
         """Make the directory tree, readable by its owner alone. Idempotent."""

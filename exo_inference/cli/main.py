@@ -22,6 +22,7 @@ import click
 
 from exo_inference.cli.failures import describe, describe_usage
 from exo_inference.cli.root import root
+from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ExoError
 
 FAILURE = 1
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except OSError as error:
-        return _report(f"error: {error.strerror or error}: {error.filename or 'output'}", FAILURE)
+        what = f"{error.filename}: " if error.filename else ""
+        return _report(harmless(f"error: {what}{error.strerror or error}"), FAILURE)
     return outcome if isinstance(outcome, int) else 0
 
 

@@ -6,6 +6,7 @@ Run as `python -m exo_inference.cli.reference --write`, or with `--check` to onl
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,38 +18,44 @@ from exo_inference.cli.tree import CommandGroup
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 _WIDTH = 100
+_GLOBAL_SECTION = re.compile(r"Global options:\n(?:  .*\n)+\n")
 _INTRODUCTION = """\
 # Command line
 
 <!-- Written by `python -m exo_inference.cli.reference --write`; do not edit. -->
 
 The program is `exo`, or `exo-inference`, which is the same. `exo ai` and `exo inference` are short for
-`exo dedicated-inference`. Global options may stand before or after any subcommand. How flags,
-environment and configuration file relate: [configuration](configuration.md). What a command ends
-with: [exit codes](exit-codes.md).
+`exo dedicated-inference`. The global options, listed with `exo` below, work with every command and may
+stand before or after any subcommand. How flags, environment and configuration file relate:
+[configuration](configuration.md). What a command ends with: [exit codes](exit-codes.md).
 """
 
 
-def walk(
-    command: click.Command, ctx: click.Context
+def walk_all() -> Iterator[tuple[click.Command, click.Context]]:
+    """Yield every command of the program with its context, parents first."""
+    yield from _walk(root, "exo", None)
+
+
+def _walk(
+    command: click.Command, name: str, parent: click.Context | None
 ) -> Iterator[tuple[click.Command, click.Context]]:
-    """Yield every command of the tree with its context, parents first."""
+    ctx = click.Context(command, info_name=name, parent=parent, **command.context_settings)
     yield command, ctx
     if isinstance(command, CommandGroup):
-        for name in command.list_commands(ctx):
-            member = command.get_command(ctx, name)
-            assert member is not None, f"{name} is listed and missing"
-            yield from walk(member, click.Context(member, info_name=name, parent=ctx))
+        for member in command.members:
+            yield from _walk(member.load(), member.name, ctx)
 
 
 def reference_page() -> str:
     """Return the page as it should be."""
     parts = [_INTRODUCTION]
-    top = click.Context(root, info_name="exo", terminal_width=_WIDTH, max_content_width=_WIDTH)
-    for command, ctx in walk(root, top):
+    for command, ctx in walk_all():
         formatter = click.HelpFormatter(width=_WIDTH)
         command.format_help(ctx, formatter)
-        parts.append(f"## {ctx.command_path}\n\n```text\n{formatter.getvalue().rstrip()}\n```\n")
+        text = formatter.getvalue().rstrip()
+        if ctx.parent is not None:
+            text = _GLOBAL_SECTION.sub("", text)
+        parts.append(f"## {ctx.command_path}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
 

@@ -139,8 +139,8 @@ def _wait_until_gone(
 
 
 def _remove_traces(state: StateDir) -> None:
-    """Remove sockets and records of processes that have ended."""
-    for pattern in ("run/*.json", "run/*.sock", "replicas/*/*.sock"):
+    """Remove what ended processes left: records, locks, sockets, half-written files."""
+    for pattern in ("run/*", "run/.*", "replicas/*/*.sock", ".*.json.*"):
         for path in state.root.glob(pattern):
             path.unlink(missing_ok=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -120,29 +121,38 @@ def check_installation() -> None:
 
 @contextmanager
 def only_one_start(state: StateDir) -> Iterator[None]:
-    """Keep two starts in one directory apart: the second waits for the first."""
-    create_state_dir(state)
-    descriptor = os.open(state.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    """Keep two starts in one directory apart: the second waits for the first.
 
-
-def create_state_dir(state: StateDir) -> None:
-    """Make the directory.
+    A directory that was made for a start that is refused goes again.
 
     Raises:
-        UsageError: it cannot be made or written to.
+        UsageError: the directory cannot be made or written to.
     """
+    is_new = not state.root.exists()
     try:
         state.create()
+        descriptor = os.open(state.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
         raise UsageError(
             f"cannot use {state.root} as state directory: {exc.strerror or exc}",
             hint="Choose another one with --state-dir.",
         ) from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    except UsageError:
+        if is_new:
+            _remove_empty(state)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove_empty(state: StateDir) -> None:
+    with contextlib.suppress(OSError):
+        for path in (state.run_dir, state.models_dir, state.replicas_dir, state.logs_dir):
+            path.rmdir()
+        state.root.rmdir()
 
 
 def configure(state: StateDir, options: LaunchOptions) -> LocalSettings:

@@ -71,7 +71,7 @@ class Overview:
                 f"Replica {process.name}"
                 if process.role == "engine"
                 else process.name.capitalize(),
-                process.state + (f", pid {process.pid}" if process.pid else ""),
+                ", ".join(filter(None, (process.state, _pid(process), process.details))),
             )
             for process in self.processes
         ]
@@ -122,12 +122,18 @@ def _with_answer(process: LocalProcess, settings: LocalSettings | None) -> Local
     return process if does_answer(url) else replace(process, state="starting")
 
 
+def _pid(process: LocalProcess) -> str:
+    return f"pid {process.pid}" if process.pid else ""
+
+
 def _process_object(process: LocalProcess) -> dict[str, Any]:
     known: dict[str, Any] = {
         "name": process.name,
         "pid": process.pid,
         "state": process.state,
     }
+    if process.details:
+        known["details"] = process.details
     if process.role == "engine":
         known |= {"deployment": process.deployment, "replica": process.name}
     return known

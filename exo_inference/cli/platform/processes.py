@@ -35,6 +35,7 @@ class LocalProcess:
         state: `running`, `not running`; for engines `starting`, `ready` or `draining`.
         role: `server`, `shim`, `engine`, or `stray` for others that belong to a replica.
         deployment: id of the deployment of an engine or its shim.
+        details: why a server does not stay up.
     """
 
     name: str
@@ -43,6 +44,7 @@ class LocalProcess:
     state: str
     role: str
     deployment: str | None = None
+    details: str = ""
 
     @property
     def alive(self) -> bool:
@@ -79,7 +81,9 @@ def find_servers(state: StateDir) -> list[LocalProcess]:
         if record is not None and record.alive:
             found.append(LocalProcess(name, record.pid, record.start_ticks, "running", "server"))
         else:
-            found.append(LocalProcess(name, None, None, "not running", "server"))
+            failure = state.read_failure(name)
+            details = f"tried {failure.attempts} times: {failure.message}" if failure else ""
+            found.append(LocalProcess(name, None, None, "not running", "server", details=details))
     return found
 
 

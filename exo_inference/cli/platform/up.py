@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -21,12 +20,15 @@ from exo_inference.cli.platform.launching import (
     supervisor_command,
 )
 from exo_inference.cli.platform.overview import FIELD_NAMES, Overview, look_at
+from exo_inference.cli.platform.processes import find_servers
 from exo_inference.cli.progress import Step, step
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import ExoError, NotReady
 
 if TYPE_CHECKING:
+    import subprocess
+
     from exo_inference.state_dir import StateDir
 
 START_SECONDS = 60.0
@@ -77,18 +79,13 @@ def up(
     state = state_dir_of(session)
     check_installation()
     with only_one_start(state):
-        before = look_at(state)
-        supervised = any(p.name == "supervisor" and p.pid for p in before.processes)
-        if supervised and before.settings is not None:
-            refuse_changes(options, before.settings)
-            headline = "The control plane is already running."
-            supervisor = None
-        else:
+        overview = look_at(state)
+        headline = "The control plane is already running."
+        if overview.settings is not None and overview.state != "stopped":
+            refuse_changes(options, overview.settings)
+        if overview.state != "running":
             headline = "The control plane is running."
-            configure(state, options)
-            supervisor = _spawn(state)
-        with step("Starting the control plane", quiet=session.quiet) as running:
-            overview = _wait_until_up(state, supervisor, start_timeout, running)
+            overview = _start(session, state, options, start_timeout)
     if output.format == "table" and output.template is None:
         session.success(headline)
     output.show(overview.record(), rows=overview.rows())
@@ -96,8 +93,23 @@ def up(
         _suggest(session)
 
 
+def _start(
+    session: Session, state: StateDir, options: LaunchOptions, limit_seconds: float
+) -> Overview:
+    """Start what does not run; what does is adopted."""
+    supervised = any(p.name == "supervisor" and p.alive for p in find_servers(state))
+    supervisor = None
+    if not supervised:
+        configure(state, options)
+        supervisor = _spawn(state)
+    with step("Starting the control plane", quiet=session.quiet) as running:
+        return _wait_until_up(state, supervisor, limit_seconds, running)
+
+
 def _spawn(state: StateDir) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, so that it outlives this terminal."""
+    import subprocess
+
     with (state.logs_dir / "supervisor.log").open("ab") as log:
         return subprocess.Popen(
             supervisor_command(state),
@@ -133,14 +145,15 @@ def _wait_until_up(
                 + _log_tail(state),
                 hint=f"All of it is in {state.logs_dir}.",
             )
-        waiting = [
-            p.name for p in overview.processes if p.role == "server" and p.state != "running"
-        ]
-        running.detail(f"waiting for {', '.join(waiting)}")
+        waiting = ", ".join(
+            f"{process.name} ({process.details})" if process.details else process.name
+            for process in overview.processes
+            if process.role == "server" and process.state != "running"
+        )
+        running.detail(f"waiting for {waiting}")
         if time.monotonic() >= deadline:
             raise NotReady(
-                f"the control plane does not answer after {limit_seconds:g} s: "
-                f"{', '.join(waiting)} not ready",
+                f"the control plane does not answer after {limit_seconds:g} s: {waiting}",
                 state=overview.state,
                 hint=f"Look at the logs in {state.logs_dir}; `exo dedicated-inference down` stops it.",
             )
