@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
-import jsonschema
 import pytest
 from exoscale.api.exceptions import (
     ExoscaleAPIAuthException,
@@ -16,43 +13,21 @@ from exoscale.api.exceptions import (
 )
 from exoscale.api.v2 import Client
 
+from tests.controller.openapi import check_answer
+
 from .conftest import Stack
-
-OPENAPI = json.loads(resources.files("exoscale").joinpath("openapi.json").read_text())
-
-
-def matching_schema(method: str, path: str, status: int) -> dict[str, Any] | None:
-    """Return the schema the package's own document gives for an answer, if it knows the status."""
-    parts = path.removeprefix("/v2").split("/")
-    for template, operations in OPENAPI["paths"].items():
-        wanted = template.split("/")
-        if len(wanted) == len(parts) and all(
-            a == b or a.startswith("{") for a, b in zip(wanted, parts, strict=True)
-        ):
-            answer = operations.get(method.lower(), {}).get("responses", {}).get(str(status))
-            if answer:
-                return answer["content"]["application/json"]["schema"]
-    return None
 
 
 class Recorder:
-    """Validates every answer that passes through the client's session."""
+    """Holds every answer that passes through the client's session to the package's document."""
 
     def __init__(self) -> None:
         self.validated = 0
 
     def __call__(self, response: Any, *_: Any, **__: Any) -> None:
         request = response.request
-        schema = matching_schema(
-            request.method, request.path_url.split("?")[0], response.status_code
-        )
-        if schema is None and response.status_code >= 400:
-            schema = {"$ref": "#/components/schemas/error-response"}
-        assert schema is not None, (request.method, request.path_url, response.status_code)
-        document = {**schema, "components": OPENAPI["components"]}
-        jsonschema.Draft202012Validator(
-            document, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-        ).validate(response.json())
+        path = request.path_url.split("?")[0].removeprefix("/v2")
+        check_answer(request.method, path, response.status_code, response.json())
         self.validated += 1
 
 
@@ -64,9 +39,9 @@ def recorder() -> Recorder:
 @pytest.fixture
 def client(stack: Stack, recorder: Recorder) -> Iterator[Client]:
     client = Client(stack.key, stack.secret, url=stack.endpoint)
-    client.session.hooks["response"].append(recorder)
+    client.http_client.hooks["response"].append(recorder)
     yield client
-    client.session.close()
+    client.http_client.close()
 
 
 def wait_for(read: Any, done: Any, seconds: float = 60) -> Any:
@@ -158,7 +133,7 @@ def test_wrong_secret_is_an_authentication_error(stack: Stack) -> None:
     wrong = Client(stack.key, "wrong", url=stack.endpoint)
     with pytest.raises(ExoscaleAPIAuthException, match="403"):
         wrong.list_models()
-    wrong.session.close()
+    wrong.http_client.close()
 
 
 @pytest.mark.parametrize(
