@@ -139,3 +139,11 @@ def stopped_controller(tmp_path: Path) -> Controller:
 def controller(stopped_controller: Controller) -> Iterator[Controller]:
     with stopped_controller.running():
         yield stopped_controller
+
+
+@pytest.fixture(scope="module")
+def idle_controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    """One controller for all tests of a module; for those that leave nothing behind."""
+    controller = Controller(StateDir(tmp_path_factory.mktemp("idle") / "state"))
+    with controller.running():
+        yield controller

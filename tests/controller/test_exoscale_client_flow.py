@@ -144,10 +144,10 @@ def test_scoped_keys_live_and_go_with_their_deployment(controller: Controller) -
         ),
     ],
 )
-def test_refusals_reach_the_client_as_documented(controller: Controller, call, status) -> None:
+def test_refusals_reach_the_client_as_documented(idle_controller: Controller, call, status) -> None:
     error = ExoscaleAPIAuthException if status == 403 else ExoscaleAPIClientException
     with pytest.raises(error, match=str(status)) as refused:
-        call(controller.client())
+        call(idle_controller.client())
     assert len(refused.value.response.json()["detail"]) > 10
 
 

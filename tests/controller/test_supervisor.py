@@ -125,7 +125,7 @@ def begin(command, output=subprocess.DEVNULL) -> subprocess.Popen[bytes]:
 async def eventually(condition, seconds: float = 10.0):
     """Wait until `condition()` is true and return what it returned."""
     async with asyncio.timeout(seconds):
-        while not (value := condition()):  # noqa: ASYNC110 -- other processes' work
+        while not (value := condition()):
             await asyncio.sleep(0.01)
         return value
 
@@ -280,6 +280,21 @@ def test_real_servers_run_by_module_with_the_directory(state):
 )
 def test_back_off_doubles_up_to_its_ceiling(failures, delay):
     assert RestartPolicy().delay_seconds(failures) == pytest.approx(delay)
+
+
+@pytest.mark.parametrize(
+    ("up_seconds", "exit_code", "started"),
+    [
+        pytest.param(0.9, -9, False, id="killed while it started"),
+        pytest.param(1.1, -9, True, id="killed while it ran"),
+        pytest.param(1.1, None, True, id="adopted, so not known how it ended"),
+        pytest.param(1.1, 1, False, id="ended itself while it started"),
+        pytest.param(1.1, -11, False, id="crashed while it started"),
+        pytest.param(3.1, 1, True, id="ended itself after a while"),
+    ],
+)
+def test_only_failed_starts_are_backed_off_from(up_seconds, exit_code, started):
+    assert RestartPolicy().had_started(up_seconds, exit_code) == started
 
 
 def test_large_log_is_rotated_under_its_writer(tmp_path):

@@ -30,6 +30,7 @@ class Database:
         self.path = path
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._connection: sqlite3.Connection | None = None
+        self._is_closed = False
 
     @classmethod
     async def open(cls, path: Path) -> Database:
@@ -56,6 +57,7 @@ class Database:
 
     async def close(self) -> None:
         """Finish what was begun and close the file. Idempotent."""
+        self._is_closed = True
         await asyncio.to_thread(self._shut)
 
     def _shut(self) -> None:
@@ -65,6 +67,8 @@ class Database:
         self._executor.shutdown(wait=True)
 
     async def _run(self, work: Callable[[], T]) -> T:
+        if self._is_closed:
+            raise StoreError(f"the database {self.path} is closed")
         future = asyncio.get_running_loop().run_in_executor(self._executor, self._guard, work)
         try:
             return await asyncio.shield(future)
@@ -96,8 +100,7 @@ class Database:
         migrate(connection, self.path)
 
     def _live_connection(self) -> sqlite3.Connection:
-        if self._connection is None:
-            raise StoreError(f"the database {self.path} is closed")
+        assert self._connection is not None, "open() connects, and _run refuses after close()"
         return self._connection
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:

@@ -1,0 +1,148 @@
+"""What can be wrong with the file: each a clear refusal, and nothing lost."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from exo_inference.controller.stores.base import (
+    ObjectNotFound,
+    Recording,
+    StoreDamaged,
+    StoreTooNew,
+    StoreUnwritable,
+)
+from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.errors import StoreError
+from exo_inference.resources import InferenceDeployment
+from exo_inference.wire import Operation, OperationState
+from tests.controller.stores.objects import deployment
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "controller.db"
+
+
+async def fill(path: Path, count: int) -> None:
+    store = await SqliteStore.open(path)
+    for number in range(count):
+        await store.create(deployment(f"d{number}"))
+    await store.close()
+
+
+async def test_the_file_is_readable_by_its_owner_alone(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    await store.create(deployment())
+    for file in path.parent.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    await store.close()
+
+
+async def test_every_write_is_durable(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    mode, level = await store._database.read(
+        lambda db: (
+            db.execute("PRAGMA journal_mode").fetchone()[0],
+            db.execute("PRAGMA synchronous").fetchone()[0],
+        )
+    )
+    assert (mode, level) == ("wal", 2)
+    await store.close()
+
+
+async def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
+    await fill(path, 1)
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StoreTooNew, match="schema version 99"):
+        await SqliteStore.open(path)
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (99,)
+        assert db.execute("SELECT count(*) FROM objects").fetchone() == (1,)
+    db.close()
+
+
+async def test_a_database_of_something_else_is_refused(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE cats (name TEXT)")
+    db.close()
+    with pytest.raises(StoreDamaged, match="another program"):
+        await SqliteStore.open(path)
+
+
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
+    path.write_text("this is not a database, but it is long enough to look like a header" * 20)
+    before = path.read_bytes()
+    with pytest.raises(StoreDamaged, match="damaged"):
+        await SqliteStore.open(path)
+    assert path.read_bytes() == before
+
+
+async def test_damaged_pages_are_found_at_the_start(path: Path) -> None:
+    await fill(path, 50)
+    data = bytearray(path.read_bytes())
+    data[4096:12288] = b"\xff" * 8192
+    path.write_bytes(data)
+    with pytest.raises(StoreDamaged) as refused:
+        await SqliteStore.open(path)
+    assert refused.value.hint is not None
+    assert "Restore a copy" in refused.value.hint
+
+
+async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnwritable, match="no/where"):
+        await SqliteStore.open(tmp_path / "no/where/controller.db")
+
+
+async def test_a_full_disk_refuses_the_write_and_keeps_the_rest(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    await store.create(deployment("before"))
+    await store._database.read(lambda db: db.execute("PRAGMA max_page_count = 1"))
+    operation = Operation(id="op-1", state=OperationState.SUCCESS)
+    with pytest.raises(StoreUnwritable, match="the disk is full; nothing was changed"):
+        for number in range(500):
+            await store.create(deployment(f"d{number}"), Recording(operation))
+            operation = operation.model_copy(update={"id": f"op-{number + 2}"})
+    stored = len(await store.list(InferenceDeployment))
+    with pytest.raises(ObjectNotFound):
+        await store.get_operation(operation.id)
+    await store._database.read(lambda db: db.execute("PRAGMA max_page_count = 100000"))
+    await store.create(deployment("after"))
+    assert len(await store.list(InferenceDeployment)) == stored + 1
+    await store.close()
+
+
+async def test_a_read_only_database_refuses_writes_and_still_reads(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    await store.create(deployment())
+    await store._database.read(lambda db: db.execute("PRAGMA query_only = ON"))
+    with pytest.raises(StoreUnwritable, match="read-only"):
+        await store.create(deployment("other"))
+    assert len(await store.list(InferenceDeployment)) == 1
+    await store.close()
+
+
+async def test_a_lock_of_another_process_is_said_to_be_one(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    await store._database.read(lambda db: db.execute("PRAGMA busy_timeout = 10"))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnwritable, match="another process"):
+        await store.create(deployment())
+    other.execute("ROLLBACK")
+    other.close()
+    await store.create(deployment())
+    await store.close()
+
+
+async def test_a_closed_store_says_so(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.list(InferenceDeployment)
