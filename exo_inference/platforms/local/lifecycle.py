@@ -92,9 +92,9 @@ class Lifecycle:
         if not self._swept:
             sweep(self._replicas_dir)
             self._swept = True
-        loaded = (replica.facts() for replica in list_replicas(self._replicas_dir))
-        chosen = [f for f in loaded if f is not None and uid in (None, f.record.uid)]
-        return sorted(chosen, key=lambda facts: (facts.record.created_at, facts.name))
+        loaded = (replica.facts(uid) for replica in list_replicas(self._replicas_dir))
+        found = [facts for facts in loaded if facts is not None]
+        return sorted(found, key=lambda facts: (facts.record.created_at, facts.name))
 
     def obstacle(self, name: str) -> str:
         """Return why the last attempt to start a replica came to nothing, else an empty text."""

@@ -104,6 +104,7 @@ def _judge_crashed(sight: Sight) -> tuple[ReplicaPhase, str]:
     why = sight.failure.message if sight.failure else "the engine ended while nobody watched"
     if facts.exit is not None and facts.exit.killed:
         why = "the engine did not answer its health check and was killed"
+    why = why.rstrip(". ")
     if has_failed(sight):
         return ReplicaPhase.FAILED, (
             f"{why}. It is not started again until the deployment changes. "

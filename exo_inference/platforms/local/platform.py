@@ -151,8 +151,8 @@ class LocalPlatform:
     def _choose(self, uid: str, query: LogQuery) -> list[ReplicaDir]:
         chosen = []
         for replica in list_replicas(self._state_dir.replicas_dir):
-            facts = replica.facts()
-            if facts is None or facts.record.uid != uid:
+            record = replica.record()
+            if record is None or record.uid != uid:
                 continue
             if query.replica is None or query.replica == replica.name:
                 chosen.append(replica)

@@ -153,15 +153,15 @@ class ReplicaDir:
         (temporary / "lock").touch(mode=0o600)
         return cls(temporary.rename(parent / record.name))
 
-    def facts(self) -> ReplicaFacts | None:
-        """Read the replica; None when it is not (or no longer) one."""
-        running = self.is_running()  # first: the shim writes exit.json before it lets go
+    def facts(self, uid: str | None = None) -> ReplicaFacts | None:
+        """Read the replica; None when it is not (or no longer) one, or of another deployment."""
         record = self.record()
-        if record is None:
+        if record is None or uid not in (None, record.uid):
             return None
+        running = self.is_running()  # before the rest: the shim writes exit.json, then lets go
         launch = _read(self.path / "launch.json", Launch)
         run = launch.run if launch else 0
-        process = _read(self.path / "process.json", Process)
+        process = self.process()
         ended = _read(self.path / "exit.json", Exit)
         return ReplicaFacts(
             record=record,
@@ -176,6 +176,10 @@ class ReplicaDir:
     def record(self) -> ReplicaRecord | None:
         """Read what the replica was made for; None when it is not one."""
         return _read(self.path / "record.json", ReplicaRecord)
+
+    def process(self) -> Process | None:
+        """Read the processes of the last run whose engine was started."""
+        return _read(self.path / "process.json", Process)
 
     def is_running(self) -> bool:
         """Whether a shim holds the lock."""

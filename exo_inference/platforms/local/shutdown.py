@@ -11,7 +11,7 @@ import signal
 import time
 
 from exo_inference.platforms.local.processes import signal_shim
-from exo_inference.platforms.local.replica_dir import ReplicaFacts, list_replicas
+from exo_inference.platforms.local.replica_dir import ReplicaDir, list_replicas
 from exo_inference.state_dir import StateDir
 
 _POLL_SECONDS = 0.05
@@ -39,19 +39,17 @@ async def _signal_until_gone(
     signalled: set[str] = set()
     while True:
         running = await asyncio.to_thread(_list_running, state_dir)
-        for facts in running:
-            # A shim that has only just started has no record yet: it is signalled once it has.
-            if (
-                facts.name not in signalled
-                and facts.process is not None
-                and signal_shim(facts.process, number)
-            ):
-                signalled.add(facts.name)
+        for replica in running:
+            # A shim that has only just started has no process record yet, or that of the run
+            # before, which no signal reaches: it is signalled once it has its own.
+            process = replica.process()
+            if process is not None and replica.name not in signalled:
+                signalled |= {replica.name} if signal_shim(process, number) else set()
         if not running or time.monotonic() >= end:
-            return [facts.name for facts in running]
+            return [replica.name for replica in running]
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _list_running(state_dir: StateDir) -> list[ReplicaFacts]:
-    facts = [replica.facts() for replica in list_replicas(state_dir.replicas_dir)]
-    return [replica for replica in facts if replica is not None and replica.running]
+def _list_running(state_dir: StateDir) -> list[ReplicaDir]:
+    """Return what runs, even where the record of it cannot be read."""
+    return [replica for replica in list_replicas(state_dir.replicas_dir) if replica.is_running()]

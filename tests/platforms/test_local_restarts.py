@@ -1,0 +1,85 @@
+"""Back-off after crashes, as a function of the files and the time; and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exo_inference.platforms.local.replica_dir import Exit, Launch, ReplicaFacts, ReplicaRecord
+from exo_inference.platforms.local.restarts import RestartPlan, backoff_seconds, plan_restart
+from exo_inference.platforms.local.settings import LocalPlatformSettings
+
+SETTINGS = LocalPlatformSettings()
+BOOT = "boot"
+
+
+def facts(
+    *,
+    failures: int = 0,
+    ran_seconds: float | None = 5.0,
+    stop_asked: bool = False,
+    boot_id: str = BOOT,
+) -> ReplicaFacts:
+    """A replica started at 1000 s; None for `ran_seconds` is an end that nobody recorded."""
+    launch = Launch(3, failures, boot_id, 1000.0, ("x",), {}, 60, 1000, 3)
+    ended = None
+    if ran_seconds is not None:
+        ended = Exit(3, 1, stop_asked, False, 1000.0, 1000.0 + ran_seconds)
+    record = ReplicaRecord("r", "u", "chat", "s", "cpu", 1, 900.0)
+    return ReplicaFacts(record, False, launch, None, ended, False, 0)
+
+
+def plan(replica: ReplicaFacts, now: float) -> RestartPlan:
+    return plan_restart(replica, now, BOOT, SETTINGS)
+
+
+def test_crash_waits_and_counts() -> None:
+    first = plan(facts(), now=1005.0)
+    assert first.crashed
+    assert first.failures == 1
+    assert 0.75 <= first.wait_seconds <= 1.25
+    assert plan(facts(), now=1010.0).wait_seconds == 0
+
+
+def test_crashes_in_a_row_are_counted_on() -> None:
+    assert plan(facts(failures=4), now=1005.0).failures == 5
+
+
+def test_long_run_starts_the_count_anew() -> None:
+    assert plan(facts(failures=7, ran_seconds=601.0), now=1601.0).failures == 1
+
+
+def test_run_that_was_stopped_starts_again_at_once() -> None:
+    assert plan(facts(failures=2, stop_asked=True), now=1005.0) == RestartPlan(2, False, 0.0)
+
+
+def test_run_that_ended_with_the_machine_is_no_crash() -> None:
+    replica = facts(failures=2, ran_seconds=None, boot_id="the boot before")
+    assert plan(replica, now=1005.0) == RestartPlan(2, False, 0.0)
+
+
+def test_end_that_nobody_recorded_is_a_crash() -> None:
+    replica = facts(failures=2, ran_seconds=None)
+    assert plan(replica, now=1001.0).failures == 3
+    assert plan(replica, now=1001.0).wait_seconds > 1
+    assert plan(replica, now=5000.0).failures == 1
+
+
+def test_clock_set_back_does_not_lengthen_the_wait() -> None:
+    assert plan(facts(), now=0.0).wait_seconds <= 1.25
+
+
+@given(failures=st.integers(1, 10_000), run=st.integers(1, 10_000))
+def test_back_off_grows_up_to_its_ceiling(failures: int, run: int) -> None:
+    wait = backoff_seconds("r", run, failures, SETTINGS)
+    assert 0.75 <= wait <= 60.0
+    assert wait == backoff_seconds("r", run, failures, SETTINGS)
+    if failures >= 8:
+        assert wait == 60.0
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 4])
+def test_replicas_that_crash_together_do_not_start_together(failures: int) -> None:
+    waits = {backoff_seconds(f"r{n}", 1, failures, SETTINGS) for n in range(20)}
+    assert len(waits) == 20
