@@ -41,9 +41,17 @@ class RestartPolicy:
     stable_seconds: float = 3.0
     """A process that was up for so long had started well: the count begins anew."""
 
+    killed_seconds: float = 1.0
+    """The same for one that was killed from outside, which says nothing about its start."""
+
     def delay_seconds(self, failures: int) -> float:
         """Return the wait after so many failures in a row, at least one."""
         return min(self.max_seconds, self.first_seconds * 2.0 ** min(failures - 1, 30))
+
+    def had_started(self, up_seconds: float, exit_code: int | None) -> bool:
+        """Whether a process that ended had been up well. The exit code of adopted ones is None."""
+        killed = exit_code is None or exit_code == -signal.SIGKILL
+        return up_seconds >= (self.killed_seconds if killed else self.stable_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ class SupervisedProcess:
                 exit_code = await self._wait_and_note_stability(process)
                 if self._stopping:
                     return
-                if time.monotonic() - process.started >= self._policy.stable_seconds:
+                if self._policy.had_started(time.monotonic() - process.started, exit_code):
                     failures = 0
                 self._current = None
                 process.close()

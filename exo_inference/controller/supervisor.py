@@ -200,8 +200,8 @@ class Supervisor:
     def _clean_up(self) -> None:
         for socket in (self._state.gateway_socket, *self._state.replicas_dir.glob("*/*.sock")):
             socket.unlink(missing_ok=True)
-        # What a killed process left of a file that it was about to replace.
-        for pattern in ("run/.*", ".routes.json.*", ".usage.json.*"):
+        # Locks, and what a killed process left of a file that it was about to replace.
+        for pattern in ("run/*.lock", "run/.*", ".routes.json.*", ".usage.json.*"):
             for path in self._state.root.glob(pattern):
                 path.unlink(missing_ok=True)
         self._state.remove_record("supervisor")

@@ -1,0 +1,229 @@
+"""`kill -9` at random moments, fifty times, under load: nothing acknowledged is lost, nothing hangs.
+
+Set EXO_CHAOS_SEED to repeat a run's choices (its timing is the machine's), EXO_CHAOS_KILLS to
+change how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from exo_inference import AsyncClient
+from exo_inference.state_dir import StateDir, process_start_ticks
+
+from .chaos_writes import BLOCKS, Writer
+from .conftest import Stack, processes_of, run_exo, start_stack
+from .load import Load, Outcome
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+NUM_KILLS = int(os.environ.get("EXO_CHAOS_KILLS", "50"))
+GATEWAY_DOWN_SECONDS = 6.0
+"""A gateway that was killed must answer again within this time, restarts of its back-off included."""
+
+SETTLE_SECONDS = 120.0
+ROLL_EVERY = 12
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One process that was killed. `name` is a server's or a replica's."""
+
+    time: float
+    name: str
+    part: str
+
+
+@dataclass
+class Killer:
+    """Kills random processes of one control plane."""
+
+    state: StateDir
+    uid: str
+    chance: random.Random
+    kills: list[Kill] = field(default_factory=list)
+
+    async def run(self, client: AsyncClient) -> None:
+        """Kill until enough were killed; now and then roll the deployment in between."""
+        while len(self.kills) < NUM_KILLS:
+            await asyncio.sleep(self.chance.uniform(0.3, 3.0))
+            target = self._choose()
+            if target is None:
+                continue
+            name, part, pid = target
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.kills.append(Kill(time.time(), name, part))
+                print(
+                    f"  {len(self.kills):3d}/{NUM_KILLS} kill -9 {part} of {name} ({pid})",
+                    flush=True,
+                )
+                if len(self.kills) % ROLL_EVERY == 0:
+                    await self._roll(client)
+
+    async def _roll(self, client: AsyncClient) -> None:
+        """Replace every engine by a rolling update. Whether it is acknowledged does not matter."""
+        flags = [BLOCKS, f"--max-num-seqs={16 + len(self.kills)}"]
+        with contextlib.suppress(Exception):
+            await client.deployments.update(self.uid, engine_parameters=flags)
+
+    def _choose(self) -> tuple[str, str, int] | None:
+        kind = self.chance.choice(("controller", "gateway", "engine"))
+        if kind != "engine":
+            record = self.state.read_record(kind)
+            return (kind, "server", record.pid) if record and record.alive else None
+        engines = [replica for replica in self._replicas() if self._may_be_killed(replica)]
+        if not engines:
+            return None
+        replica = self.chance.choice(engines)
+        process = json.loads((replica / "process.json").read_text())
+        part = self.chance.choice(("engine", "engine", "core", "shim"))
+        if part == "core":
+            children = Path(f"/proc/{process['engine_pid']}/task/{process['engine_pid']}/children")
+            pids = children.read_text().split() if children.exists() else []
+            return (replica.name, part, int(self.chance.choice(pids))) if pids else None
+        pid, ticks = process[f"{part}_pid"], process[f"{part}_start_ticks"]
+        return (replica.name, part, pid) if process_start_ticks(pid) == ticks else None
+
+    def _replicas(self) -> list[Path]:
+        return sorted(p.parent for p in self.state.replicas_dir.glob("[!.]*/process.json"))
+
+    def _may_be_killed(self, replica: Path) -> bool:
+        """Leave one ready replica of the deployment under load, or nobody could answer."""
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            routes = json.loads(self.state.routes_file.read_text())["routes"]
+            route = next(r for r in routes if r["deployment-id"] == self.uid)
+            ready = {r["name"] for r in route["replicas"]}
+            alive = {name for name in ready if self._is_up(self.state.replicas_dir / name)}
+            return len(alive - {replica.name}) > 0
+        return False
+
+    def _is_up(self, replica: Path) -> bool:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            process = json.loads((replica / "process.json").read_text())
+            return all(
+                process_start_ticks(process[f"{part}_pid"]) == process[f"{part}_start_ticks"]
+                for part in ("engine", "shim")
+            )
+        return False
+
+
+@pytest.fixture
+def chaos_stack(tmp_path: Path) -> Iterator[Stack]:
+    stack = start_stack(tmp_path / "chaos")
+    yield stack
+    run_exo(stack.state_dir, "down", check=False)
+    assert processes_of(stack.state_dir) == {}, "down left processes behind"
+    assert [*stack.state_dir.rglob("*.sock"), *(stack.state_dir / "run").iterdir()] == []
+
+
+def replica_of(request_id: str, log: str) -> str | None:
+    """Return which replica had a request, as the gateway logged it."""
+    match = re.search(rf"id={re.escape(request_id)} .*replica=(\S+)", log)
+    return match[1] if match else None
+
+
+def in_flight(request: Outcome, moment: float) -> bool:
+    """Whether the request ran at that moment, or while the kernel took the process down."""
+    return request.started - 0.2 <= moment <= request.ended + 0.2
+
+
+def unexplained(failures: list[Outcome], kills: list[Kill], log: str) -> list[str]:
+    """Return the failures that were not in flight on a process when it was killed."""
+    found = []
+    for failure in failures:
+        gateway_kills = [kill.time for kill in kills if kill.name == "gateway"]
+        down = any(0 <= failure.ended - t <= GATEWAY_DOWN_SECONDS for t in gateway_kills)
+        cut = any(in_flight(failure, t) for t in gateway_kills)
+        if cut or (failure.refused and down):
+            continue
+        replica = replica_of(failure.id, log)
+        of_replica = (kill.time for kill in kills if kill.name == replica)
+        if not any(in_flight(failure, t) for t in of_replica):
+            found.append(f"{failure} on {replica}")
+    return found
+
+
+def assert_no_orphans(state: StateDir) -> None:
+    """Every process of the state directory is known: a server, a shim, an engine, or its child."""
+    known = {state.read_record(name).pid for name in ("supervisor", "controller", "gateway")}
+    for path in state.replicas_dir.glob("[!.]*/process.json"):
+        process = json.loads(path.read_text())
+        known |= {process["shim_pid"], process["engine_pid"]}
+    strays = {}
+    for pid, command in processes_of(state.root).items():
+        ancestors = [pid]
+        while ancestors[-1] > 1 and not known & set(ancestors):
+            ancestors.append(parent_of(ancestors[-1]))
+        if not known & set(ancestors):
+            strays[pid] = command
+    assert strays == {}, "orphans"
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+async def start_deployment(client: AsyncClient) -> str:
+    model = await client.models.create("exo/tiny-chat")
+    await client.models.wait_until_ready(model.reference.id, timeout=60)
+    created = await client.deployments.create(
+        "steady", model="exo/tiny-chat", gpu_type="cpu", replicas=2, engine_parameters=[BLOCKS]
+    )
+    await client.deployments.wait_until_ready(created.reference.id, timeout=120)
+    return created.reference.id
+
+
+async def restart_supervisor(stack: Stack, state: StateDir) -> None:
+    """Kill the supervisor, too; `up` must adopt what runs and double nothing."""
+    names = ("controller", "gateway")
+    before = {name: state.read_record(name).pid for name in names}
+    os.kill(state.read_record("supervisor").pid, signal.SIGKILL)
+    await asyncio.to_thread(stack.exo, "up")
+    assert {name: state.read_record(name).pid for name in names} == before
+
+
+async def test_kill_9_at_random_moments_loses_nothing(chaos_stack: Stack) -> None:
+    seed = int(os.environ.get("EXO_CHAOS_SEED", random.randrange(1 << 32)))
+    print(f"\n  EXO_CHAOS_SEED={seed}")
+    chance = random.Random(seed)
+    state = StateDir(chaos_stack.state_dir)
+    async with AsyncClient(state_dir=state.root) as client:
+        uid = await start_deployment(client)
+        load = Load(f"{chaos_stack.gateway}/{uid}/v1", await client.deployments.reveal_api_key(uid))
+        writer = Writer(client, random.Random(chance.random()))
+        killer = Killer(state, uid, random.Random(chance.random()))
+        stop = asyncio.Event()
+        async with load.running(), asyncio.TaskGroup() as group:
+            group.create_task(writer.run(stop), name="writer")
+            await killer.run(client)
+            stop.set()
+        print(f"  requests: {load.summary()}")
+        print(f"  writes: {dict(writer.counts)}")
+        print(f"  kills: {dict(Counter(kill.part for kill in killer.kills))}")
+        log = (state.logs_dir / "gateway.log").read_text()
+        assert unexplained(load.failures, killer.kills, log) == []
+        await writer.check({uid}, seconds=SETTLE_SECONDS)
+        await restart_supervisor(chaos_stack, state)
+        assert_no_orphans(state)
+        afterwards = Load(load.url, load.key)
+        async with afterwards.running():
+            await asyncio.sleep(1)
+        assert afterwards.failures == []
+        assert afterwards.outcomes

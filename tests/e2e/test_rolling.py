@@ -1,0 +1,78 @@
+"""No request is lost while a deployment is scaled, updated and started anew, replica by replica."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from exo_inference import AsyncClient
+from exo_inference.errors import Conflict
+
+from .conftest import Stack
+from .load import Load
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+BLOCKS = "--num-gpu-blocks-override=256"
+
+
+async def ensure_model(client: AsyncClient) -> None:
+    """Have the built-in model; other tests of the same control plane may have made it."""
+    with contextlib.suppress(Conflict):
+        await client.models.create("exo/tiny-chat")
+    model = await client.models.find("exo/tiny-chat")
+    await client.models.wait_until_ready(model.id, timeout=60)
+
+
+async def until_settled(client: AsyncClient, deployment_id: str, replicas: int) -> None:
+    """Wait until all replicas are ready, none is left over, and nothing more is to be done."""
+    deadline = time.monotonic() + 120
+    while True:
+        deployment = await client.deployments.get(deployment_id)
+        if (
+            deployment.state == "ready"
+            and deployment.ready_replicas == replicas
+            and len(deployment.replica_status or []) == replicas
+        ):
+            return
+        assert time.monotonic() < deadline, deployment
+        await asyncio.sleep(0.1)
+
+
+async def test_scaling_and_updating_under_load_loses_no_request(stack: Stack) -> None:
+    async with AsyncClient(state_dir=stack.state_dir) as client:
+        await ensure_model(client)
+        created = await client.deployments.create(
+            "rolling",
+            model="exo/tiny-chat",
+            gpu_type="cpu",
+            replicas=1,
+            engine_parameters=[BLOCKS],
+        )
+        uid = created.reference.id
+        try:
+            await until_settled(client, uid, 1)
+            load = Load(f"{stack.gateway}/{uid}/v1", await client.deployments.reveal_api_key(uid))
+            async with load.running():
+                await client.deployments.scale(uid, 2)
+                await until_settled(client, uid, 2)
+                await client.deployments.update(uid, engine_parameters=[BLOCKS, "--max-num-seqs=8"])
+                await asyncio.sleep(0.5)
+                await until_settled(client, uid, 2)
+                await client.deployments.scale(uid, 1)
+                await asyncio.sleep(0.5)
+                await until_settled(client, uid, 1)
+                await client.deployments.update(uid, engine_parameters=[BLOCKS, "--max-num-seqs=9"])
+                await asyncio.sleep(0.5)
+                await until_settled(client, uid, 1)
+                await client.deployments.update(uid, name="rolled")
+                await asyncio.sleep(1)
+        finally:
+            await client.deployments.delete(uid)
+            await client.deployments.wait_until_deleted(uid, timeout=60)
+    print(load.summary())
+    assert load.failures == []
+    assert len(load.outcomes) > 50
