@@ -52,15 +52,14 @@ def merge(
 
 
 def changes(old: Sequence[Condition], new: Sequence[Condition]) -> list[NewEvent]:
-    """Return one event for each condition whose status or reason is not what it was."""
-    events = []
+    """Return one event for each condition with something to say that is not as it was."""
+    events: list[NewEvent] = []
     for entry in new:
         before = find(old, entry.type)
         if before is not None and (before.status, before.reason) == (entry.status, entry.reason):
             continue
-        if before is None and entry.status != ConditionStatus.TRUE:
-            continue  # nothing has happened yet
         bad = entry.reason in WARNING_REASONS
-        text = entry.message or f"{entry.type} is {entry.status}"
-        events.append(NewEvent("Warning" if bad else "Normal", entry.reason, text))
+        event = NewEvent("Warning" if bad else "Normal", entry.reason, entry.message)
+        if entry.message and event not in events:  # several conditions may have one cause
+            events.append(event)
     return events

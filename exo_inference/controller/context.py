@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from exo_inference.controller.admission import World
 from exo_inference.controller.model_source import FindSource
+from exo_inference.controller.routing_table import RoutingTable
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.stores.base import Store
@@ -35,6 +36,7 @@ class Context:
     find_engine: Callable[[str], Engine]
     find_source: FindSource
     secret_box: SecretBox
+    routing: RoutingTable
     org_uuid: str
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -93,7 +93,7 @@ def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeploym
     wanted = deployment.spec.replicas
     ready = [r for r in observed.replicas if r.phase == ReplicaPhase.READY]
     failed = _find_failure(observed.replicas, any_ready=bool(ready))
-    progressing = _progressing(previous, observed.replicas, wanted)
+    progressing = _progressing(deployment, observed.replicas)
     conditions = (
         condition("Admitted", True, "Admitted"),
         condition("ModelReady", True, "ModelReady"),
@@ -131,26 +131,31 @@ def _held(reason: str, message: str, *, failed: bool) -> tuple[Condition, ...]:
     )
 
 
-def _progressing(
-    previous: Sequence[Condition], replicas: Sequence[ObservedReplica], wanted: int
-) -> Condition:
+def _progressing(deployment: InferenceDeployment, replicas: Sequence[ObservedReplica]) -> Condition:
+    previous, wanted = deployment.status.conditions, deployment.spec.replicas
     active = [r for r in replicas if r.phase != ReplicaPhase.DRAINING]
     settled = len(active) == len(replicas) == wanted and all(
         r.current and r.phase == ReplicaPhase.READY for r in replicas
     )
     if settled:
-        return condition("Progressing", False, "Settled")
+        return condition("Progressing", False, "Settled", "all replicas are as asked for")
     before = find(previous, "Progressing")
     ongoing = before.reason if before is not None and is_true(previous, "Progressing") else None
     if any(not r.current for r in replicas) or ongoing == "Updating":
         reason = "Updating"
     elif before is None or ongoing == "Deploying":
         reason = "Deploying"
-    elif len(active) != wanted or len(active) != len(replicas) or ongoing == "Scaling":
+    elif ongoing == "Scaling" or len(active) != len(replicas) or _was_other_size(deployment):
         reason = "Scaling"
     else:
         reason = "Recovering"
     return condition("Progressing", True, reason, _explain(replicas, wanted))
+
+
+def _was_other_size(deployment: InferenceDeployment) -> bool:
+    """Whether the last look found another number of replicas than is wanted now."""
+    before = [r for r in deployment.status.replicas if r.state != ReplicaPhase.DRAINING]
+    return len(before) != deployment.spec.replicas
 
 
 def _explain(replicas: Sequence[ObservedReplica], wanted: int) -> str:

@@ -137,19 +137,30 @@ class DeploymentReconciler:
     async def _write_blocked(self, deployment: InferenceDeployment, exc: PlatformError) -> Outcome:
         """Say why no step can be taken now; replicas and route stay as they were."""
         text = exc.message if exc.hint is None else f"{exc.message.rstrip('.')}. {exc.hint}"
-        old = deployment.status
-        merged = conditions.merge(
-            old.conditions,
-            plan.blocked_conditions(old.conditions, text),
-            generation=deployment.metadata.generation,
-            now=datetime.now(UTC),
-        )
-        generation = deployment.metadata.generation
-        status = old.model_copy(update={"conditions": merged, "observed_generation": generation})
-        wanted = deployment.model_copy(update={"status": status})
-        events = (NewEvent("Warning", BLOCKED_REASON, text),) if old != status else ()
-        outcome = await self._write_status(deployment, wanted, events)
+        found = plan.blocked_conditions(deployment.status.conditions, text)
+        before = conditions.find(deployment.status.conditions, "Progressing")
+        is_news = before is None or before.message != text
+        events = (NewEvent("Warning", BLOCKED_REASON, text),) if is_news else ()
+        if not self._routing.has_route(deployment.metadata.uid):
+            await self._write_route(deployment, None)
+        outcome = await self._write_conditions(deployment, found, events)
         return Outcome(failed=True, changed=outcome.changed)
+
+    async def _write_conditions(
+        self,
+        deployment: InferenceDeployment,
+        found: Sequence[Condition],
+        events: Sequence[NewEvent],
+    ) -> Outcome:
+        """Write conditions alone; what was observed stays as it was."""
+        generation = deployment.metadata.generation
+        merged = conditions.merge(
+            deployment.status.conditions, found, generation=generation, now=datetime.now(UTC)
+        )
+        update = {"conditions": merged, "observed_generation": generation}
+        status = deployment.status.model_copy(update=update)
+        wanted = deployment.model_copy(update={"status": status})
+        return await self._write_status(deployment, wanted, events)
 
     async def _write_status(
         self,
@@ -221,6 +232,11 @@ class DeploymentReconciler:
         uid = deployment.metadata.uid
         outcome = await self._tear_down(uid)
         if outcome.again_after_seconds is not None:
+            left = len(deployment.status.replicas)
+            text = f"{left} replicas finish their requests" if left else "removing what is left"
+            found = [c for c in deployment.status.conditions if c.type != "Progressing"]
+            found.append(conditions.condition("Progressing", True, "Deleting", text))
+            await self._write_conditions(deployment, found, ())
             return outcome
         for key in await self._store.list(InferenceApiKey):
             if key.spec.scope == uid:

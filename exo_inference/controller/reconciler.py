@@ -23,7 +23,6 @@ from exo_inference.controller.reconcile_deployment import (
 )
 from exo_inference.controller.reconcile_model import ModelReconciler
 from exo_inference.controller.routes.api_keys import PUBLIC
-from exo_inference.controller.routing_table import RoutingTable
 from exo_inference.controller.stores.base import Change, ChangeType
 from exo_inference.errors import ExoError
 from exo_inference.resources import (
@@ -49,16 +48,20 @@ class Key(NamedTuple):
 class Reconciler:
     """Owns the queue and all background work of the controller."""
 
-    def __init__(self, context: Context, routing: RoutingTable) -> None:
+    def __init__(self, context: Context) -> None:
         settings = context.settings
         self._store = context.store
         self._platform = context.platform
         self._settings = settings
-        self._routing = routing
+        self._routing = context.routing
         self._queue: WorkQueue[Key] = WorkQueue()
         self._seen: dict[str, object] = {}
         self._deployments = DeploymentReconciler(
-            context.store, context.platform, routing, context.secret_box, settings.gateway_url
+            context.store,
+            context.platform,
+            context.routing,
+            context.secret_box,
+            settings.gateway_url,
         )
         self._models = ModelReconciler(
             context.store,

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_LIFETIME_SECONDS = 0.1
 _POLL_SECONDS = 0.03
+_SETTLE_SECONDS = 1.0
+"""How long an answer waits for the gateway to follow; it follows within 0.1 s if it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,25 @@ class RoutingTable:
         tables = await self._possibly_applied()
         return tables is not None and all(deployment_id not in t.deployments for t in tables)
 
-    async def wait_until_applied(self, *, timeout_seconds: float = 1.0) -> None:
+    def has_route(self, deployment_id: str) -> bool:
+        """Whether the newest table has a route to a deployment."""
+        return deployment_id in self._routes
+
+    async def wait_for_key(self, sha256: str, *, accepted: bool) -> None:
+        """Wait, briefly, until the gateway accepts a key (or no longer does).
+
+        So that a key can be used as soon as it was shown, and not after it was deleted.
+        """
+        deadline = self._monotonic() + _SETTLE_SECONDS
+        while self._monotonic() < deadline:
+            routed = [key.sha256 for route in self._routes.values() for key in route.keys]
+            known = routed + [key.sha256 for key in self._public_keys]
+            if (sha256 in known) == accepted:
+                await self.wait_until_applied()
+                return
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def wait_until_applied(self, *, timeout_seconds: float = _SETTLE_SECONDS) -> None:
         """Wait, briefly, until the gateway routes by the newest table; a dead one is not waited for.
 
         So that a deployment called ready can be used at once.

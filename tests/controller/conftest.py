@@ -53,7 +53,8 @@ class Controller:
         thread = threading.Thread(target=self._serve, args=(answered, failures), name="controller")
         thread.start()
         try:
-            assert answered.wait(10) and not failures, failures
+            assert answered.wait(10)
+            assert not failures, failures
             yield self
         finally:
             for client in self._clients:

@@ -195,8 +195,17 @@ def test_unknown_paths_and_methods_are_json_too(
 
 @pytest.mark.parametrize(
     "query",
-    ["tail=-1", "tail=x", "tail=1e3", "tail=1&tail=2", "since=yesterday", "since=2026-01-01"]
-    + ["follow=maybe", "previous=2", "tail=999999999"],
+    [
+        "tail=-1",
+        "tail=x",
+        "tail=1e3",
+        "tail=1&tail=2",
+        "tail=999999999",
+        "since=yesterday",
+        "since=2026-01-01",
+        "follow=maybe",
+        "previous=2",
+    ],
 )
 def test_wrong_queries_are_refused(idle_controller: Controller, query: str) -> None:
     answer = idle_controller.call("GET", f"/v2/ai/deployment/x/logs?{query}")
@@ -212,8 +221,16 @@ json_values = st.recursive(
     max_leaves=8,
 )
 fields = st.sampled_from(
-    [*WHOLE, "inference-engine-parameters", "inference-engine-version", "scope", "revision"]
-    + ["huggingface-token", "product-name", "inference-engine"]
+    [
+        *WHOLE,
+        "huggingface-token",
+        "inference-engine",
+        "inference-engine-parameters",
+        "inference-engine-version",
+        "product-name",
+        "revision",
+        "scope",
+    ]
 )
 ROUTES = [
     ("POST", "/v2/ai/deployment?dry-run=true"),

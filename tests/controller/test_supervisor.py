@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -185,6 +186,42 @@ async def test_failure_is_forgotten_once_the_server_stays_up(state):
         failure = await eventually(lambda: state.read_failure("gateway"))
         assert failure.exit_code == -signal.SIGKILL
         await eventually(lambda: state.read_failure("gateway") is None)
+
+
+# A fake gateway that answers one connection after the other on the socket it inherits.
+ECHO = """
+import os, socket, sys
+listener = socket.socket(fileno=int(os.environ["EXO_LISTEN_FD"]))
+while True:
+    connection, _ = listener.accept()
+    connection.sendall(str(os.getpid()).encode())
+    connection.close()
+"""
+
+
+async def test_connections_made_while_a_server_is_restarted_wait_for_it(state):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    argv = (sys.executable, "-S", "-c", ECHO, str(state.root))
+    commands = [fake(state, "controller"), ServerCommand("gateway", argv, listen=address)]
+    supervisor = Supervisor(state, commands, settings())
+    task = asyncio.create_task(supervisor.run())
+
+    async def ask() -> int:
+        reader, writer = await asyncio.open_connection(*address)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        return int(answer)
+
+    first = await eventually(lambda: running(state, "gateway"))
+    assert await ask() == first.pid
+    os.kill(first.pid, signal.SIGKILL)
+    await eventually(lambda: not first.alive)
+    assert await ask() not in (0, first.pid)
+    supervisor.request_stop()
+    await asyncio.wait_for(task, 20)
+    with pytest.raises(ConnectionRefusedError):
+        await ask()
 
 
 async def test_deaf_server_is_killed_after_the_grace(state):

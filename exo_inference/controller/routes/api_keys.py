@@ -62,6 +62,7 @@ async def create_api_key(request: Request) -> Response:
             events=(NewEvent("Normal", "Created", f"API key {name!r} was created"),),
         )
         stored = await context.store.create(key, recording)
+    await context.routing.wait_for_key(key.status.sha256, accepted=True)
     return answer(_show(context, stored, value))
 
 
@@ -90,6 +91,7 @@ async def delete_api_key(request: Request) -> Response:
             return answer(operations.dry_run("api-key", uid))
         operation = operations.succeeded("api-key", uid)
         await context.store.delete(InferenceApiKey, uid, Recording(operation))
+    await context.routing.wait_for_key(key.status.sha256, accepted=False)
     return answer(operation)
 
 

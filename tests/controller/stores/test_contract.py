@@ -19,6 +19,7 @@ from exo_inference.controller.stores.base import (
     Store,
     VersionConflict,
 )
+from exo_inference.errors import StoreError
 from exo_inference.resources import InferenceDeployment, InferenceModel, ModelSpec, ObjectMeta
 from exo_inference.wire import Operation, OperationState, Reference
 from tests.controller.stores.conftest import OpenStore
@@ -76,7 +77,7 @@ async def test_a_refused_create_records_nothing(store: Store) -> None:
 async def test_a_failed_recording_leaves_no_object(store: Store) -> None:
     """Operation ids are unique, so the second recording fails after its object was inserted."""
     await store.create(deployment("one"), Recording(operation()))
-    with pytest.raises(Exception, match=".+"):
+    with pytest.raises(StoreError):
         await store.create(deployment("two"), Recording(operation()))
     assert [d.metadata.name for d in await store.list(KIND)] == ["one"]
 

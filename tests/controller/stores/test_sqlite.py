@@ -103,14 +103,18 @@ async def test_a_full_disk_refuses_the_write_and_keeps_the_rest(path: Path) -> N
     store = await SqliteStore.open(path)
     await store.create(deployment("before"))
     await store._database.read(lambda db: db.execute("PRAGMA max_page_count = 1"))
-    operation = Operation(id="op-1", state=OperationState.SUCCESS)
-    with pytest.raises(StoreUnwritable, match="the disk is full; nothing was changed"):
+
+    async def fill_up() -> None:
         for number in range(500):
+            operation = Operation(id=f"op-{number}", state=OperationState.SUCCESS)
             await store.create(deployment(f"d{number}"), Recording(operation))
-            operation = operation.model_copy(update={"id": f"op-{number + 2}"})
+
+    with pytest.raises(StoreUnwritable, match="the disk is full; nothing was changed"):
+        await fill_up()
     stored = len(await store.list(InferenceDeployment))
+    assert (await store.get_operation(f"op-{stored - 2}")).state == OperationState.SUCCESS
     with pytest.raises(ObjectNotFound):
-        await store.get_operation(operation.id)
+        await store.get_operation(f"op-{stored - 1}")
     await store._database.read(lambda db: db.execute("PRAGMA max_page_count = 100000"))
     await store.create(deployment("after"))
     assert len(await store.list(InferenceDeployment)) == stored + 1

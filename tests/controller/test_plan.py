@@ -1,0 +1,87 @@
+"""Decisions for a deployment: pure functions of what is stored and seen."""
+
+from __future__ import annotations
+
+from exo_inference.controller.conditions import changes, condition, is_true, merge
+from exo_inference.controller.plan import (
+    Apply,
+    Hold,
+    TearDown,
+    assess_deployment,
+    blocked_conditions,
+    plan_deployment,
+)
+from exo_inference.controller.states import deployment_state
+from exo_inference.platforms.base import ObservedDeployment
+from tests.controller.builders import NOW, assess, deployment, model, ready_model, replica
+
+NONE: frozenset[str] = frozenset()
+
+
+def test_a_ready_model_lets_the_platform_act() -> None:
+    action = plan_deployment(deployment(replicas=2), ready_model(), unrouted=frozenset({"old"}))
+    assert isinstance(action, Apply)
+    assert action.desired.model_path == "/models/m"
+    assert action.desired.model_name == "org/m1"
+    assert (action.desired.replicas, action.desired.unrouted) == (2, frozenset({"old"}))
+
+
+def test_a_model_on_its_way_holds_the_deployment_and_says_how_far() -> None:
+    downloading = model(
+        condition("Resolved", True, "Resolved"),
+        condition("Downloaded", False, "Downloading", "downloading 1.2 of 15.0 GiB (8 %)"),
+    )
+    action = plan_deployment(deployment(), downloading, unrouted=NONE)
+    assert isinstance(action, Hold)
+    held = deployment(conditions=action.conditions)
+    assert deployment_state(held) == ("preparing", "downloading 1.2 of 15.0 GiB (8 %)")
+
+
+def test_a_failed_or_missing_model_is_an_error_of_the_deployment() -> None:
+    failed = model(condition("Failed", True, "NotUsable", "licence not accepted"))
+    for given, words in ((failed, "licence not accepted"), (None, "org/m1 is gone")):
+        action = plan_deployment(deployment(), given, unrouted=NONE)
+        assert isinstance(action, Hold)
+        state, details = deployment_state(deployment(conditions=action.conditions))
+        assert state == "error"
+        assert words in details
+
+
+def test_deletion_wins_over_everything() -> None:
+    action = plan_deployment(deployment(deleting=True), None, unrouted=NONE)
+    assert isinstance(action, TearDown)
+
+
+def test_a_blocked_step_keeps_what_was_known() -> None:
+    settled = assess(deployment(), replica("a"))
+    kept = blocked_conditions(settled.status.conditions, "no GPU is free")
+    assert is_true(kept, "Available")
+    state, details = deployment_state(deployment(conditions=kept))
+    assert (state, details) == ("deploying", "no GPU is free")
+
+
+def test_events_tell_each_turn_once() -> None:
+    starting = assess(deployment(), replica("a", "starting"))
+    found = assess_deployment(starting, ObservedDeployment((replica("a"),)))
+    assert [event.reason for event in found.events] == ["ReplicaReady"]
+    ready = assess(starting, replica("a"))
+    assert assess_deployment(ready, ObservedDeployment((replica("a"),))).events == ()
+    crashed = replica("a", "backoff", details="killed", restarts=1)
+    (event,) = assess_deployment(ready, ObservedDeployment((crashed,))).events
+    assert (event.type, event.message) == ("Warning", "replica a: killed")
+
+
+def test_conditions_keep_the_moment_of_their_last_turn() -> None:
+    first = merge((), [condition("Available", False, "A", "x")], generation=1, now=NOW)
+    later = NOW.replace(hour=21)
+    same = merge(first, [condition("Available", False, "B", "y")], generation=2, now=later)
+    turned = merge(same, [condition("Available", True, "C")], generation=2, now=later)
+    assert [c[0].last_transition_time for c in (first, same, turned)] == [NOW, NOW, later]
+    assert same[0].observed_generation == 2
+
+
+def test_one_cause_is_one_event() -> None:
+    conditions = [condition(t, True, "ModelFailed", "no licence") for t in ("A", "B")]
+    (event,) = changes((), conditions)
+    assert (event.type, event.reason, event.message) == ("Warning", "ModelFailed", "no licence")
+    assert changes(conditions, conditions) == []

@@ -1,0 +1,189 @@
+"""The routing table: written on change, and honest about what the gateway may still route by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exo_inference.controller.gateway_link import SocketGatewayLink
+from exo_inference.controller.routing_table import RoutingTable
+from exo_inference.wire import Route, RouteKey, RouteReplica, RouteTable
+from tests.controller.fakes import FakeGateway
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 0.2  # every look at the clock finds the last answer too old
+        return self.now
+
+
+@pytest.fixture
+def gateway() -> FakeGateway:
+    return FakeGateway()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def table(tmp_path: Path, gateway: FakeGateway, clock: Clock) -> RoutingTable:
+    made = RoutingTable(tmp_path / "routes.json", gateway, monotonic=clock)
+    await made.load()
+    gateway.version = made.version
+    return made
+
+
+def route(*replicas: str, deployment: str = "d1") -> Route:
+    return Route(
+        deployment_id=deployment,
+        name="chat",
+        model="org/m1",
+        state="ready",
+        keys=[RouteKey(id="k", sha256="ab")],
+        replicas=[RouteReplica(name=name, address=f"unix:{name}") for name in replicas],
+    )
+
+
+def read(path: Path) -> RouteTable:
+    return RouteTable.model_validate_json(path.read_text())
+
+
+async def test_it_is_written_only_when_it_changes(table: RoutingTable, tmp_path: Path) -> None:
+    path = tmp_path / "routes.json"
+    assert read(path).routes == []
+    await table.set_route(route("a"))
+    inode, version = path.stat().st_ino, table.version
+    await table.set_route(route("a"))
+    await table.set_public_keys([])
+    await table.retain(["d1"])
+    await table.remove_route("other")
+    assert (path.stat().st_ino, table.version) == (inode, version)
+    await table.set_route(route("a", "b"))
+    assert read(path).version == table.version > version
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_replica_is_unrouted_once_the_gateway_has_let_go(
+    table: RoutingTable, gateway: FakeGateway
+) -> None:
+    await table.set_route(route("a", "b"))
+    gateway.version = table.version
+    assert await table.unrouted(["a", "b"]) == set()
+    await table.set_route(route("b"))
+    assert await table.unrouted(["a", "b"]) == set()
+    gateway.version = table.version
+    assert await table.unrouted(["a", "b", "never"]) == {"a", "never"}
+
+
+async def test_tables_in_between_count_too(table: RoutingTable, gateway: FakeGateway) -> None:
+    """The gateway may have read any table between the one it reported and the newest."""
+    await table.set_route(route("a"))
+    await table.set_route(route("b"))
+    await table.set_route(route("c"))
+    assert await table.unrouted(["a", "b", "c"]) == set()
+    gateway.version = table.version
+    assert await table.unrouted(["a", "b", "c"]) == {"a", "b"}
+
+
+async def test_a_deployment_is_unrouted_once_its_route_is_gone(
+    table: RoutingTable, gateway: FakeGateway
+) -> None:
+    await table.set_route(route("a"))
+    await table.remove_route("d1")
+    assert not await table.is_unrouted("d1")
+    gateway.version = table.version
+    assert await table.is_unrouted("d1")
+
+
+async def test_a_silent_gateway_counts_as_gone_after_a_while(
+    table: RoutingTable, gateway: FakeGateway, clock: Clock
+) -> None:
+    await table.set_route(route("a"))
+    await table.set_route(route("b"))
+    gateway.version = None
+    assert await table.unrouted(["a"]) == set()
+    clock.now += 6
+    assert await table.unrouted(["a", "b"]) == {"a"}
+
+
+async def test_a_gateway_that_answers_again_is_believed_again(
+    table: RoutingTable, gateway: FakeGateway, clock: Clock
+) -> None:
+    await table.set_route(route("a"))
+    gateway.version = None
+    assert await table.unrouted(["a"]) == set()
+    clock.now += 3
+    gateway.version = table.version
+    await table.unrouted(["a"])
+    await table.set_route(route("b"))
+    gateway.version = None
+    clock.now += 3
+    assert await table.unrouted(["a"]) == set()
+
+
+async def test_a_restart_goes_on_with_the_table_on_disk(
+    table: RoutingTable, gateway: FakeGateway, tmp_path: Path
+) -> None:
+    await table.set_route(route("a"))
+    await table.set_public_keys([RouteKey(id="p", sha256="cd")])
+    again = RoutingTable(tmp_path / "routes.json", gateway)
+    await again.load()
+    assert again.version == table.version
+    assert again.has_route("d1")
+    before = read(tmp_path / "routes.json")
+    await again.set_route(route("a"))
+    assert read(tmp_path / "routes.json") == before
+    await again.retain([])
+    assert read(tmp_path / "routes.json").routes == []
+    assert again.version > table.version
+
+
+async def test_a_gateway_on_an_older_table_than_the_restart_knows_is_not_trusted(
+    table: RoutingTable, gateway: FakeGateway, tmp_path: Path
+) -> None:
+    gateway.version = table.version
+    await table.set_route(route("b"))
+    again = RoutingTable(tmp_path / "routes.json", gateway)
+    await again.load()
+    assert await again.unrouted(["a"]) == set()
+    gateway.version = again.version
+    fresh = RoutingTable(tmp_path / "routes.json", gateway)
+    await fresh.load()
+    assert await fresh.unrouted(["a"]) == {"a"}
+
+
+async def test_versions_grow_even_when_the_file_is_lost(
+    table: RoutingTable, gateway: FakeGateway, tmp_path: Path
+) -> None:
+    await table.set_route(route("a"))
+    for text in (None, "{broken", json.dumps({"format": 9})):
+        path = tmp_path / "routes.json"
+        path.unlink() if text is None else path.write_text(text)
+        again = RoutingTable(path, gateway)
+        await again.load()
+        assert again.version >= table.version
+        assert read(path).routes == []
+
+
+async def test_waiting_for_the_gateway_ends_when_it_follows_or_is_dead(
+    table: RoutingTable, gateway: FakeGateway
+) -> None:
+    await table.set_route(route("a"))
+    gateway.version = table.version
+    await table.wait_until_applied()
+    gateway.version = None
+    await table.wait_until_applied()
+    await table.wait_for_key("ab", accepted=True)
+    await table.wait_for_key("unknown", accepted=False)
+
+
+async def test_no_gateway_is_no_answer(tmp_path: Path) -> None:
+    assert await SocketGatewayLink(tmp_path / "no/run/gateway.sock").applied_version() is None
+    assert await SocketGatewayLink(tmp_path / "gateway.sock").applied_version() is None

@@ -1,0 +1,162 @@
+"""The states of the API as a function of what was observed, step by step as a user sees them."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.controller.conditions import condition
+from exo_inference.controller.states import deployment_state, model_state
+from exo_inference.resources import InferenceDeployment
+from tests.controller.builders import assess, deployment, model, ready_model, replica
+
+
+def scaled(obj: InferenceDeployment, replicas: int) -> InferenceDeployment:
+    spec = obj.spec.model_copy(update={"replicas": replicas})
+    metadata = obj.metadata.model_copy(update={"generation": obj.metadata.generation + 1})
+    return obj.model_copy(update={"spec": spec, "metadata": metadata})
+
+
+def edited(obj: InferenceDeployment) -> InferenceDeployment:
+    metadata = obj.metadata.model_copy(update={"generation": obj.metadata.generation + 1})
+    return obj.model_copy(update={"metadata": metadata})
+
+
+SETTLED = assess(deployment(), replica("a"))
+SETTLED_2 = assess(deployment(replicas=2), replica("a"), replica("b"))
+
+
+@pytest.mark.parametrize(
+    ("obj", "state", "words"),
+    [
+        pytest.param(deployment(observed=0), "creating", "waiting", id="just recorded"),
+        pytest.param(assess(deployment()), "deploying", "ready 0 of 1", id="nothing yet"),
+        pytest.param(
+            assess(deployment(), replica("a", "starting", details="loading weights 43 %")),
+            "deploying",
+            "replica a: loading weights 43 %",
+            id="starting",
+        ),
+        pytest.param(
+            assess(deployment(replicas=2), replica("a"), replica("b", "starting")),
+            "deploying",
+            "ready 1 of 2: replica b: starting",
+            id="one of two",
+        ),
+        pytest.param(SETTLED, "ready", "", id="all ready"),
+        pytest.param(scaled(SETTLED, 3), "scaling", "from 1 to 3", id="scale recorded"),
+        pytest.param(
+            assess(scaled(SETTLED, 2), replica("a"), replica("b", "starting")),
+            "scaling",
+            "ready 1 of 2",
+            id="scaling up",
+        ),
+        pytest.param(
+            assess(scaled(SETTLED_2, 1), replica("a"), replica("b", "draining")),
+            "scaling",
+            "1 finishing their requests",
+            id="scaling down",
+        ),
+        pytest.param(
+            assess(scaled(SETTLED, 0)), "ready", "scaled to 0", id="scaled to nothing is ready"
+        ),
+        pytest.param(edited(SETTLED), "updating", "waiting", id="update recorded"),
+        pytest.param(
+            assess(edited(SETTLED), replica("a", current=False), replica("b", "starting")),
+            "updating",
+            "1 of the previous version still serving",
+            id="rolling",
+        ),
+        pytest.param(
+            assess(
+                assess(edited(SETTLED), replica("a", current=False), replica("b", "starting")),
+                replica("b", "starting"),
+            ),
+            "updating",
+            "replica b: starting",
+            id="an update stays one when the old replicas are gone",
+        ),
+        pytest.param(
+            assess(
+                edited(SETTLED),
+                replica("a", current=False),
+                replica("b", "failed", details="unknown flag --x"),
+            ),
+            "error",
+            "replica b: unknown flag --x; the replicas that are ready still serve",
+            id="failed update",
+        ),
+        pytest.param(
+            assess(deployment(), replica("a", "failed", details="no tokenizer")),
+            "error",
+            "replica a: no tokenizer",
+            id="failed",
+        ),
+        pytest.param(
+            assess(deployment(), replica("a", "backoff", details="exit 1", restarts=2)),
+            "deploying",
+            "replica a: exit 1",
+            id="crashed twice",
+        ),
+        pytest.param(
+            assess(deployment(), replica("a", "backoff", details="exit 1", restarts=3)),
+            "error",
+            "crashed 3 times: exit 1",
+            id="crash loop",
+        ),
+        pytest.param(
+            assess(SETTLED, replica("a", "backoff", details="killed", restarts=1)),
+            "deploying",
+            "replica a: killed",
+            id="the only replica recovers",
+        ),
+        pytest.param(
+            assess(SETTLED_2, replica("a"), replica("b", "backoff", details="killed", restarts=9)),
+            "ready",
+            "ready 1 of 2: replica b: killed",
+            id="one of two recovers, the other serves",
+        ),
+        pytest.param(deployment(deleting=True), "updating", "deleting", id="being deleted"),
+    ],
+)
+def test_deployment_states(obj: InferenceDeployment, state: str, words: str) -> None:
+    found, details = deployment_state(obj)
+    assert found == state
+    assert words in details
+
+
+@pytest.mark.parametrize(
+    ("conditions", "state", "words"),
+    [
+        pytest.param([], "created", "waiting", id="just recorded"),
+        pytest.param(
+            [condition("Resolved", False, "SourceUnreachable", "cannot reach the Hub")],
+            "creating",
+            "cannot reach",
+            id="source unreachable",
+        ),
+        pytest.param([condition("Resolved", True, "Resolved")], "downloading", "", id="resolved"),
+        pytest.param(
+            [
+                condition("Resolved", True, "Resolved"),
+                condition("Downloaded", False, "Downloading", "downloading 1.2 of 15.0 GiB (8 %)"),
+            ],
+            "downloading",
+            "8 %",
+            id="downloading",
+        ),
+        pytest.param(
+            [
+                condition("Resolved", True, "Resolved"),
+                condition("Failed", True, "NotUsable", "its SHA-256 differs"),
+            ],
+            "error",
+            "SHA-256",
+            id="failed",
+        ),
+        pytest.param(list(ready_model().status.conditions), "ready", "", id="ready"),
+    ],
+)
+def test_model_states(conditions: list, state: str, words: str) -> None:
+    found, details = model_state(model(*conditions))
+    assert found == state
+    assert words in details
