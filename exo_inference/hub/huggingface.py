@@ -17,10 +17,10 @@ import logging
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import huggingface_hub
 from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
@@ -52,6 +52,8 @@ from exo_inference.hub.model_directory import check_model_directory
 from exo_inference.state_dir import write_atomically
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 _PRIVATE_DIR = ".exo"
 _LIBRARY = "exo-inference"
@@ -100,7 +102,7 @@ class HuggingFaceSource:
         Raises:
             ModelNotFound, ModelGated, TokenRejected, ModelUnusable, SourceUnreachable
         """
-        return await asyncio.to_thread(self._resolve, source, revision, token)
+        return await _in_own_thread(lambda: self._resolve(source, revision, token))
 
     async def fetch(
         self,
@@ -119,7 +121,7 @@ class HuggingFaceSource:
         """
         counter = Progress(progress, 0)
         try:
-            return await asyncio.to_thread(self._fetch, model, directory, token, counter)
+            return await _in_own_thread(lambda: self._fetch(model, directory, token, counter))
         finally:
             counter.stop.set()
 
@@ -274,6 +276,15 @@ class _Manifest:
     def _entry(self, file: ModelFile) -> list[Any]:
         status = (self._directory / file.path).stat()
         return [status.st_size, status.st_mtime_ns, file.sha256 or file.git_sha1]
+
+
+async def _in_own_thread(work: Callable[[], _Result]) -> _Result:
+    """Run blocking work apart from the loop's few shared threads, which a slow Hub would fill."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="hub")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(executor, work)
+    finally:
+        executor.shutdown(wait=False)
 
 
 def _ensure(download: Download, manifest: _Manifest, progress: Progress) -> None:

@@ -6,6 +6,7 @@ files to a CDN on another origin. Faults are planned per file: connections that 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import struct
@@ -36,7 +37,11 @@ def safetensors(num_bytes: int, *names: str, seed: int = 0) -> bytes:
 
 @dataclass
 class Repo:
-    """One repository. `drops` and `damages` are used up, one entry per answer of that file."""
+    """One repository.
+
+    `drops` and `damages` are used up, one entry per answer of that file; `silent` holds every
+    answer back until it is set.
+    """
 
     files: dict[str, bytes]
     gated: bool = False
@@ -46,6 +51,7 @@ class Repo:
     drops: dict[str, list[int]] = field(default_factory=dict)
     damages: dict[str, int] = field(default_factory=dict)
     status: int | None = None
+    silent: asyncio.Event | None = None
 
     def is_lfs(self, path: str) -> bool:
         return len(self.files[path]) > SMALL_BYTES
@@ -116,6 +122,8 @@ class HubServer:
         repo = self._find(request, contents=False)
         if isinstance(repo, web.Response):
             return repo
+        if repo.silent is not None:
+            await repo.silent.wait()
         siblings = []
         for path, content in repo.files.items():
             sibling: dict[str, object] = {"rfilename": path}

@@ -393,6 +393,20 @@ async def test_full_disk_keeps_what_came_and_goes_on_when_there_is_room(
     assert hub.sent["model.safetensors"] == size - kept
 
 
+async def test_silent_hub_leaves_the_threads_of_the_loop_to_others(
+    source: HuggingFaceSource, hub: HubServer
+) -> None:
+    silent = hub.repos["acme/small"].silent = asyncio.Event()
+    waiting = [
+        asyncio.create_task(source.resolve("acme/small", revision=None, token=None), name=f"r{n}")
+        for n in range(40)
+    ]
+    await asyncio.sleep(0.1)
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 2) == "free"
+    silent.set()
+    assert {model.revision for model in await asyncio.gather(*waiting)} == {COMMIT}
+
+
 async def test_write_errors_are_told_apart(tmp_path: Path) -> None:
     full = download.map_write_error(OSError(errno.EDQUOT, "Quota exceeded"), tmp_path / "x")
     other = download.map_write_error(OSError(errno.EROFS, "Read-only file system"), tmp_path / "x")

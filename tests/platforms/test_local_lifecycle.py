@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -11,8 +12,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from exo_inference.errors import PlatformError
+from exo_inference.platforms import platform_for
 from exo_inference.platforms.base import LogQuery, ObservedDeployment, ReplicaPhase
 from exo_inference.platforms.local import stop_all
+from exo_inference.platforms.local.restarts import backoff_seconds
 from exo_inference.state_dir import process_start_ticks
 
 if TYPE_CHECKING:
@@ -87,10 +93,9 @@ async def test_every_crash_waits_longer(rig: Rig) -> None:
         lambda now: bool(now.replicas) and now.replicas[0].restarts >= 4,
         each=note,
     )
-    times = [launches[run] for run in sorted(launches)]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert gaps[-1] > gaps[0]
-    assert observed.replicas[0].restarts >= 4
+    name = observed.replicas[0].name
+    for run, (earlier, later) in enumerate(itertools.pairwise(sorted(launches.values())), 1):
+        assert later - earlier >= backoff_seconds(name, run, run, rig.settings)
 
 
 async def test_wrong_configuration_fails_once_and_is_not_tried_again(rig: Rig) -> None:
@@ -205,8 +210,12 @@ async def test_hanging_engine_is_killed_and_started_again(rig: Rig) -> None:
 async def test_start_without_progress_is_called_stuck(rig: Rig) -> None:
     rig.new_platform(stuck_start_seconds=0.2)
     desired = rig.desired(1, "--start-seconds", "3600")
-    observed = await rig.until(desired, lambda now: any("stuck" in r.details for r in now.replicas))
-    assert "loading weights 43 %" in observed.replicas[0].details
+    observed = await rig.until(
+        desired,
+        lambda now: any(
+            "stuck" in r.details and "loading weights 43 %" in r.details for r in now.replicas
+        ),
+    )
     assert "deployment logs chat" in observed.replicas[0].details
 
 
@@ -238,6 +247,26 @@ async def test_stopped_control_plane_starts_its_engines_again_at_once(rig: Rig) 
     rig.new_platform(first_backoff_seconds=30.0)
     after = await rig.until_ready(desired)
     assert {r.name for r in after.replicas} == {r.name for r in before.replicas}
+
+
+async def test_full_disk_is_a_platform_error_that_says_so(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("exo_inference.platforms.local.replica_dir.write_atomically", full)
+        with pytest.raises(PlatformError, match="No space left on device") as caught:
+            await rig.platform.apply(rig.desired())
+    assert "free space" in (caught.value.hint or "")
+    await rig.until_ready(rig.desired())
+
+
+async def test_platform_is_found_by_name(rig: Rig) -> None:
+    assert platform_for("local", rig.state_dir).name == "local"
+    with pytest.raises(ValueError, match="there is no platform 'moon'"):
+        platform_for("moon", rig.state_dir)
 
 
 async def test_runs_in_a_directory_too_long_for_a_socket_path(rig: Rig) -> None:

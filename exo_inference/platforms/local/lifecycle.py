@@ -101,11 +101,7 @@ class Lifecycle:
         return self._obstacles.get(name, "")
 
     async def create(self, desired: DesiredDeployment) -> None:
-        """Make a new replica of the desired spec; the next step starts it.
-
-        Raises:
-            PlatformError: its directory cannot be made.
-        """
+        """Make a new replica of the desired spec; the next step starts it."""
         record = ReplicaRecord(
             name=f"{desired.name[:63]}-{secrets.token_hex(4)}",
             uid=desired.uid,
@@ -115,13 +111,7 @@ class Lifecycle:
             gpu_count=desired.gpu_count,
             created_at=time.time(),
         )
-        try:
-            await asyncio.to_thread(ReplicaDir.create, self._replicas_dir, record)
-        except OSError as error:
-            raise PlatformError(
-                f"cannot create a replica of {desired.name!r} in {self._replicas_dir}: "
-                f"{error.strerror}"
-            ) from error
+        await asyncio.to_thread(ReplicaDir.create, self._replicas_dir, record)
         logger.info("created replica %s", record.name)
 
     async def start(

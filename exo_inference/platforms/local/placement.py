@@ -106,7 +106,8 @@ class Placement:
         cores = num_cores()
         used = sum(1 for record in records if record.gpu_type == CPU_FAMILY)
         text = f"{cores} cores, shared by all replicas without a GPU"
-        types.append(InstanceTypeInfo(CPU_FAMILY, cores, max(0, cores - used), text))
+        # Replicas on the CPU are never refused, so there is always room for one more.
+        types.append(InstanceTypeInfo(CPU_FAMILY, cores, max(1, cores - used), text))
         return types
 
     async def _records(self) -> list[ReplicaRecord]:

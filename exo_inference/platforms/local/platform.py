@@ -9,6 +9,7 @@ are in `lifecycle.py`; what to do is decided by pure functions (`rollout.py`, `r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform as machine
 import time
@@ -17,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import islice
 
 from exo_inference.engines import Engine, get_engine
+from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import (
     DesiredDeployment,
     InstanceTypeInfo,
@@ -79,8 +81,12 @@ class LocalPlatform:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
-        """Take the next safe step towards `desired` and return what is so afterwards."""
-        async with self._locks[desired.uid]:
+        """Take the next safe step towards `desired` and return what is so afterwards.
+
+        Raises:
+            PlatformError: the files of the replicas cannot be written.
+        """
+        async with self._locks[desired.uid], self._files_explained():
             self._lifecycle.reap()
             view = await self._look(desired)
             if await self._roll(desired, view):
@@ -90,8 +96,12 @@ class LocalPlatform:
             return self._report(desired, view)
 
     async def delete(self, uid: str) -> bool:
-        """Stop all replicas of a deployment and remove them; True when nothing is left."""
-        async with self._locks[uid]:
+        """Stop all replicas of a deployment and remove them; True when nothing is left.
+
+        Raises:
+            PlatformError: the files of the replicas cannot be written.
+        """
+        async with self._locks[uid], self._files_explained():
             self._lifecycle.reap()
             for facts in await self._load(uid):
                 await self._lifecycle.drain(facts)
@@ -157,6 +167,18 @@ class LocalPlatform:
             if query.replica is None or query.replica == replica.name:
                 chosen.append(replica)
         return chosen
+
+    @contextlib.asynccontextmanager
+    async def _files_explained(self) -> AsyncIterator[None]:
+        """Turn errors of the file system, such as a full disk, into ours."""
+        try:
+            yield
+        except OSError as error:
+            raise PlatformError(
+                f"cannot change the replicas in {self._state_dir.replicas_dir}: "
+                f"{error.strerror or error}",
+                hint="Check the free space and the owner of the state directory.",
+            ) from error
 
     async def _load(self, uid: str | None) -> list[ReplicaFacts]:
         """Read all replicas of one deployment, or of all, oldest first."""
