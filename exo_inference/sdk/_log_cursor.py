@@ -20,6 +20,7 @@ class LogCursor:
         self._recent: deque[LogEntry] = deque()
         self._replayed: list[LogEntry] = []
         self.num_connections = 0
+        self.is_polled = False
 
     @property
     def since(self) -> datetime | None:

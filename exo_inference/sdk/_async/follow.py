@@ -22,7 +22,7 @@ MAX_FAILED_CONNECTIONS = 30
 """So many attempts in a row may fail before following ends: half a minute of a restart."""
 
 CATCH_UP_LINES = "1000"
-"""How many lines a reconnect asks for; more than that may have been written meanwhile only rarely."""
+"""How many lines are asked for where a server answers with its last lines whatever `since` says."""
 
 
 async def follow_logs(
@@ -63,6 +63,7 @@ async def _connection(
         async for line in lines:
             entries = _requests.read_log_line(line, call.action)
             if entries is None:
+                cursor.is_polled = True
                 entries = _requests.read_log_list(line, call.action)
             for entry in entries:
                 yield entry
@@ -72,5 +73,6 @@ def _resumed(query: _requests.Query, cursor: LogCursor) -> _requests.Query:
     """Return the arguments of the next connection: where the last one ended."""
     if cursor.num_connections > 0 and cursor.since is not None:
         kept = tuple(item for item in query if item[0] not in ("tail", "since"))
-        query = (*kept, ("tail", CATCH_UP_LINES), ("since", format_time(cursor.since)))
+        tail = (("tail", CATCH_UP_LINES),) if cursor.is_polled else ()
+        query = (*kept, *tail, ("since", format_time(cursor.since)))
     return (*query, ("follow", "true"))
