@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -25,7 +26,11 @@ logger = logging.getLogger(__name__)
 EX_CONFIG = 78
 """sysexits.h: wrong as configured; a restart alone does not help."""
 
+LISTEN_FD_VARIABLE = "EXO_LISTEN_FD"
+"""Environment variable with the number of the listening socket that a server inherits."""
+
 _LAST_LINE_BYTES = 4096
+_MAX_WAITING_FAILURES = 5  # failed starts after which connections are refused rather than kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +61,16 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """What to run. `argv[0]` is the program; the rest tells our processes from all others."""
+    """What to run. `argv[0]` is the program; the rest tells our processes from all others.
+
+    Attributes:
+        listen: address that the supervisor listens on for it, so that connections made while it is
+            restarted wait instead of being refused. It finds the socket under `LISTEN_FD_VARIABLE`.
+    """
 
     name: str
     argv: tuple[str, ...]
+    listen: tuple[str, int] | None = None
 
 
 class Watched:
@@ -124,6 +135,7 @@ class SupervisedProcess:
         self._stopping = False
         self._was_stable = False
         self._log = state.logs_dir / f"{command.name}.log"
+        self._listener: socket.socket | None = None
 
     async def run(self) -> None:
         """Adopt or start it, and start it again whenever it ends; returns after `stop`."""
@@ -145,6 +157,8 @@ class SupervisedProcess:
                 process = None
             failures += 1
             self._note_failure(failures, exit_code, log_offset)
+            if failures >= _MAX_WAITING_FAILURES:
+                self._close_listener()
             await asyncio.sleep(self._policy.delay_seconds(failures))
 
     async def stop(self, *, grace_seconds: float, hurry: asyncio.Event) -> None:
@@ -153,6 +167,7 @@ class SupervisedProcess:
         `run` starts nothing afterwards and returns soon.
         """
         self._stopping = True
+        self._close_listener()
         process = self._current
         if process is not None:
             process.send(signal.SIGTERM)
@@ -210,6 +225,12 @@ class SupervisedProcess:
     def _start(self) -> Watched:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         log = os.open(self._log, flags, 0o600)
+        self._listener = self._listener or self._try_listen()
+        passed: tuple[int, ...] = ()
+        environment = dict(os.environ)
+        if self._listener is not None:
+            passed = (self._listener.fileno(),)
+            environment[LISTEN_FD_VARIABLE] = str(passed[0])
         try:
             child = subprocess.Popen(
                 self.command.argv,
@@ -217,6 +238,8 @@ class SupervisedProcess:
                 stdout=log,
                 stderr=log,
                 cwd=self._state.root,
+                env=environment,
+                pass_fds=passed,
                 start_new_session=True,  # a Ctrl-C is for the supervisor, which knows the order
             )
         finally:
@@ -227,6 +250,23 @@ class SupervisedProcess:
         self.adopted = False
         logger.info("%s started (pid %d)", self.name, child.pid)
         return process
+
+    def _try_listen(self) -> socket.socket | None:
+        """Listen for the server; None where that fails: it then tries itself, and says why."""
+        if self.command.listen is None:
+            return None
+        host, _ = self.command.listen
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            return socket.create_server(self.command.listen, family=family, backlog=1024)
+        except OSError as exc:
+            logger.info("cannot listen for %s: %s", self.name, exc)
+            return None
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     async def _wait_and_note_stability(self, process: Watched) -> int | None:
         waiting = asyncio.ensure_future(process.wait())

@@ -29,7 +29,8 @@ from exo_inference.controller.supervised import (
     SupervisedProcess,
 )
 from exo_inference.controller.supervisor_logs import LogCopier, rotate_if_large
-from exo_inference.errors import PlatformError
+from exo_inference.errors import ExoError, PlatformError
+from exo_inference.local_settings import load_settings
 from exo_inference.state_dir import StateDir
 
 logger = logging.getLogger(__name__)
@@ -59,13 +60,19 @@ class SupervisorSettings:
 
 
 def server_commands(state: StateDir) -> tuple[ServerCommand, ...]:
-    """Return the servers of a control plane, in the order in which they are started."""
+    """Return the servers of a control plane, in the order in which they are started.
+
+    Raises:
+        UsageError: the settings cannot be read.
+    """
     # -P: they run in the state directory, whose files must not be imported in place of modules.
     python = (sys.executable, "-P", "-m")
     where = ("--state-dir", str(state.root))
+    settings = load_settings(state)
+    gateway = (settings.gateway_host, settings.gateway_port) if settings else None
     return (
         ServerCommand("controller", (*python, "exo_inference.controller", *where)),
-        ServerCommand("gateway", (*python, "exo_inference.gateway", *where)),
+        ServerCommand("gateway", (*python, "exo_inference.gateway", *where), listen=gateway),
     )
 
 
@@ -284,6 +291,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         return asyncio.run(supervise(state, server_commands(state), settings))
+    except ExoError as exc:
+        logger.error("%s", exc)
+        return EX_CONFIG
     finally:
         os.close(descriptor)
 

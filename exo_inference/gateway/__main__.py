@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -25,7 +26,16 @@ EX_CONFIG = 78
 """sysexits.h: wrong as configured; a restart alone does not help."""
 
 
-async def serve(state: StateDir, settings: LocalSettings, grace_seconds: float) -> None:
+LISTEN_FD_VARIABLE = "EXO_LISTEN_FD"
+"""Number of a listening socket that the supervisor keeps open over our restarts."""
+
+
+async def serve(
+    state: StateDir,
+    settings: LocalSettings,
+    grace_seconds: float,
+    listener: socket.socket | None = None,
+) -> None:
     """Run until SIGTERM or SIGINT.
 
     Raises:
@@ -42,11 +52,23 @@ async def serve(state: StateDir, settings: LocalSettings, grace_seconds: float) 
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     gateway = Gateway(state)
     try:
-        port = await gateway.start(settings.gateway_host, settings.gateway_port)
+        port = await gateway.start(settings.gateway_host, settings.gateway_port, listener=listener)
         logging.getLogger(__name__).info("listening on http://%s:%d", settings.gateway_host, port)
         await stop.wait()
     finally:
         await gateway.stop(grace_seconds=grace_seconds, hurry=hurry)
+
+
+def _inherited_listener() -> socket.socket | None:
+    number = os.environ.pop(LISTEN_FD_VARIABLE, None)
+    if number is None:
+        return None
+    if not number.isdecimal():
+        raise UsageError(f"{LISTEN_FD_VARIABLE} is {number!r}, expected a descriptor's number")
+    os.set_inheritable(int(number), False)
+    listener = socket.socket(fileno=int(number))
+    listener.setblocking(False)
+    return listener
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UsageError(f"{state.settings_file} does not exist; `up` writes it")
         os.chdir(state.root)  # the paths of sockets are relative, to stay short
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(state, settings, options.grace_seconds))
+            runner.run(serve(state, settings, options.grace_seconds, _inherited_listener()))
     except (ExoError, OSError) as exc:
         hint = getattr(exc, "hint", None)
         print(f"exo-gateway: error: {exc}" + (f" {hint}" if hint else ""), file=sys.stderr)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from pathlib import Path
 
@@ -58,8 +59,13 @@ class Gateway:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, *, listener: socket.socket | None = None) -> int:
         """Listen, and begin to follow the routing table.
+
+        Args:
+            host: the public address.
+            port: the public port; 0 is any free one.
+            listener: a socket that listens there already, inherited from the supervisor.
 
         Returns:
             The public port.
@@ -78,8 +84,13 @@ class Gateway:
         for runner in (public, admin):
             await runner.setup()
             self._runners.append(runner)
+        site = (
+            web.TCPSite(public, host, port, backlog=1024)
+            if listener is None
+            else web.SockSite(public, listener, backlog=1024)
+        )
         try:
-            await web.TCPSite(public, host, port, backlog=1024).start()
+            await site.start()
         except OSError as exc:
             raise _cannot_listen(host, port, exc) from exc
         await web.UnixSite(admin, str(_short(self._state.gateway_socket))).start()

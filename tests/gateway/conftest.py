@@ -177,7 +177,7 @@ class Stack:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(5):
-        while not await condition():  # noqa: ASYNC110 -- another task's work
+        while not await condition():
             await asyncio.sleep(0.01)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -56,7 +58,7 @@ async def test_unusable_table_changes_nothing_and_is_said(stack, content, proble
     else:
         stack.state.routes_file.write_text(content)
     async with asyncio.timeout(2):
-        while not (status := await stack.status())["table_problem"]:  # noqa: ASYNC110
+        while not (status := await stack.status())["table_problem"]:
             await asyncio.sleep(0.01)
     assert problem in status["table_problem"]
     assert status["table_version"] == stack.version
@@ -202,6 +204,24 @@ async def test_process_listens_and_ends_on_sigterm(process, state):
     assert not state.gateway_socket.exists()
 
 
+async def test_process_takes_the_socket_it_inherits(state):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        save_settings(state, LocalSettings(gateway_port=port))
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "exo_inference.gateway", "--state-dir", str(state.root)),
+            env={**os.environ, "EXO_LISTEN_FD": str(listener.fileno())},
+            pass_fds=[listener.fileno()],
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        # Connected before the gateway runs, answered once it does.
+        async with aiohttp.ClientSession() as client, asyncio.timeout(20):
+            answer = await client.get(f"http://127.0.0.1:{port}/healthz")
+            assert answer.status == 200
+        child.terminate()
+        assert await child.wait() == 0
+
+
 def test_process_that_cannot_listen_says_why_in_its_last_line(stack_port, state):
     save_settings(state, LocalSettings(gateway_port=stack_port))
     command = [sys.executable, "-m", "exo_inference.gateway", "--state-dir", str(state.root)]
@@ -214,7 +234,5 @@ def test_process_that_cannot_listen_says_why_in_its_last_line(stack_port, state)
 
 @pytest.fixture
 def stack_port():
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
