@@ -218,6 +218,7 @@ class FakeApi:
 def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or each answer waits 40 ms for a delayed ACK
 
         def handle_any(self) -> None:
             url = urlsplit(self.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
 START_SECONDS = 60.0
 POLL_SECONDS = 0.05
 LOG_TAIL_LINES = 20
+
+
+@dataclass(frozen=True)
+class _Started:
+    """The supervisor that this command started, and where its part of the log begins."""
+
+    supervisor: subprocess.Popen[bytes]
+    log_offset: int
 
 
 @command(
@@ -98,20 +107,21 @@ def _start(
 ) -> Overview:
     """Start what does not run; what does is adopted."""
     supervised = any(p.name == "supervisor" and p.alive for p in find_servers(state))
-    supervisor = None
+    started = None
     if not supervised:
         configure(state, options)
-        supervisor = _spawn(state)
+        started = _spawn(state)
     with step("Starting the control plane", quiet=session.quiet) as running:
-        return _wait_until_up(state, supervisor, limit_seconds, running)
+        return _wait_until_up(state, started, limit_seconds, running)
 
 
-def _spawn(state: StateDir) -> subprocess.Popen[bytes]:
+def _spawn(state: StateDir) -> _Started:
     """Start the supervisor in a session of its own, so that it outlives this terminal."""
     import subprocess
 
     with (state.logs_dir / "supervisor.log").open("ab") as log:
-        return subprocess.Popen(
+        log_offset = log.tell()
+        supervisor = subprocess.Popen(
             supervisor_command(state),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -120,11 +130,12 @@ def _spawn(state: StateDir) -> subprocess.Popen[bytes]:
             env=server_environment(),
             start_new_session=True,
         )
+    return _Started(supervisor, log_offset)
 
 
 def _wait_until_up(
     state: StateDir,
-    supervisor: subprocess.Popen[bytes] | None,
+    started: _Started | None,
     limit_seconds: float,
     running: Step,
 ) -> Overview:
@@ -139,10 +150,11 @@ def _wait_until_up(
         overview = look_at(state)
         if overview.state == "running":
             return overview
-        if supervisor is not None and supervisor.poll() is not None:
+        if started is not None and started.supervisor.poll() is not None:
+            status = started.supervisor.returncode
             raise ExoError(
-                f"the control plane ended while it started (status {supervisor.returncode}):\n"
-                + _log_tail(state),
+                f"the control plane ended while it started (status {status}):\n"
+                + _log_tail(state, started.log_offset),
                 hint=f"All of it is in {state.logs_dir}.",
             )
         waiting = ", ".join(
@@ -160,9 +172,12 @@ def _wait_until_up(
         time.sleep(POLL_SECONDS)
 
 
-def _log_tail(state: StateDir) -> str:
+def _log_tail(state: StateDir, offset: int) -> str:
+    """Return the last lines that the supervisor logged in this start."""
     try:
-        lines = (state.logs_dir / "supervisor.log").read_text(errors="replace").splitlines()
+        with (state.logs_dir / "supervisor.log").open("rb") as log:
+            log.seek(offset)
+            lines = log.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
     return "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:])

@@ -1,0 +1,106 @@
+"""The command line against a real control plane: what both sides must agree on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import Exo
+
+CREATE = ("ai", "deployment", "create", "chat", "--gpu-type", "cpu", "--gpu-count", "1")
+MODEL = ("--model-name", "exo/tiny-chat")
+
+
+@pytest.fixture(scope="module")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    state_dir = tmp_path_factory.mktemp("control-plane") / "state"
+    program = [sys.executable, "-m", "exo_inference.cli", "ai"]
+    subprocess.run([*program, "up", "--state-dir", str(state_dir)], check=True, timeout=90)
+    create = ["model", "create", "exo/tiny-chat", "--wait", "--state-dir", str(state_dir)]
+    try:
+        subprocess.run([*program, *create], check=True, timeout=90)
+        yield state_dir
+    finally:
+        subprocess.run([*program, "down", "--state-dir", str(state_dir)], check=True, timeout=90)
+
+
+@pytest.fixture(autouse=True)
+def configured(control_plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXO_STATE_DIR", str(control_plane))
+
+
+def test_a_built_in_model_is_ready_and_listed_once(exo: Exo) -> None:
+    shown = json.loads(exo("ai", "model", "show", "exo/tiny-chat", "-O", "json").out)
+    assert (shown["name"], shown["state"]) == ("exo/tiny-chat", "ready")
+    assert shown["model_size"].endswith("MiB")
+    listed = json.loads(exo("ai", "model", "list", "-O", "json").out)
+    assert [(row["id"], row["zone"]) for row in listed] == [(shown["id"], "ch-dk-2")]
+
+
+def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(exo: Exo) -> None:
+    assert exo(*CREATE, *MODEL, "--dry-run").out == "Deployment would be created (dry run).\n"
+    assert exo("ai", "deployment", "list", "-O", "json").out == "[]\n"
+    refused = exo(*CREATE, *MODEL, "--dry-run", "--replicas", "-1")
+    assert refused.code == 1
+    assert "--replicas" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        pytest.param((*CREATE, "--model-name", "no/such"), "no/such", id="unknown model"),
+        pytest.param(
+            (*CREATE, *MODEL, "--inference-engine-version", "9.9.9"),
+            "--inference-engine-version: invalid value; valid values are: ",
+            id="unknown version",
+        ),
+        pytest.param(
+            (*CREATE[:4], "--gpu-type", "gpuxyz", "--gpu-count", "1", *MODEL),
+            "gpuxyz",
+            id="unknown GPU",
+        ),
+        pytest.param(
+            ("ai", "deployment", "create", "No Label!", *CREATE[4:], *MODEL), "No Label!", id="name"
+        ),
+        pytest.param(("ai", "model", "create", "exo/tiny-chat"), "exo/tiny-chat", id="taken"),
+        pytest.param(("ai", "model", "create", "../../etc"), "../../etc", id="path as name"),
+        pytest.param(("ai", "model", "create", "file:///none"), "/none", id="missing directory"),
+        pytest.param(("ai", "deployment", "scale", "none", "2"), "'none'", id="scale nothing"),
+    ],
+)
+def test_a_refusal_is_one_clear_error(exo: Exo, argv: tuple[str, ...], found: str) -> None:
+    result = exo(*argv)
+    assert (result.code, result.out) == (1, "")
+    assert found in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_wrong_secret_ends_with_4(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = json.loads(exo("ai", "status", "-O", "json").out)["endpoint"]
+    monkeypatch.delenv("EXO_STATE_DIR")
+    monkeypatch.setenv("EXOSCALE_API_ENDPOINT", endpoint)
+    monkeypatch.setenv("EXOSCALE_API_KEY", "EXOwrong")
+    monkeypatch.setenv("EXOSCALE_API_SECRET", "wrong")
+    result = exo("ai", "deployment", "show", "chat")
+    assert result.code == 4
+    assert "Forbidden" in result.err
+
+
+def test_a_model_in_use_is_not_deleted_and_the_deployment_named(exo: Exo) -> None:
+    assert exo(*CREATE, *MODEL).code == 0
+    refused = exo("ai", "model", "delete", "exo/tiny-chat", "-f")
+    assert (refused.code, refused.out) == (1, "")
+    assert "chat" in refused.err
+    deleted = exo("ai", "deployment", "delete", "chat", "-f", "--wait", "--timeout", "60")
+    assert (deleted.code, deleted.out) == (0, "Deployment(s) deleted.\n"), deleted.err
+
+
+def test_the_engines_flags_are_listed(exo: Exo) -> None:
+    result = exo("ai", "deployment", "create", "--inference-engine-parameter-help")
+    assert result.code == 0
+    assert "  --max-model-len MAX_MODEL_LEN\n" in result.out
