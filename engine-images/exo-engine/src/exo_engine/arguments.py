@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -267,9 +268,12 @@ def _converted(flag: Flag, raw: Any) -> Any:
         return _integer(flag, raw)
     if flag.kind == "float":
         try:
-            return float(raw)
+            number = float(raw)
         except ValueError:
-            raise _refused(flag, raw, "a number") from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise _refused(flag, raw, "a number")
+        return number
     if flag.kind == "json":
         try:
             value = json.loads(raw)
@@ -282,7 +286,7 @@ def _converted(flag: Flag, raw: Any) -> Any:
 
 
 def _integer(flag: Flag, raw: str) -> int:
-    match = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)([kmgtKMGT]?)", raw.strip())
+    match = re.fullmatch(r"([+-]?[0-9]+(?:\.[0-9]+)?)([kmgtKMGT]?)", raw)
     number, suffix = match.groups() if match else ("", "")
     is_plain = bool(match) and not suffix and "." not in number
     # As in vLLM, a fraction goes with a decimal suffix only: 25.6k is 25,600 and 25.6K is refused.

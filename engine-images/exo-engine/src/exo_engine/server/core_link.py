@@ -180,7 +180,7 @@ class CoreLink:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
-            while True:
+            while self._reported is None:
                 kind, payload = await read_frame(reader)
                 self._handle(kind, payload)
         except ConnectionEnded:

@@ -67,6 +67,7 @@ class ChatTemplate:
                 param="chat-template",
                 hint="Bring another one with --chat-template.",
             ) from exc
+        self._knows_developer = any("developer" in source for source in sources.values())
         self._variables = {**special_tokens, **(variables or {})}
         self._passes_parts = content_format == "openai" or (
             content_format == "auto" and self._understands_parts()
@@ -116,6 +117,8 @@ class ChatTemplate:
 
     def _prepare(self, message: Message) -> dict[str, Any]:
         prepared = dict(message)
+        if prepared.get("role") == "developer" and not self._knows_developer:
+            prepared["role"] = "system"  # OpenAI's newer name for it, which few templates know
         content = prepared.get("content")
         if isinstance(content, list) and not self._passes_parts:
             prepared["content"] = "\n".join(part["text"] for part in content)

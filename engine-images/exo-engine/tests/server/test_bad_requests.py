@@ -1,0 +1,203 @@
+"""Every wrong request gets an OpenAI error object that names the field, and harms nobody else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from .conftest import MODEL, Engine
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+USER = {"role": "user", "content": "hi"}
+ASSISTANT_CALL = {
+    "role": "assistant",
+    "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+}
+
+WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
+    "no messages": ({"messages": None}, "messages"),
+    "empty messages": ({"messages": []}, "messages"),
+    "messages as text": ({"messages": "hi"}, "messages"),
+    "message as text": ({"messages": ["hi"]}, "messages[0]"),
+    "no role": ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    "unknown role": ({"messages": [{"role": "owner", "content": "hi"}]}, "messages[0].role"),
+    "role that is a list": ({"messages": [{"role": [], "content": "hi"}]}, "messages[0].role"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    "content as number": ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    "picture": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0]",
+    ),
+    "part without text": (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+    ),
+    "arguments not JSON": (
+        {"messages": [USER, ASSISTANT_CALL]},
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    "role the template refuses": ({"messages": [{"role": "function", "content": "x"}]}, "messages"),
+    "tools as text": ({"tools": "f"}, "tools"),
+    "tool without a name": ({"tools": [{"type": "function", "function": {}}]}, "tools[0]"),
+    "forced tool": (
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        "tool_choice",
+    ),
+    "old functions": ({"functions": [{"name": "f"}]}, "functions"),
+    "response format": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "response format as text": ({"response_format": "json"}, "response_format"),
+    "audio": ({"modalities": ["text", "audio"]}, "modalities"),
+    "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
+    "too many top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "logprobs as number": ({"logprobs": 2}, "logprobs"),
+    "no answer wanted": ({"max_tokens": 0}, "max_tokens"),
+    "no answer wanted, newer name": ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    "more than fits": ({"max_tokens": 100000}, "max_tokens"),
+    "temperature as text": ({"temperature": "hot"}, "temperature"),
+    "negative temperature": ({"temperature": -0.1}, "temperature"),
+    "temperature true": ({"temperature": True}, "temperature"),
+    "top_p of zero": ({"top_p": 0}, "top_p"),
+    "top_p above one": ({"top_p": 1.1}, "top_p"),
+    "top_k broken": ({"top_k": 1.5}, "top_k"),
+    "top_k below -1": ({"top_k": -2}, "top_k"),
+    "min_p above one": ({"min_p": 2}, "min_p"),
+    "presence penalty": ({"presence_penalty": 3}, "presence_penalty"),
+    "frequency penalty": ({"frequency_penalty": -3}, "frequency_penalty"),
+    "repetition penalty": ({"repetition_penalty": 0}, "repetition_penalty"),
+    "no choices": ({"n": 0}, "n"),
+    "too many choices": ({"n": 1000}, "n"),
+    "n true": ({"n": True}, "n"),
+    "best_of": ({"best_of": 2}, "best_of"),
+    "seed as text": ({"seed": "x"}, "seed"),
+    "seed too large": ({"seed": 2**70}, "seed"),
+    "min above max": ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+    "empty stop": ({"stop": ""}, "stop"),
+    "stop as number": ({"stop": [3]}, "stop"),
+    "stop token unknown": ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+    "stop tokens as text": ({"stop_token_ids": "3"}, "stop_token_ids"),
+    "bias too large": ({"logit_bias": {"3": 101}}, "logit_bias"),
+    "bias for a word": ({"logit_bias": {"the": 1}}, "logit_bias"),
+    "bias as list": ({"logit_bias": [1]}, "logit_bias"),
+    "stream as text": ({"stream": "yes"}, "stream"),
+    "stream options alone": ({"stream_options": {"include_usage": True}}, "stream_options"),
+    "stream option as text": (
+        {"stream": True, "stream_options": {"include_usage": "x"}},
+        "stream_options.include_usage",
+    ),
+    "model as number": ({"model": 3}, "model"),
+    "guided output": ({"guided_json": {"type": "object"}}, "guided_json"),
+    "beam search": ({"use_beam_search": True}, "use_beam_search"),
+}
+
+WRONG_COMPLETIONS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "no prompt": ({"prompt": None}, "prompt"),
+    "empty list": ({"prompt": []}, "prompt"),
+    "mixed list": ({"prompt": ["a", 3]}, "prompt"),
+    "empty ids": ({"prompt": [[]]}, "prompt"),
+    "unknown id": ({"prompt": [10**6]}, "prompt"),
+    "negative id": ({"prompt": [-1]}, "prompt"),
+    "truth as id": ({"prompt": [True]}, "prompt"),
+    "suffix": ({"suffix": "end"}, "suffix"),
+    "logprobs true": ({"logprobs": True}, "logprobs"),
+    "too many logprobs": ({"logprobs": 50}, "logprobs"),
+    "nothing wanted": ({"max_tokens": 0}, "max_tokens"),
+    "huge batch": ({"prompt": ["a"] * 100, "n": 100}, "n"),
+}
+
+
+def check(response: Any, status: int, param: str | None, code: str | None = None) -> None:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+    assert len(error["message"]) > 10
+    if code is not None:
+        assert error["code"] == code
+
+
+@pytest.mark.parametrize(("change", "param"), WRONG_CHAT.values(), ids=WRONG_CHAT.keys())
+def test_wrong_chat_request_names_the_field(
+    engine: Engine, change: dict[str, Any], param: str | None
+) -> None:
+    body = {"model": MODEL, "messages": [USER], "max_tokens": 1, **change}
+    check(engine.http.post(CHAT, json=body), 400, param)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"), WRONG_COMPLETIONS.values(), ids=WRONG_COMPLETIONS.keys()
+)
+def test_wrong_completion_request_names_the_field(
+    engine: Engine, change: dict[str, Any], param: str | None
+) -> None:
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 1, **change}
+    check(engine.http.post(COMPLETIONS, json=body), 400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b'{"a": NaN', b"[" * 100_000],
+    ids=["empty", "cut", "list", "text", "null", "not utf-8", "nan", "deep"],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
+def test_body_that_is_no_json_object_is_refused(engine: Engine, path: str, body: bytes) -> None:
+    check(engine.http.post(path, content=body), 400, None, "invalid_json")
+
+
+def test_not_a_number_is_no_number(engine: Engine) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "a", "temperature": float("nan")})
+    check(engine.http.post(COMPLETIONS, content=body), 400, "temperature")
+
+
+def test_huge_body_is_refused_without_reading_it_all(engine: Engine) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "x" * 300_000})
+    check(engine.http.post(COMPLETIONS, content=body), 413, None, "request_too_large")
+
+
+def test_unknown_paths_and_methods_are_error_objects(engine: Engine) -> None:
+    check(engine.http.get("/v1/nothing"), 404, None, "not_found")
+    wrong_method = engine.http.get(CHAT)
+    check(wrong_method, 405, None)
+    assert wrong_method.headers["allow"] == "POST"
+    check(engine.http.get("/v1/models/other"), 404, "model", "model_not_found")
+
+
+def test_wrong_tokenize_requests_are_refused(engine: Engine) -> None:
+    check(engine.http.post("/tokenize", json={"prompt": 3}), 400, "prompt")
+    check(engine.http.post("/detokenize", json={}), 400, "tokens")
+    check(engine.http.post("/detokenize", json={"tokens": [10**7]}), 400, "tokens")
+    check(engine.http.post("/tokenize", json={"model": "x", "prompt": "a"}), 404, "model")
+
+
+def test_foreign_request_id_comes_back_unless_it_is_strange(engine: Engine) -> None:
+    given = engine.http.get("/v1/models", headers={"X-Request-Id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    strange = engine.http.get("/v1/models", headers={"X-Request-Id": "x" * 500})
+    assert strange.headers["x-request-id"] != "x" * 500
+
+
+def test_engine_still_answers_after_all_this(engine: Engine) -> None:
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 2}
+    assert engine.http.post(COMPLETIONS, json=body).status_code == 200
+    assert "hi" not in [line.get("message") for line in _log_lines(engine)]
+
+
+def test_log_shows_routes_and_counts_but_no_prompt(engine: Engine) -> None:
+    secret = "swordfish-41"
+    engine.http.post(
+        CHAT, json={"messages": [{"role": "user", "content": secret}], "max_tokens": 3}
+    )
+    engine.http.post(CHAT, json={"messages": [{"role": secret, "content": secret}]})
+    lines = [line for line in _log_lines(engine) if line["logger"] == "exo_engine.requests"]
+    assert secret not in engine.log.read_text()
+    assert lines[-1]["status"] == 400
+    assert lines[-2]["status"] == 200
+    assert lines[-2]["message"] == "POST /v1/chat/completions"
+    assert lines[-2]["completion_tokens"] == 3
+    assert lines[-2]["seconds"] >= 0
+
+
+def _log_lines(engine: Engine) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in engine.log.read_text().splitlines()]

@@ -1,0 +1,82 @@
+"""The listening socket: private, replaced when dead, removed when done."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from exo_engine.arguments import ServerOptions
+from exo_engine.server.listener import AddressUnavailable, address_of, listening_socket
+
+OPTIONS = ServerOptions(("m",), Path("m"), Path("m"), port=0)
+
+
+def on(path: Path) -> ServerOptions:
+    return dataclasses.replace(OPTIONS, uds=str(path))
+
+
+def test_socket_file_is_private_and_removed_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with listening_socket(on(path)) as listener:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert address_of(listener, on(path)) == str(path)
+    assert not path.exists()
+
+
+def test_living_socket_is_not_taken_away(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with listening_socket(on(path)):
+        with pytest.raises(AddressUnavailable, match="it is taken"), listening_socket(on(path)):
+            pass
+        assert path.exists()
+
+
+def test_dead_socket_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with listening_socket(on(path)), socket.socket(socket.AF_UNIX) as client:
+        assert client.connect_ex(str(path)) == 0
+
+
+def test_other_file_in_the_way_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    path.write_text("precious")
+    with pytest.raises(AddressUnavailable), listening_socket(on(path)):
+        pass
+    assert path.read_text() == "precious"
+
+
+def test_socket_file_of_a_successor_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with listening_socket(on(path)):
+        path.unlink()
+        path.write_text("of somebody else")
+    assert path.read_text() == "of somebody else"
+
+
+def test_port_zero_is_told_as_the_real_one() -> None:
+    with listening_socket(OPTIONS) as listener:
+        port = listener.getsockname()[1]
+        assert address_of(listener, OPTIONS) == f"http://127.0.0.1:{port}"
+        taken = dataclasses.replace(OPTIONS, port=port)
+        with pytest.raises(AddressUnavailable) as caught, listening_socket(taken):
+            pass
+        assert caught.value.exit_code == 75
+
+
+@pytest.mark.parametrize("host", ["no such host", "203.0.113.9"])
+def test_unusable_address_is_a_clear_error(host: str) -> None:
+    with (
+        pytest.raises(AddressUnavailable, match="cannot listen on"),
+        listening_socket(dataclasses.replace(OPTIONS, host=host)),
+    ):
+        pass
+
+
+def test_path_beyond_the_limit_of_the_kernel_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(AddressUnavailable), listening_socket(on(tmp_path / ("x" * 120))):
+        pass

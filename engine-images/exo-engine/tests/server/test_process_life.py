@@ -1,0 +1,277 @@
+"""The two processes start, drain and die together, and leave nothing behind."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .conftest import MODEL, Engine, is_alive, write_tiny_model
+
+LONG = {"model": MODEL, "prompt": "fox", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+Start = Callable[..., Engine]
+
+
+@contextmanager
+def streaming(engine: Engine, **changes: Any) -> Iterator[Iterator[str]]:
+    """A long stream that has begun."""
+    with engine.http.stream("POST", "/v1/completions", json=LONG | changes) as response:
+        lines = response.iter_lines()
+        assert response.status_code == 200
+        assert next(lines).startswith("data: {")
+        yield lines
+
+
+def events(lines: Iterator[str]) -> list[Any]:
+    """The rest of a stream; the last one may be the word [DONE]."""
+    found = [line[6:] for line in lines if line.startswith("data: ")]
+    return [each if each == "[DONE]" else json.loads(each) for each in found]
+
+
+def test_health_tells_of_the_start_at_once_and_requests_wait_outside(start_engine: Start) -> None:
+    begin = time.monotonic()
+    engine = start_engine().wait_listening()
+    seconds = time.monotonic() - begin
+    health = engine.http.get("/health")
+    refused = engine.http.post("/v1/completions", json={"prompt": "a"})
+    assert health.status_code == 503
+    assert health.json()["status"] == "starting"
+    assert "detail" in health.json()
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "model_loading"
+    assert seconds < 10  # about half a second on an idle machine
+    engine.wait_ready()
+    assert engine.http.get("/health").json() == {"status": "ok"}
+
+
+def test_hang_up_ends_the_request_in_the_core(start_engine: Start) -> None:
+    engine = start_engine().wait_ready()
+    with streaming(engine, n=2):
+        engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 2)
+    engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 0)
+    assert engine.metric("vllm:request_success_total", finished_reason="abort") == 2
+    assert engine.metric("vllm:generation_tokens_total") < 6000
+    assert engine.metric("vllm:kv_cache_usage_perc") == 0
+    with pytest.raises(httpx.ReadTimeout):
+        engine.http.post("/v1/completions", json=LONG | {"stream": False}, timeout=0.3)
+    engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 0)
+    assert engine.metric("vllm:request_success_total", finished_reason="abort") == 3
+
+
+def test_requests_beyond_the_queue_get_429_and_the_others_go_on(start_engine: Start) -> None:
+    engine = start_engine("--max-num-seqs", "1", "--max-num-queued-reqs", "1").wait_ready()
+    body = LONG | {"stream": False, "max_tokens": 400}
+    with concurrent.futures.ThreadPoolExecutor() as pool, streaming(engine):
+        queued = pool.submit(engine.http.post, "/v1/completions", json=body)
+        engine.wait_until(lambda: engine.metric("vllm:num_requests_waiting") == 1)
+        refused = engine.http.post("/v1/completions", json=body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+    assert queued.result().status_code == 200
+
+
+def test_sigterm_drains_and_ends_with_zero(start_engine: Start) -> None:
+    engine = start_engine().wait_ready()
+    core = engine.core_pid
+    with streaming(engine, max_tokens=800) as lines:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(core, number)  # as Ctrl-C in a terminal reaches the whole group
+        engine.terminate()
+        engine.wait_until(lambda: engine.http.get("/health").json()["status"] == "draining")
+        refused = engine.http.post("/v1/completions", json={"prompt": "a"})
+        assert refused.status_code == 503
+        assert refused.headers["x-exo-draining"] == "1"
+        assert engine.http.get("/health").status_code == 503
+        rest = events(lines)
+    assert rest[-1] == "[DONE]"
+    assert rest[-2]["choices"][0]["finish_reason"] == "length"
+    assert engine.wait_exit() == 0
+    assert not is_alive(core)
+    assert sorted(path.name for path in engine.directory.iterdir()) == ["engine.log"]
+
+
+def test_drain_gives_up_after_its_time_and_says_so_to_the_client(start_engine: Start) -> None:
+    engine = start_engine("--shutdown-timeout", "0").wait_ready()
+    with streaming(engine) as lines:
+        engine.terminate()
+        rest = events(lines)
+    assert rest[-1] == "[DONE]"
+    assert rest[-2]["error"]["code"] == "engine_stopped"
+    assert engine.wait_exit() == 0
+
+
+def test_second_signal_ends_at_once(start_engine: Start) -> None:
+    engine = start_engine().wait_ready()
+    with streaming(engine) as lines:
+        engine.terminate()
+        engine.wait_until(lambda: engine.http.get("/health").json()["status"] == "draining")
+        engine.process.send_signal(signal.SIGINT)
+        assert "error" in events(lines)[-2]
+    assert engine.wait_exit() == 0
+
+
+def test_sigterm_while_starting_ends_at_once(start_engine: Start) -> None:
+    engine = start_engine().wait_listening()
+    core = engine.core_pid
+    engine.terminate()
+    assert engine.wait_exit(5) == 0
+    assert not is_alive(core)
+    assert not engine.socket.exists()
+
+
+def test_killed_core_ends_the_server_and_its_streams_with_an_error(start_engine: Start) -> None:
+    engine = start_engine().wait_ready()
+    with streaming(engine) as lines:
+        os.kill(engine.core_pid, signal.SIGKILL)
+        rest = events(lines)
+    assert rest[-2]["error"]["code"] == "engine_stopped"
+    assert engine.wait_exit() == 71
+    assert engine.last_line.startswith("exo-engine: error: the engine core was killed by signal 9")
+    assert not engine.socket.exists()
+
+
+@pytest.mark.slow
+def test_crashed_core_is_an_internal_error(start_engine: Start) -> None:
+    engine = start_engine().wait_ready()
+    os.kill(engine.core_pid, signal.SIGABRT)
+    assert engine.wait_exit() == 70
+    assert "SIGABRT" in engine.last_line
+
+
+def test_killed_server_takes_its_core_along(start_engine: Start) -> None:
+    engine = start_engine().wait_ready()
+    core = engine.core_pid
+    engine.process.kill()
+    engine.process.wait()
+    engine.wait_until(lambda: not is_alive(core))
+
+
+def test_server_killed_while_starting_takes_its_core_along(start_engine: Start) -> None:
+    engine = start_engine().wait_listening()
+    core = engine.core_pid
+    engine.process.kill()
+    engine.process.wait()
+    engine.wait_until(lambda: not is_alive(core))
+
+
+def test_taken_port_is_a_clear_error(tmp_path: Path, model_dir: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run_engine("serve", str(model_dir), "--port", str(port))
+    assert result.returncode == 75
+    assert result.stderr.splitlines()[-1].startswith(
+        f"exo-engine: error: cannot listen on 127.0.0.1:{port}: it is taken."
+    )
+
+
+def test_server_on_a_port_of_its_choice_answers(start_engine: Start) -> None:
+    engine = start_engine("--uds", "", "--port", "0", "--api-key", "k1", "k2")
+    engine.wait_until(lambda: '"ready"' in engine.log.read_text())
+    listening = next(
+        json.loads(line) for line in engine.log.read_text().splitlines() if "listening" in line
+    )
+    with httpx.Client(base_url=listening["address"]) as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers={"Authorization": "Bearer k3"}).status_code == 401
+        assert client.get("/v1/models", headers={"Authorization": "Bearer k2"}).status_code == 200
+    engine.terminate()
+    assert engine.wait_exit() == 0
+
+
+@pytest.mark.parametrize("damage", ["missing", "config", "weights", "tokenizer", "template"])
+def test_unusable_model_ends_with_78_and_one_last_line(
+    start_engine: Start, tmp_path: Path, damage: str
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    if damage == "missing":
+        model = tmp_path / "nothing"
+    elif damage == "config":
+        (model / "config.json").write_text("{")
+    elif damage == "weights":
+        with (model / "model.safetensors").open("r+b") as file:
+            file.truncate(2000)
+    elif damage == "tokenizer":
+        (model / "tokenizer.json").write_text("{}")
+    else:
+        (model / "chat_template.jinja").write_text("{% if %}")
+    engine = start_engine(model=model)
+    assert engine.wait_exit() == 78
+    assert engine.last_line.startswith("exo-engine: error: ")
+    assert not engine.socket.exists()
+
+
+@pytest.mark.slow
+def test_too_small_cache_for_the_length_asked_for_is_78(start_engine: Start) -> None:
+    engine = start_engine("--num-gpu-blocks-override", "4", "--max-model-len", "4096")
+    assert engine.wait_exit() in (71, 78)
+    assert engine.last_line.startswith("exo-engine: error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["serve"], "no model is named"),
+        (["serve", "m", "--enable-lora"], "is a vLLM flag that exo-engine does not support"),
+        (["serve", "m", "--max-modl-len", "4"], "Did you mean --max-model-len?"),
+        (["dance"], "no command 'dance'"),
+        (["serve", "/nowhere"], "no such directory"),
+    ],
+    ids=["no model", "vllm flag", "typo", "command", "directory"],
+)
+def test_wrong_command_line_is_one_line_and_78(words: list[str], text: str) -> None:
+    result = run_engine(*words)
+    assert result.returncode == 78
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("exo-engine: error: ")
+    assert text in lines[0]
+
+
+def test_many_streams_at_once_are_all_answered(engine: Engine) -> None:
+    """Streams of many clients are neither mixed up nor cut off."""
+
+    def ask(number: int) -> str:
+        body = {"model": MODEL, "prompt": f"number {number}", "temperature": 0, "max_tokens": 30}
+        return str(engine.http.post("/v1/completions", json=body).json()["choices"][0]["text"])
+
+    alone = [ask(number) for number in range(12)]
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(ask, range(12)))
+    assert together == alone
+
+
+def test_slow_reader_gets_everything_in_the_end(engine: Engine) -> None:
+    with streaming(engine, max_tokens=400) as lines:
+        threading.Event().wait(0.5)
+        rest = events(lines)
+    text = [each["choices"][0] for each in rest[:-1]]
+    assert text[-1]["finish_reason"] == "length"
+
+
+def run_engine(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "exo_engine.server.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
