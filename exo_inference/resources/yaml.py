@@ -1,7 +1,7 @@
-"""Resources in YAML: files of one or more documents in, documents that can be applied again out.
+"""Resources in YAML: one or more documents in, documents that can be applied again out.
 
-`apply`, `diff` and `export` are the callers. Reading reports every problem of every file at once,
-each with file and line. What only a server sets (`status`, uid, generation, …) may stand in a file,
+`manifest_files.py` reads files through it, `export` writes with it. Every problem is reported, each
+with file and line. What only a server sets (`status`, uid, generation, …) may stand in a file,
 as `kubectl get -o yaml` writes it, and is ignored. Whether a server admits an object is not
 decided here.
 """
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -29,9 +28,6 @@ KINDS: dict[str, type[InferenceModel] | type[InferenceDeployment]] = {
     InferenceModel.KIND: InferenceModel,
     InferenceDeployment.KIND: InferenceDeployment,
 }
-MAX_FILE_BYTES = 4 * 2**20
-"""A larger file is no manifest but a mistake, such as a directory of checkpoints."""
-
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _OF_THE_SERVER = frozenset(
     {
@@ -105,34 +101,6 @@ class Manifest:
     def problem(self, message: str) -> ManifestProblem:
         """Return a problem with this object."""
         return ManifestProblem(self.file, self.line, message)
-
-
-def load_manifests(paths: Sequence[str], stdin: str | None = None) -> list[Manifest]:
-    """Read files, and directories with all that is below them, in the order given.
-
-    Args:
-        paths: files, directories, or `-` for standard input.
-        stdin: the text of standard input, if it was named.
-
-    Raises:
-        ManifestError: anything in any of them is wrong.
-        UsageError: there is nothing to read.
-    """
-    manifests: list[Manifest] = []
-    problems: list[ManifestProblem] = []
-    for name, text in _texts(paths, stdin, problems):
-        found, wrong = parse_manifests(text, name)
-        manifests += found
-        problems += wrong
-    problems += _duplicates(manifests)
-    if problems:
-        raise ManifestError(problems)
-    if not manifests:
-        raise UsageError(
-            f"there is no InferenceModel and no InferenceDeployment in {', '.join(paths)}",
-            hint="`exo dedicated-inference export` writes what exists in the form that is expected.",
-        )
-    return manifests
 
 
 def parse_manifests(text: str, file: str) -> tuple[list[Manifest], list[ManifestProblem]]:
@@ -306,52 +274,6 @@ def _check_deployment(
     for key, number, least in counts:
         if isinstance(spec.get(key), bool) or number < least:
             document.report(("spec", key), f"must be a whole number from {least}")
-
-
-def _duplicates(manifests: Sequence[Manifest]) -> Iterator[ManifestProblem]:
-    seen: dict[tuple[str, str, str], Manifest] = {}
-    for manifest in manifests:
-        resource = manifest.resource
-        keys = [(resource.kind, "metadata.name", resource.metadata.name)]
-        if isinstance(resource, InferenceModel):
-            keys.append((resource.kind, "spec.source", resource.spec.source))
-        for key in keys:
-            first = seen.setdefault(key, manifest)
-            if first is not manifest:
-                kind, field, value = key
-                yield manifest.problem(
-                    f"a second {kind} with {field} {value}; "
-                    f"the first is at {first.file}:{first.line}"
-                )
-
-
-def _texts(
-    paths: Sequence[str], stdin: str | None, problems: list[ManifestProblem]
-) -> Iterator[tuple[str, str]]:
-    """Yield name and text of every file, each once."""
-    seen: set[Path] = set()
-    for name in paths:
-        if name == "-":
-            yield "<stdin>", stdin or ""
-            continue
-        for file in _files(Path(name)):
-            if file.resolve() in seen:
-                continue
-            seen.add(file.resolve())
-            try:
-                if file.stat().st_size > MAX_FILE_BYTES:
-                    raise UsageError(f"it is larger than {MAX_FILE_BYTES} bytes")
-                yield str(file), file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError, UsageError) as exc:
-                reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-                problems.append(ManifestProblem(str(file), 1, f"cannot be read: {reason}"))
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    found = (file for pattern in ("*.yaml", "*.yml") for file in path.rglob(pattern))
-    return sorted(file for file in found if file.is_file())
 
 
 def _syntax_problem(exc: yaml.YAMLError, file: str) -> ManifestProblem:

@@ -13,11 +13,11 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, Retrying, stop_after_attempt
+from tenacity import AsyncRetrying, BaseRetrying, RetryCallState, Retrying, stop_after_attempt
 
 from exo_inference import __version__
 from exo_inference.errors import ConnectionFailed, UsageError
@@ -107,7 +107,7 @@ class Transport:
             retry=_retries.should_repeat(request),
             retry_error_callback=_last_outcome,
         )
-        return retrying(self._attempt, endpoint, request)
+        return _noted(retrying(self._attempt, endpoint, request), retrying)
 
     def _attempt(self, endpoint: str, request: Request) -> Response:
         with _mapped(request, endpoint, self.options.trace):
@@ -127,7 +127,7 @@ class Transport:
             try:
                 if answer.status_code >= 300:
                     answer.read()
-                yield _head(answer), answer.iter_lines()
+                yield _head(answer, self.options.trace), answer.iter_lines()
             finally:
                 answer.close()
 
@@ -160,7 +160,7 @@ class AsyncTransport:
             retry=_retries.should_repeat(request),
             retry_error_callback=_last_outcome,
         )
-        return await retrying(self._attempt, endpoint, request)
+        return _noted(await retrying(self._attempt, endpoint, request), retrying)
 
     async def _attempt(self, endpoint: str, request: Request) -> Response:
         with _mapped(request, endpoint, self.options.trace):
@@ -182,7 +182,7 @@ class AsyncTransport:
             try:
                 if answer.status_code >= 300:
                     await answer.aread()
-                yield _head(answer), answer.aiter_lines()
+                yield _head(answer, self.options.trace), answer.aiter_lines()
             finally:
                 await answer.aclose()
 
@@ -225,13 +225,23 @@ def _read(answer: httpx.Response, trace: bool) -> Response:
     return response
 
 
-def _head(answer: httpx.Response) -> Response:
+def _head(answer: httpx.Response, trace: bool) -> Response:
     body = answer.content if answer.status_code >= 300 else b""
-    return Response(answer.status_code, _lower_headers(answer), body)
+    response = Response(answer.status_code, _lower_headers(answer), body)
+    if trace:
+        _trace.trace_response(response)
+    return response
 
 
 def _lower_headers(answer: httpx.Response) -> dict[str, str]:
     return {name.lower(): value for name, value in answer.headers.items()}
+
+
+def _noted(response: Response, retrying: BaseRetrying) -> Response:
+    """Note on an answer whether the request had been sent before."""
+    if retrying.statistics.get("attempt_number", 1) > 1:
+        return replace(response, repeated=True)
+    return response
 
 
 def _last_outcome(state: RetryCallState) -> Response:

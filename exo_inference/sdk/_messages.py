@@ -56,11 +56,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer; header names are lower case."""
+    """One answer; header names are lower case. `repeated`: an earlier attempt may have arrived."""
 
     status_code: int
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,16 @@ class Call(Generic[T]):
             InvalidAnswer: the answer is a success that cannot be read.
         """
         if response.status_code >= 300:
-            raise api_error(response.status_code, response.headers, response.body, self.action)
+            error = api_error(response.status_code, response.headers, response.body, self.action)
+            if response.repeated and response.status_code == 404 and self.is_deletion:
+                error.hint = "An attempt whose answer was lost may have deleted it."
+            raise error
         return self.read(response)
+
+    @property
+    def is_deletion(self) -> bool:
+        """Whether the request deletes something."""
+        return self.request.method == "DELETE"
 
     @property
     def action(self) -> str:

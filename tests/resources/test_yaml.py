@@ -1,18 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
-from exo_inference.errors import UsageError
-from exo_inference.resources.yaml import (
-    MAX_FILE_BYTES,
-    ManifestError,
-    dump_manifest,
-    load_manifests,
-    parse_manifests,
-)
+from exo_inference.resources.yaml import dump_manifest, parse_manifests
 
 MODEL = """\
 apiVersion: inference.exo.dev/v1alpha1
@@ -147,58 +138,6 @@ def test_wrong_documents_are_refused_with_file_and_line(text: str, problem: str)
 def test_names_of_deployments_are_dns_labels():
     (problem,) = problems(changed("name: chat", "name: My_Chat"))
     assert problem.startswith("f.yaml:3: metadata.name must be 1 to 63 lower-case letters")
-
-
-def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path):
-    (tmp_path / "a.yaml").write_text(
-        changed("gpuType", "gpuTyp").replace("replicas: 2", "replicas: x")
-    )
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "deep" / "er" / "b.yml").write_text(MODEL.replace("source", "sauce"))
-    (tmp_path / "README.md").write_text("not a manifest")
-    with pytest.raises(ManifestError) as caught:
-        load_manifests([str(tmp_path)])
-    found = [(Path(p.file).name, p.line) for p in caught.value.problems]
-    assert found == [("a.yaml", 4), ("a.yaml", 6), ("a.yaml", 8), ("b.yml", 4), ("b.yml", 5)]
-    assert caught.value.exit_code == 2
-    assert "5 problems in the manifests; nothing was changed" in caught.value.message
-
-
-def test_duplicates_are_found_across_files(tmp_path: Path):
-    (tmp_path / "a.yaml").write_text(DEPLOYMENT + "---\n" + MODEL)
-    (tmp_path / "b.yaml").write_text(MODEL.replace("tiny}", "other}") + "---\n" + DEPLOYMENT)
-    with pytest.raises(ManifestError) as caught:
-        load_manifests([str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
-    messages = [p.message for p in caught.value.problems]
-    assert len(messages) == 2
-    assert "a second InferenceModel with spec.source exo/tiny-chat; the first is at" in messages[0]
-    assert messages[1].endswith("a.yaml:1")
-
-
-def test_file_named_twice_is_read_once(tmp_path: Path):
-    file = tmp_path / "a.yaml"
-    file.write_text(MODEL)
-    assert len(load_manifests([str(file), str(tmp_path)])) == 1
-
-
-def test_standard_input_is_a_dash():
-    assert load_manifests(["-"], stdin=MODEL)[0].file == "<stdin>"
-
-
-def test_unreadable_files_are_named(tmp_path: Path):
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "huge.yaml").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
-    with pytest.raises(ManifestError) as caught:
-        load_manifests([str(tmp_path), str(tmp_path / "none.yaml")])
-    messages = [p.message for p in caught.value.problems]
-    assert "utf-8" in messages[0]
-    assert "larger than" in messages[1]
-    assert messages[2] == "cannot be read: No such file or directory"
-
-
-def test_empty_directory_is_a_usage_error(tmp_path: Path):
-    with pytest.raises(UsageError, match="no InferenceModel and no InferenceDeployment"):
-        load_manifests([str(tmp_path)])
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,13 @@ def test_create_repeats_with_the_same_idempotency_key(api: FakeApi, client: Clie
     assert len(keys) == 1
 
 
+def test_deletion_whose_first_answer_was_lost_says_so(api: FakeApi, client: Client):
+    api.on("DELETE", "/ai/model/m-1", Answer(hang_up=True), Answer({}, status=404))
+    with pytest.raises(errors.NotFound) as caught:
+        client.models.delete("m-1")
+    assert "may have deleted it" in caught.value.hint
+
+
 def test_two_creates_have_two_keys(api: FakeApi, client: Client):
     api.on("POST", "/ai/model", OPERATION)
     client.models.create("org/x")

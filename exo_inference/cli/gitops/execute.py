@@ -48,8 +48,11 @@ class Executor:
         """
         ids: dict[str, str] = {}
         missing = {c.name for c in changes if c.kind == MODEL_KIND and c.action == Action.CREATE}
+        failed: set[str] = set()
         for change in changes:
             try:
+                if change.manifest and (model := change.manifest.spec.get("model")) in failed:
+                    raise ExoError(f"{change.label} was not tried: its model {model} failed")
                 if self.dry_run is None:
                     made = self._make(change)
                     if made is not None:
@@ -61,6 +64,7 @@ class Executor:
                 raise
             except ExoError as exc:
                 self.report.failed(change, exc)
+                failed |= {change.name} if change.kind == MODEL_KIND else set()
             else:
                 self.report.done(change)
         return ids

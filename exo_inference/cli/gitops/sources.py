@@ -45,7 +45,7 @@ def plan_from_files(client: Client, filenames: tuple[str, ...], *, prune: bool) 
     """
     from exo_inference.cli.gitops.live import DEPLOYMENT_KIND, read_live
     from exo_inference.cli.gitops.plan import plan_changes
-    from exo_inference.resources.yaml import load_manifests
+    from exo_inference.resources.manifest_files import load_manifests
 
     stdin = sys.stdin.read() if "-" in filenames else None
     manifests = load_manifests(filenames, stdin)

@@ -18,7 +18,7 @@ from exo_inference.cli.main import main
 from exo_inference.controller.server import Running, serve
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.errors import NotFound
-from exo_inference.hub.base import ModelNotFound, ProgressCallback, ResolvedModel
+from exo_inference.hub.base import InvalidModelName, ModelNotFound, ProgressCallback, ResolvedModel
 from exo_inference.local_settings import LocalSettings, ensure_credentials
 from exo_inference.platforms.base import (
     DesiredDeployment,
@@ -89,6 +89,12 @@ class InstantSource:
         return directory
 
 
+def find_instant_source(name: str) -> InstantSource:
+    if "/" not in name:
+        raise InvalidModelName(f"{name!r} is not the name of a model")
+    return InstantSource()
+
+
 class RunningController:
     """The real controller on a thread of its own."""
 
@@ -104,7 +110,7 @@ class RunningController:
         await serve(
             self._settings,
             platform=self.platform,
-            find_source=lambda name: InstantSource(),
+            find_source=find_instant_source,
             started=self._note_start,
         )
 

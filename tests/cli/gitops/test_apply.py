@@ -117,6 +117,13 @@ def test_several_failures_are_all_printed_and_counted(exo: Exo, zone: Client):
     assert "2 of 3 objects could not be applied" in ran.err
 
 
+def test_deployment_of_a_model_that_failed_is_not_tried(exo: Exo, zone: Client):
+    ran = exo("apply", "-f", write(model("no-slash"), deployment(model="no-slash")))
+    assert ran.code == 1
+    assert "inferencedeployment/chat was not tried: its model no-slash failed" in ran.err
+    assert zone.deployments.list() == []
+
+
 def test_dry_run_of_the_server_changes_nothing_and_asks_for_admission(exo: Exo, zone: Client):
     exo("apply", "-f", write(model()))
     ran = exo("apply", "-f", write(model(), deployment()), "--dry-run")
