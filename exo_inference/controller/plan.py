@@ -145,17 +145,19 @@ def _progressing(deployment: InferenceDeployment, replicas: Sequence[ObservedRep
         reason = "Updating"
     elif before is None or ongoing == "Deploying":
         reason = "Deploying"
-    elif ongoing == "Scaling" or len(active) != len(replicas) or _was_other_size(deployment):
+    elif ongoing == "Scaling" or len(active) != len(replicas) or _is_new_size(deployment):
         reason = "Scaling"
     else:
         reason = "Recovering"
     return condition("Progressing", True, reason, _explain(replicas, wanted))
 
 
-def _was_other_size(deployment: InferenceDeployment) -> bool:
-    """Whether the last look found another number of replicas than is wanted now."""
-    before = [r for r in deployment.status.replicas if r.state != ReplicaPhase.DRAINING]
-    return len(before) != deployment.spec.replicas
+def _is_new_size(deployment: InferenceDeployment) -> bool:
+    """Whether another number of replicas is wanted than at the last look."""
+    status = deployment.status
+    before = [r for r in status.replicas if r.state != ReplicaPhase.DRAINING]
+    is_new = status.observed_generation < deployment.metadata.generation
+    return is_new and len(before) != deployment.spec.replicas
 
 
 def _explain(replicas: Sequence[ObservedReplica], wanted: int) -> str:

@@ -89,7 +89,7 @@ class ModelReconciler:
         models_dir: Path,
         wake: Callable[[str], None],
         *,
-        first_retry_seconds: float = 2.0,
+        first_retry_seconds: float,
     ) -> None:
         self._store = store
         self._find_source = find_source

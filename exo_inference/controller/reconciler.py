@@ -69,6 +69,7 @@ class Reconciler:
             context.secret_box,
             settings.state.models_dir,
             lambda uid: self._queue.add(Key("model", uid)),
+            first_retry_seconds=settings.model_retry_seconds,
         )
 
     async def run(self) -> None:

@@ -40,6 +40,9 @@ class ControllerSettings:
     resync_seconds: float = 30.0
     """How often orphans are looked for and every object is looked at again."""
 
+    model_retry_seconds: float = 2.0
+    """How long the first retry of a failed fetch waits; it doubles up to a minute."""
+
     num_workers: int = 8
     """Objects that are reconciled at the same time."""
 

@@ -79,6 +79,7 @@ class Controller:
                 gateway_url="http://127.0.0.1:8999",
                 gateway_timeout_seconds=self.gateway_timeout_seconds,
                 resync_seconds=0.2,
+                model_retry_seconds=0.1,
             )
             await serve(
                 settings, platform=self.platform, find_source=self.source.find, started=started

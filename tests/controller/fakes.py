@@ -39,6 +39,7 @@ class FakeReplica:
     made_from: tuple[object, ...]
     looks: int = 0
     draining: bool = False
+    has_been_ready: bool = False
     failure: str | None = None
 
 
@@ -87,8 +88,9 @@ class FakePlatform:
             return ReplicaPhase.DRAINING
         if replica.failure is not None:
             return ReplicaPhase.FAILED
-        is_ready = replica.looks >= self.looks_until_ready
-        return ReplicaPhase.READY if is_ready else ReplicaPhase.STARTING
+        if replica.looks >= self.looks_until_ready:
+            replica.has_been_ready = True
+        return ReplicaPhase.READY if replica.has_been_ready else ReplicaPhase.STARTING
 
     def _observe(self, replica: FakeReplica, made_from: tuple[object, ...]) -> ObservedReplica:
         phase = self._phase(replica)

@@ -115,6 +115,12 @@ SETTLED_2 = assess(deployment(replicas=2), replica("a"), replica("b"))
             "ready 1 of 2: replica b: killed",
             id="one of two recovers, the other serves",
         ),
+        pytest.param(
+            assess(assess(SETTLED_2, replica("a")), replica("a"), replica("c", "starting")),
+            "ready",
+            "ready 1 of 2: replica c: starting",
+            id="a vanished replica is replaced",
+        ),
         pytest.param(deployment(deleting=True), "updating", "deleting", id="being deleted"),
     ],
 )
