@@ -7,6 +7,7 @@ has a set of values that it may have: one after an acknowledged write, more afte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
@@ -179,12 +180,14 @@ class Writer:
             assert self.keys.get(uid) == name or name in self.possible_names, name
 
     async def _unsettled(self) -> list[Deployment]:
-        full = [
-            await self.client.deployments.get(d.id) for d in await self.client.deployments.list()
-        ]
+        """Return the deployments that are not as they were asked to be, whatever that was."""
+        found = []
+        for listed in await self.client.deployments.list():
+            with contextlib.suppress(NotFound):  # its deletion has just ended
+                found.append(await self.client.deployments.get(listed.id))
         return [
             d
-            for d in full
+            for d in found
             if d.state != "ready"
             or d.ready_replicas != d.replicas
             or len(d.replica_status or []) != d.replicas
