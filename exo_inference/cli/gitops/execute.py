@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from exo_inference.cli.gitops.live import MODEL_KIND
+from exo_inference.cli.gitops.live import MODEL_KIND, is_on_the_hub
 from exo_inference.cli.gitops.plan import Action, Change
 from exo_inference.errors import AuthenticationFailed, ConnectionFailed, ExoError
 from exo_inference.wire import Operation
@@ -120,7 +120,7 @@ class Executor:
         if change.kind == MODEL_KIND:
             return self.client.models.create(
                 change.name,
-                huggingface_token=self.huggingface_token if _is_on_the_hub(change.name) else None,
+                huggingface_token=self.huggingface_token if is_on_the_hub(change.name) else None,
                 revision=spec.get("revision"),
                 dry_run=dry_run,
             )
@@ -175,7 +175,3 @@ class Executor:
     def _wanted(self, change: Change) -> dict[str, Any]:
         assert change.manifest is not None, "only what the files have is created"
         return change.manifest.spec
-
-
-def _is_on_the_hub(source: str) -> bool:
-    return not source.startswith(("file:", "exo/"))

@@ -42,6 +42,11 @@ def label(kind: str, name: str) -> str:
     return f"{kind.lower()}/{name}"
 
 
+def is_on_the_hub(source: str) -> bool:
+    """Whether a model comes from the Hub: neither built in nor a folder of the server."""
+    return not source.startswith(("file:", "exo/"))
+
+
 def read_live(
     client: Client, is_wanted: Callable[[str], bool] = lambda name: True
 ) -> list[LiveObject]:
@@ -68,8 +73,15 @@ def read_live(
 
 
 def live_model(model: Model) -> LiveObject:
-    """Return a model in the words of a manifest."""
-    spec = {"source": model.name, "revision": model.revision}
+    """Return a model in the words of a manifest.
+
+    The revision of a model that is not from the Hub is a digest of what this machine has; a file
+    that asked for it could not be applied anywhere else.
+    """
+    spec = {
+        "source": model.name,
+        "revision": model.revision if is_on_the_hub(model.name) else None,
+    }
     return LiveObject(MODEL_KIND, model.name, model.id, _given(spec))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ HEAD = "apiVersion: inference.exo.dev/v1alpha1\n"
 
 def model(source: str = "org/m", **spec: str) -> str:
     lines = "".join(f"  {key}: {value}\n" for key, value in spec.items())
-    name = source.replace("/", "-")
+    name = re.sub("[^a-z0-9]+", "-", source)
     return f"{HEAD}kind: InferenceModel\nmetadata: {{name: {name}}}\nspec:\n  source: {source}\n{lines}"
 
 

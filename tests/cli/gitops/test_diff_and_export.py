@@ -7,7 +7,7 @@ import yaml
 
 from exo_inference.sdk import Client
 
-from .conftest import Exo
+from .conftest import COMMIT, Exo
 from .test_apply import deployment, model, write
 
 
@@ -117,6 +117,14 @@ def test_export_into_one_file_and_as_json(exo: Exo, applied: str):
     assert Path("one.yaml").stat().st_mode & 0o777 == 0o644
     documents = exo("export", "-O", "json").json
     assert documents == list(yaml.safe_load_all(Path("one.yaml").read_text()))
+
+
+def test_only_models_of_the_hub_are_exported_with_their_revision(exo: Exo, zone: Client):
+    exo("apply", "-f", write(model(), model("exo/tiny"), model("file:///srv/m")), "--wait")
+    specs = {d["spec"]["source"]: d["spec"] for d in yaml.safe_load_all(exo("export").out)}
+    assert specs["org/m"]["revision"] == COMMIT
+    assert specs["exo/tiny"] == {"source": "exo/tiny"}
+    assert specs["file:///srv/m"] == {"source": "file:///srv/m"}
 
 
 def test_export_of_an_empty_zone_is_empty(exo: Exo, zone: Client):
