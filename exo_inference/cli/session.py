@@ -7,6 +7,7 @@ help and usage errors need neither a configuration nor the libraries that read i
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, cast
@@ -16,10 +17,12 @@ import click
 from exo_inference.cli.flags import GlobalFlags, given_flags
 from exo_inference.cli.output import Output
 from exo_inference.cli.template import parse_template
+from exo_inference.errors import ConnectionFailed
 
 if TYPE_CHECKING:
     from exo_inference.sdk import Client
     from exo_inference.settings import Settings
+    from exo_inference.state_dir import StateDir
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,6 +88,18 @@ class Session:
         # The limit of the settings is that of list commands; other requests may take longer.
         return Client(settings=replace(self.settings, timeout_seconds=timeout_seconds))
 
+    def stopped_control_plane(self) -> StateDir | None:
+        """Return the state directory that the account came from, if nothing runs there."""
+        from exo_inference.state_dir import StateDir
+
+        if self.settings.config_file is None:
+            return None
+        state = StateDir(self.settings.config_file.parent)
+        if not state.settings_file.exists():
+            return None
+        records = (state.read_record(name) for name in ("supervisor", "controller"))
+        return None if any(record is not None and record.alive for record in records) else state
+
     def output(self, field_names: tuple[str, ...], *, configured: bool = True) -> Output:
         """Return how to print, with the template checked against what it may use.
 
@@ -117,6 +132,25 @@ def pass_session(function: Callable[Concatenate[Session, P], R]) -> Callable[P, 
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        return function(Session.of(click.get_current_context()), *args, **kwargs)
+        session = Session.of(click.get_current_context())
+        try:
+            return function(session, *args, **kwargs)
+        except ConnectionFailed as error:
+            stopped = None if error.request_sent else session.stopped_control_plane()
+            if stopped is None:
+                raise
+            raise ConnectionFailed(
+                f"no control plane is running in {stopped.root}",
+                request_sent=False,
+                hint=f"Run `exo dedicated-inference up{_where(stopped)}`.",
+            ) from error
 
     return run
+
+
+def _where(state: StateDir) -> str:
+    from exo_inference.settings import resolve_state_dir
+    from exo_inference.state_dir import StateDir
+
+    is_default = StateDir(resolve_state_dir()).root == state.root
+    return "" if is_default else f" --state-dir {shlex.quote(str(state.root))}"

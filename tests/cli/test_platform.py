@@ -62,7 +62,7 @@ def until_gone(*gone: int) -> None:
         time.sleep(0.01)
 
 
-def test_up_status_up_down(exo: Exo, state: StateDir) -> None:
+def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     first = up()
     assert first.code == 0, first.err
     assert first.out.startswith("The control plane is running.\n| State")
@@ -100,6 +100,9 @@ def test_up_status_up_down(exo: Exo, state: StateDir) -> None:
     assert find_all(state) == []
     assert list(state.run_dir.iterdir()) == []
     assert not list(state.root.glob(".*"))
+    assert exo("ai", "deployment", "show", "chat").err == (
+        f"error: no control plane is running in {state.root}\nRun `exo dedicated-inference up`.\n"
+    )
     stopped = exo("ai", "status", "-O", "json")
     assert stopped.code == 3
     assert json.loads(stopped.out)["endpoint"] == status["endpoint"]
@@ -108,6 +111,9 @@ def test_up_status_up_down(exo: Exo, state: StateDir) -> None:
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
+    monkeypatch.delenv("EXO_STATE_DIR")
+    named = exo("ai", "model", "list", "--state-dir", str(state.root))
+    assert named.err.endswith(f"Run `exo dedicated-inference up --state-dir '{state.root}'`.\n")
 
 
 def test_down_ends_what_a_killed_supervisor_left(exo: Exo, state: StateDir) -> None:
