@@ -270,12 +270,18 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hangs up is what some tests are about."""
+
+
 @contextmanager
 def running_fake_api() -> Iterator[FakeApi]:
     """Serve a fake on a free port until the block ends."""
     api = FakeApi()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(api))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _handler(api))
     api.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), name="fake-api")
     thread.start()

@@ -6,8 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
+from click.shell_completion import ShellComplete
+
+from exo_inference.cli import completing
+from exo_inference.cli.root import root
 
 from .conftest import Exo
 from .fake_api import FakeApi
@@ -55,19 +60,38 @@ def test_commands_and_flags_are_completed() -> None:
     assert "--follow" in complete("exo ai deployment logs --fo", 4)
 
 
-def test_names_come_from_the_api(api: FakeApi) -> None:
+def offered(*words: str) -> list[str]:
+    """Ask in this process; the last word is the one being typed."""
+    shell = ShellComplete(root, {}, "exo", "_EXO_COMPLETE")
+    return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a slow machine answer in its time."""
+    monkeypatch.setattr(completing, "LIMIT_SECONDS", 30.0)
+
+
+def test_names_come_from_the_api(api: FakeApi, patient: None) -> None:
     api.add_deployment("chat")
     api.add_deployment("code")
     api.add_model("org/m1")
-    assert complete("exo ai deployment show c", 4) == ["chat", "code"]
-    assert complete("exo ai model delete ''", 4) == ["org/m1"]
-    assert complete("exo ai model list -z ch", 5) == ["ch-gva-2"]
-    assert complete("exo ai deployment create x --gpu-type gpua", 6) == ["gpua5000"]
+    assert offered("ai", "deployment", "show", "c") == ["chat", "code"]
+    assert offered("ai", "model", "delete", "") == ["org/m1"]
+    assert offered("ai", "model", "list", "-z", "ch") == ["ch-gva-2"]
+    assert offered("ai", "deployment", "create", "x", "--gpu-type", "gpua") == ["gpua5000"]
 
 
-def test_names_that_could_drive_the_terminal_are_not_offered(api: FakeApi) -> None:
+def test_flags_before_count_for_completion(api: FakeApi, patient: None) -> None:
+    api.add_deployment("chat", prefix="/z/ch-gva-2/v2")
+    assert offered("-z", "ch-gva-2", "ai", "deployment", "show", "c") == ["chat"]
+    assert offered("-z", "at-vie-2", "ai", "deployment", "show", "c") == []
+
+
+def test_names_that_could_drive_the_terminal_are_not_offered(api: FakeApi, patient: None) -> None:
     api.add_deployment("evil\x1b[2J")
-    assert complete("exo ai deployment show e", 4) == []
+    api.add_deployment("even")
+    assert offered("ai", "deployment", "show", "e") == ["even"]
 
 
 def test_without_a_configuration_nothing_is_offered_and_nothing_said() -> None:
@@ -77,11 +101,17 @@ def test_without_a_configuration_nothing_is_offered_and_nothing_said() -> None:
 def test_an_api_that_does_not_answer_is_given_up_on(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import threading
+    monkeypatch.setattr(completing, "LIMIT_SECONDS", 0.2)
+    release, ended = threading.Event(), threading.Event()
 
-    release = threading.Event()
-    api.answers["GET /v2/ai/deployment"] = lambda _: (release.wait(15), (200, {}))[1]
+    def hang(_: object) -> tuple[int, object]:
+        release.wait(15)
+        ended.set()
+        return 200, {}
+
+    api.answers["GET /v2/ai/deployment"] = hang
     try:
-        assert complete("exo ai deployment show c", 4) == []
+        assert offered("ai", "deployment", "show", "c") == []
+        assert not ended.is_set()
     finally:
         release.set()
