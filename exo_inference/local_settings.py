@@ -37,6 +37,12 @@ ZONES = (
 ACCOUNT = "local"
 """Name of the one account in `exoscale.toml`."""
 
+LISTEN_FD_VARIABLE = "EXO_LISTEN_FD"
+"""Environment variable with the number of the listening socket that a server inherits.
+
+The supervisor listens for the gateway, so that its socket stays open while it is restarted.
+"""
+
 _OWN_PROCESSES = ("supervisor", "controller", "gateway")
 
 

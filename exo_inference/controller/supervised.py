@@ -19,15 +19,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo_inference.local_settings import LISTEN_FD_VARIABLE
 from exo_inference.state_dir import ProcessFailure, StateDir, process_start_ticks
 
 logger = logging.getLogger(__name__)
 
 EX_CONFIG = 78
 """sysexits.h: wrong as configured; a restart alone does not help."""
-
-LISTEN_FD_VARIABLE = "EXO_LISTEN_FD"
-"""Environment variable with the number of the listening socket that a server inherits."""
 
 _LAST_LINE_BYTES = 4096
 _MAX_WAITING_FAILURES = 5  # failed starts after which connections are refused rather than kept

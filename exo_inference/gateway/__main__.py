@@ -19,15 +19,11 @@ import uvloop
 
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
-from exo_inference.local_settings import LocalSettings, load_settings
+from exo_inference.local_settings import LISTEN_FD_VARIABLE, LocalSettings, load_settings
 from exo_inference.state_dir import StateDir
 
 EX_CONFIG = 78
 """sysexits.h: wrong as configured; a restart alone does not help."""
-
-
-LISTEN_FD_VARIABLE = "EXO_LISTEN_FD"
-"""Number of a listening socket that the supervisor keeps open over our restarts."""
 
 
 async def serve(

@@ -68,6 +68,16 @@ async def test_expectation_is_met_before_the_body_is_sent(stack):
         assert answer.status == 200
 
 
+async def test_offered_upgrade_is_declined_and_the_request_served(stack):
+    # What Java's client offers with every plain request.
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEA"}
+    async with stack.client.post(stack.path(), json=chat(), headers=headers) as answer:
+        assert answer.status == 200
+    (engine,) = (e for e in stack.engines if e.requests)
+    assert json.loads(engine.bodies[0]) == chat()
+    assert not {"Upgrade", "HTTP2-Settings"} & set(engine.requests[0].headers)
+
+
 async def test_stream_is_passed_on_byte_for_byte_as_it_comes(stack):
     gate = asyncio.Semaphore(0)
     for engine in stack.engines:
