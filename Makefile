@@ -55,12 +55,14 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, generated docs
 	@$(BIN)/python -m mypy
 	@cd engine-images/exo-engine && $(abspath $(BIN))/python -m mypy --config-file ../../pyproject.toml -p exo_engine
 	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/generate_sync.py --check
 	@$(BIN)/python -m exo_inference.cli.reference --check
 
 format: setup-dev ## rewrite what ruff can mend
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 docs: setup-dev ## regenerate the generated pages of docs/reference
+	@$(BIN)/python scripts/generate_sync.py
 	@$(BIN)/python -m exo_inference.cli.reference --write
 
 bench: setup-dev ## the benchmarks that run on this machine, one after the other
