@@ -49,6 +49,12 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
     "old functions": ({"functions": [{"name": "f"}]}, "functions"),
     "response format": ({"response_format": {"type": "json_object"}}, "response_format"),
     "response format as text": ({"response_format": "json"}, "response_format"),
+    "template in the request": ({"chat_template": "x"}, "chat_template"),
+    "documents as text": ({"documents": ["x"]}, "documents"),
+    "prompt too long": (
+        {"messages": [{"role": "user", "content": "fox " * 5000}], "max_tokens": 1},
+        "messages",
+    ),
     "audio": ({"modalities": ["text", "audio"]}, "modalities"),
     "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs"),
     "too many top_logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -187,7 +193,12 @@ def test_engine_still_answers_after_all_this(engine: Engine) -> None:
 def test_log_shows_routes_and_counts_but_no_prompt(engine: Engine) -> None:
     secret = "swordfish-41"
     engine.http.post(
-        CHAT, json={"messages": [{"role": "user", "content": secret}], "max_tokens": 3}
+        CHAT,
+        json={
+            "messages": [{"role": "user", "content": secret}],
+            "max_tokens": 3,
+            "ignore_eos": True,
+        },
     )
     engine.http.post(CHAT, json={"messages": [{"role": secret, "content": secret}]})
     lines = [line for line in _log_lines(engine) if line["logger"] == "exo_engine.requests"]

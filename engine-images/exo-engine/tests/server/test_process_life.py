@@ -41,24 +41,44 @@ def events(lines: Iterator[str]) -> list[Any]:
     return [each if each == "[DONE]" else json.loads(each) for each in found]
 
 
-def test_health_tells_of_the_start_at_once_and_requests_wait_outside(start_engine: Start) -> None:
+def test_start_can_be_watched_on_a_port_and_keys_guard_what_they_should(
+    start_engine: Start,
+) -> None:
+    engine = start_engine("--uds", "", "--port", "0", "--api-key", "k1", "k2")
     begin = time.monotonic()
-    engine = start_engine().wait_listening()
-    seconds = time.monotonic() - begin
-    health = engine.http.get("/health")
-    refused = engine.http.post("/v1/completions", json={"prompt": "a"})
-    assert health.status_code == 503
-    assert health.json()["status"] == "starting"
-    assert "detail" in health.json()
-    assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "model_loading"
-    assert seconds < 10  # about half a second on an idle machine
-    engine.wait_ready()
-    assert engine.http.get("/health").json() == {"status": "ok"}
+    engine.wait_until(lambda: '"listening"' in engine.log.read_text())
+    assert time.monotonic() - begin < 10  # about half a second on an idle machine
+    line = next(line for line in engine.log.read_text().splitlines() if '"listening"' in line)
+    key = {"Authorization": "Bearer k2"}
+    with httpx.Client(base_url=json.loads(line)["address"]) as client:
+        health = client.get("/health")
+        refused = client.post("/v1/completions", json={"prompt": "a"}, headers=key)
+        assert health.status_code == 503
+        assert health.json()["status"] == "starting"
+        assert health.json()["detail"]
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "model_loading"
+        engine.wait_until(lambda: client.get("/health").status_code == 200)
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers={"Authorization": "Bearer k3"}).status_code == 401
+        assert client.post("/tokenize", json={"prompt": "a"}).status_code == 401
+        assert client.get("/v1/models", headers=key).status_code == 200
 
 
-def test_hang_up_ends_the_request_in_the_core(start_engine: Start) -> None:
-    engine = start_engine().wait_ready()
+@pytest.fixture(scope="module")
+def small_engine(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Engine]:
+    """Two sequences at a time, and one that may wait."""
+    directory = tmp_path_factory.mktemp("small")
+    running = Engine(directory, model_dir, "--max-num-seqs", "2", "--max-num-queued-reqs", "1")
+    try:
+        yield running.wait_ready()
+    finally:
+        running.close()
+
+
+def test_hang_up_ends_the_request_in_the_core(small_engine: Engine) -> None:
+    engine = small_engine
     with streaming(engine, n=2):
         engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 2)
     engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 0)
@@ -71,10 +91,10 @@ def test_hang_up_ends_the_request_in_the_core(start_engine: Start) -> None:
     assert engine.metric("vllm:request_success_total", finished_reason="abort") == 3
 
 
-def test_requests_beyond_the_queue_get_429_and_the_others_go_on(start_engine: Start) -> None:
-    engine = start_engine("--max-num-seqs", "1", "--max-num-queued-reqs", "1").wait_ready()
-    body = LONG | {"stream": False, "max_tokens": 400}
-    with concurrent.futures.ThreadPoolExecutor() as pool, streaming(engine):
+def test_requests_beyond_the_queue_get_429_and_the_others_go_on(small_engine: Engine) -> None:
+    engine = small_engine
+    body = LONG | {"stream": False, "max_tokens": 20}
+    with concurrent.futures.ThreadPoolExecutor() as pool, streaming(engine, n=2):
         queued = pool.submit(engine.http.post, "/v1/completions", json=body)
         engine.wait_until(lambda: engine.metric("vllm:num_requests_waiting") == 1)
         refused = engine.http.post("/v1/completions", json=body)
@@ -87,7 +107,7 @@ def test_requests_beyond_the_queue_get_429_and_the_others_go_on(start_engine: St
 def test_sigterm_drains_and_ends_with_zero(start_engine: Start) -> None:
     engine = start_engine().wait_ready()
     core = engine.core_pid
-    with streaming(engine, max_tokens=800) as lines:
+    with streaming(engine, max_tokens=500) as lines:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(core, number)  # as Ctrl-C in a terminal reaches the whole group
         engine.terminate()
@@ -104,6 +124,7 @@ def test_sigterm_drains_and_ends_with_zero(start_engine: Start) -> None:
     assert sorted(path.name for path in engine.directory.iterdir()) == ["engine.log"]
 
 
+@pytest.mark.slow
 def test_drain_gives_up_after_its_time_and_says_so_to_the_client(start_engine: Start) -> None:
     engine = start_engine("--shutdown-timeout", "0").wait_ready()
     with streaming(engine) as lines:
@@ -178,21 +199,6 @@ def test_taken_port_is_a_clear_error(tmp_path: Path, model_dir: Path) -> None:
     assert result.stderr.splitlines()[-1].startswith(
         f"exo-engine: error: cannot listen on 127.0.0.1:{port}: it is taken."
     )
-
-
-def test_server_on_a_port_of_its_choice_answers(start_engine: Start) -> None:
-    engine = start_engine("--uds", "", "--port", "0", "--api-key", "k1", "k2")
-    engine.wait_until(lambda: '"ready"' in engine.log.read_text())
-    listening = next(
-        json.loads(line) for line in engine.log.read_text().splitlines() if "listening" in line
-    )
-    with httpx.Client(base_url=listening["address"]) as client:
-        assert client.get("/health").status_code == 200
-        assert client.get("/v1/models").status_code == 401
-        assert client.get("/v1/models", headers={"Authorization": "Bearer k3"}).status_code == 401
-        assert client.get("/v1/models", headers={"Authorization": "Bearer k2"}).status_code == 200
-    engine.terminate()
-    assert engine.wait_exit() == 0
 
 
 @pytest.mark.parametrize("damage", ["missing", "config", "weights", "tokenizer", "template"])

@@ -57,7 +57,7 @@ async def create_chat_completion(request: web.Request, service: Service) -> web.
         num_top_logprobs=num_top_logprobs,
     )
     prompt = await read_conversation(fields, service)
-    generation = service.begin([prompt], sampling, limit_name=limit_name)
+    generation = service.begin([prompt], sampling, prompt_name="messages", limit_name=limit_name)
     writer = _Writer(service, options, generation)
     with note_usage(request, writer.usage):
         if options.stream.is_streaming:

@@ -45,11 +45,27 @@ async def read_conversation(fields: Fields, service: Service) -> list[int]:
             tools=tools,
             add_generation_prompt=is_opened,
             continue_final_message=is_continued,
-            variables=fields.mapping("chat_template_kwargs"),
+            variables=_read_variables(fields),
         )
     except EngineError as exc:
         raise from_engine(exc) from exc
     return await service.encode(text, add_special_tokens=fields.boolean("add_special_tokens"))
+
+
+def _read_variables(fields: Fields) -> dict[str, Any]:
+    """Read what a request adds to the template's variables."""
+    if fields.has("chat_template"):
+        raise not_supported("chat_template", "a chat template in the request")
+    variables = dict(fields.mapping("chat_template_kwargs"))
+    effort = fields.string("reasoning_effort")
+    if effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+    documents = fields.values.get("documents")
+    if documents is not None:
+        if not isinstance(documents, list) or not all(isinstance(each, dict) for each in documents):
+            raise fields.wrong("documents", "a list of objects")
+        variables["documents"] = documents
+    return variables
 
 
 def _read_messages(fields: Fields) -> list[dict[str, Any]]:

@@ -163,11 +163,13 @@ class Generation:
             ApiError: the core refused a sequence, or died.
         """
         stream = self._link.submit([each.request for each in self.sequences])
+        reason = "abort"
         try:
             while not all(each.is_finished for each in self.sequences):
                 deltas: dict[str, Delta] = {}
                 for step in await stream.next_outputs():
                     if step.output.finish_reason == "error":
+                        reason = "error"
                         raise from_refusal(step.refusal)
                     self._take(step.output, deltas)
                 stopped = [key for key, each in self._by_id.items() if each.is_finished]
@@ -178,7 +180,7 @@ class Generation:
             stream.abort()
             for each in self.sequences:
                 if not each.is_finished:
-                    self._record_end(each, "abort")
+                    self._record_end(each, reason)
 
     def _take(self, output: RequestOutput, deltas: dict[str, Delta]) -> None:
         sequence = self._by_id[output.request_id]

@@ -135,11 +135,12 @@ async def _log_stats(service: Service) -> None:
         await asyncio.sleep(_STATS_SECONDS)
         stats, now = service.link.stats, time.monotonic()
         if stats.num_steps_total != last.num_steps_total:
-            logger.info("engine", extra=_interval(last, stats, now - last_time))
+            logger.info("engine", extra=interval_fields(last, stats, now - last_time))
         last, last_time = stats, now
 
 
-def _interval(last: EngineStats, stats: EngineStats, seconds: float) -> dict[str, object]:
+def interval_fields(last: EngineStats, stats: EngineStats, seconds: float) -> dict[str, object]:
+    """Return what the log says about the work between two snapshots."""
     prompt = stats.prompt_tokens_total - last.prompt_tokens_total
     generated = stats.generation_tokens_total - last.generation_tokens_total
     queries = stats.prefix_cache_queries_total - last.prefix_cache_queries_total

@@ -200,6 +200,7 @@ class Service:
         prompts: Sequence[list[int]],
         sampling: Sampling,
         *,
+        prompt_name: str = "prompt",
         limit_name: str = "max_tokens",
         default_max_tokens: int | None = None,
     ) -> Generation:
@@ -208,14 +209,20 @@ class Service:
         Args:
             prompts: token ids of each prompt.
             sampling: how to answer.
-            limit_name: what the route calls its token limit, for messages.
+            prompt_name: the field that the prompts came from, for messages.
+            limit_name: the field that limits the answer, for messages.
             default_max_tokens: the limit of a request without one; None: what is left.
 
         Raises:
             ApiError: 400 if a prompt is empty or too long, 429 if too many requests wait.
         """
         max_tokens = [
-            self._limit(prompt, sampling.params.max_tokens, limit_name, default_max_tokens)
+            self._limit(
+                len(prompt),
+                sampling.params.max_tokens,
+                names=(prompt_name, limit_name),
+                default=default_max_tokens,
+            )
             for prompt in prompts
         ]
         num_new = len(prompts) * sampling.num_choices
@@ -236,19 +243,25 @@ class Service:
         )
 
     def _limit(
-        self, prompt: list[int], asked: int | None, limit_name: str, default: int | None
+        self,
+        num_prompt_tokens: int,
+        asked: int | None,
+        *,
+        names: tuple[str, str],
+        default: int | None,
     ) -> int:
         """Return how many tokens may follow a prompt."""
-        if not prompt:
-            raise bad_request("the prompt has no tokens", "prompt")
-        room = self.max_model_len - len(prompt)
+        prompt_name, limit_name = names
+        if not num_prompt_tokens:
+            raise bad_request("the prompt has no tokens", prompt_name)
+        room = self.max_model_len - num_prompt_tokens
         if room < (asked or 1):
             wanted = f"{asked} for the answer" if asked else "at least 1 for the answer"
             raise bad_request(
                 f"This model's maximum context length is {self.max_model_len} tokens, but "
-                f"{len(prompt)} for the prompt and {wanted} were requested. Shorten the prompt"
+                f"{num_prompt_tokens} for the prompt and {wanted} were requested. Shorten the prompt"
                 + (f" or lower {limit_name}." if asked else "."),
-                limit_name if asked and room > 0 else "prompt",
+                limit_name if asked and room > 0 else prompt_name,
                 "context_length_exceeded",
             )
         limit = asked or min(room, default or room)
