@@ -50,7 +50,7 @@ def check_parameters(
     known = {flag: parameter for parameter in catalogue for flag in parameter.flags}
     problems: list[ParameterProblem] = []
     seen: dict[str, int] = {}
-    for use in _split(items, known, problems):
+    for use in _split(items, known, owned, problems):
         detail = _check_use(use, known, owned)
         if detail is None and use.flag in known:
             name = known[use.flag].name
@@ -66,6 +66,7 @@ def check_parameters(
 def _split(
     items: Sequence[str],
     known: Mapping[str, EngineParameter],
+    owned: Mapping[str, str],
     problems: list[ParameterProblem],
 ) -> list[_Use]:
     """Pair flags with their values; what is neither goes to `problems`."""
@@ -75,17 +76,17 @@ def _split(
         item = items[index]
         if any(ord(character) < 32 or character == "\x7f" for character in item):
             problems.append(ParameterProblem(index, f"{item!r} holds a control character"))
-        elif not _is_flag(item, known):
+        elif not _is_flag(item, known, owned):
             problems.append(ParameterProblem(index, _explain_stray(items, index)))
         else:
             flag, equals, value = item.partition("=")
             flag = _normalise(flag)
             parameter = known.get(flag)
-            takes_value = parameter is not None and parameter.type != "boolean"
+            takes_value = flag in owned or (parameter is not None and parameter.type != "boolean")
             following = items[index + 1] if index + 1 < len(items) else None
             if equals:
                 uses.append(_Use(index, flag, value))
-            elif takes_value and following is not None and not _is_flag(following, known):
+            elif takes_value and following is not None and not _is_flag(following, known, owned):
                 uses.append(_Use(index, flag, following))
                 index += 1
             else:
@@ -94,8 +95,9 @@ def _split(
     return uses
 
 
-def _is_flag(item: str, known: Mapping[str, EngineParameter]) -> bool:
-    return item.startswith("--") or item.partition("=")[0] in known
+def _is_flag(item: str, *known: Mapping[str, object]) -> bool:
+    name = item.partition("=")[0]
+    return item.startswith("--") or any(name in flags for flags in known)
 
 
 def _normalise(flag: str) -> str:
