@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from exo_inference.state_dir import (
+    ProcessFailure,
     ProcessRecord,
     StateDir,
     default_state_dir,
@@ -88,3 +89,13 @@ def test_write_replaces_whole_and_leaves_no_temporary_file(tmp_path):
 def test_default_directory_follows_xdg(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/srv/state")
     assert default_state_dir() == Path("/srv/state/exo-inference")
+
+
+def test_failure_is_kept_until_the_process_stays_up(state):
+    failure = ProcessFailure("gateway", attempts=3, exit_code=78, message="the port is taken")
+    state.write_failure(failure)
+    assert state.read_failure("gateway") == failure
+    assert state.read_failure("controller") is None
+    state.remove_failure("gateway")
+    state.remove_failure("gateway")
+    assert state.read_failure("gateway") is None

@@ -33,7 +33,7 @@ from exo_inference.errors import ExoError, PlatformError
 from exo_inference.local_settings import load_settings
 from exo_inference.state_dir import StateDir
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("exo_inference.controller.supervisor")  # not __main__
 
 EX_TEMPFAIL = 75
 """sysexits.h: another supervisor runs."""

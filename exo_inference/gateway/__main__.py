@@ -20,7 +20,10 @@ import uvloop
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
 from exo_inference.local_settings import LISTEN_FD_VARIABLE, LocalSettings, load_settings
+from exo_inference.logs import set_up_logging
 from exo_inference.state_dir import StateDir
+
+logger = logging.getLogger("exo_inference.gateway")
 
 EX_CONFIG = 78
 """sysexits.h: wrong as configured; a restart alone does not help."""
@@ -49,7 +52,7 @@ async def serve(
     gateway = Gateway(state)
     try:
         port = await gateway.start(settings.gateway_host, settings.gateway_port, listener=listener)
-        logging.getLogger(__name__).info("listening on http://%s:%d", settings.gateway_host, port)
+        logger.info("listening on http://%s:%d", settings.gateway_host, port)
         await stop.wait()
     finally:
         await gateway.stop(grace_seconds=grace_seconds, hurry=hurry)
@@ -73,9 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--grace-seconds", type=float, default=30.0)
     options = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    set_up_logging()
     state = StateDir(options.state_dir)
     try:
         settings = load_settings(state)

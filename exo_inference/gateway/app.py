@@ -196,7 +196,7 @@ class Gateway:
             exchange.deployment_id, exchange.key_id, exchange.status, exchange.tokens
         )
         self._metrics.observe(exchange, seconds)
-        access_logger.info("%s", exchange.log_line(seconds))
+        access_logger.info(exchange.log_line(seconds), extra=exchange.log_fields(seconds))
 
 
 def _refuse(refusal: errors.RequestRefused, exchange: Exchange) -> web.Response:

@@ -6,6 +6,7 @@ import re
 import time
 import uuid
 from dataclasses import dataclass, field
+from typing import Any
 
 from exo_inference.gateway.sse import Tokens
 
@@ -49,26 +50,30 @@ class Exchange:
         self.first_byte_seconds = time.perf_counter() - self.started
 
     def log_line(self, seconds: float) -> str:
-        """Return the one line that is logged: no prompt, no answer, no key."""
-        tokens = self.tokens
-        return " ".join(
-            (
-                f"id={self.request_id}",
-                f"method={self.method}",
-                f"path={self.path or '-'}",
-                f"deployment={self.deployment or '-'}",
-                f"key={self.key_id or '-'}",
-                f"replica={self.replica or '-'}",
-                f"status={self.status}",
-                f"ms={seconds * 1000:.1f}",
-                f"first_byte_ms={(self.first_byte_seconds or seconds) * 1000:.1f}",
-                f"prompt_tokens={tokens.prompt if tokens else '-'}",
-                f"completion_tokens={tokens.completion if tokens else '-'}",
-                f"stream={int(self.streamed)}",
-                f"retries={self.retries}",
-                f"broken={int(self.broken)}",
-            )
-        )
+        """Return the one line that people read."""
+        where = f"{self.deployment}: " if self.deployment else ""
+        by = f" by {self.replica}" if self.replica else ""
+        path = self.path or "(no path of a deployment)"
+        return f"{where}{self.method} {path} -> {self.status} in {seconds * 1000:.1f} ms{by}"
+
+    def log_fields(self, seconds: float) -> dict[str, Any]:
+        """Return what programs read: no prompt, no answer, no key."""
+        first = self.first_byte_seconds
+        return {
+            "request_id": self.request_id,
+            "deployment": self.deployment,
+            "deployment_id": self.deployment_id,
+            "key_id": self.key_id,
+            "replica": self.replica,
+            "status": self.status,
+            "duration_seconds": round(seconds, 4),
+            "first_byte_seconds": None if first is None else round(first, 4),
+            "prompt_tokens": self.tokens.prompt if self.tokens else None,
+            "completion_tokens": self.tokens.completion if self.tokens else None,
+            "streamed": self.streamed,
+            "retries": self.retries,
+            "broken": self.broken,
+        }
 
 
 def request_id_of(header: str | None) -> str:

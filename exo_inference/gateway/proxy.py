@@ -96,13 +96,17 @@ class Proxy:
             except _UnreachableError as exc:
                 attempts.unreachable.add(replica.name)
                 self._balancer.note_unreachable(replica.name)
-                logger.info("id=%s replica %s: %s", exchange.request_id, replica.name, exc)
+                self._log(logging.INFO, exchange, exc)
             except _DiedError as exc:
                 attempts.died.add(replica.name)
                 attempts.deaths += 1
-                logger.warning("id=%s replica %s: %s", exchange.request_id, replica.name, exc)
+                self._log(logging.WARNING, exchange, exc)
             finally:
                 self._balancer.release(replica.name)
+
+    def _log(self, level: int, exchange: Exchange, exc: Exception) -> None:
+        fields = {"request_id": exchange.request_id, "deployment": exchange.deployment}
+        logger.log(level, "replica %s: %s", exchange.replica, exc, extra=fields)
 
     def _next_replica(self, exchange: Exchange, job: Job, attempts: _Attempts) -> Replica:
         name = exchange.deployment

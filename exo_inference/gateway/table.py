@@ -145,11 +145,13 @@ class TableWatcher:
 
     def _note(self, problem: str, seen: tuple[int, int, int] | None) -> None:
         if problem != self.problem:
-            version = self.table.version if self.table else None
-            logger.warning(
-                "cannot use routing table %s: %s; going on with version %s",
-                self._path.name,
-                problem,
-                version,
-            )
+            if self.table is None and seen is None:
+                logger.info("waiting for the first routing table: %s", problem)
+            else:
+                logger.warning(
+                    "cannot use routing table %s: %s; going on with version %s",
+                    self._path.name,
+                    problem,
+                    self.table.version if self.table else None,
+                )
         self._seen, self.problem = seen, problem

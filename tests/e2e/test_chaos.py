@@ -128,9 +128,11 @@ def chaos_stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 def replica_of(request_id: str, log: str) -> str | None:
-    """Return which replica had a request, as the gateway logged it."""
-    match = re.search(rf"id={re.escape(request_id)} .*replica=(\S+)", log)
-    return match[1] if match else None
+    """Return which replica had a request, as the gateway logged it at its end."""
+    match = re.search(
+        rf'^.*"request_id": "{re.escape(request_id)}".*"broken".*$', log, re.MULTILINE
+    )
+    return json.loads(match[0])["replica"] if match else None
 
 
 def in_flight(request: Outcome, moment: float) -> bool:
