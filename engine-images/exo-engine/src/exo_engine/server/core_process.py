@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 EXIT_INTERNAL: Final = 70
 EXIT_OUT_OF_MEMORY: Final = 71
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("exo_engine.server.core_process")  # not __main__, as which it runs
 
 
 class Core(Protocol):
