@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -187,3 +189,28 @@ async def test_waiting_for_the_gateway_ends_when_it_follows_or_is_dead(
 async def test_no_gateway_is_no_answer(tmp_path: Path) -> None:
     assert await SocketGatewayLink(tmp_path / "no/run/gateway.sock").applied_version() is None
     assert await SocketGatewayLink(tmp_path / "gateway.sock").applied_version() is None
+
+
+async def test_a_gateway_is_asked_over_its_socket_however_long_its_path(tmp_path: Path) -> None:
+    """The path of a unix socket is limited to 107 bytes; a state directory's is not."""
+    directory = tmp_path / ("long" * 30)
+    directory.mkdir()
+    answers = [b'{"table_version": 42}', b'{"table_version": "x"}', b"not json", b"[]"]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = answers.pop(0)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    descriptor = os.open(directory, os.O_PATH)
+    try:
+        path = f"/proc/self/fd/{descriptor}/gateway.sock"
+        async with await asyncio.start_unix_server(answer, path):
+            link = SocketGatewayLink(directory / "gateway.sock")
+            assert [await link.applied_version() for _ in range(4)] == [42, None, None, None]
+    finally:
+        os.close(descriptor)
+    assert await link.applied_version() is None

@@ -1,4 +1,4 @@
-"""One SQLite file behind one thread: the event loop never waits on a disk, writes never overlap.
+"""One SQLite file behind threads: the event loop never waits on a disk, writes never overlap.
 
 `sqlite.py` is the only caller. Every write is one transaction that is on disk (WAL, synchronous
 FULL) when it returns. Errors of sqlite3 end here and become errors of the store contract.
@@ -24,12 +24,16 @@ _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_FORMAT")
 
 
 class Database:
-    """A connection in its own thread. Open it with `await Database.open(path)`."""
+    """Two connections, each in its own thread. Open it with `await Database.open(path)`.
+
+    Reads have a connection of their own: they see all that was committed when they begin, and do
+    not wait for a disk that is busy with a write.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
-        self._connection: sqlite3.Connection | None = None
+        self._writer = _ConnectionThread("store-writes")
+        self._reader = _ConnectionThread("store-reads")
         self._is_closed = False
 
     @classmethod
@@ -41,35 +45,32 @@ class Database:
         """
         database = cls(path)
         try:
-            await database._run(database._connect)
+            await database._run(database._writer, database._prepare)
+            await database._run(database._reader, database._connect_reader)
         except BaseException:
             await database.close()
             raise
         return database
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on the connection; it must only read."""
-        return await self._run(lambda: work(self._live_connection()))
+        """Run `work`, which must only read, on what is committed."""
+        return await self._run(self._reader, lambda: work(self._reader.live_connection()))
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in one transaction; when this returns it is on disk, if it raises nothing is."""
-        return await self._run(lambda: self._transact(work))
+        return await self._run(self._writer, lambda: self._transact(work))
 
     async def close(self) -> None:
         """Finish what was begun and close the file. Idempotent."""
         self._is_closed = True
-        await asyncio.to_thread(self._shut)
+        await asyncio.to_thread(self._reader.close)
+        await asyncio.to_thread(self._writer.close)
 
-    def _shut(self) -> None:
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            self._executor.submit(connection.close).result()
-        self._executor.shutdown(wait=True)
-
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, thread: _ConnectionThread, work: Callable[[], T]) -> T:
         if self._is_closed:
             raise StoreError(f"the database {self.path} is closed")
-        future = asyncio.get_running_loop().run_in_executor(self._executor, self._guard, work)
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(thread.executor, self._guard, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -83,7 +84,7 @@ class Database:
         except sqlite3.Error as exc:
             raise self._explain(exc) from exc
 
-    def _connect(self) -> None:
+    def _prepare(self) -> None:
         try:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as exc:
@@ -91,7 +92,7 @@ class Database:
                 f"cannot open the database {self.path}: {exc.strerror}",
                 hint="Check that the state directory exists and belongs to you.",
             ) from exc
-        self._connection = connection = sqlite3.connect(self.path, timeout=5, isolation_level=None)
+        connection = self._writer.connect(self.path)
         problems = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problems != "ok":
             raise self._damaged(str(problems))
@@ -99,12 +100,11 @@ class Database:
         connection.execute("PRAGMA synchronous = FULL")
         migrate(connection, self.path)
 
-    def _live_connection(self) -> sqlite3.Connection:
-        assert self._connection is not None, "open() connects, and _run refuses after close()"
-        return self._connection
+    def _connect_reader(self) -> None:
+        self._reader.connect(self.path).execute("PRAGMA query_only = ON")
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        connection = self._live_connection()
+        connection = self._writer.live_connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
             result = work(connection)
@@ -140,3 +140,25 @@ class Database:
                 "running engines are then stopped."
             ),
         )
+
+
+class _ConnectionThread:
+    """One thread and the connection that only it uses."""
+
+    def __init__(self, name: str) -> None:
+        self.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._connection: sqlite3.Connection | None = None
+
+    def connect(self, path: Path) -> sqlite3.Connection:
+        self._connection = sqlite3.connect(path, timeout=5, isolation_level=None)
+        return self._connection
+
+    def live_connection(self) -> sqlite3.Connection:
+        assert self._connection is not None, "open() connects, and nothing runs after close()"
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            self.executor.submit(connection.close).result()
+        self.executor.shutdown(wait=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import stat
 from pathlib import Path
@@ -44,11 +45,11 @@ async def test_the_file_is_readable_by_its_owner_alone(path: Path) -> None:
 
 async def test_every_write_is_durable(path: Path) -> None:
     store = await SqliteStore.open(path)
-    mode, level = await store._database.read(
-        lambda db: (
-            db.execute("PRAGMA journal_mode").fetchone()[0],
-            db.execute("PRAGMA synchronous").fetchone()[0],
-        )
+    connection = await store._database.write(lambda db: db)
+    run = connection.execute
+    mode, level = await asyncio.get_running_loop().run_in_executor(
+        store._database._writer.executor,
+        lambda: (run("PRAGMA journal_mode").fetchone()[0], run("PRAGMA synchronous").fetchone()[0]),
     )
     assert (mode, level) == ("wal", 2)
     await store.close()
@@ -102,7 +103,7 @@ async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 async def test_a_full_disk_refuses_the_write_and_keeps_the_rest(path: Path) -> None:
     store = await SqliteStore.open(path)
     await store.create(deployment("before"))
-    await store._database.read(lambda db: db.execute("PRAGMA max_page_count = 1"))
+    await store._database.write(lambda db: db.execute("PRAGMA max_page_count = 1"))
 
     async def fill_up() -> None:
         for number in range(500):
@@ -115,7 +116,7 @@ async def test_a_full_disk_refuses_the_write_and_keeps_the_rest(path: Path) -> N
     assert (await store.get_operation(f"op-{stored - 2}")).state == OperationState.SUCCESS
     with pytest.raises(ObjectNotFound):
         await store.get_operation(f"op-{stored - 1}")
-    await store._database.read(lambda db: db.execute("PRAGMA max_page_count = 100000"))
+    await store._database.write(lambda db: db.execute("PRAGMA max_page_count = 100000"))
     await store.create(deployment("after"))
     assert len(await store.list(InferenceDeployment)) == stored + 1
     await store.close()
@@ -124,7 +125,7 @@ async def test_a_full_disk_refuses_the_write_and_keeps_the_rest(path: Path) -> N
 async def test_a_read_only_database_refuses_writes_and_still_reads(path: Path) -> None:
     store = await SqliteStore.open(path)
     await store.create(deployment())
-    await store._database.read(lambda db: db.execute("PRAGMA query_only = ON"))
+    await store._database.write(lambda db: db.execute("PRAGMA query_only = ON"))
     with pytest.raises(StoreUnwritable, match="read-only"):
         await store.create(deployment("other"))
     assert len(await store.list(InferenceDeployment)) == 1
@@ -133,7 +134,7 @@ async def test_a_read_only_database_refuses_writes_and_still_reads(path: Path) -
 
 async def test_a_lock_of_another_process_is_said_to_be_one(path: Path) -> None:
     store = await SqliteStore.open(path)
-    await store._database.read(lambda db: db.execute("PRAGMA busy_timeout = 10"))
+    await store._database.write(lambda db: db.execute("PRAGMA busy_timeout = 10"))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnwritable, match="another process"):
