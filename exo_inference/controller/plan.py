@@ -89,7 +89,6 @@ def plan_deployment(
 
 def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeployment) -> Assessment:
     """Say what the replicas mean for the deployment."""
-    previous = deployment.status.conditions
     wanted = deployment.spec.replicas
     ready = [r for r in observed.replicas if r.phase == ReplicaPhase.READY]
     failed = _find_failure(observed.replicas, any_ready=bool(ready))

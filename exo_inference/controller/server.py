@@ -37,6 +37,10 @@ from exo_inference.state_dir import StateDir
 
 logger = logging.getLogger(__name__)
 
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open. Clients poll every few seconds, and one that sends while
+the server hangs up sees a failure that it must not repeat blindly."""
+
 SHUTDOWN_SECONDS = 5
 """How long requests may take to end after SIGTERM; log streams end at once."""
 
@@ -127,6 +131,7 @@ async def serve(
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
             server = _Server(config, context.stopping)

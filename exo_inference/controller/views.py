@@ -13,6 +13,7 @@ from exo_inference.resources import (
     InferenceDeployment,
     InferenceModel,
     ObjectMeta,
+    ReplicaState,
 )
 from exo_inference.wire import ApiKey, Deployment, Model, ModelRef, ReplicaView
 
@@ -67,18 +68,19 @@ def view_deployment(
         "inference_engine_parameters": list(spec.engine_parameters),
         "inference_engine_version": engine.version or DEFAULT_VERSION,
         "inference_engine": f"{engine.name} {get_engine(engine.name).version}",
-        "replica_status": [
-            ReplicaView(
-                name=replica.name,
-                state=replica.state,
-                details=replica.details,
-                pid=replica.pid,
-                restarts=replica.restarts,
-            )
-            for replica in status.replicas
-        ],
+        "replica_status": [_view_replica(replica) for replica in status.replicas],
     }
     return view.model_copy(update=more)
+
+
+def _view_replica(replica: ReplicaState) -> ReplicaView:
+    return ReplicaView(
+        name=replica.name,
+        state=replica.state,
+        details=replica.details,
+        pid=replica.pid,
+        restarts=replica.restarts,
+    )
 
 
 def view_api_key(key: InferenceApiKey, org_uuid: str) -> ApiKey:

@@ -56,6 +56,8 @@ class FakePlatform:
     stopped: list[str] = field(default_factory=list)
     log_lines: list[LogLine] = field(default_factory=list)
     is_log_endless: bool = False
+    is_log_quiet: bool = False
+    open_logs: int = 0
     count: int = 0
 
     async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
@@ -118,9 +120,14 @@ class FakePlatform:
         for line in lines if query.tail is None else lines[len(lines) - query.tail :]:
             if query.since is None or line.time >= query.since:
                 yield line
-        while query.follow and self.is_log_endless:
-            yield log_line(99)
-            await asyncio.sleep(0.01)
+        self.open_logs += 1
+        try:
+            while query.follow and self.is_log_endless:
+                if not self.is_log_quiet:
+                    yield log_line(99)
+                await asyncio.sleep(0.01)
+        finally:
+            self.open_logs -= 1
 
     async def instance_types(self) -> list[InstanceTypeInfo]:
         return [

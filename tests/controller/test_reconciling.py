@@ -324,6 +324,25 @@ def test_logs_can_be_chosen_and_followed(controller: Controller) -> None:
     assert [entry["message"] for entry in entries] == ["line 19", "line 99", "line 99"]
 
 
+def test_following_ends_with_the_client_and_with_the_deployment(controller: Controller) -> None:
+    platform = controller.platform
+    platform.is_log_endless = platform.is_log_quiet = True
+    platform.log_lines = [log_line(1)]
+    controller.create_model()
+    uid = controller.create_deployment()
+    path = f"/v2/ai/deployment/{uid}/logs?follow=true"
+    left = controller.call("GET", path, stream=True)
+    followed = controller.call("GET", path, stream=True)
+    others, entries = left.iter_lines(), followed.iter_lines()
+    assert next(others) == next(entries)
+    controller.wait_for(lambda: platform.open_logs == 2)
+    left.close()
+    controller.wait_for(lambda: platform.open_logs == 1)
+    controller.client().delete_deployment(id=uid)
+    assert list(entries) == []
+    assert platform.open_logs == 0
+
+
 def test_a_followed_log_does_not_hold_up_the_end(stopped_controller: Controller) -> None:
     controller = stopped_controller
     controller.platform.is_log_endless = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from exo_inference.controller.context import context_of
+from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.routes.requests import (
     answer,
     load,
@@ -19,11 +19,13 @@ from exo_inference.controller.routes.requests import (
     read_text,
     route,
 )
+from exo_inference.errors import ExoError
 from exo_inference.platforms.base import LogLine, LogQuery
 from exo_inference.resources import InferenceDeployment
 from exo_inference.wire import LogEntry, LogList
 
 DEFAULT_TAIL = 10
+GONE_CHECK_SECONDS = 1.0
 MAX_TAIL = 100_000
 MAX_ENTRIES = 200_000
 """Of one answer without `follow`, whatever was asked for."""
@@ -45,7 +47,7 @@ async def get_logs(request: Request) -> Response:
     deployment = await load(context.store, InferenceDeployment, request)
     lines = context.platform.logs(deployment.metadata.uid, query)
     if query.follow:
-        stream = _stream(lines, context.stopping)
+        stream = _stream(lines, _wait_for_end(context, deployment.metadata.uid))
         return StreamingResponse(stream, media_type="application/x-ndjson")
     entries: list[LogEntry] = []
     async for line in lines:
@@ -55,9 +57,23 @@ async def get_logs(request: Request) -> Response:
     return answer(LogList(logs=entries))
 
 
-async def _stream(lines: AsyncIterator[LogLine], stopping: asyncio.Event) -> AsyncIterator[bytes]:
-    """Yield one JSON line per entry until the lines end or the process is asked to stop."""
-    stop = asyncio.create_task(stopping.wait(), name="log-stream-stop")
+async def _wait_for_end(context: Context, uid: str) -> None:
+    """Return when the process is asked to stop, or when the deployment is gone."""
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(context.stopping.wait(), GONE_CHECK_SECONDS)
+            return
+        try:
+            await context.store.get(InferenceDeployment, uid)
+        except ExoError:
+            return
+
+
+async def _stream(
+    lines: AsyncIterator[LogLine], end: Coroutine[None, None, None]
+) -> AsyncIterator[bytes]:
+    """Yield one JSON line per entry until the lines end or `end` returns."""
+    stop = asyncio.create_task(end, name="log-stream-end")
     following: asyncio.Task[LogLine] | None = None
     try:
         while True:

@@ -58,12 +58,8 @@ async def create_model(request: Request) -> Response:
     async with context.writing:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
-        uid = str(uuid.uuid4())
-        model = InferenceModel(
-            metadata=ObjectMeta(name=model_object_name(source), uid=uid, finalizers=(FINALIZER,)),
-            spec=ModelSpec(source=source, revision=revision),
-            status=_first_status(found),
-        )
+        model = _new_model(source, revision, found)
+        uid = model.metadata.uid
         operation = operations.succeeded("model", uid)
         sealed = {}
         if token is not None:
@@ -123,6 +119,15 @@ async def _refuse_taken(store: Store, source: str) -> None:
     except ObjectNotFound:
         return
     raise _taken(source)
+
+
+def _new_model(source: str, revision: str | None, found: ResolvedModel | str) -> InferenceModel:
+    name = model_object_name(source)
+    return InferenceModel(
+        metadata=ObjectMeta(name=name, uid=str(uuid.uuid4()), finalizers=(FINALIZER,)),
+        spec=ModelSpec(source=source, revision=revision),
+        status=_first_status(found),
+    )
 
 
 def _first_status(found: ResolvedModel | str) -> ModelStatus:
