@@ -227,8 +227,8 @@ def machine() -> str:
     return platform.machine()
 
 
-def report(figures: list[Figure]) -> str:
-    """Return the page."""
+def report(figures: list[Figure], load: float) -> str:
+    """Return the page. `load` is the machine's load average before the run."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("aiohttp", "uvloop"))
     rows = "\n".join(figure.row() for figure in figures)
     return f"""# What the gateway costs
@@ -245,6 +245,7 @@ authenticated, routed, logged and counted, and crosses a TCP connection of this 
 the machine's cores.
 
 * Machine: {os.cpu_count()} cores of {machine()}, {platform.system()} {platform.release()}
+* Load average before the run: {load:.1f}; on a busy machine, read the ratios
 * Versions: exo-inference {version("exo-inference")}, Python {platform.python_version()}, {versions}
 * Date: {datetime.now(UTC):%Y-%m-%d}
 * Command: `python benchmarks/gateway.py --write`
@@ -256,7 +257,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"replace {PAGE.name}")
     options = parser.parse_args()
-    page = report(asyncio.run(run()))
+    load = os.getloadavg()[0]
+    page = report(asyncio.run(run()), load)
     print(page)
     if options.write:
         PAGE.write_text(page)
