@@ -39,7 +39,7 @@ _SUMMARY = {
     ),
     "tiny-draft": (
         "A smaller sibling of `exo/tiny-chat` with the same tokenizer and training text, made to propose its\n"
-        "tokens in speculative decoding. On its own it answers worse."
+        "tokens in speculative decoding. It answers on its own as well; the figures below say how well."
     ),
 }
 
@@ -107,6 +107,6 @@ def _evaluation(name: str, report: dict[str, Any]) -> str:
         lines.append(f"| {label} | {rate['questions']} | {shares} |")
     lines.append(
         f"\nGiven the same context, `tiny-draft` proposes the token that `tiny-chat` would write in "
-        f"{report['draft_agreement']:.1%} of the cases\n(training questions).\n"
+        f"{report['draft_agreement']:.1%} of the cases\n(training questions; context up to that token as in the training text).\n"
     )
     return "\n".join(lines)
