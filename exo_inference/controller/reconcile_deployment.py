@@ -90,6 +90,8 @@ class DeploymentReconciler:
         if isinstance(action, plan.TearDown):
             return await self._finish(deployment)
         if isinstance(action, plan.Hold):
+            if deployment.status.replicas:  # they serve on while the model's files come again
+                return await self._write_conditions(deployment, action.conditions, ())
             return await self._write(deployment, action.conditions, None)
         try:
             observed = await self._platform.apply(action.desired)

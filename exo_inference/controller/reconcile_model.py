@@ -16,6 +16,14 @@ from pathlib import Path
 
 from exo_inference.controller import conditions
 from exo_inference.controller.conditions import condition
+from exo_inference.controller.model_fetch import (
+    FINAL_REASON,
+    Fetch,
+    failure_conditions,
+    progress_conditions,
+    ready_conditions,
+    status_fields,
+)
 from exo_inference.controller.model_source import FindSource
 from exo_inference.controller.reconcile_deployment import Outcome
 from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
@@ -27,49 +35,17 @@ from exo_inference.controller.stores.base import (
 )
 from exo_inference.errors import ExoError, HubError
 from exo_inference.hub import BUILTIN_PREFIX, FILE_PREFIX
-from exo_inference.hub.base import FetchCancelled, NoSpace, ResolvedModel, SourceUnreachable
+from exo_inference.hub.base import NoSpace, SourceUnreachable
 from exo_inference.resources import (
     Condition,
     InferenceDeployment,
     InferenceModel,
-    ModelStatus,
 )
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 1.0
 """How often progress is written while files are fetched."""
-
-FINAL_REASON = "NotUsable"
-"""Reason of a failure that trying again does not help."""
-
-_GIB = 1024**3
-
-
-class Fetch:
-    """One running or finished fetch.
-
-    Attributes:
-        resolved: what is being fetched, once known.
-        present_bytes: bytes present so far; written from other threads.
-        path: where an engine can load from, when done.
-        error: why it failed.
-        cancelled: set to stop it.
-    """
-
-    def __init__(self) -> None:
-        self.resolved: ResolvedModel | None = None
-        self.present_bytes = 0
-        self.path: Path | None = None
-        self.error: ExoError | None = None
-        self.cancelled = False
-        self.task: asyncio.Task[None] | None = None
-
-    def report(self, present_bytes: int) -> None:
-        """Take the progress; the source calls this from any thread."""
-        if self.cancelled:
-            raise FetchCancelled("the model is being deleted")
-        self.present_bytes = present_bytes
 
 
 class ModelReconciler:
@@ -100,6 +76,7 @@ class ModelReconciler:
         self._fetches: dict[str, Fetch] = {}
         self._failures: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
+        self._verified: set[str] = set()
 
     async def reconcile(self, uid: str) -> Outcome:
         """Take the next step for one model."""
@@ -112,7 +89,7 @@ class ModelReconciler:
             return await self._finish(model)
         failed = conditions.find(model.status.conditions, "Failed")
         is_final = failed is not None and failed.reason == FINAL_REASON
-        if is_final or conditions.is_true(model.status.conditions, "Ready"):
+        if is_final or await self._is_ready(model):
             return Outcome()
         fetch = self._fetches.get(uid)
         if fetch is None:
@@ -121,7 +98,9 @@ class ModelReconciler:
                 return Outcome(again_after_seconds=wait)
             fetch = self._start_fetch(model)
         if fetch.task is not None and not fetch.task.done():
-            outcome = await self._write(model, _progress(model.status, fetch), _facts(fetch))
+            outcome = await self._write(
+                model, progress_conditions(model.status, fetch), status_fields(fetch)
+            )
             return Outcome(
                 again_after_seconds=outcome.again_after_seconds or PROGRESS_SECONDS,
                 changed=outcome.changed,
@@ -140,6 +119,22 @@ class ModelReconciler:
         for name in names - known:
             logger.info("removing the files of model %s, which no longer exists", name)
             await self._remove_files(name)
+
+    async def _is_ready(self, model: InferenceModel) -> bool:
+        """Whether the model is ready, and its files are where they were; checked once per start.
+
+        They are elsewhere after an upgrade that moved the built-in models, for example.
+        """
+        uid, path = model.metadata.uid, model.status.path
+        if not conditions.is_true(model.status.conditions, "Ready"):
+            return False
+        if uid in self._verified:
+            return True
+        if path is not None and await asyncio.to_thread(Path(path).is_dir):
+            self._verified.add(uid)
+            return True
+        logger.warning("the files of model %s are gone from %s; fetching them again", uid, path)
+        return False
 
     def _start_fetch(self, model: InferenceModel) -> Fetch:
         uid = model.metadata.uid
@@ -182,19 +177,21 @@ class ModelReconciler:
     async def _write_result(self, model: InferenceModel, fetch: Fetch) -> Outcome:
         uid = model.metadata.uid
         if fetch.path is not None and fetch.resolved is not None:
-            facts = {**_facts(fetch), "path": str(fetch.path)}
-            facts["downloaded_bytes"] = fetch.resolved.size_bytes
-            outcome = await self._write(model, _ready(), facts)
+            present = {"path": str(fetch.path), "downloaded_bytes": fetch.resolved.size_bytes}
+            outcome = await self._write(
+                model, ready_conditions(), {**status_fields(fetch), **present}
+            )
             if outcome.again_after_seconds is None:
                 self._forget(uid)
+                self._verified.add(uid)
             return outcome
         assert fetch.error is not None, "a fetch ends with a path or an error"
         is_final = not isinstance(fetch.error, SourceUnreachable | NoSpace) and isinstance(
             fetch.error, HubError
         )
         delay = min(60.0, self._first_retry * 2 ** min(self._failures.get(uid, 0), 10))
-        found = _failure(model.status, fetch, delay=None if is_final else delay)
-        outcome = await self._write(model, found, _facts(fetch))
+        found = failure_conditions(model.status, fetch, delay=None if is_final else delay)
+        outcome = await self._write(model, found, status_fields(fetch))
         if outcome.again_after_seconds is not None:
             return outcome
         failures = self._failures.get(uid, 0)
@@ -206,14 +203,14 @@ class ModelReconciler:
         return Outcome(again_after_seconds=delay, changed=outcome.changed)
 
     async def _write(
-        self, model: InferenceModel, found: Sequence[Condition], facts: dict[str, object]
+        self, model: InferenceModel, found: Sequence[Condition], fields: dict[str, object]
     ) -> Outcome:
         old = model.status
         generation = model.metadata.generation
         merged = conditions.merge(
             old.conditions, found, generation=generation, now=datetime.now(UTC)
         )
-        update = {**facts, "conditions": merged, "observed_generation": generation}
+        update = {**fields, "conditions": merged, "observed_generation": generation}
         status = old.model_copy(update=update)
         if status == old:
             return Outcome()
@@ -262,71 +259,6 @@ class ModelReconciler:
 
     async def _remove_files(self, uid: str) -> None:
         await asyncio.to_thread(shutil.rmtree, self._models_dir / uid, ignore_errors=True)
-
-
-def format_size(present_bytes: int, total_bytes: int) -> str:
-    """Say how much is there: `1.2 of 15.0 GiB (8 %)`."""
-    units = (("GiB", _GIB), ("MiB", 1024**2), ("KiB", 1024))
-    unit, factor = next((u for u in units if total_bytes >= u[1]), ("B", 1))
-    percent = 100 * present_bytes // total_bytes if total_bytes else 100
-    digits = 0 if factor == 1 else 1
-    present, total = present_bytes / factor, total_bytes / factor
-    return f"{present:.{digits}f} of {total:.{digits}f} {unit} ({min(percent, 100)} %)"
-
-
-def _facts(fetch: Fetch) -> dict[str, object]:
-    resolved = fetch.resolved
-    if resolved is None:
-        return {}
-    return {
-        "revision": resolved.revision,
-        "size_bytes": resolved.size_bytes,
-        "downloaded_bytes": min(fetch.present_bytes, resolved.size_bytes),
-    }
-
-
-def _progress(status: ModelStatus, fetch: Fetch) -> list[Condition]:
-    if fetch.resolved is None:
-        resolved = conditions.find(status.conditions, "Resolved")
-        if resolved is None:
-            resolved = condition("Resolved", False, "Resolving", "asking its source")
-        return [resolved, condition("Ready", False, "NotFetched")]
-    size = format_size(fetch.present_bytes, fetch.resolved.size_bytes)
-    return [
-        condition("Resolved", True, "Resolved"),
-        condition("Downloaded", False, "Downloading", f"downloading {size}"),
-        condition("Ready", False, "Downloading"),
-    ]
-
-
-def _ready() -> list[Condition]:
-    return [
-        condition("Resolved", True, "Resolved"),
-        condition("Downloaded", True, "Downloaded", "all files are there and checked"),
-        condition("Ready", True, "Ready", "ready to be deployed"),
-    ]
-
-
-def _failure(status: ModelStatus, fetch: Fetch, *, delay: float | None) -> list[Condition]:
-    """Return the conditions of a failed fetch; `delay` is when it is tried again, None for never."""
-    error = fetch.error
-    assert error is not None
-    text = error.message if error.hint is None else f"{error.message.rstrip('.')}. {error.hint}"
-    if delay is not None:
-        text = f"{text.rstrip('.')}; trying again in {delay:.0f} s"
-    is_resolved = fetch.resolved is not None or conditions.is_true(status.conditions, "Resolved")
-    reason = type(error).__name__
-    found = [
-        condition("Resolved", is_resolved, "Resolved" if is_resolved else reason, text),
-        condition("Ready", False, reason),
-    ]
-    if is_resolved:
-        found.insert(1, condition("Downloaded", False, reason, text))
-    if delay is None:
-        found.append(condition("Failed", True, FINAL_REASON, text))
-    elif isinstance(error, NoSpace):
-        found.append(condition("Failed", True, reason, text))
-    return found
 
 
 def _list_names(directory: Path) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from typing import Any
@@ -190,6 +191,22 @@ def test_a_restart_finds_everything_and_disturbs_nothing(stopped_controller: Con
         assert controller.state.routes_file.read_text() == before
         assert controller.platform.stopped == []
         assert controller.source.fetches == 1
+
+
+def test_model_files_that_vanished_are_fetched_again(stopped_controller: Controller) -> None:
+    controller = stopped_controller
+    with controller.running():
+        model_id = controller.create_model()
+        uid = controller.create_deployment()
+        before = routes(controller)
+    shutil.rmtree(controller.state.models_dir / model_id)
+    with controller.running():
+        client = controller.client()
+        controller.wait_for(lambda: controller.source.fetches == 2)
+        controller.wait_for(lambda: client.get_model(id=model_id)["state"] == "ready")
+        controller.wait_for(lambda: client.get_deployment(id=uid)["state"] == "ready")
+        assert routes(controller).routes[0].replicas == before.routes[0].replicas
+        assert controller.platform.stopped == []
 
 
 def test_what_was_deleted_while_the_controller_was_down_goes_from_the_table(

@@ -1,0 +1,116 @@
+"""One fetch of a model's files, and what it means for the model's conditions. Pure but for `Fetch`.
+
+`reconcile_model.py` runs fetches and writes what the functions here say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from exo_inference.controller import conditions
+from exo_inference.controller.conditions import condition
+from exo_inference.errors import ExoError
+from exo_inference.hub.base import FetchCancelled, NoSpace, ResolvedModel
+from exo_inference.resources import Condition, ModelStatus
+
+FINAL_REASON = "NotUsable"
+"""Reason of a failure that trying again does not help."""
+
+_GIB = 1024**3
+
+
+class Fetch:
+    """One running or finished fetch.
+
+    Attributes:
+        resolved: what is being fetched, once known.
+        present_bytes: bytes present so far; written from other threads.
+        path: where an engine can load from, when done.
+        error: why it failed.
+        cancelled: set to stop it.
+    """
+
+    def __init__(self) -> None:
+        self.resolved: ResolvedModel | None = None
+        self.present_bytes = 0
+        self.path: Path | None = None
+        self.error: ExoError | None = None
+        self.cancelled = False
+        self.task: asyncio.Task[None] | None = None
+
+    def report(self, present_bytes: int) -> None:
+        """Take the progress; the source calls this from any thread."""
+        if self.cancelled:
+            raise FetchCancelled("the model is being deleted")
+        self.present_bytes = present_bytes
+
+
+def format_size(present_bytes: int, total_bytes: int) -> str:
+    """Say how much is there: `1.2 of 15.0 GiB (8 %)`."""
+    units = (("GiB", _GIB), ("MiB", 1024**2), ("KiB", 1024))
+    unit, factor = next((u for u in units if total_bytes >= u[1]), ("B", 1))
+    percent = 100 * present_bytes // total_bytes if total_bytes else 100
+    digits = 0 if factor == 1 else 1
+    present, total = present_bytes / factor, total_bytes / factor
+    return f"{present:.{digits}f} of {total:.{digits}f} {unit} ({min(percent, 100)} %)"
+
+
+def status_fields(fetch: Fetch) -> dict[str, object]:
+    """Return what a fetch says about the model, as fields of its status."""
+    resolved = fetch.resolved
+    if resolved is None:
+        return {}
+    return {
+        "revision": resolved.revision,
+        "size_bytes": resolved.size_bytes,
+        "downloaded_bytes": min(fetch.present_bytes, resolved.size_bytes),
+    }
+
+
+def progress_conditions(status: ModelStatus, fetch: Fetch) -> list[Condition]:
+    """Return the conditions of a fetch that goes on."""
+    if fetch.resolved is None:
+        resolved = conditions.find(status.conditions, "Resolved")
+        if resolved is None:
+            resolved = condition("Resolved", False, "Resolving", "asking its source")
+        return [resolved, condition("Ready", False, "NotFetched")]
+    size = format_size(fetch.present_bytes, fetch.resolved.size_bytes)
+    return [
+        condition("Resolved", True, "Resolved"),
+        condition("Downloaded", False, "Downloading", f"downloading {size}"),
+        condition("Ready", False, "Downloading"),
+    ]
+
+
+def ready_conditions() -> list[Condition]:
+    """Return the conditions of a model whose files are all there."""
+    return [
+        condition("Resolved", True, "Resolved"),
+        condition("Downloaded", True, "Downloaded", "all files are there and checked"),
+        condition("Ready", True, "Ready", "ready to be deployed"),
+    ]
+
+
+def failure_conditions(
+    status: ModelStatus, fetch: Fetch, *, delay: float | None
+) -> list[Condition]:
+    """Return the conditions of a failed fetch; `delay` is when it is tried again, None for never."""
+    error = fetch.error
+    assert error is not None
+    text = error.message if error.hint is None else f"{error.message.rstrip('.')}. {error.hint}"
+    if delay is not None:
+        text = f"{text.rstrip('.')}; trying again in {delay:.0f} s"
+    is_resolved = fetch.resolved is not None or conditions.is_true(status.conditions, "Resolved")
+    reason = type(error).__name__
+    found = [
+        condition("Resolved", is_resolved, "Resolved" if is_resolved else reason, text),
+        condition("Ready", False, reason),
+    ]
+    if is_resolved:
+        found.insert(1, condition("Downloaded", False, reason, text))
+    if delay is None:
+        found.append(condition("Failed", True, FINAL_REASON, text))
+    elif isinstance(error, NoSpace):
+        found.append(condition("Failed", True, reason, text))
+    return found
