@@ -20,6 +20,7 @@ def facts(
     ran_seconds: float | None = 5.0,
     stop_asked: bool = False,
     boot_id: str = BOOT,
+    ready_run: int = 0,
 ) -> ReplicaFacts:
     """A replica started at 1000 s; None for `ran_seconds` is an end that nobody recorded."""
     launch = Launch(3, failures, boot_id, 1000.0, ("x",), {}, 60, 1000, 3)
@@ -27,7 +28,7 @@ def facts(
     if ran_seconds is not None:
         ended = Exit(3, 1, stop_asked, False, 1000.0, 1000.0 + ran_seconds)
     record = ReplicaRecord("r", "u", "chat", "s", "cpu", 1, 900.0)
-    return ReplicaFacts(record, False, launch, None, ended, False, 0)
+    return ReplicaFacts(record, False, launch, None, ended, False, ready_run)
 
 
 def plan(replica: ReplicaFacts, now: float) -> RestartPlan:
@@ -44,6 +45,12 @@ def test_crash_waits_and_counts() -> None:
 
 def test_crashes_in_a_row_are_counted_on() -> None:
     assert plan(facts(failures=4), now=1005.0).failures == 5
+
+
+def test_replica_that_had_been_ready_is_back_soon() -> None:
+    limit = SETTINGS.max_backoff_after_ready_seconds
+    assert plan(facts(failures=9, ready_run=3), now=1005.0).wait_seconds == limit
+    assert plan(facts(failures=9, ready_run=2), now=1005.0).wait_seconds > limit
 
 
 def test_long_run_starts_the_count_anew() -> None:

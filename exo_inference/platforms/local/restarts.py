@@ -46,6 +46,8 @@ def plan_restart(
     ran_seconds = (ended_at if ended else now) - launch.spawned_at
     failures = 1 if ran_seconds >= settings.stable_seconds else launch.failures + 1
     delay = backoff_seconds(facts.name, facts.run, failures, settings)
+    if facts.was_ready:
+        delay = min(delay, settings.max_backoff_after_ready_seconds)
     waited = max(0.0, now - ended_at)  # a clock set back must not lengthen the wait
     return RestartPlan(failures, crashed=True, wait_seconds=max(0.0, delay - waited))
 

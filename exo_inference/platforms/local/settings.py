@@ -18,6 +18,10 @@ class LocalPlatformSettings:
     max_backoff_seconds: float = 60.0
     """Ceiling of that wait."""
 
+    max_backoff_after_ready_seconds: float = 10.0
+    """Ceiling for a replica that was ready before it crashed: its configuration works, so being
+    back soon is worth more than sparing the machine a start."""
+
     stable_seconds: float = 600.0
     """A run at least this long starts the count of crashes anew."""
 
