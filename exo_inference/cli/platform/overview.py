@@ -118,7 +118,8 @@ def does_answer(url: str) -> bool:
 def _with_answer(process: LocalProcess, settings: LocalSettings | None) -> LocalProcess:
     if settings is None or process.pid is None or process.name == "supervisor":
         return process
-    url = settings.gateway_url if process.name == "gateway" else settings.endpoint + "/zone"
+    is_gateway = process.name == "gateway"
+    url = settings.gateway_url + "/healthz" if is_gateway else settings.endpoint + "/zone"
     return process if does_answer(url) else replace(process, state="starting")
 
 
