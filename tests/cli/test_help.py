@@ -19,7 +19,7 @@ from exo_inference.cli.tree import CommandGroup, Example
 from .conftest import Exo
 
 COMMANDS = {ctx.command_path: command for command, ctx in walk_all()}
-HEAVY = ("httpx", "pydantic", "rich", "yaml", "tenacity", "asyncio", "subprocess", "fastapi")
+HEAVY = ("httpx", "pydantic", "rich", "yaml", "tenacity", "asyncio", "subprocess", "starlette")
 
 
 def examples_of(command: click.Command) -> tuple[Example, ...]:

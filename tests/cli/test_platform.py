@@ -209,11 +209,11 @@ def test_up_without_the_server_packages_names_the_pip_command(
     real = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
-        lambda name, *rest: None if name in ("fastapi", "uvicorn") else real(name, *rest),
+        lambda name, *rest: None if name in ("starlette", "uvicorn") else real(name, *rest),
     )
     result = exo("ai", "up")
     assert result.code == 1
-    assert "not installed: fastapi, uvicorn" in result.err
+    assert "not installed: starlette, uvicorn" in result.err
     assert "pip install 'exo-inference[server,engine]'" in result.err
     assert not state.root.exists()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_SERVER_PACKAGES = ("aiohttp", "cryptography", "fastapi", "huggingface_hub", "uvicorn")
+_SERVER_PACKAGES = ("aiohttp", "cryptography", "starlette", "huggingface_hub", "uvicorn")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Not for the servers: tokens come with each request, and credentials are in their own file.
 _PRIVATE_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
