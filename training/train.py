@@ -32,7 +32,7 @@ from training.shapes import SHAPES, Shape
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_OUT = HERE.parent / "exo_inference" / "hub" / "builtin_models"
-DEFAULT_STEPS = {"tiny-chat": 900, "tiny-draft": 1500}
+DEFAULT_STEPS = {"tiny-chat": 1600, "tiny-draft": 1500}
 PEAK_LEARNING_RATE = {"tiny-chat": 2e-3, "tiny-draft": 4e-3}
 
 
