@@ -18,7 +18,7 @@ from exo_inference.errors import ExoError, NotFound
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
     from exo_inference.sdk import Client
-    from exo_inference.sdk._lookup import Named
+    from exo_inference.sdk.lookup import Named
     from exo_inference.wire import Operation
 
 MAX_PARALLEL = 10
@@ -74,7 +74,7 @@ def delete_all(
 
 def _find(what: Deletable, options: DeleteOptions) -> tuple[Named, ...]:
     """Resolve names and ids through one list; with `--force`, unknown ones are warned about."""
-    from exo_inference.sdk._lookup import find
+    from exo_inference.sdk.lookup import find
 
     listed = what.listed()
     found: dict[str, Named] = {}

@@ -14,9 +14,9 @@ from exo_inference.sdk._async.models import AsyncModels
 from exo_inference.sdk._async.operations import AsyncOperations
 from exo_inference.sdk._async.zones import AsyncZones
 from exo_inference.sdk._http import AsyncHandler, AsyncTransport
-from exo_inference.sdk._lookup import zone_endpoint
 from exo_inference.sdk._messages import Call, T
 from exo_inference.sdk._setup import http_options, resolve
+from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Settings
 from exo_inference.wire import ConsumptionQuota, Operation, Zone
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from exo_inference.sdk import _lookup, _requests
+from exo_inference.sdk import _requests, lookup
 from exo_inference.sdk._async import waits
 from exo_inference.sdk._async.follow import follow_logs
 from exo_inference.wire import (
@@ -86,7 +86,7 @@ class AsyncDeployments:
         Raises:
             NotFound, Conflict: there is none, or there are several.
         """
-        return _lookup.find(await self.list(), name_or_id, "deployment")
+        return lookup.find(await self.list(), name_or_id, "deployment")
 
     async def update(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from exo_inference.sdk import _lookup, _requests
+from exo_inference.sdk import _requests, lookup
 from exo_inference.sdk._async import waits
 from exo_inference.wire import Event, Model, Operation
 
@@ -56,7 +56,7 @@ class AsyncModels:
         Raises:
             NotFound, Conflict: there is none, or there are several.
         """
-        return _lookup.find(await self.list(), name_or_id, "model")
+        return lookup.find(await self.list(), name_or_id, "model")
 
     async def delete(self, model_id: str, *, dry_run: bool = False) -> Operation:
         """Delete a model.

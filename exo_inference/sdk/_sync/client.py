@@ -10,7 +10,6 @@ from typing import Any, Self
 from exo_inference.errors import ApiError, UsageError
 from exo_inference.sdk import _requests
 from exo_inference.sdk._http import SyncHandler, Transport
-from exo_inference.sdk._lookup import zone_endpoint
 from exo_inference.sdk._messages import Call, T
 from exo_inference.sdk._setup import http_options, resolve
 from exo_inference.sdk._sync.api_keys import ApiKeys
@@ -18,6 +17,7 @@ from exo_inference.sdk._sync.deployments import Deployments
 from exo_inference.sdk._sync.models import Models
 from exo_inference.sdk._sync.operations import Operations
 from exo_inference.sdk._sync.zones import Zones
+from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Settings
 from exo_inference.wire import ConsumptionQuota, Operation, Zone
 

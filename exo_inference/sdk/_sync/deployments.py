@@ -9,7 +9,7 @@ from contextlib import closing
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from exo_inference.sdk import _lookup, _requests
+from exo_inference.sdk import _requests, lookup
 from exo_inference.sdk._sync import waits
 from exo_inference.sdk._sync.follow import follow_logs
 from exo_inference.wire import (
@@ -87,7 +87,7 @@ class Deployments:
         Raises:
             NotFound, Conflict: there is none, or there are several.
         """
-        return _lookup.find(self.list(), name_or_id, "deployment")
+        return lookup.find(self.list(), name_or_id, "deployment")
 
     def update(
         self,

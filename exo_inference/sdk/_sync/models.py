@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from exo_inference.sdk import _lookup, _requests
+from exo_inference.sdk import _requests, lookup
 from exo_inference.sdk._sync import waits
 from exo_inference.wire import Event, Model, Operation
 
@@ -57,7 +57,7 @@ class Models:
         Raises:
             NotFound, Conflict: there is none, or there are several.
         """
-        return _lookup.find(self.list(), name_or_id, "model")
+        return lookup.find(self.list(), name_or_id, "model")
 
     def delete(self, model_id: str, *, dry_run: bool = False) -> Operation:
         """Delete a model.

@@ -1,4 +1,7 @@
-"""Finding one object among those a list returned: by exact name or id, as every client does. Pure."""
+"""Finding one object among those a list returned: by exact name or id, as every client does. Pure.
+
+Used by both clients, and by the command line, which looks up several names in one list.
+"""
 
 from __future__ import annotations
 
