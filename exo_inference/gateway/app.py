@@ -49,7 +49,7 @@ class Gateway:
         self._tables = TableWatcher(state.routes_file, self._table_changed)
         self._balancer = Balancer()
         self._upstreams = UpstreamPool(state.root)
-        self._ledger = UsageLedger(state.root / "usage.json")
+        self._ledger = UsageLedger(state.usage_file)
         self._ledger.load()
         self._metrics = GatewayMetrics(self._ledger, self._balancer, self._tables)
         self._proxy = Proxy(self._tables, self._balancer, self._upstreams)

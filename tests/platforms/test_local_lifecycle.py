@@ -56,7 +56,7 @@ async def test_engine_gets_no_secret_of_the_controller(rig: Rig) -> None:
     )
     assert not {"HF_TOKEN", "EXOSCALE_API_SECRET", "AWS_SECRET"} & set(environment)
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert environment["HOME"] == str(rig.state_dir.root / "cache")
+    assert environment["HOME"] == str(rig.state_dir.cache_dir)
     launch = json.loads((rig.directory(observed.replicas[0].name) / "launch.json").read_text())
     assert "hf_secret" not in json.dumps(launch)
 

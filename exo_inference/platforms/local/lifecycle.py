@@ -73,7 +73,7 @@ class Lifecycle:
         environment: Mapping[str, str],
     ) -> None:
         self._replicas_dir = state_dir.replicas_dir
-        self._home = state_dir.root / "cache"
+        self._home = state_dir.cache_dir
         self._settings = settings
         self._engines = engines
         self._placement = placement
