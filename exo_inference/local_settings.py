@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference.errors import ConfigurationError, UsageError
-from exo_inference.state_dir import ProcessRecord, StateDir, write_atomically
+from exo_inference.state_dir import SERVERS, ProcessRecord, StateDir, write_atomically
 
 ZONES = (
     "at-vie-1",
@@ -42,8 +42,6 @@ LISTEN_FD_VARIABLE = "EXO_LISTEN_FD"
 
 The supervisor listens for the gateway, so that its socket stays open while it is restarted.
 """
-
-_OWN_PROCESSES = ("supervisor", "controller", "gateway")
 
 
 @dataclass(frozen=True)
@@ -300,7 +298,7 @@ def find_listener(port: int) -> ProcessRecord | None:
 
 
 def _is_own(state: StateDir, holder: ProcessRecord) -> bool:
-    records = (state.read_record(name) for name in _OWN_PROCESSES)
+    records = (state.read_record(name) for name in SERVERS)
     return any(r is not None and r.pid == holder.pid and r.alive for r in records)
 
 

@@ -28,6 +28,9 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+SERVERS = ("supervisor", "controller", "gateway")
+"""Names of the recorded processes of a control plane, in the order in which they start."""
+
 
 @dataclass(frozen=True)
 class ProcessRecord:

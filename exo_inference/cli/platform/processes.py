@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exo_inference.state_dir import StateDir, process_start_ticks
+from exo_inference.state_dir import SERVERS, StateDir, process_start_ticks
 
-SERVERS = ("supervisor", "controller", "gateway")
 _SERVER_MODULES = ("exo_inference.controller", "exo_inference.gateway")
 _REPLICA_MARK = "EXO_REPLICA_DIR="
 

@@ -18,6 +18,7 @@ from exo_inference.controller.routes.requests import answer, read_text, route
 from exo_inference.controller.stores.base import ObjectNotFound
 from exo_inference.engines import VERSIONS
 from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel
+from exo_inference.state_dir import SERVERS
 from exo_inference.wire import (
     ConsumptionQuota,
     EngineParameterList,
@@ -101,7 +102,7 @@ async def get_operation(request: Request) -> Response:
 async def get_status(request: Request) -> Response:
     """Show versions, addresses and processes of this control plane."""
     settings = context_of(request).settings
-    records = [settings.state.read_record(n) for n in ("supervisor", "controller", "gateway")]
+    records = [settings.state.read_record(name) for name in SERVERS]
     return JSONResponse(
         {
             "version": exo_inference.__version__,
