@@ -6,12 +6,12 @@ as two items, `--flag`, `--no-flag` and `--flag=false` for booleans, `_` for `-`
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from exo_inference.engines.suggestions import suggest
 from exo_inference.wire import EngineParameter
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,9})?[kmgtKMGT]?")
@@ -20,12 +20,42 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,9})?[kmgtKMGT]?")
 _BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 
 
+REASONS = (
+    "unknown",  # no release has such a flag
+    "not-yet",  # a later release has it
+    "removed",  # an earlier release had it
+    "owned",  # the platform sets it
+    "missing",  # needs a value and has none
+    "boolean",  # takes no value and has one
+    "no-form",  # has no --no- form
+    "type",
+    "range",
+    "choice",
+    "json",
+    "key",  # of a JSON object
+    "duplicate",
+    "stray",  # an item that is neither flag nor value
+    "policy",  # allowed only under a condition that is not met
+    "model",  # does not go with the model, the GPU or their number
+)
+"""Why a parameter is refused, for programs."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterProblem:
-    """One thing that is wrong with one item of the argument vector (`index` counts from 0)."""
+    """One thing that is wrong with an argument vector.
+
+    Attributes:
+        index: of the item, from 0.
+        detail: for people: the flag, what was found, what is expected, and one next step.
+        flag: the flag that is meant, as the engine reads it; empty for an item that is none.
+        reason: one of `REASONS`.
+    """
 
     index: int
     detail: str
+    flag: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +160,8 @@ def _check_use(
 
 
 def _suggest(flag: str, known: Mapping[str, EngineParameter]) -> str:
-    near = difflib.get_close_matches(flag, known, n=1, cutoff=0.6)
-    if not near:  # the beginning or the end may be what was remembered
-        near = [name for name in known if flag.lstrip("-") and flag.lstrip("-") in name][:1]
-    return f"; did you mean {near[0]}?" if near else ""
+    meant = suggest(flag, known)
+    return f"; did you mean {meant}?" if meant else ""
 
 
 def _explain_boolean(use: _Use, parameter: EngineParameter) -> str:

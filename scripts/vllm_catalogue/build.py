@@ -47,6 +47,7 @@ def build(facts: Record) -> Record:
     if unmatched := records.keys() ^ descriptions.keys():
         raise SystemExit(f"flags without description, or the reverse: {sorted(unmatched)}")
     for name, record in records.items():
+        record["choices"] = sources["choices"].get(name, record.get("choices"))
         _complete(record, corrections, sources["keys"].get(name))
         record["description"] = descriptions[name]
     flags = sorted(records.values(), key=lambda record: (record["section"], record["name"]))
@@ -87,7 +88,6 @@ def _complete(record: Record, corrections: Record, keys: Record | None) -> None:
         record["defaults"] = {v: _plain(x) for v, x in record["defaults"].items()}
     if record["section"] == "parser":
         record["section"] = "Engine"
-    record["section"] = record["section"].removesuffix("Config")
     record["flags"] = sorted(record["flags"], key=lambda flag: (flag != f"--{name}", flag))
     later = corrections["later_spellings"]
     record["later"] = {flag: later[flag] for flag in record["flags"] if flag in later}
@@ -99,6 +99,8 @@ def _complete(record: Record, corrections: Record, keys: Record | None) -> None:
     if name in corrections["several"]:
         record["several"] = True
         record["type"] = corrections["several"][name]
+    if name in corrections["folded"]:
+        record["folded"] = True
     if name in corrections["repeatable"]:
         record["repeatable"] = True
     record["keys"] = keys

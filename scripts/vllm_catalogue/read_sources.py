@@ -3,8 +3,8 @@
 Run as `python scripts/vllm_catalogue/read_sources.py 0.12.0=DIR 0.16.0=DIR … > sources.json`, each
 DIR being the `vllm/` folder of that release's source distribution. Nothing is imported: the files
 are parsed. Out come the flags of the HTTP server (class FrontendArgs), in the form of the flags
-file, and for each flag that takes a JSON object the keys it accepts, with type, first and last
-release. Names, types, choices and defaults only: descriptions are our own (`descriptions.yaml`).
+file; for each flag that takes a JSON object the keys it accepts, with type, first and last release;
+and the choices of flags whose list in the flags file stops too early. Names, types, choices and defaults only: descriptions are our own (`descriptions.yaml`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,19 @@ from typing import Any
 Facts = dict[str, Any]
 
 _SERVER_FILES = ("entrypoints/openai/cli_args.py", "entrypoints/common/cli_args.py")
+_QUANTIZATION = "model_executor/layers/quantization/__init__.py"
 _SERVER_CLASSES = ("BaseFrontendArgs", "FrontendArgs")
 _ALIASES = {"ChatTemplateContentFormatOption": 'Literal["auto", "string", "openai"]'}
+
+CHOICE_FLAGS = {
+    "block-size": "CacheConfig",
+    "linear-backend": "KernelConfig",
+    "mamba-cache-mode": "CacheConfig",
+    "moe-backend": "KernelConfig",
+    "quantization": "ModelConfig",
+    "sparse-indexer-topk-backend": "KernelConfig",
+}
+"""Flags whose choices are read here, and the class that has the field."""
 
 OBJECT_FLAGS = {
     "attention-config": "AttentionConfig",
@@ -56,6 +67,7 @@ def main(arguments: list[str]) -> None:
     facts = {
         "versions": versions,
         "flags": _merge_flags({v: _server_flags(trees[v]) for v in versions}, versions),
+        "choices": _merge_choices({v: _choices(trees[v]) for v in versions}, versions),
         "keys": _merge_keys({v: _object_keys(trees[v]) for v in versions}, versions),
     }
     json.dump(facts, sys.stdout, indent=1, sort_keys=True)
@@ -97,6 +109,43 @@ def _object_keys(root: Path) -> dict[str, dict[str, str]]:
     return keys
 
 
+def _choices(root: Path) -> dict[str, list[str]]:
+    paths = [*sorted((root / "config").glob("*.py")), root / _QUANTIZATION]
+    trees = [ast.parse(path.read_text()) for path in paths if path.is_file()]
+    names = {name: value for tree in trees for name, value in _assignments(tree)}
+    found: dict[str, list[str]] = {}
+    for flag, class_name in CHOICE_FLAGS.items():
+        for tree in trees:
+            for name, annotation, _ in _fields(tree, class_name):
+                if name == flag.replace("-", "_"):
+                    found[flag] = _literals(ast.parse(annotation, mode="eval").body, names)
+    return found
+
+
+def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+            yield node.target.id, node.value
+
+
+def _literals(node: ast.expr, names: dict[str, ast.expr]) -> list[str]:
+    """Return the values of all Literals in a type, through the names it is put together from."""
+    if isinstance(node, ast.Name) and node.id in names:
+        return _literals(names[node.id], names)
+    if isinstance(node, ast.BinOp):
+        return _literals(node.left, names) + _literals(node.right, names)
+    if not isinstance(node, ast.Subscript):
+        return []
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    found: list[str] = []
+    for part in parts:
+        is_value = ast.unparse(node.value) == "Literal" and isinstance(part, ast.Constant)
+        found += [str(ast.literal_eval(part))] if is_value else _literals(part, names)
+    return found
+
+
 def _type(annotation: str) -> tuple[str, list[str]]:
     if "Literal[" in annotation:
         literal = annotation[annotation.index("Literal[") :].split(" | ")[0]
@@ -133,6 +182,16 @@ def _merge_flags(found: dict[str, dict[str, Facts]], versions: list[str]) -> lis
     for record in records.values():
         record["until"] = None if record["until"] == versions[-1] else record["until"]
     return sorted(records.values(), key=lambda record: str(record["name"]))
+
+
+def _merge_choices(
+    found: dict[str, dict[str, list[str]]], versions: list[str]
+) -> dict[str, dict[str, list[str]]]:
+    merged: dict[str, dict[str, list[str]]] = {}
+    for version in versions:
+        for flag, choices in found[version].items():
+            _note(merged.setdefault(flag, {}), version, choices)
+    return merged
 
 
 def _note(changes: dict[str, Any], version: str, value: object) -> None:

@@ -1,0 +1,160 @@
+"""Split an argument vector into uses of flags, as `vllm serve` would. Pure.
+
+Knows `--flag value`, `--flag=value`, `_` for `-`, short forms (`-tp 2`, `-O3`), `--no-flag`, several
+values in a row, and keys of JSON objects one by one (`-cc.mode 3`, `--hf-overrides.a.b=1`, `+=` to
+add to a list). What is neither flag nor value comes back as a stray item. Values are not judged here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exo_inference.engines.catalogue import Flag, ReleaseFlags
+
+BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
+
+_NUMBER = re.compile(r"-[0-9]+(\.[0-9]*)?|-\.[0-9]+")
+_LEVELS = frozenset({"0", "1", "2", "3"})
+_OPTIMIZATION = "--optimization-level"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value, with the index of the item that holds it."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One flag as it was written.
+
+    Attributes:
+        index: of the item with the flag.
+        spelling: as the engine reads it, with `-` for `_`, without value and path.
+        flag: what it is in this release; None if it is no flag there.
+        negated: written in its `--no-` form.
+        values: what belongs to it.
+        attached: the value stands in the same item, after `=`.
+        path: keys after dots, for one key of a JSON object.
+        items: how many items the use takes.
+    """
+
+    index: int
+    spelling: str
+    flag: Flag | None
+    negated: bool = False
+    values: tuple[Value, ...] = ()
+    attached: bool = False
+    path: tuple[str, ...] = ()
+    items: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """The whole vector: uses in order, and the indexes of items that belong to none."""
+
+    uses: tuple[Use, ...]
+    strays: tuple[int, ...]
+
+
+def split(items: Sequence[str], release: ReleaseFlags) -> Vector:
+    """Return the uses of flags in a vector."""
+    uses: list[Use] = []
+    strays: list[int] = []
+    index = 0
+    while index < len(items):
+        if not is_flag(items[index]):
+            strays.append(index)
+            index += 1
+            continue
+        use = _read(items, index, release)
+        uses.append(use)
+        index += use.items
+    return Vector(tuple(uses), tuple(strays))
+
+
+def is_flag(item: str) -> bool:
+    """Say whether an item is read as a flag and not as a value; negative numbers are values."""
+    return len(item) > 1 and item[0] == "-" and not _NUMBER.fullmatch(item)
+
+
+def normalise(head: str) -> str:
+    """Return a long flag with `-` for `_`; short ones as they are."""
+    return head.replace("_", "-") if head.startswith("--") else head
+
+
+def _read(items: Sequence[str], index: int, release: ReleaseFlags) -> Use:
+    item = items[index]
+    if item.startswith("-O"):
+        return _read_level(items, index, release)
+    head, equals, text = item.partition("=")
+    base, dot, rest = head.partition(".")
+    spelling = normalise(base)
+    path = tuple(key for key in rest.rstrip("+").split(".")) if dot else ()
+    negative = release.by_no_form.get(spelling)
+    flag = release.by_spelling.get(spelling) or negative
+    if flag is None and _has_attached_value(item, release):
+        flag, spelling, equals, text = release.by_spelling[item[:2]], item[:2], "=", item[2:]
+    values = (Value(index, text),) if equals else _following(items, index, flag, bool(path))
+    return Use(
+        index=index,
+        spelling=spelling,
+        flag=flag,
+        negated=negative is not None,
+        values=values,
+        attached=bool(equals),
+        path=path,
+        items=1 if equals else 1 + len(values),
+    )
+
+
+def _has_attached_value(item: str, release: ReleaseFlags) -> bool:
+    """`-n2`: argparse takes the value of one-letter flags without anything between."""
+    return (
+        item[1] != "-" and len(item) > 2 and item[2].isdigit() and item[:2] in release.by_spelling
+    )
+
+
+def _following(
+    items: Sequence[str], index: int, flag: Flag | None, is_key: bool
+) -> tuple[Value, ...]:
+    """Return the values after a flag: none, one, or all up to the next flag."""
+    end = index + 1
+    while end < len(items) and not is_flag(items[end]):
+        end += 1
+    found = tuple(Value(i, items[i]) for i in range(index + 1, end))
+    if flag is None:  # whatever it is, the item after it is more likely its value than astray
+        return found[:1]
+    if flag.type == "boolean" and not is_key:
+        return found[:1] if found and found[0].text.lower() in BOOLEAN_WORDS else ()
+    return found if flag.several else found[:1]
+
+
+def _read_level(items: Sequence[str], index: int, release: ReleaseFlags) -> Use:
+    """Read `-O3`, `-O=3` and `-O 3`; `-O.key` set compilation in 0.12.0 and is gone."""
+    item = items[index]
+    rest = item[2:]
+    flag = release.by_spelling.get(_OPTIMIZATION)
+    if rest.startswith("."):
+        key, equals, text = rest[1:].partition("=")
+        values = (Value(index, text),) if equals else _following(items, index, None, True)
+        compilation = release.by_spelling["-cc"] if release.listed == "0.12.0" else None
+        path = tuple(key.split("."))
+        size = 1 if equals else 1 + len(values)
+        return Use(index, "-O", compilation, False, values, bool(equals), path, size)
+    if rest:
+        return Use(
+            index,
+            _OPTIMIZATION,
+            flag,
+            values=(Value(index, rest.removeprefix("=")),),
+            attached=True,
+        )
+    after = items[index + 1] if index + 1 < len(items) else None
+    if after in _LEVELS:
+        return Use(index, _OPTIMIZATION, flag, values=(Value(index + 1, after),), items=2)
+    return Use(index, _OPTIMIZATION, flag)

@@ -1,0 +1,241 @@
+"""The flags of vLLM by release, as data: what exists in a release, with its types and defaults.
+
+Loaded once from `catalog/vllm.json` (made by `scripts/vllm_catalogue/build.py`). The checks,
+the search and the migration ask for one release with `flags_of` and get `ReleaseFlags`. A release
+between two listed ones is judged as the nearest lower one. Nothing is checked here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+from exo_inference.errors import UsageError
+
+_VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:\.post[0-9]+)?")
+
+
+class UnknownRelease(UsageError):
+    """That is no release of vLLM, or none that the catalogue can judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a flag's JSON object; `type` is `any` where the value is not simple."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag in one release.
+
+    Attributes:
+        name: without dashes, as in the reference of the engine.
+        spellings: with dashes, the longest form first; without the `--no-` form.
+        no_form: the spelling that turns a boolean off, if there is one.
+        type: boolean, integer, number, string, enum or json; of each value where `several`.
+        default: as text; "None" means that the engine decides at start.
+        choices: values that exist; empty where any is taken.
+        bounds: `gt`, `ge`, `lt`, `le` with their numbers.
+        keys: keys of a JSON object; empty where any are taken.
+        several: takes one or more values in a row.
+        repeatable: may be given again, each use adding a value.
+        suffixed: integers may end in k, m, g, t or K, M, G, T.
+        takes_auto: integers may be `auto`.
+        folded: choices are compared in lower case, with `_` for `-`.
+    """
+
+    name: str
+    spellings: tuple[str, ...]
+    no_form: str | None
+    section: str
+    type: str
+    default: str
+    choices: tuple[str, ...]
+    bounds: Mapping[str, float]
+    keys: Mapping[str, Key]
+    several: bool
+    repeatable: bool
+    suffixed: bool
+    takes_auto: bool
+    folded: bool
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """When a spelling existed: `since` the first listed release, `until` the last (None: still)."""
+
+    name: str
+    spelling: str
+    since: str
+    until: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFlags:
+    """Everything one release takes.
+
+    Attributes:
+        version: the release that was asked for.
+        listed: the release whose data is used: the same, or the nearest lower one.
+        by_spelling: every way to write a flag, without `--no-` forms.
+        by_no_form: the `--no-` forms of booleans.
+        by_name: by their names without dashes.
+    """
+
+    version: str
+    listed: str
+    flags: tuple[Flag, ...]
+    by_spelling: Mapping[str, Flag] = field(repr=False)
+    by_no_form: Mapping[str, Flag] = field(repr=False)
+    by_name: Mapping[str, Flag] = field(repr=False)
+
+    def is_after(self, version: str) -> bool:
+        """Say whether the release used is later than this one."""
+        return _key(self.listed) > _key(version)
+
+    @property
+    def named(self) -> str:
+        """The release for people, with the one it is judged as where that differs."""
+        if self.version == self.listed:
+            return f"vLLM {self.version}"
+        return f"vLLM {self.version} (judged as {self.listed}, the nearest release listed)"
+
+    def spellings(self) -> list[str]:
+        """Return every long way to write a flag, the `--no-` forms included."""
+        every = [*self.by_spelling, *self.by_no_form]
+        return [spelling for spelling in every if spelling.startswith("--")]
+
+
+def listed_releases() -> tuple[str, ...]:
+    """Return the releases the catalogue has data for, oldest first."""
+    return tuple(_load()["versions"])
+
+
+def nearest_release(version: str) -> str:
+    """Return the listed release that a version is judged as: itself, or the nearest lower one.
+
+    Raises:
+        UnknownRelease: it is no version, older than the first or newer than the last one listed.
+    """
+    listed = listed_releases()
+    if not _VERSION.fullmatch(version):
+        raise UnknownRelease(
+            f"{version!r} is not a release of vLLM, expected a number such as {listed[-1]}",
+            hint=f"Name one from {listed[0]} to {listed[-1]}.",
+        )
+    if not _key(listed[0]) <= _key(version) <= _key(listed[-1]):
+        raise UnknownRelease(
+            f"the flags of vLLM {version} are not known, only those of {listed[0]} to {listed[-1]}",
+            hint=f"Name one from {listed[0]} to {listed[-1]}.",
+        )
+    return max((v for v in listed if _key(v) <= _key(version)), key=_key)
+
+
+def flags_of(version: str) -> ReleaseFlags:
+    """Return what a release takes. The result is shared and does not change.
+
+    Raises:
+        UnknownRelease
+    """
+    return _flags_of(version.removeprefix("v"), nearest_release(version))
+
+
+def lifetime(spelling: str) -> Lifetime | None:
+    """Return when a flag existed, in whatever release; None if it never did."""
+    return _lifetimes().get(spelling)
+
+
+def is_at_least(version: str, other: str) -> bool:
+    """Say whether a release is the other one or a later one."""
+    return _key(version) >= _key(other)
+
+
+def _key(version: str) -> tuple[int, int, int]:
+    found = _VERSION.fullmatch(version)
+    assert found is not None, f"{version!r} was checked before"
+    major, minor, patch = found.groups()
+    return int(major), int(minor), int(patch or 0)
+
+
+@functools.cache
+def _load() -> dict[str, Any]:
+    path = resources.files("exo_inference.engines") / "catalog" / "vllm.json"
+    loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return loaded
+
+
+@functools.lru_cache(maxsize=64)
+def _flags_of(version: str, listed: str) -> ReleaseFlags:
+    records = (r for r in _load()["flags"] if _exists(r["since"], r.get("until"), listed))
+    flags = tuple(_resolve(record, listed) for record in records)
+    return ReleaseFlags(
+        version=version,
+        listed=listed,
+        flags=flags,
+        by_spelling={spelling: flag for flag in flags for spelling in flag.spellings},
+        by_no_form={flag.no_form: flag for flag in flags if flag.no_form},
+        by_name={flag.name: flag for flag in flags},
+    )
+
+
+@functools.cache
+def _lifetimes() -> dict[str, Lifetime]:
+    known: dict[str, Lifetime] = {}
+    for record in _load()["flags"]:
+        until = record.get("until")
+        for spelling in _with_no_form(record):
+            since = record.get("later", {}).get(spelling, record["since"])
+            known[spelling] = Lifetime(record["name"], spelling, since, until)
+    return known
+
+
+def _with_no_form(record: Mapping[str, Any]) -> Iterable[str]:
+    return [*record["flags"], record["no"]] if "no" in record else record["flags"]
+
+
+def _exists(since: str, until: str | None, listed: str) -> bool:
+    return _key(since) <= _key(listed) and (until is None or _key(listed) <= _key(until))
+
+
+def _resolve(record: Mapping[str, Any], listed: str) -> Flag:
+    later = record.get("later", {})
+    choices = tuple(_latest(record.get("choices", {}), listed) or ())
+    kind = record["type"]
+    return Flag(
+        name=record["name"],
+        spellings=tuple(
+            s for s in record["flags"] if s not in later or _exists(later[s], None, listed)
+        ),
+        no_form=record.get("no"),
+        section=record["section"],
+        type="string" if kind == "enum" and not choices else kind,
+        default=_latest(record.get("defaults", {}), listed) or "",
+        choices=choices,
+        bounds={name: float(number) for name, number in record.get("bounds", {}).items()},
+        keys={
+            name: Key(name, kind)
+            for name, (kind, since, until) in record.get("keys", {}).items()
+            if _exists(since, until, listed)
+        },
+        several=record.get("several", False),
+        repeatable=record.get("repeatable", False),
+        suffixed=record.get("suffixed", False),
+        takes_auto=bool(record.get("auto")) and _exists(record["auto"], None, listed),
+        folded=record.get("folded", False),
+        description=record["description"],
+    )
+
+
+def _latest(changes: Mapping[str, Any], listed: str) -> Any:
+    """Return the value that the newest release up to this one brought."""
+    known = [version for version in changes if _key(version) <= _key(listed)]
+    return changes[max(known, key=_key)] if known else None

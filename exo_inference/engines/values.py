@@ -1,0 +1,240 @@
+"""Judge one value of a flag: type, range, choice, JSON and its keys. Pure.
+
+Called by `checking.py` for every value. An answer is `Wrong`, with what was expected in words, or
+None. Nothing here knows argument vectors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exo_inference.engines.catalogue import Flag, Key, is_at_least
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_SUFFIXED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kmgtKMGT])")
+_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+_STRING_OR_NUMBER = re.compile(r'("(?:[^"\\]|\\.)*")|\b([0-9]+(?:\.[0-9]+)?[kmgtKMGT])\b')
+
+JSON_SUFFIXES_SINCE = "0.20.0"
+"""First listed release that reads 80m in JSON objects of configuration classes."""
+
+_LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+_KINDS |= {"string": "text", "any": "a value"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """What is wrong with a value.
+
+    Attributes:
+        reason: `type`, `range`, `choice`, `json` or `key`.
+        expected: what would be right, to follow "expected".
+        hint: one next step, to follow a semicolon; empty where `expected` says it.
+        what: the part of the value that is meant, where it is not all of it.
+    """
+
+    reason: str
+    expected: str
+    hint: str = ""
+    what: str = ""
+
+
+def judge(text: str, flag: Flag, listed: str) -> Wrong | None:
+    """Return what is wrong with a value of a flag, or None.
+
+    Args:
+        text: the value as it was written.
+        flag: the flag it belongs to; not a boolean.
+        listed: the release, for what only later ones read.
+    """
+    if text in ("", "None") and flag.default == "None":
+        return None  # as if the flag had not been given
+    if flag.type == "json":
+        return _judge_json(text, flag, listed)
+    if flag.choices:
+        return _judge_choice(text, flag)
+    if flag.type in ("integer", "number"):
+        return _judge_number(text, flag)
+    return None
+
+
+def judge_key(path: tuple[str, ...], text: str, flag: Flag) -> Wrong | None:
+    """Return what is wrong with one key of a flag's JSON object, given as `--flag.key value`."""
+    if flag.type != "json":
+        return Wrong("key", f"no keys: {flag.spellings[0]} takes {expected(flag)}")
+    if flag.keys and path[0] not in flag.keys:
+        return _unknown_key(path[0], flag.keys)
+    if flag.keys and len(path) == 1:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        return _judge_member(value, flag.keys[path[0]])
+    return None
+
+
+def expected(flag: Flag) -> str:
+    """Return what a flag takes, in words."""
+    if flag.choices:
+        return f"one of: {', '.join(flag.choices)}"
+    words = {"integer": "a whole number", "number": "a number", "json": "a JSON value"}
+    if flag.type == "json" and flag.default != '["*"]':
+        words["json"] = "a JSON object"
+    text = words.get(flag.type, "text")
+    limits = [f"{_LIMITS[name]} {_short(limit)}" for name, limit in flag.bounds.items()]
+    return ", ".join([text, " and ".join(limits)]) if limits else text
+
+
+def _judge_choice(text: str, flag: Flag) -> Wrong | None:
+    parts = text.split(",") if flag.several else [text]
+    bad = next((part for part in parts if _fold(part, flag) not in flag.choices), None)
+    if bad is None:
+        return None
+    near = difflib.get_close_matches(bad.lower(), flag.choices, n=1, cutoff=0.6)
+    return Wrong("choice", expected(flag), f"did you mean {near[0]}?" if near else "")
+
+
+def _fold(text: str, flag: Flag) -> str:
+    return text.lower().replace("-", "_") if flag.folded else text
+
+
+def _judge_number(text: str, flag: Flag) -> Wrong | None:
+    number = _read_number(text, flag)
+    if number is None:
+        return Wrong("type", expected(flag), _explain_number(text, flag))
+    if not _is_within(number, flag.bounds):
+        return Wrong("range", expected(flag))
+    return None
+
+
+def _read_number(text: str, flag: Flag) -> float | None:
+    text = text.strip()
+    if flag.type == "number":
+        try:
+            number = float(text)
+        except ValueError:
+            return None
+        return number if math.isfinite(number) else None
+    if flag.takes_auto and text.lower() == "auto":
+        return -1
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return expand_suffix(text) if flag.suffixed else None
+
+
+def expand_suffix(text: str) -> int | None:
+    """Return 32k as 32,000 and 32K as 32,768; None if it is not of that form."""
+    found = _SUFFIXED.fullmatch(text)
+    if found is None:
+        return None
+    digits, suffix = found.groups()
+    if suffix.islower():
+        return round(float(digits) * 10.0 ** (3 * _POWERS[suffix]))
+    return None if "." in digits else int(digits) << (10 * _POWERS[suffix.lower()])
+
+
+def _explain_number(text: str, flag: Flag) -> str:
+    if expand_suffix(text.strip()) is not None:
+        return f"write it out: {expand_suffix(text.strip())}"
+    bare = text.strip().replace(",", "").replace("_", "").replace("'", "")
+    if bare != text.strip() and _INTEGER.fullmatch(bare):
+        return f"write {bare}"
+    if flag.suffixed and re.fullmatch(r"[0-9.]+ ?([kmgtKMGT])i?[bB]", text.strip()):
+        return "leave the B out: k, m, g are powers of 1000, K, M, G powers of 1024"
+    return ""
+
+
+def _is_within(number: float, bounds: Mapping[str, float]) -> bool:
+    checks = {
+        "gt": number > bounds.get("gt", -math.inf),
+        "ge": number >= bounds.get("ge", -math.inf),
+        "lt": number < bounds.get("lt", math.inf),
+        "le": number <= bounds.get("le", math.inf),
+    }
+    return all(checks[name] for name in bounds)
+
+
+def _judge_json(text: str, flag: Flag, listed: str) -> Wrong | None:
+    if flag.keys and is_at_least(listed, JSON_SUFFIXES_SINCE):
+        text = _STRING_OR_NUMBER.sub(_expand_in_json, text)
+    try:
+        value: Any = json.loads(text)
+    except RecursionError:
+        return Wrong("json", expected(flag), "it is nested too deeply")
+    except ValueError as exc:
+        return Wrong("json", expected(flag), _explain_json(text, exc))
+    is_array = flag.default in ('["*"]', "[]")
+    if not isinstance(value, list if is_array else dict):
+        kind = "a JSON array" if is_array else "a JSON object"
+        example = '["https://example.org"]' if is_array else '{"key": "value"}'
+        return Wrong("json", kind, f"write it as {example}")
+    return _judge_members(value, flag.keys) if isinstance(value, dict) and flag.keys else None
+
+
+def _expand_in_json(found: re.Match[str]) -> str:
+    quoted, number = found.groups()
+    return str(quoted or (expand_suffix(number) if expand_suffix(number) is not None else number))
+
+
+def _explain_json(text: str, exc: ValueError) -> str:
+    where = f" at character {exc.pos + 1}" if isinstance(exc, json.JSONDecodeError) else ""
+    if "'" in text and '"' not in text:
+        return "JSON takes double quotes around names and text"
+    if re.search(r"\b(True|False|None)\b", text):
+        return "JSON writes true, false and null"
+    if re.fullmatch(r"\{?\s*[A-Za-z_]+\s*:.*", text, re.DOTALL):
+        return "the shell took the double quotes: put single quotes around the whole value"
+    if (pair := re.fullmatch(r"([A-Za-z_]+)=([0-9]+)", text.strip())) is not None:
+        return f'write {{"{pair[1]}": {pair[2]}}}'
+    said = exc.msg.lower() if isinstance(exc, json.JSONDecodeError) else "it cannot be read"
+    return f'{said}{where}; write it as {{"key": "value"}}'
+
+
+def _judge_members(value: Mapping[str, Any], keys: Mapping[str, Key]) -> Wrong | None:
+    for name, member in value.items():
+        if name not in keys:
+            return _unknown_key(name, keys)
+        if (wrong := _judge_member(member, keys[name])) is not None:
+            return wrong
+    return None
+
+
+def _unknown_key(name: str, keys: Collection[str]) -> Wrong:
+    near = difflib.get_close_matches(name.replace("-", "_"), keys, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(keys))}"
+    return Wrong("key", "only keys that it has", hint, what=f"the key {name!r}")
+
+
+def _judge_member(value: object, key: Key) -> Wrong | None:
+    fits = {
+        "integer": isinstance(value, (int, str)) and _is_whole(value),
+        "number": isinstance(value, (int, float, str)) and _is_number(value),
+        "boolean": isinstance(value, bool) or str(value).lower() in ("true", "false", "0", "1"),
+        "string": isinstance(value, str),
+    }
+    if value is None or fits.get(key.type, True):
+        return None
+    shown = json.dumps(value)[:64]
+    return Wrong("key", f"{_KINDS[key.type]}", what=f"the key {key.name!r} is {shown}")
+
+
+def _is_whole(value: int | str) -> bool:
+    return not isinstance(value, bool) and _INTEGER.fullmatch(str(value)) is not None
+
+
+def _is_number(value: float | str) -> bool:
+    try:
+        return not isinstance(value, bool) and math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def _short(number: float) -> str:
+    return str(int(number)) if number == int(number) else str(number)
