@@ -19,8 +19,6 @@ from exo_inference.hub import source_for
 from exo_inference.logs import set_up_logging
 from exo_inference.platforms import platform_for
 
-EX_CONFIG = 78
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the controller and return its exit code."""
@@ -32,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         platform = platform_for("local", settings.state)
         asyncio.run(serve(settings, platform=platform, find_source=source_for))
     except (ConfigurationError, UsageError, StoreDamaged, StoreTooNew) as exc:
-        return _fail(exc, EX_CONFIG)
+        return _fail(exc, os.EX_CONFIG)
     except ExoError as exc:
         return _fail(exc, 1)
     return 0

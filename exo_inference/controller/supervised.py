@@ -24,9 +24,6 @@ from exo_inference.state_dir import ProcessFailure, StateDir, process_start_tick
 
 logger = logging.getLogger(__name__)
 
-EX_CONFIG = 78
-"""sysexits.h: wrong as configured; a restart alone does not help."""
-
 _LAST_LINE_BYTES = 4096
 _MAX_WAITING_FAILURES = 5  # failed starts after which connections are refused rather than kept
 
@@ -291,7 +288,7 @@ class SupervisedProcess:
         self._state.remove_record(self.name)
         with contextlib.suppress(OSError):  # on a full disk, the log line has to do
             self._state.write_failure(ProcessFailure(self.name, failures, exit_code, message))
-        if exit_code == EX_CONFIG and not self._was_stable and not self.misconfigured.done():
+        if exit_code == os.EX_CONFIG and not self._was_stable and not self.misconfigured.done():
             self.misconfigured.set_result(message)
 
     def _log_size(self) -> int:

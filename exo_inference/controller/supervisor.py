@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference.controller.supervised import (
-    EX_CONFIG,
     RestartPolicy,
     ServerCommand,
     SupervisedProcess,
@@ -34,9 +33,6 @@ from exo_inference.local_settings import load_settings
 from exo_inference.state_dir import StateDir
 
 logger = logging.getLogger("exo_inference.controller.supervisor")  # not __main__
-
-EX_TEMPFAIL = 75
-"""sysexits.h: another supervisor runs."""
 
 _ROTATE_SECONDS = 5.0
 _COPY_SECONDS = 0.2
@@ -167,7 +163,7 @@ class Supervisor:
         for server in self._servers:
             if server.misconfigured.done():
                 logger.error("%s cannot start: %s", server.name, server.misconfigured.result())
-        return EX_CONFIG
+        return os.EX_CONFIG
 
     async def _stop_everything(self) -> None:
         controller, *others = self._servers
@@ -270,7 +266,12 @@ def _configure_logging(state: StateDir, *, foreground: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and supervise. Returns the exit status."""
+    """Parse the command line and supervise.
+
+    Returns:
+        The exit status, of sysexits.h: EX_TEMPFAIL when another supervisor runs, EX_CONFIG when
+        nothing can start as it is configured.
+    """
     parser = argparse.ArgumentParser(prog="exo-supervisor", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--foreground", action="store_true", help="copy all logs to stderr")
@@ -283,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PlatformError, OSError) as exc:
         hint = getattr(exc, "hint", None)
         print(f"exo-supervisor: error: {exc}" + (f" {hint}" if hint else ""), file=sys.stderr)
-        return EX_TEMPFAIL
+        return os.EX_TEMPFAIL
     os.chdir(state.root)
     _configure_logging(state, foreground=options.foreground)
     settings = SupervisorSettings(
@@ -293,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(supervise(state, server_commands(state), settings))
     except ExoError as exc:
         logger.error("%s", exc)
-        return EX_CONFIG
+        return os.EX_CONFIG
     finally:
         os.close(descriptor)
 

@@ -25,9 +25,6 @@ from exo_inference.state_dir import StateDir
 
 logger = logging.getLogger("exo_inference.gateway")
 
-EX_CONFIG = 78
-"""sysexits.h: wrong as configured; a restart alone does not help."""
-
 
 async def serve(
     state: StateDir,
@@ -88,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ExoError, OSError) as exc:
         hint = getattr(exc, "hint", None)
         print(f"exo-gateway: error: {exc}" + (f" {hint}" if hint else ""), file=sys.stderr)
-        return EX_CONFIG
+        return os.EX_CONFIG
     return 0
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from exo_inference.controller import supervisor as supervisor_module
 from exo_inference.controller.supervised import (
-    EX_CONFIG,
     RestartPolicy,
     ServerCommand,
     find_processes,
@@ -173,7 +172,7 @@ async def test_crashing_server_is_tried_again_and_its_last_words_are_kept(state)
 
 async def test_misconfigured_first_start_ends_everything_with_the_reason(state, caplog):
     async with supervised(state, "steady", "misconfigured") as (_, task):
-        assert await asyncio.wait_for(task, 20) == EX_CONFIG
+        assert await asyncio.wait_for(task, 20) == os.EX_CONFIG
     assert "gateway cannot start: error: the port is taken" in caplog.text
     assert running(state, "controller") is None
     assert list(state.run_dir.iterdir()) == []
