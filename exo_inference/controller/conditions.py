@@ -16,10 +16,10 @@ WARNING_REASONS = frozenset(
 
 def condition(type_: str, holds: bool | None, reason: str, message: str = "") -> Condition:
     """Return a condition without times; `holds` None is Unknown."""
-    status = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE}.get(
-        holds,  # type: ignore[arg-type]  # None is meant to fall through
-        ConditionStatus.UNKNOWN,
-    )
+    if holds is None:
+        status = ConditionStatus.UNKNOWN
+    else:
+        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
     return Condition(type=type_, status=status, reason=reason, message=message)
 
 
