@@ -22,10 +22,10 @@ from exo_inference.controller.reconcile_deployment import (
     route_key,
 )
 from exo_inference.controller.reconcile_model import ModelReconciler
-from exo_inference.controller.routes.api_keys import PUBLIC
 from exo_inference.controller.stores.base import Change, ChangeType
 from exo_inference.errors import ExoError
 from exo_inference.resources import (
+    PUBLIC_SCOPE,
     InferenceApiKey,
     InferenceDeployment,
     InferenceModel,
@@ -109,7 +109,7 @@ class Reconciler:
         uid = obj.metadata.uid
         gone = change.type == ChangeType.DELETED
         if isinstance(obj, InferenceApiKey):
-            if obj.spec.scope == PUBLIC:
+            if obj.spec.scope == PUBLIC_SCOPE:
                 self._queue.add(Key("public-keys", ""))
             else:
                 self._queue.add(Key("deployment", obj.spec.scope))
@@ -207,5 +207,6 @@ class Reconciler:
         if key.kind == "model":
             return await self._models.reconcile(key.uid)
         keys = await self._store.list(InferenceApiKey)
-        await self._routing.set_public_keys([route_key(k) for k in keys if k.spec.scope == PUBLIC])
+        public = [route_key(key) for key in keys if key.spec.scope == PUBLIC_SCOPE]
+        await self._routing.set_public_keys(public)
         return Outcome()

@@ -3,7 +3,12 @@
 One definition serves the SQLite store, the YAML of `apply`, and the CRD schemas.
 """
 
-from exo_inference.resources.api_key import ApiKeySpec, ApiKeyStatus, InferenceApiKey
+from exo_inference.resources.api_key import (
+    PUBLIC_SCOPE,
+    ApiKeySpec,
+    ApiKeyStatus,
+    InferenceApiKey,
+)
 from exo_inference.resources.base import (
     API_VERSION,
     Condition,
@@ -27,6 +32,7 @@ from exo_inference.resources.model import (
 
 __all__ = [
     "API_VERSION",
+    "PUBLIC_SCOPE",
     "ApiKeySpec",
     "ApiKeyStatus",
     "Condition",

@@ -8,9 +8,12 @@ from pydantic import Field
 
 from exo_inference.resources.base import Resource, ResourceModel
 
+PUBLIC_SCOPE = "public"
+"""The scope that opens every deployment."""
+
 
 class ApiKeySpec(ResourceModel):
-    """What the key opens: `scope` is `public` (every deployment) or a deployment's uid."""
+    """What the key opens: `scope` is `PUBLIC_SCOPE` or a deployment's uid."""
 
     display_name: str
     scope: str

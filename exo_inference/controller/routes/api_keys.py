@@ -23,6 +23,7 @@ from exo_inference.controller.stores.base import (
 )
 from exo_inference.controller.views import view_api_key
 from exo_inference.resources import (
+    PUBLIC_SCOPE,
     ApiKeySpec,
     ApiKeyStatus,
     InferenceApiKey,
@@ -30,9 +31,6 @@ from exo_inference.resources import (
     ObjectMeta,
 )
 from exo_inference.wire import ApiKeyList, CreateApiKey, CreatedApiKey
-
-PUBLIC = "public"
-"""The scope that opens every deployment."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 _'()-]*[A-Za-z0-9])?")
 _TITLE = "API key not created"
@@ -109,7 +107,7 @@ async def _admit(context: Context, fields: Fields) -> tuple[str, str]:
         if any(key.spec.display_name == name for key in keys):
             text = f"another API key has the name {name!r}"
             issues.append(Issue(text, "$['name']", text, 409))
-    if isinstance(scope, str) and scope != PUBLIC:
+    if isinstance(scope, str) and scope != PUBLIC_SCOPE:
         scope = scope.lower()
         if issue := await _check_scope(context, scope):
             issues.append(issue)
