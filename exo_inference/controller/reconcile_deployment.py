@@ -174,9 +174,7 @@ class DeploymentReconciler:
             return Outcome()
         try:
             await self._store.update_status(wanted, Recording(events=events))
-        except VersionConflict:
-            return Outcome(again_after_seconds=0.0)  # it changed meanwhile: read it again
-        except ObjectNotFound:
+        except (VersionConflict, ObjectNotFound):  # it changed, or went, meanwhile: read it again
             return Outcome(again_after_seconds=0.0)
         return Outcome(changed=True)
 

@@ -36,7 +36,7 @@ class _Written:
 
 
 class RoutingTable:
-    """The one writer of `routes.json`. Build it with `RoutingTable.load`.
+    """The one writer of `routes.json`. `load` comes before all else.
 
     Args:
         path: the file.

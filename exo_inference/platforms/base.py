@@ -2,7 +2,7 @@
 
 The controller's reconciler is the only caller. A platform keeps no desired state of its own; what
 it observes it reads from the world (processes, pods), so that a restarted controller finds all that
-runs. Implementations: `local.py` (engines as processes), later `kubernetes.py` (Helm releases).
+runs. Implementations: `local/` (engines as processes of one machine).
 """
 
 from __future__ import annotations
