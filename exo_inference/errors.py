@@ -41,6 +41,11 @@ class ExoError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def text(self) -> str:
+        """The message and the next step as one text, for where there is one line alone."""
+        return self.message if self.hint is None else f"{self.message.rstrip('. ')}. {self.hint}"
+
 
 class UsageError(ExoError):
     """A flag, an argument, a file or an environment variable is wrong."""

@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(exc: ExoError, code: int) -> int:
-    hint = f" {exc.hint}" if exc.hint else ""
-    print(f"controller: error: {exc.message.rstrip('.')}.{hint}", file=sys.stderr)
+    print(f"controller: error: {exc.text}", file=sys.stderr)
     return code
 
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exo_inference.controller.auth import SignedRequest, Verifier
 from exo_inference.controller.body import MAX_BODY_BYTES
-from exo_inference.controller.problems import Refused, join_sentences
+from exo_inference.controller.problems import Refused
 from exo_inference.controller.stores.base import StoreUnwritable, VersionConflict
 from exo_inference.errors import ExoError, PlatformError
 
@@ -146,8 +146,7 @@ def _to_refused(exc: Exception) -> Refused | None:
             return Refused(status, title, exc.message, hint=exc.hint)
     if isinstance(exc, ExoError):
         logger.error("request refused by an error: %s", exc.message, exc_info=exc)
-        text = exc.message if exc.hint is None else join_sentences(exc.message, exc.hint)
-        return Refused(500, "Controller not able", text)
+        return Refused(500, "Controller not able", exc.text)
     return None
 
 

@@ -98,7 +98,7 @@ def failure_conditions(
     """Return the conditions of a failed fetch; `delay` is when it is tried again, None for never."""
     error = fetch.error
     assert error is not None
-    text = error.message if error.hint is None else f"{error.message.rstrip('.')}. {error.hint}"
+    text = error.text
     if delay is not None:
         text = f"{text.rstrip('.')}; trying again in {delay:.0f} s"
     is_resolved = fetch.resolved is not None or conditions.is_true(status.conditions, "Resolved")

@@ -64,7 +64,6 @@ class Refused(ExoError):
 
     def to_problem(self) -> Problem:
         """Return the body of the answer."""
-        text = self.message if self.hint is None else join_sentences(self.message, self.hint)
         errors = [
             FieldProblem(detail=issue.detail or issue.sentence, location=issue.location)
             for issue in self.issues
@@ -73,8 +72,8 @@ class Refused(ExoError):
         return Problem(
             title=self.title,
             status=self.status_code,
-            detail=text,
-            message=text,
+            detail=self.text,
+            message=self.text,
             errors=errors or None,
             deployments=None if self.deployments is None else list(self.deployments),
         )
@@ -114,8 +113,3 @@ def not_found(noun: str, uid: str) -> Refused:
     return Refused(
         404, f"No such {noun}", f"there is no {noun} with the id {uid!r}", hint=f"List the {noun}s."
     )
-
-
-def join_sentences(first: str, second: str) -> str:
-    """Join a message and its next step into one text."""
-    return f"{first.rstrip('. ')}. {second}"

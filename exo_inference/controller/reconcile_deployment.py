@@ -138,11 +138,10 @@ class DeploymentReconciler:
 
     async def _write_blocked(self, deployment: InferenceDeployment, exc: PlatformError) -> Outcome:
         """Say why no step can be taken now; replicas and route stay as they were."""
-        text = exc.message if exc.hint is None else f"{exc.message.rstrip('.')}. {exc.hint}"
-        found = plan.blocked_conditions(deployment.status.conditions, text)
+        found = plan.blocked_conditions(deployment.status.conditions, exc.text)
         before = conditions.find(deployment.status.conditions, "Progressing")
-        is_news = before is None or before.message != text
-        events = (NewEvent("Warning", BLOCKED_REASON, text),) if is_news else ()
+        is_news = before is None or before.message != exc.text
+        events = (NewEvent("Warning", BLOCKED_REASON, exc.text),) if is_news else ()
         if not self._routing.has_route(deployment.metadata.uid):
             await self._write_route(deployment, None)
         outcome = await self._write_conditions(deployment, found, events)

@@ -282,8 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         state.create()
         descriptor = lock(state)
     except (PlatformError, OSError) as exc:
-        hint = getattr(exc, "hint", None)
-        print(f"exo-supervisor: error: {exc}" + (f" {hint}" if hint else ""), file=sys.stderr)
+        text = exc.text if isinstance(exc, PlatformError) else str(exc)
+        print(f"exo-supervisor: error: {text}", file=sys.stderr)
         return os.EX_TEMPFAIL
     os.chdir(state.root)
     _configure_logging(state, foreground=options.foreground)
@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(supervise(state, server_commands(state), settings))
     except ExoError as exc:
-        logger.error("%s", exc)
+        logger.error("%s", exc.text)
         return os.EX_CONFIG
     finally:
         os.close(descriptor)

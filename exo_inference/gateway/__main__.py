@@ -83,8 +83,8 @@ def main(argv: list[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(state, settings, options.grace_seconds, _inherited_listener()))
     except (ExoError, OSError) as exc:
-        hint = getattr(exc, "hint", None)
-        print(f"exo-gateway: error: {exc}" + (f" {hint}" if hint else ""), file=sys.stderr)
+        text = exc.text if isinstance(exc, ExoError) else str(exc)
+        print(f"exo-gateway: error: {text}", file=sys.stderr)
         return os.EX_CONFIG
     return 0
 

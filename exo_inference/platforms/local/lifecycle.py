@@ -125,7 +125,7 @@ class Lifecycle:
             launch = await self._plan_launch(desired, facts, record, restart)
             pid = await asyncio.to_thread(self._spawn, facts, launch)
         except PlatformError as error:
-            self._obstacles[facts.name] = ". ".join(filter(None, (error.message, error.hint)))
+            self._obstacles[facts.name] = error.text
             return False
         except OSError as error:
             self._obstacles[facts.name] = f"the engine could not be started: {error}"
