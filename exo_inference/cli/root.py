@@ -42,6 +42,7 @@ def root() -> None:
     members=[
         Member("model", "exo_inference.cli.model:model"),
         Member("deployment", "exo_inference.cli.deployment:deployment"),
+        Member("params", "exo_inference.cli.params:params"),
         Member("chat", "exo_inference.cli.chat:chat"),
         Member("apply", f"{_GITOPS}:apply"),
         Member("diff", f"{_GITOPS}:diff"),

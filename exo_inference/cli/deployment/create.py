@@ -12,6 +12,7 @@ from exo_inference.cli.deployment.engine_flags import (
     engine_options,
     print_parameter_help,
     split_parameters,
+    wants_parameter_help,
 )
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -58,6 +59,10 @@ class CreateOptions:
             "exo ai deployment create --inference-engine-parameter-help",
         ),
         Example(
+            "See those about one subject",
+            "exo ai deployment create --inference-engine-parameter-help --search context",
+        ),
+        Example(
             "Run the small model that comes with the program, without a GPU",
             "exo ai deployment add demo --model-name exo/tiny-chat --gpu-type cpu --gpu-count 1",
         ),
@@ -100,6 +105,7 @@ def create(
     parameters: tuple[str, ...],
     engine_version: str | None,
     parameter_help: bool,
+    search: str | None,
     wait: bool,
     wait_timeout: float,
     dry_run: bool,
@@ -110,8 +116,8 @@ def create(
     soon as the deployment is accepted and recorded; `--wait` follows it until it answers, and ends
     with exit code 8 and the reason if it does not.
     """
-    if parameter_help:
-        print_parameter_help(session, engine_version)
+    if wants_parameter_help(parameter_help, search):
+        print_parameter_help(session, engine_version, search)
         return
     if not name:
         raise UsageError("<name> is required", hint=_HELP_HINT)

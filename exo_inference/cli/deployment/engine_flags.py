@@ -53,6 +53,12 @@ def engine_options(function: Callable[P, R]) -> Callable[P, R]:
             is_flag=True,
             help="List the flags of the engine and exit.",
         ),
+        click.option(
+            "--search",
+            "search",
+            metavar="<text>",
+            help="With the list of flags: only those about this, such as context or memory.",
+        ),
     ]
     for option in reversed(options):
         function = option(function)
@@ -78,11 +84,35 @@ def split_parameters(texts: Sequence[str]) -> list[str]:
     return parameters
 
 
-def print_parameter_help(session: Session, version: str | None) -> None:
-    """Ask the API for the engine's flags and print them by section."""
+def wants_parameter_help(parameter_help: bool, search: str | None) -> bool:
+    """Say whether the command is to list flags and do nothing else.
+
+    Raises:
+        UsageError: a search without the list that it searches.
+    """
+    if search is not None and not parameter_help:
+        raise UsageError(
+            "--search was given without --inference-engine-parameter-help, which it searches",
+            hint="Add --inference-engine-parameter-help, or leave --search out.",
+        )
+    return parameter_help
+
+
+def print_parameter_help(session: Session, version: str | None, search: str | None = None) -> None:
+    """Ask the API for the engine's flags and print them by section, or those about a text."""
     with session.connect() as client:
         parameters = client.deployments.parameters(version or None)
-    print_data(format_parameters(parameters, text_width()))
+    print_parameters(parameters, search)
+
+
+def print_parameters(parameters: Sequence[EngineParameter], search: str | None) -> None:
+    """Print flags by section, or those about a text; that there are none is said on stderr."""
+    from exo_inference.engines.searching import search_parameters
+
+    found = search_parameters(parameters, search or "")
+    if not found:
+        click.echo(f"No flag is about {search!r}.", err=True)
+    print_data(format_parameters(found, text_width()))
 
 
 def text_width() -> int:

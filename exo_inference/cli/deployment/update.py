@@ -11,6 +11,7 @@ from exo_inference.cli.deployment.engine_flags import (
     engine_options,
     print_parameter_help,
     split_parameters,
+    wants_parameter_help,
 )
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -68,6 +69,7 @@ def update(
     parameters: tuple[str, ...],
     engine_version: str | None,
     parameter_help: bool,
+    search: str | None,
     clear: bool,
     wait: bool,
     wait_timeout: float,
@@ -78,8 +80,8 @@ def update(
     Only what is given changes; the flags of the engine are replaced as a whole. Replicas are
     replaced one after the other, each only when its successor answers.
     """
-    if parameter_help:
-        print_parameter_help(session, engine_version)
+    if wants_parameter_help(parameter_help, search):
+        print_parameter_help(session, engine_version, search)
         return
     if not deployment:
         raise UsageError(
