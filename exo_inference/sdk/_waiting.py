@@ -78,7 +78,7 @@ def is_ready(obj: Model | Deployment) -> bool:
     return obj.state == "ready"
 
 
-def not_ready_in_time(obj: Model | Deployment, timeout: float, wanted: str = "ready") -> NotReady:
+def not_ready_in_time(obj: Model | Deployment, timeout: float, wanted: str) -> NotReady:
     """Return the error of a wait that ran out."""
     details = f" ({obj.state_details})" if obj.state_details else ""
     return NotReady(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from exo_inference.errors import NotFound
 from exo_inference.sdk import _waiting
@@ -17,26 +18,7 @@ async def wait_until_ready(
     on_change: Callable[[Waitable], None] | None,
 ) -> Waitable:
     """Look until the object is ready; see `Models.wait_until_ready`."""
-    start, failures = http.monotonic(), 0
-    last: Waitable | None = None
-    while True:
-        try:
-            current = await get()
-            failures = 0
-        except _waiting.TOLERATED:
-            failures += 1
-            if failures >= _waiting.MAX_FAILED_POLLS:
-                raise
-        else:
-            if on_change is not None and current != last:
-                on_change(current)
-            last = current
-            if _waiting.is_ready(current):
-                return current
-        elapsed = http.monotonic() - start
-        if elapsed >= timeout and last is not None:
-            raise _waiting.not_ready_in_time(last, timeout)
-        await http.sleep(_waiting.ready_interval(elapsed))
+    return await _look_until(http, get, timeout, on_change, _waiting.is_ready, "ready")
 
 
 async def wait_until_deleted(
@@ -46,14 +28,25 @@ async def wait_until_deleted(
     on_change: Callable[[Waitable], None] | None,
 ) -> None:
     """Look until the object is gone; see `Models.wait_until_deleted`."""
+    with suppress(NotFound):
+        await _look_until(http, get, timeout, on_change, lambda _: False, "gone")
+
+
+async def _look_until(
+    http: AsyncTransport,
+    get: Callable[[], Awaitable[Waitable]],
+    timeout: float,
+    on_change: Callable[[Waitable], None] | None,
+    is_done: Callable[[Waitable], bool],
+    wanted: str,
+) -> Waitable:
+    """Look until `is_done` says so; `wanted` is the word for it, should the time run out."""
     start, failures = http.monotonic(), 0
     last: Waitable | None = None
     while True:
         try:
             current = await get()
             failures = 0
-        except NotFound:
-            return
         except _waiting.TOLERATED:
             failures += 1
             if failures >= _waiting.MAX_FAILED_POLLS:
@@ -62,7 +55,9 @@ async def wait_until_deleted(
             if on_change is not None and current != last:
                 on_change(current)
             last = current
+            if is_done(current):
+                return current
         elapsed = http.monotonic() - start
         if elapsed >= timeout and last is not None:
-            raise _waiting.not_ready_in_time(last, timeout, "gone")
+            raise _waiting.not_ready_in_time(last, timeout, wanted)
         await http.sleep(_waiting.ready_interval(elapsed))
