@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -151,7 +152,7 @@ def resolve_state_dir(
     """Return the state directory that is meant: `--state-dir`, `EXO_STATE_DIR`, or the default."""
     environ = os.environ if environ is None else environ
     chosen = flag or environ.get("EXO_STATE_DIR")
-    return Path(chosen).expanduser() if chosen else default_state_dir()
+    return Path(chosen).expanduser() if chosen else default_state_dir(environ)
 
 
 def parse_duration(text: str, name: str) -> float:
@@ -228,7 +229,8 @@ def _find_file(flags: Flags, environ: Mapping[str, str]) -> Path | None:
     home = Path(environ.get("HOME") or "~").expanduser()
     config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     places = (config_home / "exoscale", home / ".exoscale", home, Path())
-    candidates = [*(place / "exoscale.toml" for place in places), _default_control_plane(environ)]
+    control_plane = StateDir(default_state_dir(environ))
+    candidates = [*(place / "exoscale.toml" for place in places), control_plane.config_file]
     return next((path for path in candidates if path.is_file()), None)
 
 
@@ -236,19 +238,12 @@ def _state_dir_file(state_dir: Path | str | None) -> Path | None:
     return StateDir(Path(state_dir)).config_file if state_dir else None
 
 
-def _default_control_plane(environ: Mapping[str, str]) -> Path:
-    if environ is os.environ:
-        return StateDir(default_state_dir()).config_file
-    home = Path(environ.get("HOME") or "~").expanduser()
-    base = Path(environ.get("XDG_STATE_HOME") or home / ".local/state")
-    return StateDir(base / "exo-inference").config_file
-
-
 def _missing_file(path: Path, name: str) -> ConfigurationError:
     if name in ("--state-dir", "EXO_STATE_DIR"):
+        where = str(path.parent)
         return ConfigurationError(
-            f"no control plane was ever started in {path.parent} ({name})",
-            hint=f"Start one with `exo dedicated-inference up --state-dir {path.parent}`.",
+            f"no control plane was ever started in {where} ({name})",
+            hint=f"Start one with `exo dedicated-inference up --state-dir {shlex.quote(where)}`.",
         )
     return ConfigurationError(
         f"the configuration file {path} ({name}) does not exist",

@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -127,9 +128,13 @@ class StateDir:
         (self.run_dir / f"{name}.failure.json").unlink(missing_ok=True)
 
 
-def default_state_dir() -> Path:
-    """Return where `up` keeps its state when no `--state-dir` is given (XDG base directories)."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """Return where `up` keeps its state when no `--state-dir` is given (XDG base directories).
+
+    `settings.resolve_state_dir` is what a process asks for its own.
+    """
+    home = environ.get("HOME") or "~"
+    base = environ.get("XDG_STATE_HOME") or f"{home}/.local/state"
     return Path(base).expanduser() / "exo-inference"
 
 

@@ -86,9 +86,9 @@ def test_write_replaces_whole_and_leaves_no_temporary_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_default_directory_follows_xdg(monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", "/srv/state")
-    assert default_state_dir() == Path("/srv/state/exo-inference")
+def test_default_directory_follows_xdg():
+    assert default_state_dir({"XDG_STATE_HOME": "/srv/state"}) == Path("/srv/state/exo-inference")
+    assert default_state_dir({"HOME": "/home/a"}) == Path("/home/a/.local/state/exo-inference")
 
 
 def test_failure_is_kept_until_the_process_stays_up(state):

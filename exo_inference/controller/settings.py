@@ -12,7 +12,8 @@ from pathlib import Path
 
 from exo_inference.errors import ConfigurationError
 from exo_inference.local_settings import load_settings
-from exo_inference.state_dir import StateDir, default_state_dir
+from exo_inference.settings import resolve_state_dir
+from exo_inference.state_dir import StateDir
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def read_settings(argv: Sequence[str] | None = None) -> ControllerSettings:
     parser.add_argument("--state-dir", type=Path, default=None, help="its state directory")
     parser.add_argument("--public-endpoint", default=None, help="what the zone list says")
     arguments = parser.parse_args(argv)
-    state = StateDir(arguments.state_dir or default_state_dir())
+    state = StateDir(resolve_state_dir(arguments.state_dir))
     saved = load_settings(state)
     if saved is None:
         raise ConfigurationError(
