@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -185,7 +186,8 @@ def _log_tail(state: StateDir, offset: int) -> str:
 
 def _suggest(session: Session) -> None:
     """Print what to type next; nothing is needed to make these find this control plane."""
-    where = f" --state-dir {session.flags.state_dir}" if session.flags.state_dir else ""
+    chosen = session.flags.state_dir
+    where = f" --state-dir {shlex.quote(str(chosen))}" if chosen else ""
     session.success(
         f"""
 Next:
