@@ -59,6 +59,14 @@ class ParameterProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a use is refused: one of `REASONS`, and the words."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Use:
     """One flag as it was written, with its value, if it got one."""
 
@@ -81,15 +89,16 @@ def check_parameters(
     problems: list[ParameterProblem] = []
     seen: dict[str, int] = {}
     for use in _split(items, known, owned, problems):
-        detail = _check_use(use, known, owned)
-        if detail is None and use.flag in known:
+        refusal = _check_use(use, known, owned)
+        if refusal is None and use.flag in known:
             name = known[use.flag].name
             if name in seen:
                 first = items[seen[name]]
-                detail = f"{use.flag} sets {name} a second time; {first!r} did so before"
+                text = f"{use.flag} sets {name} a second time; {first!r} did so before"
+                refusal = _Refusal("duplicate", f"{text}, so leave one of them out")
             seen.setdefault(name, use.index)
-        if detail is not None:
-            problems.append(ParameterProblem(use.index, detail))
+        if refusal is not None:
+            problems.append(ParameterProblem(use.index, refusal.detail, use.flag, refusal.reason))
     return sorted(problems, key=lambda problem: problem.index)
 
 
@@ -105,9 +114,11 @@ def _split(
     while index < len(items):
         item = items[index]
         if any(ord(character) < 32 or character == "\x7f" for character in item):
-            problems.append(ParameterProblem(index, f"{item!r} holds a control character"))
+            text = f"{item!r} holds a control character; leave it out"
+            problems.append(ParameterProblem(index, text, "", "type"))
         elif not _is_flag(item, known, owned):
-            problems.append(ParameterProblem(index, _explain_stray(items, index)))
+            text = _explain_stray(items, index)
+            problems.append(ParameterProblem(index, text, "", "stray"))
         else:
             flag, equals, value = item.partition("=")
             flag = _normalise(flag)
@@ -145,23 +156,26 @@ def _explain_stray(items: Sequence[str], index: int) -> str:
 
 def _check_use(
     use: _Use, known: Mapping[str, EngineParameter], owned: Mapping[str, str]
-) -> str | None:
+) -> _Refusal | None:
     if use.flag in owned:
-        return f"{use.flag} is set by the platform: {owned[use.flag]}"
+        text = f"{use.flag} is set by the platform: {owned[use.flag]}; leave it out"
+        return _Refusal("owned", text)
     parameter = known.get(use.flag)
     if parameter is None:
-        return f"there is no parameter {use.flag}{_suggest(use.flag, known)}"
+        text = f"there is no parameter {use.flag}{_suggest(use.flag, known)}"
+        return _Refusal("unknown", text)
     if parameter.type == "boolean":
         is_word = use.value is None or use.value.lower() in _BOOLEAN_WORDS
-        return None if is_word else _explain_boolean(use, parameter)
+        return None if is_word else _Refusal("boolean", _explain_boolean(use, parameter))
     if use.value is None:
-        return f"{use.flag} needs a value ({_expected(parameter)})"
+        text = f"{use.flag} needs a value ({_expected(parameter)}); write {use.flag}=<value>"
+        return _Refusal("missing", text)
     return _check_value(use, parameter)
 
 
 def _suggest(flag: str, known: Mapping[str, EngineParameter]) -> str:
     meant = suggest(flag, known)
-    return f"; did you mean {meant}?" if meant else ""
+    return f"; did you mean {meant}?" if meant else "; search for it in the parameter help"
 
 
 def _explain_boolean(use: _Use, parameter: EngineParameter) -> str:
@@ -170,13 +184,17 @@ def _explain_boolean(use: _Use, parameter: EngineParameter) -> str:
     return f"{use.flag} is {use.value!r}, expected true or false: {write}"
 
 
-def _check_value(use: _Use, parameter: EngineParameter) -> str | None:
+def _check_value(use: _Use, parameter: EngineParameter) -> _Refusal | None:
     value = use.value or ""
-    if parameter.allowed_values and value not in parameter.allowed_values:
-        return f"{use.flag} is {value!r}, expected one of: {', '.join(parameter.allowed_values)}"
-    if not _has_type(value, parameter.type):
-        return f"{use.flag} is {value!r}, expected {_expected(parameter)}"
-    return None
+    reason = "json" if parameter.type == "json" else "type"
+    if parameter.allowed_values:
+        reason = "choice"
+    if value in parameter.allowed_values or (
+        not parameter.allowed_values and _has_type(value, parameter.type)
+    ):
+        return None
+    text = f"{use.flag} is {value[:80]!r}, expected {_expected(parameter)}"
+    return _Refusal(reason, f"{text}; change it, or leave {use.flag} out")
 
 
 def _has_type(value: str, kind: str) -> bool:

@@ -16,7 +16,7 @@ from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.problems import choice_issue, not_found, refuse
 from exo_inference.controller.routes.requests import answer, read_text, route
 from exo_inference.controller.stores.base import ObjectNotFound
-from exo_inference.engines import VERSIONS
+from exo_inference.engines import VERSIONS, vllm
 from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel
 from exo_inference.state_dir import SERVERS
 from exo_inference.wire import (
@@ -32,6 +32,9 @@ from exo_inference.wire import (
 
 UNLIMITED = -1
 """The API's own way to say that a quota has no limit."""
+
+_ENGINES = ("exo", "vllm")
+"""Engines with a catalogue of parameters; only exo-engine is started here."""
 
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 
@@ -63,10 +66,15 @@ async def list_instance_types(request: Request) -> Response:
 
 
 async def get_engine_help(request: Request) -> Response:
-    """List the engine's parameters, optionally those of one version."""
+    """List the engine's parameters, optionally those of one version; additive: `engine=vllm`."""
     version = read_text(request, "version")
+    engine_name = read_text(request, "engine") or "exo"
+    if engine_name not in _ENGINES:
+        raise refuse("Engine not known", [choice_issue("engine", engine_name[:64], _ENGINES)])
     if version is not None and version not in VERSIONS:
         raise refuse("Version not known", [choice_issue("version", version[:64], VERSIONS)])
+    if engine_name == "vllm":
+        return answer(EngineParameterList(parameters=list(vllm.parameters(version))))
     engine = context_of(request).find_engine("exo")
     return answer(EngineParameterList(parameters=list(engine.parameters(version))))
 
