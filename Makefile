@@ -63,6 +63,7 @@ format: setup-dev ## rewrite what ruff can mend
 
 docs: setup-dev ## regenerate the generated pages of docs/reference
 	@$(BIN)/python scripts/generate_sync.py
+	@$(BIN)/python scripts/generate_sdk_reference.py
 	@$(BIN)/python -m exo_inference.cli.reference --write
 
 bench: setup-dev ## the benchmarks that run on this machine, one after the other
