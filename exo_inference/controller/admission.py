@@ -32,6 +32,18 @@ MAX_REPLICAS = 100
 MAX_PARAMETERS = 200
 """Items of `inference-engine-parameters`."""
 
+_ANOTHER = "cannot be changed; create another deployment with it, and delete this one"
+_NOT_BY_UPDATE = {
+    "replicas": "cannot be changed by an update; scale the deployment instead: "
+    "POST /ai/deployment/ID/scale, or `exo dedicated-inference deployment scale NAME REPLICAS`",
+    "gpu-count": _ANOTHER,
+    "gpu-type": _ANOTHER,
+    "model": _ANOTHER,
+    "inference-engine": _ANOTHER,
+    "product-name": _ANOTHER,
+}
+"""Fields of a deployment that an update must not seem to change, and what to do instead."""
+
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -90,6 +102,9 @@ def admit_update(fields: Fields, present: InferenceDeployment, world: World) -> 
         Refused
     """
     issues = list(fields.issues)
+    issues += [
+        field_issue(key, text) for key, text in _NOT_BY_UPDATE.items() if key in fields.sent
+    ]
     values = {"name": present.metadata.name, **fields.values}
     spec = present.spec
     name = _check_name(values, world, issues, uid=present.metadata.uid)

@@ -53,12 +53,14 @@ class Fields:
 
     Attributes:
         values: by Python name; fields that are missing, null or wrong are absent.
+        sent: every key of the body that has a value, also those that the model does not know.
         issues: what is wrong.
     """
 
     def __init__(self, model: type[WireModel], body: dict[str, Any]) -> None:
         self.values: dict[str, Any] = {}
         self.issues: list[Issue] = []
+        self.sent = frozenset(key for key, value in body.items() if value is not None)
         for name, (alias, required, adapter) in _adapters(model).items():
             value = body.get(alias)
             if value is None:

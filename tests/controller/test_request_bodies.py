@@ -129,6 +129,22 @@ def test_zero_replicas_on_create_mean_the_default(controller: Controller) -> Non
     assert controller.client().get_deployment(id=uid)["replicas"] == 1
 
 
+def test_an_update_refuses_what_it_cannot_change(controller: Controller) -> None:
+    controller.create_model()
+    uid = controller.create_deployment(wait=False)
+    path = f"/v2/ai/deployment/{uid}"
+    body = {"replicas": 2, "gpu-count": 2, "gpu-type": "gpua5000", "model": {"name": "org/m2"}}
+    answer = controller.call("PATCH", path, json={**body, "name": "renamed"})
+    assert answer.status_code == 400, answer.text
+    problems = {entry["location"]: entry["detail"] for entry in answer.json()["errors"]}
+    assert problems.keys() == {f"$['{key}']" for key in body}
+    assert "deployment scale" in problems["$['replicas']"]
+    assert "create another deployment" in problems["$['model']"]
+    assert controller.call("GET", path).json()["name"] == "chat"
+    ignored = {"replicas": None, "nobody-knows": 7}
+    assert controller.call("PATCH", path, json=ignored).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
