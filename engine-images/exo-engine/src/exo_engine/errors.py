@@ -6,11 +6,15 @@
     ├── ConfigurationError         a flag or a file is wrong; a restart will not help (exit 78)
     │   └── ModelUnusable          the model directory cannot be served as it is (exit 78)
     ├── OutOfMemory                weights or KV cache do not fit (exit 71)
+    ├── AddressUnavailable         nothing can listen where the server was told to (exit 75)
+    ├── CoreFailed                 the engine core ended by itself (exit as it did)
     ├── RequestError               one request is refused; the engine and the others go on
     │   ├── InvalidSamplingParams  a sampling parameter is out of range
     │   ├── PromptTooLong          prompt (plus what was asked for) exceeds what can ever be served
     │   └── DuplicateRequest       the request id is already in use
-    └── InternalError              the engine broke one of its own promises (exit 70)
+    ├── InternalError              the engine broke one of its own promises (exit 70)
+    ├── TemplateRefused            in `tokenizer`: the chat template refuses a conversation
+    └── ApiError                   in `server`: an answer with an HTTP error status
 
 Exceptions of torch, safetensors and the file system are mapped once, where they appear, and kept as
 the cause. A message says what was being done, to what, and found against expected; `hint` is the
@@ -25,7 +29,7 @@ from typing import ClassVar
 class EngineError(Exception):
     """Root of the tree. `exit_code` is what the process ends with (sysexits.h)."""
 
-    exit_code: ClassVar[int] = 70
+    exit_code: int = 70
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -55,6 +59,20 @@ class OutOfMemory(EngineError):
     """Weights, activations or the KV cache do not fit into the memory there is."""
 
     exit_code = 71
+
+
+class AddressUnavailable(EngineError):
+    """The address is taken, or may not be used; another start may find it free."""
+
+    exit_code = 75
+
+
+class CoreFailed(EngineError):
+    """The engine core ended by itself; the process ends with its status."""
+
+    def __init__(self, message: str, *, exit_code: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
 
 class RequestError(EngineError):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from exo_engine.arguments import ServerOptions
-from exo_engine.server.listener import AddressUnavailable, address_of, listening_socket
+from exo_engine.errors import AddressUnavailable
+from exo_engine.server.listener import address_of, listening_socket
 
 OPTIONS = ServerOptions(("m",), Path("m"), Path("m"), port=0)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.errors import InternalError, OutOfMemory
 from exo_engine.server.frames import ConnectionEnded, encode, read_frame
 from exo_engine.server.messages import (
     CoreInfo,
@@ -35,8 +36,6 @@ from exo_engine.server.messages import (
 
 logger = logging.getLogger(__name__)
 
-_EXIT_INTERNAL = 70
-_EXIT_OUT_OF_MEMORY = 71
 _REAP_SECONDS = 5.0
 
 
@@ -252,11 +251,13 @@ def _failure_from_status(status: int | None) -> CoreFailure:
     """Explain a core that died without a word."""
     if status == -signal.SIGKILL:
         return CoreFailure(
-            _EXIT_OUT_OF_MEMORY,
+            OutOfMemory.exit_code,
             "the engine core was killed by signal 9, as the kernel does when memory runs out",
             "Look into the kernel's log; a smaller --max-model-len or KV cache needs less.",
         )
     if status is not None and status < 0:
         name = signal.Signals(-status).name
-        return CoreFailure(_EXIT_INTERNAL, f"the engine core was ended by {name}")
-    return CoreFailure(status or _EXIT_INTERNAL, f"the engine core ended with status {status}")
+        return CoreFailure(InternalError.exit_code, f"the engine core was ended by {name}")
+    return CoreFailure(
+        status or InternalError.exit_code, f"the engine core ended with status {status}"
+    )

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
-from exo_engine.errors import EngineError, RequestError
+from exo_engine.errors import EngineError, InternalError, OutOfMemory, RequestError
 from exo_engine.server.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.server.logs import configure_logging
 from exo_engine.server.messages import (
@@ -33,8 +33,6 @@ from exo_engine.server.messages import (
 )
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
-EXIT_INTERNAL: Final = 70
-EXIT_OUT_OF_MEMORY: Final = 71
 
 logger = logging.getLogger("exo_engine.server.core_process")  # not __main__, as which it runs
 
@@ -151,10 +149,11 @@ def _report(link: FrameSocket, exc: Exception) -> int:
         status, message, hint = exc.exit_code, exc.message, exc.hint
         logger.debug("the core failed", exc_info=exc)
     elif isinstance(exc, MemoryError):
-        status, message = EXIT_OUT_OF_MEMORY, "the engine core ran out of memory"
+        status, message = OutOfMemory.exit_code, "the engine core ran out of memory"
         hint = "Lower --max-model-len, --max-num-seqs or --kv-cache-memory-bytes."
     else:
-        status, message = EXIT_INTERNAL, f"the engine core broke: {type(exc).__name__}: {exc}"
+        status = InternalError.exit_code
+        message = f"the engine core broke: {type(exc).__name__}: {exc}"
         hint = "The traceback is in the log above; please report it."
         logger.error("the engine core broke", exc_info=exc)
     link.send("failed", [status, message, hint])

@@ -19,7 +19,7 @@ from aiohttp import web
 
 from exo_engine.arguments import ServeCommand
 from exo_engine.core.request import EngineStats
-from exo_engine.errors import EngineError
+from exo_engine.errors import CoreFailed, InternalError
 from exo_engine.server.app import build_app
 from exo_engine.server.core_link import CoreFailure, CoreLink
 from exo_engine.server.listener import address_of, listening_socket
@@ -156,16 +156,10 @@ def interval_fields(last: EngineStats, stats: EngineStats, seconds: float) -> di
     }
 
 
-class CoreFailed(EngineError):
-    """The engine core ended by itself."""
-
-    def __init__(self, failure: CoreFailure) -> None:
-        super().__init__(failure.message, hint=failure.hint)
-        self.status = failure.exit_code
-
-
 def _failed(failure: CoreFailure | None) -> CoreFailed:
-    return CoreFailed(failure or CoreFailure(70, "the engine core ended"))
+    if failure is None:
+        return CoreFailed("the engine core ended", exit_code=InternalError.exit_code)
+    return CoreFailed(failure.message, exit_code=failure.exit_code, hint=failure.hint)
 
 
 class _Stop:

@@ -11,15 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from exo_engine.arguments import ServerOptions
-from exo_engine.errors import EngineError
+from exo_engine.errors import AddressUnavailable
 
 _BACKLOG = 1024
-
-
-class AddressUnavailable(EngineError):
-    """The address is taken, or may not be used; another start may find it free."""
-
-    exit_code = 75
 
 
 @contextlib.contextmanager

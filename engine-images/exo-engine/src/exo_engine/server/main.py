@@ -14,11 +14,9 @@ import sys
 from collections.abc import Sequence
 
 from exo_engine.arguments import PrintCommand, ServeCommand, parse
-from exo_engine.errors import EngineError, ModelUnusable
+from exo_engine.errors import EngineError, InternalError, ModelUnusable
 
 logger = logging.getLogger(__name__)
-
-_EXIT_INTERNAL = 70
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,11 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _serve(command)
     except EngineError as exc:
         _print_error(exc)
-        return int(getattr(exc, "status", exc.exit_code))
+        return exc.exit_code
     except Exception as exc:  # the edge of the process
         logger.error("unexpected error", exc_info=exc)
         print(f"exo-engine: error: internal error: {type(exc).__name__}: {exc}", file=sys.stderr)
-        return _EXIT_INTERNAL
+        return InternalError.exit_code
 
 
 def _serve(command: ServeCommand) -> int:
