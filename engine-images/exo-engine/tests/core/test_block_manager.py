@@ -134,16 +134,6 @@ def test_without_prefix_caching_nothing_is_found():
     assert manager.num_cached_blocks == 0
 
 
-def test_forgetting_prefixes_leaves_tables_alone(blocks):
-    compute(blocks, "a", list(range(8)))
-    table = list(blocks.table("a"))
-    blocks.forget_prefixes()
-    assert blocks.find_prefix(list(range(8))) == []
-    assert blocks.table("a") == table
-    blocks.commit("a", list(range(8)), 8)
-    assert len(blocks.find_prefix(list(range(8)))) == 2
-
-
 def test_taking_more_than_is_free_is_an_error_and_changes_nothing(blocks):
     blocks.open("a")
     with pytest.raises(InternalError, match="needs 9 blocks, 8 are free"):

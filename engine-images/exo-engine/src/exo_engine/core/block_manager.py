@@ -194,13 +194,6 @@ class BlockManager:
                 self._forget(block)
             self._release(block)
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix cache, as after a change of weights."""
-        for block in list(self._hash_of_block):
-            self._forget(block)
-        for chain in self._chains.values():
-            chain.clear()
-
     def check_integrity(self) -> None:
         """Raise InternalError when reference counts, tables, free list and cache disagree."""
         counts = [0] * self.num_blocks
