@@ -244,11 +244,20 @@ def test_running_out_of_device_memory_is_told_as_such(llm, monkeypatch):
     llm.core.abort_requests(["a"])
 
 
-def test_the_largest_step_can_be_profiled(tiny_model):
-    """The step that sizes the cache on CUDA; here only that it runs and fills its budget."""
+def test_the_largest_step_fills_its_budget(tiny_model, monkeypatch):
+    """The step that sizes the cache on CUDA."""
     core = EngineCore(EngineConfig(tiny_model("qwen3").path, **OPTIONS))
     config = replace(core.config, max_num_batched_tokens=64, max_num_seqs=8)
-    engine_module._run_largest_step(core._runner._decoder, config)
+    decoder = core._runner._decoder
+    forward, sizes = decoder.forward, []
+
+    def watched(token_ids, *rest):
+        sizes.append(len(token_ids))
+        return forward(token_ids, *rest)
+
+    monkeypatch.setattr(decoder, "forward", watched)
+    engine_module._run_largest_step(decoder, config)
+    assert sizes == [64]
 
 
 def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):

@@ -113,7 +113,7 @@ def test_buffers_of_old_checkpoints_are_ignored(model_dir, rewrite):
             {"model.layers.0.self_attn.rotary_emb.inv_freq": tensors["model.norm.weight"].clone()}
         )
     )
-    LLM(model_dir, **OPTIONS)
+    assert LLM(model_dir, **OPTIONS).generate([1, 2, 3])
 
 
 def test_no_weights_at_all_names_what_is_there_instead(model_dir):
