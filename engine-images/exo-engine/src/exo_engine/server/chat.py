@@ -14,6 +14,7 @@ from exo_engine.server.fields import Fields
 from exo_engine.server.formats import (
     LogprobFormat,
     StreamOptions,
+    add_usage,
     format_usage,
     read_stream_options,
 )
@@ -130,11 +131,7 @@ class _Writer:
                 has_begun = True
                 batch = [self._opening(each.index) for each in self._generation.sequences]
             batch += [self._chunk(each) for each in deltas if _is_worth_showing(each)]
-            for each in batch:
-                if stream.has_running_usage:
-                    each["usage"] = self.usage()
-                elif stream.has_usage:
-                    each["usage"] = None
+            add_usage(batch, stream, self.usage)
             if batch:
                 yield batch
         if stream.has_usage:

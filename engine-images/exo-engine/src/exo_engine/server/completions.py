@@ -13,6 +13,7 @@ from exo_engine.server.fields import Fields
 from exo_engine.server.formats import (
     LogprobFormat,
     StreamOptions,
+    add_usage,
     format_usage,
     read_stream_options,
 )
@@ -114,11 +115,7 @@ class _Writer:
         stream = self._options.stream
         async for deltas in self._generation.run():
             batch = [self._body([self._choice(each)]) for each in deltas if _is_worth_showing(each)]
-            for each in batch:
-                if stream.has_running_usage:
-                    each["usage"] = self.usage()
-                elif stream.has_usage:
-                    each["usage"] = None
+            add_usage(batch, stream, self.usage)
             if batch:
                 yield batch
         if stream.has_usage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,17 @@ def read_stream_options(fields: Fields, options: ServerOptions) -> StreamOptions
         has_usage=inner.boolean("include_usage") or options.is_usage_forced,
         has_running_usage=has_running_usage,
     )
+
+
+def add_usage(
+    events: list[dict[str, Any]], stream: StreamOptions, usage: Callable[[], dict[str, Any]]
+) -> None:
+    """Give the events of a stream what its options say about token counts, in place."""
+    for event in events:
+        if stream.has_running_usage:
+            event["usage"] = usage()
+        elif stream.has_usage:
+            event["usage"] = None
 
 
 def format_usage(usage: Usage, options: ServerOptions) -> dict[str, Any]:
