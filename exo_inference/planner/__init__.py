@@ -1,0 +1,59 @@
+"""Plans a deployment before it is started: does the model fit, how much cache is left, how fast is it.
+
+A pure library: the command line, the API and admission call it with data, and it reads nothing but
+its own catalogue. The usual way in::
+
+    from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+
+    parameters = EngineParameters.parse(["--max-model-len=60000"])
+    result = plan(find_model("mistralai/Ministral-3-8B-Instruct-2512"), find_gpu("gpua5000"), 1, parameters)
+
+`read_architecture` takes any config.json, `advise` ranks changes that make a plan fit, `accuracy` grades
+plans against measured starts. Which flags exist in which engine version is not known here.
+"""
+
+from __future__ import annotations
+
+from exo_inference.planner.advice import Advice, Improvement, advise, improve
+from exo_inference.planner.architecture import Architecture, read_architecture
+from exo_inference.planner.catalog_models import find_model, load_models
+from exo_inference.planner.checkpoint import (
+    TensorSize,
+    parse_safetensors_header,
+    with_index,
+    with_tensors,
+)
+from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_gpu, load_gpus, parse_gpu
+from exo_inference.planner.memory import Component
+from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.planning import plan
+from exo_inference.planner.speed import Speed
+from exo_inference.planner.verdict import Plan, Problem, Verdict
+
+__all__ = [
+    "Advice",
+    "Architecture",
+    "Component",
+    "EngineParameters",
+    "Gpu",
+    "Improvement",
+    "Plan",
+    "Problem",
+    "Speed",
+    "TensorSize",
+    "Verdict",
+    "advise",
+    "cpu_as_gpu",
+    "families",
+    "find_gpu",
+    "find_model",
+    "improve",
+    "load_gpus",
+    "load_models",
+    "parse_gpu",
+    "parse_safetensors_header",
+    "plan",
+    "read_architecture",
+    "with_index",
+    "with_tensors",
+]

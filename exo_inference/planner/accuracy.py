@@ -1,0 +1,367 @@
+"""Grades plans against what engines printed when they really started.
+
+`grade` takes cases in the form of the project's collected starts (one JSON object each: model, GPU, flags,
+what was observed) and returns graded quantities; `render` writes them as a Markdown page. What a case
+leaves unstated is not guessed: a quantity that needs it is "not graded", with the reason. As a program::
+
+    python -m exo_inference.planner.accuracy --cases CASES.json --write docs/benchmarks/planner.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exo_inference.errors import UsageError
+from exo_inference.planner.architecture import Architecture
+from exo_inference.planner.catalog_models import find_model
+from exo_inference.planner.engine_rules import parse_version
+from exo_inference.planner.gpus import GIB, Gpu, find_gpu
+from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.planning import plan
+from exo_inference.planner.verdict import Plan, Verdict
+
+LIMITS: Mapping[str, tuple[float | None, float | None]] = {
+    "weights, known checkpoint": (0.02, 0.05),
+    "weights, derived checkpoint": (None, None),
+    "available KV memory": (0.05, None),
+    "KV capacity in tokens": (0.05, None),
+    "KV tokens from the printed KV memory": (0.01, None),
+}
+"""Per quantity: the mean error allowed, and the error allowed in 95 % of cases."""
+
+_MISS = 0.05
+_OLDEST = (0, 6, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """One quantity of one case."""
+
+    case: str
+    quantity: str
+    predicted: float
+    observed: float
+    note: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative error, signed: above 0 where too much was predicted."""
+        return (self.predicted - self.observed) / max(abs(self.observed), 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class FitGraded:
+    """Whether one case started."""
+
+    case: str
+    predicted: str
+    observed: str
+    note: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether prediction and start agree."""
+        return (self.predicted == "refused") == (self.observed != "fits")
+
+
+@dataclass(slots=True)
+class Grades:
+    """Everything that was graded, and what was not."""
+
+    graded: list[Graded] = field(default_factory=list)
+    fits: list[FitGraded] = field(default_factory=list)
+    not_graded: list[tuple[str, str, str]] = field(default_factory=list)
+    """Case, quantity, reason."""
+    num_cases: int = 0
+
+    def of(self, quantity: str) -> list[Graded]:
+        """Return what was graded of one quantity."""
+        return [each for each in self.graded if each.quantity == quantity]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One row of the table; errors as shares (0.05 = 5 %)."""
+
+    quantity: str
+    count: int
+    mean: float
+    median: float
+    p95: float
+    worst: float
+    bias: float
+
+
+def summarise(quantity: str, graded: Sequence[Graded]) -> Summary | None:
+    """Return the row of a quantity, or None where nothing was graded."""
+    if not graded:
+        return None
+    sizes = sorted(abs(each.error) for each in graded)
+    rank = max(0, -(-95 * len(sizes) // 100) - 1)
+    return Summary(
+        quantity, len(sizes), statistics.fmean(sizes), statistics.median(sizes), sizes[rank], sizes[-1],
+        statistics.fmean(each.error for each in graded),
+    )  # fmt: skip
+
+
+def grade(cases: Iterable[Mapping[str, Any]]) -> Grades:
+    """Grade every case. Pure.
+
+    Args:
+        cases: objects with `id`, `engine`, `engine_version`, `model`, `gpu`, `gpu_vram_gib`, `gpu_count`,
+            `tp`, `pp`, `flags`, `defaults_in_effect` and `observed`; sizes in GiB.
+    """
+    grades = Grades()
+    for case in cases:
+        grades.num_cases += 1
+        _grade_case(case, grades)
+    return grades
+
+
+def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
+    name, observed = str(case.get("id")), case.get("observed") or {}
+    if case.get("engine") not in ("vllm", "exo"):
+        grades.not_graded.append((name, "everything", f"the engine is {case.get('engine')}"))
+        return
+    try:
+        model = find_model(_model_name(str(case.get("model") or "")))
+    except UsageError as exc:
+        grades.not_graded.append((name, "everything", exc.message))
+        return
+    if model.cannot_size is not None:
+        grades.not_graded.append(
+            (name, "everything", f"cannot size it, because {model.cannot_size}")
+        )
+        return
+    version = _stated_version(str(case.get("engine_version") or ""))
+    gpu = _stated_gpu(case)
+    parameters = _parameters(case, version or "0.33.0")
+    # Weights and blocks depend neither on the GPU's memory nor, for uniform models, on the version.
+    result = plan(model, gpu or find_gpu("h200"), int(case.get("gpu_count") or 1), parameters)
+    stage = _stated_stage(case)
+    _grade_weights(name, model, result, observed, stage, grades)
+    _grade_printed_memory(name, model, case, parameters, version, grades)
+    if version is not None and (parse_version(version) or _OLDEST) < _OLDEST:
+        reason = f"the rules of vLLM {version} were not read; those here begin at 0.6.6"
+        grades.not_graded.append((name, "available KV memory, fit", reason))
+        return
+    missing = [what for what, here in (("GPU", gpu), ("engine version", version)) if here is None]
+    missing += _unstated_flags(case)
+    if missing:
+        reason = f"its {' and '.join(missing)} is not stated"
+        grades.not_graded.append((name, "available KV memory, fit", reason))
+        return
+    free = observed.get("free_at_start_gib")
+    if free is not None and gpu is not None:
+        count = int(case.get("gpu_count") or 1)
+        result = plan(model, gpu, count, parameters, free_bytes=int(free * GIB))
+    unstated = _is_kv_type_unstated(case)
+    _grade_start(name, result, observed, stage, grades, is_kv_type_unstated=unstated)
+
+
+def _grade_weights(
+    name: str,
+    model: Architecture,
+    result: Plan,
+    observed: Mapping[str, Any],
+    stage: int | None,
+    grades: Grades,
+) -> None:
+    printed = observed.get("weights_gib_per_gpu")
+    if printed is None:
+        return
+    draft = result.component("draft_model")
+    size = result.weights_bytes_per_gpu if stage is None else result.stages[stage].weights_bytes
+    predicted = (size + (draft.num_bytes if draft else 0)) / GIB
+    is_derived = any(note.startswith("derived from") for note in model.notes)
+    quantity = "weights, derived checkpoint" if is_derived else "weights, known checkpoint"
+    grades.graded.append(Graded(name, quantity, predicted, float(printed)))
+
+
+def _grade_printed_memory(
+    name: str,
+    model: Architecture,
+    case: Mapping[str, Any],
+    parameters: EngineParameters,
+    version: str | None,
+    grades: Grades,
+) -> None:
+    """Grade the blocks alone: tokens from the KV memory that was printed."""
+    observed = case.get("observed") or {}
+    memory, tokens = observed.get("available_kv_gib"), _printed_tokens(observed)
+    if memory is None or tokens is None or memory <= 0:
+        return
+    if _is_kv_type_unstated(case):
+        reason = "the checkpoint's KV cache type is not stated"
+        grades.not_graded.append((name, "KV tokens from the printed KV memory", reason))
+        return
+    if parameters.pipeline_parallel_size not in (None, 1):
+        reason = "the memory is one stage's, the blocks are the fewest of all stages"
+        grades.not_graded.append((name, "KV tokens from the printed KV memory", reason))
+        return
+    is_mixed = len({layer.kv.kind for layer in model.layers if layer.kv is not None}) > 1
+    if version is None and is_mixed:
+        reason = "its engine version is not stated, and the printed count depends on it"
+        grades.not_graded.append((name, "KV tokens from the printed KV memory", reason))
+        return
+    given = replace(parameters, kv_cache_memory_bytes=int(memory * GIB))
+    gpu = replace(find_gpu("h200"), reported_bytes=4096 * GIB)
+    result = plan(model, gpu, int(case.get("gpu_count") or 1), _with_defaults(given, case))
+    if result.kv_capacity_tokens:
+        quantity = "KV tokens from the printed KV memory"
+        grades.graded.append(Graded(name, quantity, result.kv_capacity_tokens, tokens))
+
+
+def _with_defaults(parameters: EngineParameters, case: Mapping[str, Any]) -> EngineParameters:
+    """Set the step's size as the real GPU's class would have, since the stand-in is larger."""
+    if parameters.max_num_batched_tokens is not None:
+        return parameters
+    real = _stated_gpu(case)
+    total = real.reported_bytes if real is not None else 24 * GIB
+    is_large = (
+        total >= 70 * GIB
+        and "a100" not in str(case.get("gpu") or "").lower()
+        and (real is None or real.key != "gb10")
+    )
+    tokens = 8192 if is_large else 2048
+    model_least = find_model(_model_name(str(case.get("model") or ""))).min_batched_tokens
+    seqs = parameters.max_num_seqs or (1024 if is_large else 256)
+    return replace(
+        parameters, max_num_batched_tokens=max(tokens, model_least, seqs), max_num_seqs=seqs
+    )
+
+
+def _unstated_flags(case: Mapping[str, Any]) -> list[str]:
+    """Return flags that the case itself says were set but are not in the source."""
+    flags = re.findall(r"(max_num_\w+) not in the excerpt", str(case.get("notes") or ""))
+    # Unsloth's loader chooses utilization and sequences itself and prints neither exactly.
+    return (
+        [*flags, "flags set by Unsloth"] if "(unsloth" in str(case.get("model")).lower() else flags
+    )
+
+
+def _is_kv_type_unstated(case: Mapping[str, Any]) -> bool:
+    """Whether the case marks the type of its KV cache as an inference of its own."""
+    return any(re.fullmatch(r"\w+-kv\?", str(tag)) for tag in case.get("tags") or [])
+
+
+def _stated_stage(case: Mapping[str, Any]) -> int | None:
+    """Return the pipeline stage whose figures a case gives, where it says so."""
+    match = re.search(r"PP stage (\d+)", str(case.get("notes") or ""))
+    return int(match.group(1)) if match and int(match.group(1)) < int(case.get("pp") or 1) else None
+
+
+def _grade_start(
+    name: str,
+    result: Plan,
+    observed: Mapping[str, Any],
+    stage: int | None,
+    grades: Grades,
+    *,
+    is_kv_type_unstated: bool,
+) -> None:
+    memory, tokens = observed.get("available_kv_gib"), _printed_tokens(observed)
+    if memory is not None:
+        size = result.available_kv_bytes_per_gpu
+        predicted = (size if stage is None else result.stages[stage].available_kv_bytes) / GIB
+        grades.graded.append(Graded(name, "available KV memory", predicted, float(memory)))
+    # Blocks are the same for all stages of a run: they are graded where they are decided.
+    blocks = [each.num_kv_blocks for each in result.stages]
+    is_deciding = stage is None or blocks[stage] == min(blocks)
+    if tokens is not None and not is_kv_type_unstated and is_deciding:
+        predicted_tokens = float(result.kv_capacity_tokens)
+        grades.graded.append(Graded(name, "KV capacity in tokens", predicted_tokens, float(tokens)))
+    outcome = str(observed.get("outcome") or "")
+    if outcome in ("fits", "refused", "oom", "failed_to_start"):
+        verdict = result.verdict
+        if verdict is Verdict.TIGHT:
+            verdict = Verdict.FITS if result.fits_nominally else Verdict.REFUSED
+        note = "tight" if result.verdict is Verdict.TIGHT else ""
+        grades.fits.append(FitGraded(name, str(verdict), outcome, note))
+
+
+def _printed_tokens(observed: Mapping[str, Any]) -> float | None:
+    if observed.get("kv_tokens") is not None:
+        return float(observed["kv_tokens"])
+    if observed.get("gpu_blocks") is not None and observed.get("block_size") is not None:
+        return float(observed["gpu_blocks"]) * float(observed["block_size"])
+    return None
+
+
+def _model_name(text: str) -> str:
+    """Return the name without remarks in brackets."""
+    return re.sub(r"\s*\(.*\)\s*$", "", text).strip()
+
+
+def _stated_version(text: str) -> str | None:
+    """Return the vLLM version that a case states, as precisely as it does."""
+    match = re.search(r"\b0\.\d+(\.\d+)?", text)
+    if match is not None:
+        return match.group(0)
+    if not text.startswith("V0"):
+        return None
+    date = re.search(r"[A-Z][a-z]{2} 20\d\d", text)
+    return _V0_RELEASES.get(date.group(0) if date else "", "0.7.0")
+
+
+_V0_RELEASES = {
+    "Dec 2024": "0.6.6",
+    "Jan 2025": "0.6.6",
+    "Mar 2025": "0.7.3",
+    "Apr 2025": "0.8.3-v0",
+}
+"""The release of a month, for logs that only say "V0" and a date."""
+
+
+def _stated_gpu(case: Mapping[str, Any]) -> Gpu | None:
+    """Return the GPU of a case, with the memory its log prints."""
+    text = re.split(r"[(,;]", str(case.get("gpu") or ""))[0].strip()
+    printed = case.get("gpu_vram_gib")
+    gpu: Gpu | None = None
+    try:
+        gpu = find_gpu(text) if text else None
+    except UsageError:
+        gpu = None
+    if printed is not None:
+        total = int(float(printed) * GIB)
+        known = gpu or Gpu(
+            key="stated",
+            name=text or "GPU",
+            reported_bytes=total,
+            bandwidth=1e12,
+            native=frozenset({"fp16", "bf16"}),
+        )
+        return known.with_memory(total)
+    return gpu
+
+
+def _parameters(case: Mapping[str, Any], version: str) -> EngineParameters:
+    """Return the flags of a case, and what its log says about effective defaults."""
+    stated: dict[str, Any] = dict(case.get("flags") or {})
+    observed = case.get("observed") or {}
+    effective = observed.get("max_num_batched_tokens_log")
+    for name, value in {
+        **(case.get("defaults_in_effect") or {}),
+        "max_num_batched_tokens": effective,
+    }.items():
+        number = re.search(r"\d+(\.\d+)?", str(value)) if value is not None else None
+        if number is not None and name not in stated and name != "gpu_memory_utilization":
+            stated[name] = number.group(0)
+    stated.setdefault("tensor_parallel_size", case.get("tp") or 1)
+    if case.get("pp"):
+        stated.setdefault("pipeline_parallel_size", case["pp"])
+    if observed.get("max_model_len") is not None:
+        stated.setdefault("max_model_len", observed["max_model_len"])
+    flags = []
+    for name, value in stated.items():
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        else:
+            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            flags.append(f"--{name.replace('_', '-')}={text}")
+    return EngineParameters.parse(flags, engine=str(case.get("engine")), engine_version=version)

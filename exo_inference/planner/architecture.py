@@ -1,0 +1,354 @@
+"""What a model is, as far as memory and speed go: from any Hugging Face config.json.
+
+`read_architecture` never raises for a model it does not know: the result says "cannot size this,
+because". Planning (`planning.py`), advice and grading read the result; nothing here knows about GPUs
+or engines. Exact tensor sizes of a checkpoint (`checkpoint.py`) can be laid over it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from exo_inference.planner.config_fields import ConfigFields, FieldProblem, derived_max_model_len
+from exo_inference.planner.families import FAMILIES, UNCHECKED, Family
+from exo_inference.planner.layers import build_layers, read_moe
+from exo_inference.planner.quantization import (
+    BF16,
+    FormatChooser,
+    Quantization,
+    read_quantization,
+)
+from exo_inference.planner.shapes import KvKind, Layer, MoeShape, Shard, VisionShape, Weight
+from exo_inference.planner.vision import build_vision
+
+DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+
+_CONFIG_LIMIT_VOCAB = 10_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """One model.
+
+    Attributes:
+        name: as the user gave it.
+        cannot_size: the reason, for a model that this planner does not understand; then the other
+            fields are empty.
+        outer_weights: everything outside the decoder layers (embeddings, head, encoder, norms).
+        rope_elements: entries of the rotary tables that the engine keeps on each GPU.
+        mtp_weights: multi-token-prediction layers, loaded only for speculative decoding.
+        mtp_layer: the cache of one of them.
+        checkpoint_bytes: size of the weights by the checkpoint's own headers, when known.
+        weights_error: relative error bar of the weights (0.01 = 1 %).
+        notes: what was assumed.
+    """
+
+    name: str
+    model_type: str = ""
+    cannot_size: str | None = None
+    hidden_size: int = 0
+    vocab_size: int = 0
+    num_heads: int = 0
+    intermediate_size: int = 0
+    max_model_len: int | None = None
+    dtype: str = "bfloat16"
+    layers: tuple[Layer, ...] = ()
+    outer_weights: tuple[Weight, ...] = ()
+    rope_elements: int = 0
+    moe: MoeShape | None = None
+    vision: VisionShape | None = None
+    mtp_weights: tuple[Weight, ...] = ()
+    num_mtp_layers: int = 0
+    quantization: Quantization | None = None
+    min_batched_tokens: int = 0
+    is_embedding: bool = False
+    checkpoint_bytes: int | None = None
+    weights_error: float = 0.01
+    notes: tuple[str, ...] = ()
+    source: str = "config.json"
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters that a server loads (without prediction layers); tied ones count once."""
+        return sum(w.num_elements for w in self.outer_weights) + sum(
+            count * sum(w.num_elements for w in layer.weights) for layer, count in self.layer_counts
+        )
+
+    @cached_property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token passes through, the embedding table left out."""
+        share = self.moe.experts_per_token / self.moe.num_experts if self.moe else 1.0
+        total = 0.0
+        for weights, count in self._weight_sets:
+            for weight in weights:
+                if weight.part in ("vision", "projector", "embedding", "per_layer_embedding"):
+                    continue
+                is_expert = weight.part in ("routed_experts", "expert_bias")
+                total += count * weight.num_elements * (share if is_expert else 1.0)
+        if not any(w.part == "lm_head" for w in self.outer_weights):
+            total += self.vocab_size * self.hidden_size
+        return int(total)
+
+    @cached_property
+    def layer_counts(self) -> tuple[tuple[Layer, int], ...]:
+        """Different layers with how often each occurs."""
+        counts = Counter(id(layer) for layer in self.layers)
+        unique = {id(layer): layer for layer in self.layers}
+        return tuple((layer, counts[key]) for key, layer in unique.items())
+
+    @cached_property
+    def _weight_sets(self) -> tuple[tuple[tuple[Weight, ...], int], ...]:
+        inner = tuple((layer.weights, count) for layer, count in self.layer_counts)
+        return ((self.outer_weights, 1), *inner)
+
+    @cached_property
+    def kv_elements_per_token(self) -> int:
+        """Cache elements that one more token adds while no window is full, over all ranks."""
+        return sum(layer.kv.elements_per_token for layer in self.layers if layer.kv is not None)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes per weight of the checkpoint's own dtype."""
+        return DTYPE_BYTES.get(self.dtype, 2)
+
+    @cached_property
+    def attention_summary(self) -> str:
+        """In words: `GQA`, `MLA`, `sliding window + full`, `hybrid`."""
+        kinds = {layer.kv.kind for layer in self.layers if layer.kv is not None}
+        if KvKind.STATE in kinds:
+            return "hybrid" if len(kinds) > 1 else "state-space"
+        if KvKind.LATENT in kinds:
+            return "MLA"
+        if KvKind.SLIDING in kinds or KvKind.CHUNKED in kinds:
+            name = "sliding window" if KvKind.SLIDING in kinds else "chunked"
+            return f"{name} + full" if KvKind.FULL in kinds else name
+        heads = {layer.kv.num_heads for layer in self.layers if layer.kv is not None}
+        if heads == {1}:
+            return "MQA"
+        return "MHA" if heads == {self.num_heads} else "GQA"
+
+
+def read_architecture(
+    config: Mapping[str, Any],
+    *,
+    name: str = "",
+    hf_quant_config: Mapping[str, Any] | None = None,
+    source: str = "config.json",
+) -> Architecture:
+    """Return the architecture that a config.json describes.
+
+    Args:
+        config: the parsed file.
+        name: for messages.
+        hf_quant_config: the `quantization` object of ModelOpt's hf_quant_config.json, if there is one.
+        source: where the config came from.
+
+    Returns:
+        The architecture; with `cannot_size` set where it is not understood.
+    """
+    shown = name or str(config.get("_name_or_path") or "model")
+    try:
+        return _read(ConfigFields(config), shown, hf_quant_config, source)
+    except (FieldProblem, ValueError) as exc:
+        return Architecture(shown, str(config.get("model_type") or ""), str(exc), source=source)
+    except (TypeError, AttributeError, KeyError, IndexError, ArithmeticError) as exc:
+        reason = f"config.json is not of the usual form ({type(exc).__name__}: {exc})"
+        return Architecture(shown, str(config.get("model_type") or ""), reason, source=source)
+
+
+def _read(
+    fields: ConfigFields, name: str, hf_quant_config: Mapping[str, Any] | None, source: str
+) -> Architecture:
+    family, notes = _find_family(fields)
+    quantization = _find_quantization(fields, hf_quant_config)
+    dtype = fields.text("dtype") or _vision_free_dtype(fields)
+    chooser = FormatChooser(quantization, _PLAIN)
+    layers = _with_formats(build_layers(fields, family), chooser)
+    outer, vision, is_known_vision = _outer_weights(fields, family)
+    if not is_known_vision:
+        notes.append("its image encoder is not known here and is sized as an ordinary one")
+    error = (
+        0.01 + (0.04 if fields.text_type in UNCHECKED else 0.0) + (0.0 if is_known_vision else 0.02)
+    )
+    if quantization is not None and not quantization.is_complete:
+        notes.append("its list of unquantized modules is known only in part")
+        error += 0.05
+    mtp, num_mtp = _mtp_weights(fields, family, layers)
+    return Architecture(
+        name=name,
+        model_type=fields.model_type,
+        hidden_size=fields.integer("hidden_size"),
+        vocab_size=fields.integer("vocab_size"),
+        num_heads=fields.integer("num_attention_heads"),
+        intermediate_size=_widest(layers),
+        max_model_len=derived_max_model_len(fields),
+        dtype=dtype,
+        layers=tuple(layers),
+        outer_weights=tuple(_formatted("", weight, chooser) for weight in outer),
+        rope_elements=_rope_elements(fields, family),
+        moe=read_moe(fields),
+        vision=vision,
+        mtp_weights=tuple(_formatted("", weight, chooser) for weight in mtp),
+        num_mtp_layers=num_mtp,
+        quantization=quantization,
+        min_batched_tokens=family.min_batched_tokens if vision is not None else 0,
+        is_embedding="embedding" in name.lower(),
+        weights_error=error,
+        notes=tuple(notes),
+        source=source,
+    )
+
+
+_PLAIN = BF16
+"""Stands for "not quantized"; the run's dtype decides its bytes."""
+
+
+def _find_family(fields: ConfigFields) -> tuple[Family, list[str]]:
+    if fields.flag("is_encoder_decoder") and fields.text_type not in FAMILIES:
+        raise FieldProblem(
+            f"{fields.model_type} has an encoder and a decoder, which is not modelled"
+        )
+    text, outer = fields.text_type.removesuffix("_text"), fields.model_type
+    family = FAMILIES.get(fields.text_type) or FAMILIES.get(text) or FAMILIES.get(outer)
+    if family is None:
+        known = fields.model_type or "without a model_type"
+        raise FieldProblem(f"the architecture {known!r} is unknown here")
+    if fields.text_type not in FAMILIES:
+        fields.text_type = text if text in FAMILIES else outer
+    return family, []
+
+
+def _find_quantization(
+    fields: ConfigFields, hf_quant_config: Mapping[str, Any] | None
+) -> Quantization | None:
+    declared = fields.outer.get("quantization_config") or fields.raw.get("quantization_config")
+    declared = declared or fields.raw.get("compression_config")
+    quantization = read_quantization(declared, hf_quant_config)
+    if quantization is not None and fields.text("expert_dtype") == "fp4":
+        quantization = replace(quantization, overrides=())
+    return quantization
+
+
+def _vision_free_dtype(fields: ConfigFields) -> str:
+    outer = fields.outer.get("torch_dtype") or fields.outer.get("dtype")
+    return outer if isinstance(outer, str) else "bfloat16"
+
+
+def _with_formats(layers: list[Layer], chooser: FormatChooser) -> list[Layer]:
+    """Attach formats; equal layers stay one object, so that planning can count them."""
+    unique: dict[tuple[Weight, ...], dict[object, Layer]] = {}
+    result = []
+    plain_only = not chooser.is_active
+    formatted_once: dict[int, Layer] = {}
+    for index, layer in enumerate(layers):
+        if plain_only:
+            result.append(layer)
+            continue
+        if chooser.is_uniform:
+            if id(layer) not in formatted_once:
+                weights = tuple(_formatted("layers.0.", w, chooser) for w in layer.weights)
+                formatted_once[id(layer)] = replace(layer, weights=weights)
+            result.append(formatted_once[id(layer)])
+            continue
+        weights = tuple(_formatted(f"layers.{index}.", w, chooser) for w in layer.weights)
+        known = unique.setdefault(weights, {})
+        key = (layer.kv, layer.is_windowed)
+        if key not in known:
+            known[key] = replace(layer, weights=weights)
+        result.append(known[key])
+    return result
+
+
+def _formatted(prefix: str, weight: Weight, chooser: FormatChooser) -> Weight:
+    form = chooser.choose(prefix + weight.path, weight.part)
+    return weight if form is _PLAIN else replace(weight, format=form)
+
+
+def _outer_weights(
+    fields: ConfigFields, family: Family
+) -> tuple[list[Weight], VisionShape | None, bool]:
+    hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
+    if vocab > _CONFIG_LIMIT_VOCAB:
+        raise FieldProblem(f"vocab_size is {vocab}, expected at most {_CONFIG_LIMIT_VOCAB}")
+    is_tied = fields.flag("tie_word_embeddings", default=family.ties_by_default)
+    weights = [Weight("embed_tokens", "embedding", vocab, hidden)]
+    if not is_tied:
+        weights.append(Weight("lm_head", "lm_head", vocab, hidden))
+    final = 0 if fields.text_type == "none" else hidden * (2 if family.norm_bias else 1)
+    weights.append(Weight("norm", "norm", final, 1, shard=Shard.REPLICATED))
+    if family.positions is not None:
+        rows = fields.integer("max_position_embeddings") + family.positions
+        weights.append(Weight("embed_positions", "embedding", rows, hidden, shard=Shard.REPLICATED))
+    if fields.text_type == "gptj":
+        weights.append(Weight("lm_head.bias", "norm", vocab, 1))
+    extra = fields.integer("hidden_size_per_layer_input", 0)
+    if extra and fields.text_type.startswith("gemma4"):
+        width = extra * fields.integer("num_hidden_layers")
+        rows = fields.integer("vocab_size_per_layer_input", vocab)
+        weights += [
+            Weight("embed_tokens_per_layer", "per_layer_embedding", rows, width),
+            Weight("per_layer_model_projection", "mlp", width, hidden),
+            Weight("per_layer_projection_norm", "norm", extra, shard=Shard.REPLICATED),
+        ]
+    if extra and fields.text_type.startswith("gemma3n"):
+        raise FieldProblem("Gemma 3n (AltUp, per-layer embeddings, MobileNet) is not modelled")
+    built = build_vision(fields)
+    if built is None:
+        return weights, None, True
+    vision_weights, shape, is_known = built
+    return weights + vision_weights, shape, is_known
+
+
+def _widest(layers: list[Layer]) -> int:
+    sizes = [
+        w.out_features for layer in layers for w in layer.weights if w.path.endswith("mlp.up_proj")
+    ]
+    sizes += [
+        w.out_features for layer in layers for w in layer.weights if w.path == "mixer.up_proj"
+    ]
+    return max(sizes, default=0)
+
+
+def _rope_elements(fields: ConfigFields, family: Family) -> int:
+    """Return the entries of the rotary tables: positions x rotary dimensions, cos and sin together.
+
+    Checked on the weights vLLM prints: Llama-3.1-8B 14.9889 GiB is the checkpoint's 14.9575 and a
+    table of 131,072 x 128 in bf16; Mistral-7B-v0.3 13.5084 likewise.
+    """
+    length = derived_max_model_len(fields) or 0
+    heads = max(1, fields.integer("num_attention_heads"))
+    dim = fields.integer(
+        "head_dim", family.default_head_dim or fields.integer("hidden_size") // heads
+    )
+    partial = fields.mapping("rope_parameters").get("partial_rotary_factor")
+    partial = fields.get("partial_rotary_factor") if partial is None else partial
+    if fields.get("qk_rope_head_dim"):
+        dim, partial = fields.integer("qk_rope_head_dim"), None
+    if isinstance(partial, int | float) and 0 < partial <= 1:
+        dim = int(dim * partial)
+    return length * dim * family.rope_caches * (4 if family.mrope else 1)
+
+
+def _mtp_weights(
+    fields: ConfigFields, family: Family, layers: list[Layer]
+) -> tuple[list[Weight], int]:
+    """Return the weights of the prediction layers: a decoder layer each, and a joining projection."""
+    count = max(
+        fields.integer("num_nextn_predict_layers", 0), fields.integer("mtp_num_hidden_layers", 0)
+    )
+    if not count or not layers:
+        return [], 0
+    hidden = fields.integer("hidden_size")
+    # The model's last layer that attends: prediction layers are built like it.
+    like = next(
+        (each for each in reversed(layers) if each.kv and each.kv.kind is not KvKind.STATE),
+        layers[-1],
+    )
+    weights = [replace(w, copies=w.copies * count, format=None) for w in like.weights]
+    weights.append(Weight("eh_proj", "mtp", hidden, 2 * hidden, count, Shard.REPLICATED))
+    weights.append(Weight("mtp_norms", "norm", 3 * hidden, 1, count, Shard.REPLICATED))
+    return weights, count

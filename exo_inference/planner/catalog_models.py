@@ -1,0 +1,129 @@
+"""The bundled models, so that planning by name works without a network.
+
+Callers ask `find_model` by Hub name. A name that is not bundled but says plainly what it is (a bundled
+model's name and a quantization: `Qwen3-14B-AWQ`) is derived from that model, and says so in its notes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from exo_inference.errors import UsageError
+from exo_inference.planner.architecture import Architecture, read_architecture
+from exo_inference.planner.requantize import with_quantization
+
+
+@cache
+def load_models() -> Mapping[str, Mapping[str, Any]]:
+    """Return the catalogue's raw entries by Hub name."""
+    text = (
+        files("exo_inference.planner").joinpath("catalog/models.json").read_text(encoding="utf-8")
+    )
+    entries: dict[str, Mapping[str, Any]] = json.loads(text)
+    return entries
+
+
+@cache
+def _by_lower_name() -> Mapping[str, str]:
+    names: dict[str, str] = {}
+    for name in load_models():
+        names.setdefault(name.lower(), name)
+        names.setdefault(name.lower().rpartition("/")[2], name)
+    return names
+
+
+@cache
+def _same_shapes() -> Mapping[str, Mapping[str, Any]]:
+    """Models that are not in the catalogue but have the shape of one that is, with the source of that."""
+    text = (
+        files("exo_inference.planner")
+        .joinpath("catalog/same_shape.json")
+        .read_text(encoding="utf-8")
+    )
+    entries: dict[str, Mapping[str, Any]] = json.loads(text)
+    return entries
+
+
+@cache
+def find_model(name: str) -> Architecture:
+    """Return a model by its Hub name, with or without the organisation.
+
+    Raises:
+        UsageError: the catalogue has neither this model nor one that it plainly derives from.
+    """
+    known = _by_lower_name().get(name.strip().lower())
+    if known is not None:
+        return read_entry(known)
+    same = _same_shapes().get(name.strip())
+    if same is not None:
+        model = read_entry(same["base"])
+        length = same.get("max_model_len") or model.max_model_len
+        old = model.max_model_len or 1
+        # The rotary tables grow with the positions.
+        rope = model.rope_elements * (length or old) // old
+        return replace(model, name=name.strip(), max_model_len=length, rope_elements=rope,
+                       is_embedding="embedding" in name.lower(), source=same["source"])  # fmt: skip
+    derived = _derive(name.strip())
+    if derived is not None:
+        return derived
+    near = get_close_matches(name.strip(), list(load_models()), n=3, cutoff=0.6)
+    hint = (
+        f"Did you mean {' or '.join(near)}?"
+        if near
+        else "Give a directory or a config.json instead."
+    )
+    raise UsageError(f"the model {name!r} is not in the bundled catalogue", hint=hint)
+
+
+@cache
+def read_entry(name: str) -> Architecture:
+    """Return the architecture of a catalogue entry by its exact name."""
+    entry = load_models()[name]
+    return read_architecture(
+        entry["config"],
+        name=name,
+        hf_quant_config=entry.get("hf_quant_config"),
+        source=entry["source"],
+    )
+
+
+_SUFFIXES: tuple[tuple[str, str], ...] = (
+    (r"[-_.]nvfp4", "nvfp4"), (r"[-_.]mxfp4", "mxfp4"), (r"[-_.]qat", ""), (r"[-_.]awq([-_.]?(int4|4bit))?", "awq"),
+    (r"[-_.]autoround", ""), (r"[-_.]gptq([-_.]?(int4|4bit))?", "gptq"), (r"[-_.](int4|w4a16)", "w4a16"),
+    (r"[-_.](w8a8|int8)", "int8"), (r"[-_.]fp8([-_.]dynamic)?", "fp8-channel"),
+    (r"[-_.](bnb[-_.]4bit|4bit|bnb4)", "bitsandbytes"), (r"[-_.]gguf", "Q4_K_M"),
+)  # fmt: skip
+
+
+def _derive(name: str) -> Architecture | None:
+    """Return the bundled model that the name adds a quantization to, in that quantization."""
+    short = re.sub(r"\s+", "-", name.rpartition("/")[2].lower())
+    method = ""
+    for pattern, quantization in _SUFFIXES:
+        match = re.search(pattern + r"(?=$|[-_.])", short)
+        if match:
+            short = short[: match.start()] + short[match.end() :]
+            method = method or quantization
+    known = _by_lower_name()
+    variants = (
+        short,
+        f"{short}-instruct",
+        f"{short}-it",
+        f"{short}-v0.1",
+        f"{short}-instruct-v0.1",
+    )
+    base = next((known[variant] for variant in variants if variant in known), None)
+    if base is None or not method:
+        return None
+    model = with_quantization(read_entry(base), method)
+    note = f"derived from {base}: the checkpoint {name} itself is not known, {method} is assumed"
+    return replace(
+        model, name=name, notes=(*model.notes, note), weights_error=model.weights_error + 0.08
+    )

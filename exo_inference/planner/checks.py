@@ -1,0 +1,117 @@
+"""What an engine refuses before memory matters: parallel sizes, number types, lengths.
+
+`planning.py` calls `check_request`. Each problem says what was found and what is expected.
+"""
+
+from __future__ import annotations
+
+from exo_inference.planner.architecture import Architecture
+from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.memory import Ranks
+from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.shapes import KvKind
+from exo_inference.planner.verdict import Problem
+
+_EXO_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+def check_request(
+    model: Architecture, gpu: Gpu, gpu_count: int, parameters: EngineParameters, ranks: Ranks
+) -> list[Problem]:
+    """Return everything that is wrong apart from memory."""
+    problems = _check_ranks(model, gpu_count, ranks)
+    problems += _check_lengths(model, parameters)
+    problems += _check_types(model, gpu, parameters)
+    if parameters.engine == "exo":
+        problems += _check_exo(model, gpu_count)
+    return problems
+
+
+def _check_ranks(model: Architecture, gpu_count: int, ranks: Ranks) -> list[Problem]:
+    problems = []
+    if gpu_count < 1:
+        problems.append(
+            Problem("gpu-count", f"{gpu_count} GPUs were asked for, expected 1 or more")
+        )
+    used = ranks.tensor * ranks.pipeline * ranks.data
+    if used != max(1, gpu_count):
+        detail = (
+            f"tensor {ranks.tensor} x pipeline {ranks.pipeline} x data {ranks.data} parallel ranks"
+        )
+        problems.append(
+            Problem("parallel-size", f"{detail} need {used} GPUs, {gpu_count} are there")
+        )
+    if model.num_heads % ranks.tensor:
+        detail = f"{model.num_heads} attention heads cannot be split over {ranks.tensor} GPUs"
+        problems.append(
+            Problem(
+                "tensor-parallel", f"{detail}: expected a tensor-parallel size that divides them"
+            )
+        )
+    heads = {
+        layer.kv.num_heads
+        for layer in model.layers
+        if layer.kv is not None and _splits(layer.kv.kind)
+    }
+    for count in sorted(heads):
+        if count % ranks.tensor and ranks.tensor % count:
+            detail = f"{count} KV heads and {ranks.tensor} GPUs: one must divide the other"
+            problems.append(Problem("tensor-parallel", detail))
+    if ranks.pipeline > len(model.layers):
+        detail = f"{len(model.layers)} layers cannot be split into {ranks.pipeline} pipeline stages"
+        problems.append(Problem("pipeline-parallel", detail))
+    return problems
+
+
+def _splits(kind: KvKind) -> bool:
+    return kind not in (KvKind.LATENT, KvKind.STATE)
+
+
+def _check_lengths(model: Architecture, parameters: EngineParameters) -> list[Problem]:
+    asked, own = parameters.max_model_len, model.max_model_len
+    if isinstance(asked, int) and own is not None and asked > own:
+        detail = f"--max-model-len is {asked}, the model allows {own} by its config.json"
+        return [Problem("max-model-len", detail)]
+    tokens, seqs = parameters.max_num_batched_tokens, parameters.max_num_seqs
+    if tokens is not None and seqs is not None and tokens < seqs:
+        detail = f"--max-num-batched-tokens is {tokens}, expected at least --max-num-seqs ({seqs})"
+        return [Problem("max-num-batched-tokens", detail)]
+    return []
+
+
+def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> list[Problem]:
+    problems = []
+    capability = gpu.capability
+    if capability is not None and model.quantization is not None:
+        for form in model.quantization.formats():
+            if form.min_capability > capability:
+                detail = f"{form.name} weights need compute capability {form.min_capability}"
+                problems.append(Problem("quantization", f"{detail}, {gpu.name} has {capability}"))
+    if parameters.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
+        detail = f"--dtype is bfloat16, which {gpu.name} does not compute"
+        problems.append(Problem("dtype", f"{detail}: expected float16 or auto"))
+    kv = parameters.kv_cache_dtype or "auto"
+    if kv.startswith("fp8") and capability is not None and capability < 7.5:
+        detail = f"--kv-cache-dtype is {kv}, which needs compute capability 7.5"
+        problems.append(Problem("kv-cache-dtype", f"{detail}, {gpu.name} has {capability}"))
+    return problems
+
+
+def _check_exo(model: Architecture, gpu_count: int) -> list[Problem]:
+    problems = []
+    if model.model_type not in _EXO_FAMILIES or model.vision is not None:
+        known = ", ".join(sorted(_EXO_FAMILIES))
+        detail = (
+            f"exo-engine serves {known}; {model.name} is {model.model_type or 'of no stated type'}"
+        )
+        problems.append(Problem("engine", detail))
+    if model.quantization is not None:
+        detail = (
+            f"exo-engine reads unquantized weights; {model.name} is {model.quantization.method}"
+        )
+        problems.append(Problem("quantization", detail))
+    if gpu_count > 1:
+        problems.append(
+            Problem("engine", f"exo-engine runs on one GPU, {gpu_count} were asked for")
+        )
+    return problems

@@ -1,0 +1,138 @@
+"""Reads the fields of a Hugging Face config.json, whatever the family calls them.
+
+`architecture.py` and its builders use this; nothing else looks into a raw config. A field that is
+missing or of the wrong type raises `FieldProblem`, whose text ends up in "cannot size this, because".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "experts_per_token": (
+        "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts",
+        "experts_per_token", "moe_k",
+    ),
+    "num_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+    "dtype": ("dtype", "torch_dtype"),
+}  # fmt: skip
+
+_TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+_VISION_KEYS = ("vision_config", "vision_tower_config", "visual")
+
+
+class FieldProblem(ValueError):
+    """A field that is needed is missing, or holds something else than expected."""
+
+
+class ConfigFields:
+    """One level of a config, with lookups by our names.
+
+    Attributes:
+        raw: the text model's fields, those of the outer config where it has none of its own.
+        outer: the config as given.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.outer = config
+        inner = next((config[k] for k in _TEXT_KEYS if isinstance(config.get(k), Mapping)), None)
+        if inner is not None and isinstance(inner.get("text_config"), Mapping):
+            inner = inner["text_config"]
+        self.raw: Mapping[str, Any] = {**config, **inner} if inner is not None else config
+        vision = next((config[k] for k in _VISION_KEYS if isinstance(config.get(k), Mapping)), None)
+        self.vision: Mapping[str, Any] | None = vision
+        self.model_type = str(config.get("model_type") or "").lower()
+        self.text_type = str((inner or config).get("model_type") or self.model_type).lower()
+
+    def get(self, name: str) -> Any:
+        """Return the field under any of its names, or None."""
+        for alias in _ALIASES.get(name, (name,)):
+            value = self.raw.get(alias)
+            if value is not None:
+                return value
+        return None
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return a whole number that is not negative.
+
+        Raises:
+            FieldProblem: it is missing without a default, or not such a number.
+        """
+        value = self.get(name)
+        if value is None:
+            if default is None:
+                raise FieldProblem(f"config.json has no {name}")
+            return default
+        return whole_number(name, value)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return a true-or-false field."""
+        value = self.get(name)
+        return default if value is None else bool(value)
+
+    def sequence(self, name: str) -> list[Any] | None:
+        """Return a list field, or None where there is none."""
+        value = self.get(name)
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return list(value)
+        return None
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """Return a nested object, empty where there is none."""
+        value = self.get(name)
+        return value if isinstance(value, Mapping) else {}
+
+    def text(self, name: str) -> str:
+        """Return a text field, empty where there is none."""
+        value = self.get(name)
+        return value if isinstance(value, str) else ""
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return `value` as a count below 10^12.
+
+    Raises:
+        FieldProblem: it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FieldProblem(f"{name} in config.json is {value!r:.60}, expected a number")
+    if not math.isfinite(value) or not 0 <= value < 10**12 or int(value) != value:
+        raise FieldProblem(f"{name} in config.json is {value!r:.60}, expected a count")
+    return int(value)
+
+
+def derived_max_model_len(fields: ConfigFields) -> int | None:
+    """Return the context length that vLLM derives from the config (data: vllm-memory.md §6)."""
+    longest = fields.get("max_position_embeddings")
+    if longest is None:
+        return None
+    length = whole_number("max_position_embeddings", longest)
+    scaling = {**fields.mapping("rope_scaling"), **fields.mapping("rope_parameters")}
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "")
+    original = scaling.get("original_max_position_embeddings")
+    original = fields.get("original_max_position_embeddings") if original is None else original
+    if kind in ("longrope", "su"):
+        return int(original) if isinstance(original, int) and original > 0 else length
+    factor = scaling.get("factor")
+    if not isinstance(factor, int | float) or kind in (
+        "",
+        "default",
+        "llama3",
+        "mrope",
+        "proportional",
+    ):
+        return length
+    if kind == "yarn" and isinstance(original, int) and original > 0:
+        return int(original * factor)
+    return length if kind == "yarn" else int(length * factor)

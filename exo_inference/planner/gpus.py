@@ -1,0 +1,282 @@
+"""GPUs: the bundled catalogue, Exoscale's families, common names, and those a user describes.
+
+`planning.py` and its callers look GPUs up here. Memory is what the driver reports to the engine, not
+the number on the box. Reading a user's file is the caller's work; `parse_gpu` takes its parsed form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from exo_inference.errors import UsageError
+
+GIB = 2**30
+MIB = 2**20
+
+_RESERVED_MIB = 500
+"""What driver and CUDA keep from the total of nvidia-smi: 350 to 770 MiB on the cards whose logs show
+both (vllm-memory.md §1 against gpus.json), about the same on small and large cards."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU.
+
+    Attributes:
+        key: its name in the catalogue, or the user's.
+        reported_bytes: total memory as the engine sees it (torch's mem_get_info).
+        reported_error_bytes: how far that can be off.
+        bandwidth: memory bandwidth in bytes per second.
+        tflops: dense, by number type (fp16, bf16, fp8, int8, fp4).
+        capability: CUDA compute capability; None for another vendor's.
+        native: number types it computes in hardware.
+        link_bandwidth: bytes per second per direction between GPUs of one machine.
+        is_unified: CPU and GPU share the memory.
+        usd_per_hour: price by number of GPUs, empty where none is known.
+    """
+
+    key: str
+    name: str
+    reported_bytes: int
+    bandwidth: float
+    vendor: str = "nvidia"
+    reported_error_bytes: int = 0
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    capability: float | None = None
+    native: frozenset[str] = frozenset()
+    link_bandwidth: float = 16e9
+    has_nvlink: bool = False
+    is_unified: bool = False
+    family: str | None = None
+    usd_per_hour: Mapping[int, float] = field(default_factory=dict)
+    price_source: str = ""
+    max_count: int = 8
+    source: str = ""
+
+    def with_memory(self, reported_bytes: int) -> Gpu:
+        """Return the same GPU with the memory that a driver printed."""
+        return replace(self, reported_bytes=reported_bytes, reported_error_bytes=0)
+
+    def price(self, count: int) -> float | None:
+        """Return US dollars per hour for `count` GPUs, or None where no price is known."""
+        if count in self.usd_per_hour:
+            return self.usd_per_hour[count]
+        larger = [size for size in self.usd_per_hour if size >= count]
+        if self.family is not None:  # families come in sizes: the next larger one must be taken
+            return self.usd_per_hour[min(larger)] if larger else None
+        one = self.usd_per_hour.get(1)
+        return one * count if one is not None else None
+
+    def supports(self, kind: str) -> bool:
+        """Whether it computes that number type in hardware."""
+        return kind in self.native
+
+
+_COMMON_NAMES: Mapping[str, str] = {
+    "a100": "a100-80gb-sxm", "a100-80": "a100-80gb-sxm", "a100-80gb": "a100-80gb-sxm",
+    "a100-40": "a100-40gb-sxm", "a100-40gb": "a100-40gb-sxm", "a100-80gb-pcie": "a100-80gb-pcie",
+    "h100": "h100-sxm", "h100-80gb": "h100-sxm", "h100-sxm5": "h100-sxm", "h100-80gb-hbm3": "h100-sxm",
+    "h200-141gb": "h200", "v100": "v100-16gb", "rtx-pro-6000-blackwell": "rtx-pro-6000",
+    "rtx-pro-6000-server": "rtx-pro-6000", "a5000": "rtx-a5000", "4090": "rtx-4090", "3090": "rtx-3090",
+    "5090": "rtx-5090", "3080-ti": "rtx-3080-ti", "3080ti": "rtx-3080-ti", "6000-ada": "rtx-6000-ada",
+    "a100-sxm4-80gb": "a100-80gb-sxm", "a100-sxm4-40gb": "a100-40gb-sxm", "l40s-48gb": "l40s",
+}  # fmt: skip
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return a GPU by catalogue name, Exoscale family or common name (`H100`, `RTX 4090`).
+
+    Raises:
+        UsageError: there is no such GPU; the hint names the nearest.
+    """
+    catalogue = load_gpus()
+    wanted = _normalise(name)
+    gpu = catalogue.get(wanted) or catalogue.get(_COMMON_NAMES.get(wanted, ""))
+    if gpu is None:
+        gpu = _by_alias().get(wanted)
+    if gpu is None:  # "RTX A5000 24GB", "H100 80GB HBM3"
+        bare = re.sub(r"-\d+gb(-[a-z0-9]+)?$", "", wanted)
+        gpu = catalogue.get(bare) or catalogue.get(_COMMON_NAMES.get(bare, ""))
+    if gpu is None:
+        names = sorted({*catalogue, *_COMMON_NAMES, *_by_alias()})
+        near = get_close_matches(wanted, names, n=3, cutoff=0.5)
+        hint = (
+            f"Did you mean {' or '.join(near)}?"
+            if near
+            else f"Known: {', '.join(sorted(catalogue))}."
+        )
+        raise UsageError(f"there is no GPU {name!r} in the catalogue", hint=hint)
+    return gpu
+
+
+def find_family(name: str) -> Gpu | None:
+    """Return the GPU of an Exoscale family (`gpua5000`), or None."""
+    return next((gpu for gpu in load_gpus().values() if gpu.family == name), None)
+
+
+def families() -> tuple[Gpu, ...]:
+    """Return the GPUs that Exoscale offers, the smallest memory first."""
+    offered = [gpu for gpu in load_gpus().values() if gpu.family is not None]
+    return tuple(sorted(offered, key=lambda gpu: gpu.reported_bytes))
+
+
+@cache
+def load_gpus() -> Mapping[str, Gpu]:
+    """Return the bundled catalogue by name."""
+    text = files("exo_inference.planner").joinpath("catalog/gpus.json").read_text(encoding="utf-8")
+    return {key: _from_entry(key, entry) for key, entry in json.loads(text).items()}
+
+
+@cache
+def _by_alias() -> Mapping[str, Gpu]:
+    text = files("exo_inference.planner").joinpath("catalog/gpus.json").read_text(encoding="utf-8")
+    found: dict[str, Gpu] = {}
+    for key, entry in json.loads(text).items():
+        for alias in [*entry["aliases"], entry["name"]]:
+            found[_normalise(alias)] = load_gpus()[key]
+    return found
+
+
+def _normalise(name: str) -> str:
+    text = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    for word in ("nvidia-", "amd-", "geforce-", "tesla-", "instinct-"):
+        text = text.removeprefix(word)
+    return text
+
+
+def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
+    reported = entry.get("reported_mib")
+    family = entry.get("family") or {}
+    prices = {int(count): float(usd) for count, usd in (family.get("usd_hour") or {}).items()}
+    source = str(family.get("source") or "")
+    if not family and entry.get("market_price"):
+        prices = {1: float(entry["market_price"]["usd_hour"])}
+        source = f"{entry['market_price']['source']} ({entry['market_price']['date']})"
+    capability = str(entry["compute_capability"])
+    nvlink = entry.get("nvlink_gbps")
+    return Gpu(
+        key=key,
+        name=entry["name"],
+        vendor=entry["vendor"],
+        reported_bytes=(reported if reported is not None else entry["memory_mib"] - _RESERVED_MIB)
+        * MIB,
+        reported_error_bytes=(128 if reported is not None else 300) * MIB,
+        bandwidth=entry["bandwidth_gbps"] * 1e9,
+        tflops=entry["tflops"],
+        capability=float(capability) if re.fullmatch(r"[0-9.]+", capability) else None,
+        native=frozenset(entry["native"]),
+        link_bandwidth=(nvlink / 2 if nvlink else entry.get("pcie_gbps") or 16) * 1e9,
+        has_nvlink=bool(nvlink),
+        is_unified=bool(entry.get("unified")),
+        family=family.get("name"),
+        usd_per_hour=prices,
+        price_source=source,
+        max_count=max(prices, default=8) if family else 8,
+        source=entry["source"],
+    )
+
+
+_USER_FIELDS = frozenset(
+    [
+        "name",
+        "memory-gib",
+        "memory-mib",
+        "bandwidth-gbps",
+        "tflops",
+        "native",
+        "compute-capability",
+        "link-gbps",
+        "nvlink",
+        "usd-per-hour",
+        "vendor",
+        "max-count",
+    ]
+)
+
+
+def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
+    """Return a GPU that a user described (one table of the user's file).
+
+    Args:
+        key: its name.
+        entry: `memory-mib` (as nvidia-smi reports) or `memory-gib`, `bandwidth-gbps`, and optionally
+            `tflops` by type, `native` types, `compute-capability`, `link-gbps`, `usd-per-hour`.
+
+    Raises:
+        UsageError: a field is missing, unknown or not a number.
+    """
+    unknown = sorted(set(entry) - _USER_FIELDS)
+    if unknown:
+        known = ", ".join(sorted(_USER_FIELDS))
+        raise UsageError(
+            f"GPU {key!r} has an unknown field {unknown[0]!r}", hint=f"Known fields: {known}."
+        )
+    if "memory-mib" in entry:
+        memory = _number(key, entry, "memory-mib") * MIB
+    else:
+        memory = _number(key, entry, "memory-gib") * GIB
+    tflops = entry.get("tflops") or {}
+    if not isinstance(tflops, Mapping):
+        raise UsageError(
+            f"GPU {key!r}: tflops is {tflops!r:.40}, expected numbers by type", hint=_EXAMPLE
+        )
+    capability = entry.get("compute-capability")
+    price = entry.get("usd-per-hour")
+    native = entry.get("native") or ["fp16", "bf16"]
+    return Gpu(
+        key=key,
+        name=str(entry.get("name") or key),
+        vendor=str(entry.get("vendor") or "nvidia"),
+        reported_bytes=max(0, int(memory) - _RESERVED_MIB * MIB),
+        reported_error_bytes=300 * MIB,
+        bandwidth=_number(key, entry, "bandwidth-gbps") * 1e9,
+        tflops={str(kind): _number(key, tflops, kind) for kind in tflops},
+        capability=None if capability is None else _number(key, entry, "compute-capability"),
+        native=frozenset(str(kind) for kind in native),
+        link_bandwidth=_number(key, entry, "link-gbps") * 1e9 if "link-gbps" in entry else 16e9,
+        has_nvlink=bool(entry.get("nvlink")),
+        usd_per_hour={} if price is None else {1: _number(key, entry, "usd-per-hour")},
+        price_source="the user's file",
+        max_count=int(_number(key, entry, "max-count")) if "max-count" in entry else 8,
+        source="the user's file",
+    )
+
+
+_EXAMPLE = "For example: memory-mib = 24564, bandwidth-gbps = 768, tflops = {bf16 = 111}."
+
+
+def _number(key: str, entry: Mapping[str, Any], name: str) -> float:
+    value = entry.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise UsageError(
+            f"GPU {key!r}: {name} is {value!r:.40}, expected a number above 0", hint=_EXAMPLE
+        )
+    return float(value)
+
+
+def cpu_as_gpu(free_bytes: int, *, bandwidth: float = 40e9, gflops: float = 500.0) -> Gpu:
+    """Return a machine's CPU in the form of a GPU, for exo-engine.
+
+    Args:
+        free_bytes: memory that can be used.
+        bandwidth: of main memory, bytes per second.
+        gflops: of all cores, in fp32.
+    """
+    return Gpu(
+        key="cpu",
+        name="CPU",
+        vendor="cpu",
+        reported_bytes=free_bytes,
+        bandwidth=bandwidth,
+        tflops={"fp16": gflops / 1000, "bf16": gflops / 1000},
+        native=frozenset({"fp16", "bf16"}),
+        max_count=1,
+        source="the machine",
+    )

@@ -1,0 +1,456 @@
+"""Builds the decoder layers of a model from its config: weights and caches, layer by layer.
+
+`architecture.py` calls `build_layers`. Attention, feed-forward and experts are here; state-space
+layers are in `state_layers.py`. Quantized formats are attached later, by `architecture.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exo_inference.planner.config_fields import ConfigFields, FieldProblem, whole_number
+from exo_inference.planner.families import Family
+from exo_inference.planner.shapes import KvKind, KvSpec, Layer, MoeShape, Shard, Weight
+from exo_inference.planner.state_layers import build_state_layer
+
+_MAX_LAYERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention heads of one layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
+    """Return the decoder layers in order.
+
+    Raises:
+        FieldProblem: the config lacks something that is needed, or describes something unknown.
+    """
+    if fields.text_type == "nemotron_h":
+        return list(_nemotron_layers(fields, family))
+    count = fields.integer("num_hidden_layers")
+    if not 1 <= count <= _MAX_LAYERS:
+        raise FieldProblem(f"num_hidden_layers is {count}, expected 1 to {_MAX_LAYERS}")
+    if fields.text_type == "nemotron-nas":
+        return list(_nas_layers(fields, family))
+    kinds = attention_kinds(fields, count)
+    cache: dict[tuple[object, ...], Layer] = {}
+    layers = []
+    for index in range(count):
+        key = (kinds[index], is_moe_layer(fields, index), has_indexer(fields, index), _intermediate(fields, index),
+               owns_kv(fields, index, count))  # fmt: skip
+        if key not in cache:
+            cache[key] = _build_layer(fields, family, index, kinds[index], count)
+        layers.append(cache[key])
+    return layers
+
+
+def attention_kinds(fields: ConfigFields, count: int) -> list[str]:
+    """Return per layer: full, sliding, chunked, latent, linear or mamba."""
+    if "linear_attn_config" in fields.raw and fields.mapping("linear_attn_config"):
+        full = set(fields.mapping("linear_attn_config").get("full_attn_layers") or [])
+        return ["latent" if index + 1 in full else "linear" for index in range(count)]
+    if fields.get("kv_lora_rank"):
+        return ["latent"] * count
+    named = fields.sequence("layer_types")
+    if named is not None:
+        if len(named) < count:
+            raise FieldProblem(f"layer_types names {len(named)} layers, expected {count}")
+        return [_kind_named(str(name)) for name in named[:count]]
+    interval = fields.integer("full_attention_interval", 0)
+    if interval and fields.get("linear_num_value_heads"):
+        return ["full" if (index + 1) % interval == 0 else "linear" for index in range(count)]
+    hybrid = fields.sequence("hybrid_layer_pattern")
+    if hybrid is not None and len(hybrid) >= count:
+        return ["sliding" if entry else "full" for entry in hybrid[:count]]
+    return _window_kinds(fields, count)
+
+
+def _kind_named(name: str) -> str:
+    known = {
+        "full_attention": "full", "attention": "full", "global_attention": "full",
+        "sliding_attention": "sliding", "local_attention": "sliding", "chunked_attention": "chunked",
+        "linear_attention": "linear", "mamba": "mamba", "mamba2": "mamba",
+    }  # fmt: skip
+    if name not in known:
+        raise FieldProblem(f"its layer type {name!r} is unknown here")
+    return known[name]
+
+
+def _window_kinds(fields: ConfigFields, count: int) -> list[str]:
+    """Return the kinds where only a window and the family say which layers use it."""
+    if fields.text_type in ("llama4", "llama4_text"):  # every fourth layer sees everything (NoPE)
+        return ["full" if (index + 1) % 4 == 0 else "chunked" for index in range(count)]
+    window = fields.get("sliding_window")
+    if not window or not fields.flag("use_sliding_window", default=True):
+        return ["full"] * count
+    pattern = fields.get("sliding_window_pattern")
+    if isinstance(pattern, int) and pattern > 1:
+        return ["full" if (index + 1) % pattern == 0 else "sliding" for index in range(count)]
+    if fields.text_type == "gemma2":
+        return ["sliding" if index % 2 == 0 else "full" for index in range(count)]
+    if fields.text_type in ("gemma3", "gemma3_text"):
+        return ["full" if (index + 1) % 6 == 0 else "sliding" for index in range(count)]
+    return ["sliding"] * count
+
+
+def is_moe_layer(fields: ConfigFields, index: int) -> bool:
+    """Whether the layer's feed-forward is routed experts."""
+    if not fields.get("num_experts") or not fields.get("experts_per_token"):
+        return False
+    if fields.text_type.startswith("gemma4"):
+        return fields.flag("enable_moe_block")
+    named = fields.sequence("mlp_layer_types")
+    if named is not None and index < len(named):
+        return str(named[index]) == "sparse"
+    frequency = fields.get("moe_layer_freq")
+    if isinstance(frequency, list) and index < len(frequency):
+        return bool(frequency[index])
+    if index < fields.integer("first_k_dense_replace", 0):
+        return False
+    if index in (fields.sequence("mlp_only_layers") or []):
+        return False
+    step = fields.integer("interleave_moe_layer_step", fields.integer("decoder_sparse_step", 1))
+    return step <= 1 or (index + 1) % step == 0
+
+
+def has_indexer(fields: ConfigFields, index: int) -> bool:
+    """Whether the layer has its own sparse-attention index (DeepSeek-V3.2, GLM-5)."""
+    if not fields.get("index_n_heads") or not fields.get("kv_lora_rank"):
+        return False
+    kinds = fields.sequence("indexer_types")
+    return kinds is None or index >= len(kinds) or str(kinds[index]) == "full"
+
+
+def owns_kv(fields: ConfigFields, index: int, count: int) -> bool:
+    """Whether the layer has a cache of its own rather than an earlier layer's (Gemma 3n, 4 E)."""
+    return index < count - fields.integer("num_kv_shared_layers", 0)
+
+
+def _intermediate(fields: ConfigFields, index: int) -> int:
+    value = fields.get("intermediate_size")
+    if isinstance(value, list):
+        return whole_number("intermediate_size", value[index] if index < len(value) else None)
+    if value is None and fields.text_type in ("gpt2", "gptj", "falcon"):
+        return 4 * fields.integer("hidden_size")
+    if value is None and fields.get("moe_intermediate_size"):
+        return 0
+    return fields.integer("intermediate_size")
+
+
+def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, count: int) -> Layer:
+    hidden = fields.integer("hidden_size")
+    weights: list[Weight] = []
+    kv: KvSpec | None
+    if kind in ("linear", "mamba"):
+        state_weights, kv = build_state_layer(fields, kind)
+        weights += state_weights
+    elif kind == "latent":
+        weights += _latent_weights(fields, has_index=has_indexer(fields, index))
+        kv = _latent_spec(fields, has_index=has_indexer(fields, index))
+    else:
+        heads = read_heads(fields, family, kind)
+        is_owner = owns_kv(fields, index, count)
+        weights += attention_weights(fields, family, heads, kind, is_owner=is_owner)
+        kv = kv_spec(fields, heads, kind) if is_owner else None
+    is_moe = is_moe_layer(fields, index)
+    weights += _feed_forward(fields, family, index, is_moe=is_moe)
+    weights += _norms(fields, family, hidden)
+    return Layer(tuple(weights), kv, is_windowed=kind in ("sliding", "chunked"), uses_moe=is_moe)
+
+
+def read_heads(fields: ConfigFields, family: Family, kind: str) -> Heads:
+    """Return the heads of a layer with ordinary attention."""
+    num_heads = fields.integer("num_attention_heads")
+    if num_heads < 1:
+        raise FieldProblem("num_attention_heads is 0")
+    default_dim = family.default_head_dim or fields.integer("hidden_size") // num_heads
+    key_dim = fields.integer("head_dim", default_dim)
+    value_dim = (
+        fields.integer("v_head_dim", key_dim) if fields.text_type == "mimo_v2_flash" else key_dim
+    )
+    kv_heads = fields.integer("num_key_value_heads", num_heads)
+    if fields.text_type == "falcon":
+        new = fields.flag("new_decoder_architecture")
+        one = fields.flag("multi_query", default=True) and not new
+        kv_heads = 1 if one else kv_heads
+    if kind == "full" and fields.text_type.startswith("gemma4"):
+        key_dim = value_dim = fields.integer("global_head_dim", key_dim)
+        kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
+    if kind == "sliding" and fields.get("swa_num_key_value_heads"):
+        kv_heads = fields.integer("swa_num_key_value_heads")
+        num_heads = fields.integer("swa_num_attention_heads", num_heads)
+        key_dim = fields.integer("swa_head_dim", key_dim)
+        value_dim = fields.integer("swa_v_head_dim", value_dim)
+    return Heads(num_heads, max(1, kv_heads), key_dim, value_dim)
+
+
+def kv_spec(fields: ConfigFields, heads: Heads, kind: str) -> KvSpec:
+    """Return the cache of a layer with ordinary attention."""
+    window = 0
+    if kind == "sliding":
+        window = fields.integer("sliding_window")
+    elif kind == "chunked":
+        window = fields.integer("attention_chunk_size", 8192)
+    return KvSpec(KvKind(kind), heads.num_kv_heads, heads.key_dim, heads.value_dim, window=window)
+
+
+def attention_weights(
+    fields: ConfigFields, family: Family, heads: Heads, kind: str, *, is_owner: bool = True
+) -> Iterator[Weight]:
+    """Yield the projections of a layer with ordinary attention."""
+    hidden, kv = fields.integer("hidden_size"), heads.num_kv_heads
+    is_gated = fields.flag("attn_output_gate", default=fields.text_type == "qwen3_next")
+    q_rows = heads.num_heads * heads.key_dim
+    path = "self_attn"
+    yield Weight(f"{path}.q_proj", "attention", q_rows * (2 if is_gated else 1), hidden)
+    shares_values = kind == "full" and fields.flag("attention_k_eq_v")
+    sizes = [("k", heads.key_dim)] + ([] if shares_values else [("v", heads.value_dim)])
+    for name, dim in sizes if is_owner else []:
+        yield Weight(
+            f"{path}.{name}_proj", "attention", kv * dim, hidden, shard=Shard.KV_HEADS, heads=kv
+        )
+    yield Weight(f"{path}.o_proj", "attention", hidden, heads.num_heads * heads.value_dim)
+    bias = fields.flag("attention_bias")
+    if bias if family.qkv_bias is None else family.qkv_bias:
+        kv_rows = kv * (heads.key_dim + heads.value_dim)
+        yield _vector(f"{path}.qkv_bias", q_rows + kv_rows)
+    if bias if family.o_bias is None else family.o_bias:
+        yield _vector(f"{path}.o_bias", hidden)
+    norm = family.qk_norm
+    if fields.text_type == "glm4_moe" and fields.flag("use_qk_norm"):
+        norm = "head"
+    if norm == "head":
+        yield _vector(f"{path}.qk_norm", heads.key_dim * (2 if is_owner else 1))
+    elif norm == "full":
+        yield _vector(f"{path}.qk_norm", (heads.num_heads + kv) * heads.key_dim)
+    if fields.text_type == "gpt_oss" or (fields.text_type == "mimo_v2_flash" and kind == "sliding"):
+        yield _vector(f"{path}.sinks", heads.num_heads)
+    if fields.text_type == "step3p7":
+        yield Weight(f"{path}.g_proj", "attention", heads.num_heads, hidden)
+
+
+def _latent_weights(fields: ConfigFields, *, has_index: bool) -> Iterator[Weight]:
+    """Yield the projections of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 §2.1)."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    rank, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    nope, value = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
+    q_rank = fields.integer("q_lora_rank", 0)
+    path, one = "self_attn", Shard.REPLICATED
+    if q_rank:
+        yield Weight(f"{path}.q_a_proj", "attention", q_rank, hidden, shard=one)
+        yield _vector(f"{path}.q_a_layernorm", q_rank)
+        yield Weight(f"{path}.q_b_proj", "attention", heads * (nope + rope), q_rank)
+    else:
+        yield Weight(f"{path}.q_proj", "attention", heads * (nope + rope), hidden)
+    yield Weight(f"{path}.kv_a_proj_with_mqa", "attention", rank + rope, hidden, shard=one)
+    yield _vector(f"{path}.kv_a_layernorm", rank)
+    yield Weight(f"{path}.kv_b_proj", "attention", heads * (nope + value), rank)
+    yield Weight(f"{path}.o_proj", "attention", hidden, heads * value)
+    if fields.flag("mla_use_output_gate"):
+        yield Weight(f"{path}.g_proj", "attention", heads * value, hidden)
+    if has_index:
+        count, dim = fields.integer("index_n_heads"), fields.integer("index_head_dim")
+        yield Weight(f"{path}.indexer.wq_b", "attention", count * dim, q_rank or hidden, shard=one)
+        yield Weight(f"{path}.indexer.wk", "attention", dim, hidden, shard=one)
+        yield _vector(f"{path}.indexer.k_norm", 2 * dim)
+        yield Weight(f"{path}.indexer.weights_proj", "attention", count, hidden, shard=one)
+
+
+def _latent_spec(fields: ConfigFields, *, has_index: bool) -> KvSpec:
+    """Return the cache of latent attention, with the index vector (fp8 and a 4-byte scale per 128)."""
+    dim = fields.integer("index_head_dim") if has_index else 0
+    index_bytes = dim + -(-dim // 128) * 4
+    size = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim")
+    return KvSpec(KvKind.LATENT, 1, size, 0, index_bytes=index_bytes)
+
+
+def _feed_forward(
+    fields: ConfigFields, family: Family, index: int, *, is_moe: bool
+) -> Iterator[Weight]:
+    hidden, kind = fields.integer("hidden_size"), fields.text_type
+    if is_moe:
+        yield from moe_weights(fields, family)
+    if is_moe and not kind.startswith("gemma4"):
+        return
+    size = _intermediate(fields, index)
+    if fields.get("dense_intermediate_size") and fields.get("num_experts"):
+        size = fields.integer("dense_intermediate_size")
+    if kind in ("llama4", "llama4_text"):
+        size = fields.integer("intermediate_size_mlp", size)
+    if kind == "granitemoehybrid":
+        size = fields.integer("shared_intermediate_size", size)
+    if fields.flag("use_double_wide_mlp") and not owns_kv(
+        fields, index, fields.integer("num_hidden_layers")
+    ):
+        size *= 2
+    yield from mlp_weights("mlp", "mlp", hidden, size, is_gated=family.gated_mlp)
+    if fields.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias:
+        yield _vector("mlp.bias", size * (2 if family.gated_mlp else 1) + hidden)
+    if kind == "apertus":
+        yield _vector("mlp.act_fn", 2)
+
+
+def mlp_weights(
+    path: str, part: str, hidden: int, size: int, *, is_gated: bool, copies: int = 1
+) -> Iterator[Weight]:
+    """Yield the matrices of a feed-forward, or of `copies` experts."""
+    shard = Shard.EXPERTS if part == "routed_experts" else Shard.SPLIT
+    for name in ("gate_proj", "up_proj") if is_gated else ("up_proj",):
+        yield Weight(f"{path}.{name}", part, size, hidden, copies, shard)
+    yield Weight(f"{path}.down_proj", part, hidden, size, copies, shard)
+
+
+def read_moe(fields: ConfigFields) -> MoeShape | None:
+    """Return the shape of the routed experts, if there are any."""
+    if not fields.get("num_experts") or not fields.get("experts_per_token"):
+        return None
+    if fields.text_type.startswith("gemma4") and not fields.flag("enable_moe_block"):
+        return None
+    size = fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 0))
+    latent = fields.get("moe_latent_size") or fields.get("routed_expert_hidden_size")
+    hidden = (
+        fields.integer("hidden_size") if latent is None else whole_number("moe_latent_size", latent)
+    )
+    return MoeShape(
+        fields.integer("num_experts"), fields.integer("experts_per_token"), size, hidden,
+        _shared_size(fields, size),
+    )  # fmt: skip
+
+
+def _shared_size(fields: ConfigFields, size: int) -> int:
+    """Return the intermediate size of all shared experts together."""
+    for name in (
+        "moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", "share_expert_dim",
+    ):  # fmt: skip
+        if fields.get(name):
+            return fields.integer(name)
+    if fields.text_type in ("llama4", "llama4_text"):
+        return fields.integer("intermediate_size")
+    if fields.text_type == "granitemoehybrid":
+        return fields.integer("shared_intermediate_size", 0)
+    return size * fields.integer("num_shared_experts", 0)
+
+
+def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
+    """Yield router, routed and shared experts."""
+    moe = read_moe(fields)
+    assert moe is not None, "only asked for layers with experts"
+    hidden, kind, gated = fields.integer("hidden_size"), fields.text_type, family.gated_mlp
+    yield Weight("mlp.gate", "router", moe.num_experts, hidden, shard=Shard.REPLICATED)
+    yield from mlp_weights(
+        "mlp.experts", "routed_experts", moe.hidden_size, moe.intermediate_size,
+        is_gated=gated, copies=moe.num_experts,
+    )  # fmt: skip
+    if moe.hidden_size != hidden:
+        yield Weight("mlp.fc1_latent_proj", "mlp", moe.hidden_size, hidden, shard=Shard.REPLICATED)
+        yield Weight("mlp.fc2_latent_proj", "mlp", hidden, moe.hidden_size, shard=Shard.REPLICATED)
+    if moe.shared_intermediate_size:
+        size = moe.shared_intermediate_size
+        yield from mlp_weights("mlp.shared_experts", "shared_experts", hidden, size, is_gated=gated)
+    if kind in ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen2_moe"):
+        yield _vector("mlp.shared_expert_gate", hidden)
+    if kind == "gpt_oss":
+        yield _vector("mlp.gate.bias", moe.num_experts)
+        yield Weight(
+            "mlp.experts.bias", "expert_bias", 2 * moe.intermediate_size + hidden, 1, moe.num_experts,
+            Shard.EXPERTS,
+        )  # fmt: skip
+    if kind.startswith("gemma4"):
+        yield _vector("router.scale", hidden + moe.num_experts + 3 * hidden)
+
+
+def _norms(fields: ConfigFields, family: Family, hidden: int) -> Iterator[Weight]:
+    count = family.norms
+    if fields.text_type == "falcon" and fields.flag("new_decoder_architecture"):
+        count = 2
+    yield _vector("norms", hidden * count * (2 if family.norm_bias else 1))
+    extra = fields.integer("hidden_size_per_layer_input", 0)
+    if extra and fields.text_type.startswith("gemma4"):
+        yield Weight("per_layer_input_gate", "mlp", extra, hidden, shard=Shard.REPLICATED)
+        yield Weight("per_layer_projection", "mlp", hidden, extra, shard=Shard.REPLICATED)
+        yield _vector("post_per_layer_input_norm", hidden)
+
+
+def _vector(path: str, size: int) -> Weight:
+    return Weight(path, "norm", size, 1, shard=Shard.REPLICATED)
+
+
+def _nemotron_layers(fields: ConfigFields, family: Family) -> Iterator[Layer]:
+    """Yield the layers of Nemotron-H: each is one of Mamba, attention, MLP or experts."""
+    named = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+    listed = fields.sequence("layers_block_type")
+    pattern = fields.text("hybrid_override_pattern")
+    if listed is not None:
+        pattern = "".join(named.get(str(entry), "?") for entry in listed)
+    if not 1 <= len(pattern) <= _MAX_LAYERS:
+        raise FieldProblem("config.json has no hybrid_override_pattern")
+    known: dict[str, Layer] = {}
+    for symbol in pattern:
+        if symbol not in known:
+            known[symbol] = _nemotron_layer(fields, family, symbol)
+        yield known[symbol]
+
+
+def _nemotron_layer(fields: ConfigFields, family: Family, symbol: str) -> Layer:
+    hidden = fields.integer("hidden_size")
+    weights: list[Weight] = [_vector("norm", hidden)]
+    kv: KvSpec | None = None
+    if symbol == "M":
+        state_weights, kv = build_state_layer(fields, "mamba")
+        weights += state_weights
+    elif symbol == "*":
+        if not fields.get("head_dim"):
+            raise FieldProblem("config.json has no head_dim")
+        heads = read_heads(fields, family, "full")
+        weights += attention_weights(fields, family, heads, "full")
+        kv = kv_spec(fields, heads, "full")
+    elif symbol == "E":
+        weights += moe_weights(fields, family)
+    elif symbol == "-":
+        size = fields.integer("intermediate_size")
+        weights += mlp_weights("mixer", "mlp", hidden, size, is_gated=False)
+    else:
+        raise FieldProblem(f"hybrid_override_pattern holds {symbol!r}, expected M, *, E or -")
+    return Layer(tuple(weights), kv, uses_moe=symbol == "E")
+
+
+def _nas_layers(fields: ConfigFields, family: Family) -> Iterator[Layer]:
+    """Yield the layers of Nemotron-NAS: each block says whether it attends and how wide its MLP is."""
+    hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    blocks = fields.sequence("block_configs")
+    if blocks is None:
+        raise FieldProblem("config.json has no block_configs")
+    for block in blocks:
+        attention, ffn = block.get("attention") or {}, block.get("ffn") or {}
+        weights: list[Weight] = []
+        kv: KvSpec | None = None
+        if attention.get("replace_with_linear"):
+            weights.append(Weight("self_attn.linear_attn", "attention", hidden, hidden))
+        elif not attention.get("no_op"):
+            group = whole_number("n_heads_in_group", attention.get("n_heads_in_group"))
+            dim = hidden // num_heads
+            heads = Heads(num_heads, max(1, num_heads // max(1, group)), dim, dim)
+            weights += attention_weights(fields, family, heads, "full")
+            kv = kv_spec(fields, heads, "full")
+        has_attention, has_ffn = bool(weights), not ffn.get("no_op")
+        if ffn.get("replace_with_linear"):
+            weights.append(Weight("mlp.linear_mlp", "mlp", hidden, hidden))
+        elif has_ffn:
+            size = _nas_width(float(ffn.get("ffn_mult") or 0), hidden)
+            weights += mlp_weights("mlp", "mlp", hidden, size, is_gated=True)
+        weights.append(_vector("norms", hidden * (int(has_attention) + int(has_ffn))))
+        yield Layer(tuple(weights), kv)
+
+
+def _nas_width(multiple: float, hidden: int) -> int:
+    """Return the MLP width of a Nemotron-NAS block: 2/3 of the multiple, rounded up to 256."""
+    size = int(2 * multiple * hidden / 3)
+    return size if size % 256 == 0 else size + 256 - size % 256

@@ -1,0 +1,458 @@
+"""`plan()`: does this model fit on these GPUs with these flags, and how would it run? Pure.
+
+The command line, the API, admission, advice and the simulated GPUs call it. It never raises for a
+model, GPU or set of flags: what is wrong comes back as problems and a verdict. The work is done by
+`memory.py` (components), `kv_cache.py` (blocks) and `speed.py` (roofline).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from exo_inference.planner.architecture import DTYPE_BYTES, Architecture
+from exo_inference.planner.checks import check_request
+from exo_inference.planner.engine_rules import EngineRules, default_batch, rules_for
+from exo_inference.planner.gpus import GIB, Gpu
+from exo_inference.planner.kv_cache import KvLayout, KvSettings, build_layout
+from exo_inference.planner.memory import (
+    ActivationBatch,
+    Component,
+    Ranks,
+    activations_component,
+    graphs_component,
+    lora_component,
+    non_torch_component,
+    stage_sizes,
+    weights_component,
+)
+from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
+from exo_inference.planner.requantize import with_quantization
+from exo_inference.planner.speculation import Speculation, read_speculation
+from exo_inference.planner.speed import SpeedInputs, estimate_speed
+from exo_inference.planner.verdict import Plan, Problem, StagePlan, Verdict
+
+_ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
+_DEFAULT_LENGTH = 32768
+
+
+def plan(
+    model: Architecture,
+    gpu: Gpu,
+    gpu_count: int,
+    parameters: EngineParameters,
+    *,
+    draft: Architecture | None = None,
+    free_bytes: int | None = None,
+) -> Plan:
+    """Plan one replica.
+
+    Args:
+        model: what is served.
+        gpu: the kind of GPU.
+        gpu_count: how many of them the replica has.
+        parameters: the engine's flags.
+        draft: the draft model that `--speculative-config` names, when the caller knows it.
+        free_bytes: memory free on each GPU before the start, when known.
+
+    Returns:
+        The plan; its verdict is `unknown` where the model cannot be sized.
+    """
+    if model.cannot_size is not None:
+        detail = f"cannot size {model.name}, because {model.cannot_size}"
+        return Plan(
+            model.name, gpu.name, gpu_count, parameters, Verdict.UNKNOWN,
+            problems=(Problem("unknown-model", detail),), usd_per_hour=gpu.price(max(1, gpu_count)),
+        )  # fmt: skip
+    setting = _settle(model, gpu, max(1, gpu_count), parameters, draft)
+    problems = [
+        *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
+        *setting.speculation.problems,
+    ]
+    stages = [_plan_stage(setting, index) for index in range(setting.ranks.pipeline)]
+    limiting = min(stages, key=_headroom)
+    return _conclude(setting, stages, limiting, problems, free_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """Everything that is settled before memory is looked at."""
+
+    model: Architecture
+    gpu: Gpu
+    gpu_count: int
+    parameters: EngineParameters
+    rules: EngineRules
+    ranks: Ranks
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv: KvSettings
+    speculation: Speculation
+    asks_auto: bool
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES.get(self.dtype, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One pipeline stage on one of its GPUs."""
+
+    components: tuple[Component, ...]
+    layout: KvLayout | None
+    budget: int
+    available: int
+    low: int
+    high: int
+
+
+def _settle(
+    model: Architecture,
+    gpu: Gpu,
+    gpu_count: int,
+    parameters: EngineParameters,
+    draft: Architecture | None,
+) -> _Setting:
+    rules = rules_for(parameters.engine, parameters.engine_version)
+    asked = (parameters.quantization or "").lower()
+    if model.quantization is None and asked in _ONLINE_QUANTIZATIONS:
+        model = with_quantization(model, asked)
+    if parameters.runner == "pooling" or model.is_embedding:
+        model = _without(model, ("lm_head",))
+    if _skips_encoder(parameters):
+        model = _without(model, ("vision", "projector"))
+    ranks = _ranks(gpu_count, parameters)
+    own = model.max_model_len or _DEFAULT_LENGTH
+    asks_auto = parameters.max_model_len == AUTO_LENGTH
+    length = parameters.max_model_len if isinstance(parameters.max_model_len, int) else own
+    is_chunked = parameters.enable_chunked_prefill
+    if is_chunked is None:  # V0 turned it on by itself beyond 32K
+        is_chunked = not rules.is_legacy or length > 32768
+    tokens, seqs = default_batch(rules, gpu, length, is_chunked=is_chunked)
+    seqs = parameters.max_num_seqs or seqs
+    if parameters.max_num_batched_tokens is not None:
+        tokens = parameters.max_num_batched_tokens
+    else:
+        tokens = max(tokens, seqs, model.min_batched_tokens)
+        if not is_chunked:
+            tokens = max(tokens, length)
+    if parameters.max_num_seqs is None:
+        seqs = min(seqs, tokens)
+    speculation = read_speculation(model, parameters, draft)
+    dtype = _run_dtype(model, gpu, parameters)
+    kv = KvSettings(
+        rules,
+        tensor_parallel_size=ranks.tensor,
+        dtype_bytes=_kv_bytes(model, parameters, dtype),
+        state_bytes=DTYPE_BYTES.get(dtype, 2),
+        block_size=parameters.block_size or _default_block(model, rules),
+        speculative_tokens=speculation.num_tokens,
+        context_parallel_size=parameters.decode_context_parallel_size or 1,
+    )
+    return _Setting(
+        model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
+        asks_auto,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _without(model: Architecture, parts: tuple[str, ...]) -> Architecture:
+    """Return the model without what is not loaded: a head, or an encoder that is switched off."""
+    kept = tuple(weight for weight in model.outer_weights if weight.part not in parts)
+    return replace(model, outer_weights=kept, checkpoint_bytes=None)
+
+
+def _skips_encoder(parameters: EngineParameters) -> bool:
+    """Whether no image and no video may be sent, so that vLLM leaves the encoder out."""
+    limits = parameters.mm_limits
+    none = all(limits.get(kind) == 0 for kind in ("image", "video"))
+    return bool(parameters.language_model_only) or none
+
+
+def _ranks(gpu_count: int, parameters: EngineParameters) -> Ranks:
+    pipeline, data = parameters.pipeline_parallel_size or 1, parameters.data_parallel_size or 1
+    tensor = parameters.tensor_parallel_size or max(1, gpu_count // (pipeline * data))
+    return Ranks(tensor, pipeline, data, bool(parameters.enable_expert_parallel))
+
+
+def _run_dtype(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> str:
+    asked = parameters.dtype or "auto"
+    if asked in DTYPE_BYTES:
+        return asked
+    if gpu.vendor == "cpu" and parameters.engine == "exo":
+        return "float32"
+    if model.dtype in ("float32", "float") and parameters.engine == "vllm":
+        return "bfloat16" if gpu.supports("bf16") else "float16"
+    if model.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
+        return "float16"
+    return model.dtype if model.dtype in DTYPE_BYTES else "bfloat16"
+
+
+def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> float:
+    asked = (parameters.kv_cache_dtype or "auto").lower()
+    if parameters.engine == "exo":
+        return DTYPE_BYTES.get(dtype, 2)
+    if asked == "auto" and model.quantization is not None:
+        asked = model.quantization.kv_cache_dtype or "auto"
+    if asked.startswith(("fp8", "int8")):
+        return 1
+    if asked in ("nvfp4", "fp4", "int4"):
+        return 0.5625
+    return DTYPE_BYTES.get(asked, DTYPE_BYTES.get(dtype, 2))
+
+
+def _default_block(model: Architecture, rules: EngineRules) -> int:
+    """Return tokens per block; MLA kernels force 64 (vLLM: platforms/cuda.py)."""
+    is_latent = any(layer.kv is not None and layer.kv.kind == "latent" for layer in model.layers)
+    return 64 if is_latent and rules.engine == "vllm" and not rules.is_legacy else 16
+
+
+def _plan_stage(setting: _Setting, stage: int) -> _Stage:
+    model, ranks, rules = setting.model, setting.ranks, setting.rules
+    parameters, dtype_bytes = setting.parameters, setting.dtype_bytes
+    offload = int((parameters.cpu_offload_gb or 0) * GIB)
+    is_last = stage == ranks.pipeline - 1
+    parts = [weights_component(model, ranks, stage, dtype_bytes, rules, offload=offload)]
+    batch = ActivationBatch(
+        setting.max_num_batched_tokens, min(setting.max_num_seqs, setting.max_num_batched_tokens),
+        _encoded_patches(setting) if stage == 0 else 0, is_last and _profiles_sampler(setting),
+    )  # fmt: skip
+    parts.append(activations_component(model, ranks, rules, batch, dtype_bytes))
+    is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
+    parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
+    parts.append(non_torch_component(ranks, rules, setting.gpu))
+    if parameters.enable_lora:
+        slots, rank = parameters.max_loras or 1, parameters.max_lora_rank or 16
+        parts.append(lora_component(model, ranks, slots, rank, dtype_bytes))
+    if is_last and setting.speculation.weights:
+        parts.append(setting.speculation.component(ranks, dtype_bytes))
+    sizes = stage_sizes(len(model.layers), ranks.pipeline)
+    start = sum(sizes[:stage])
+    specs = [
+        layer.kv for layer in model.layers[start : start + sizes[stage]] if layer.kv is not None
+    ]
+    if is_last:
+        specs += setting.speculation.kv_specs
+    layout = build_layout(specs, setting.kv)
+    return _budgeted(setting, tuple(parts), layout)
+
+
+def _profiles_sampler(setting: _Setting) -> bool:
+    """Whether the profile run samples: not for embeddings, nor in V0 with chunked prefill."""
+    is_pooling = setting.parameters.runner == "pooling" or setting.model.is_embedding
+    is_v0_chunked = setting.rules.is_legacy and setting.max_model_len > 32768
+    return not (is_pooling or is_v0_chunked)
+
+
+def _encoded_patches(setting: _Setting) -> int:
+    """Return the image patches that the profile run encodes at once."""
+    vision, parameters = setting.model.vision, setting.parameters
+    if (
+        vision is None
+        or setting.rules.engine == "exo"
+        or parameters.skip_mm_profiling
+        or parameters.language_model_only
+    ):
+        return 0
+    # One item at least; more while they fit into the step. A token of text stands for about four patches.
+    budget = 4 * setting.max_num_batched_tokens
+    items = max(1, budget // max(1, vision.max_tokens))
+    return min(items * vision.max_tokens, 4 * setting.max_model_len * items)
+
+
+def _budgeted(setting: _Setting, parts: tuple[Component, ...], layout: KvLayout | None) -> _Stage:
+    """Work out what is left for the cache, and the band around it."""
+    gpu, parameters, rules = setting.gpu, setting.parameters, setting.rules
+    if gpu.vendor == "cpu":
+        return _cpu_stage(setting, parts, layout)
+    share = parameters.gpu_memory_utilization or rules.default_utilization
+    budget = math.ceil(gpu.reported_bytes * share)
+    used = [part for part in parts if part.is_in_budget]
+    available = budget - sum(part.num_bytes for part in used)
+    error = gpu.reported_error_bytes * share
+    down = math.sqrt(sum((p.high - p.num_bytes) ** 2 for p in used) + error**2)
+    up = math.sqrt(sum((p.num_bytes - p.low) ** 2 for p in used) + error**2)
+    low, high = int(available - down), int(available + up)
+    if parameters.kv_cache_memory_bytes is not None:
+        asked, spare = parameters.kv_cache_memory_bytes, gpu.reported_bytes - budget
+        fits = available + spare >= asked
+        available = asked if fits else available + spare
+        low = asked if low + spare >= asked else low + spare
+        high = asked if high + spare >= asked else high + spare
+    if parameters.num_gpu_blocks_override is not None and layout is not None:
+        asked = parameters.num_gpu_blocks_override * layout.bytes_per_block
+        available, low, high = (min(value, asked) for value in (available, low, high))
+    if rules.engine == "exo" and layout is not None:
+        most = _exo_most_bytes(setting, layout)
+        available, low, high = (min(value, most) for value in (available, low, high))
+    return _Stage(parts, layout, budget, available, low, high)
+
+
+def _exo_most_bytes(setting: _Setting, layout: KvLayout) -> int:
+    """exo-engine never allocates more than all its sequences could use."""
+    blocks = -(-setting.max_model_len // layout.block_size)
+    return setting.max_num_seqs * blocks * layout.bytes_per_block
+
+
+def _cpu_stage(setting: _Setting, parts: tuple[Component, ...], layout: KvLayout | None) -> _Stage:
+    """exo-engine on a CPU: the cache is a setting, by default 1 GiB or half of what is free."""
+    used = sum(part.num_bytes for part in parts)
+    free = max(0, setting.gpu.reported_bytes - used)
+    asked = setting.parameters.kv_cache_memory_bytes or min(GIB, free // 2)
+    most = _exo_most_bytes(setting, layout) if layout is not None else asked
+    size = min(asked, most)
+    if size > free or used > setting.gpu.reported_bytes:
+        size = setting.gpu.reported_bytes - used
+    return _Stage(parts, layout, setting.gpu.reported_bytes, size, size, size)
+
+
+def _headroom(stage: _Stage) -> float:
+    """Order stages by how many blocks they have room for."""
+    return stage.available / stage.layout.bytes_per_block if stage.layout is not None else math.inf
+
+
+def _conclude(
+    setting: _Setting,
+    stages: Sequence[_Stage],
+    limiting: _Stage,
+    problems: list[Problem],
+    free_bytes: int | None,
+) -> Plan:
+    layout, parameters, gpu = limiting.layout, setting.parameters, setting.gpu
+    blocks, low_blocks, high_blocks = (
+        min((_num_blocks(setting, stage, amount) for stage in stages), default=0)
+        for amount in ("available", "low", "high")
+    )
+    tokens = setting.max_num_batched_tokens
+    own = setting.model.max_model_len or setting.max_model_len
+    largest = length = setting.max_model_len
+    needed_blocks = 0
+    if layout is not None:
+        largest = layout.longest_request(blocks, tokens, max(own, setting.max_model_len))
+        if setting.asks_auto or (setting.rules.shrinks_length and parameters.max_model_len is None):
+            length = max(1, min(length, largest))
+        needed_blocks = layout.blocks_for(length, tokens)
+    problems += _memory_problems(setting, limiting, needed_blocks, high_blocks, length, largest)
+    if free_bytes is not None and limiting.budget > free_bytes and gpu.vendor != "cpu":
+        detail = f"{_gib(free_bytes)} are free on each GPU, {_gib(limiting.budget)} are wanted at the start"
+        problems.append(Problem("free-memory", f"{detail} (gpu-memory-utilization of the total)"))
+    verdict = Verdict.FITS
+    if any(problem.refuses for problem in problems):
+        verdict = Verdict.REFUSED
+    elif low_blocks < needed_blocks or limiting.low <= 0:
+        verdict = Verdict.TIGHT
+    capacity, concurrency = _capacity(setting, layout, blocks, length)
+    weights = limiting.components[0].num_bytes
+    per_token = layout.bytes_per_token if layout is not None else 0.0
+    speed = None
+    if verdict is not Verdict.REFUSED:
+        speed = estimate_speed(SpeedInputs(
+            setting.model, gpu, setting.ranks, setting.gpu_count, weights, per_token,
+            capacity or length * setting.max_num_seqs, length, setting.max_num_seqs, tokens, setting.dtype,
+        ))  # fmt: skip
+    return Plan(
+        model=setting.model.name,
+        gpu=gpu.name,
+        gpu_count=setting.gpu_count,
+        parameters=parameters,
+        verdict=verdict,
+        problems=tuple(problems),
+        ranks=setting.ranks,
+        components=_all_components(setting, limiting),
+        total_bytes_per_gpu=gpu.reported_bytes,
+        budget_bytes_per_gpu=limiting.budget,
+        weights_bytes_per_gpu=weights,
+        available_kv_bytes_per_gpu=limiting.available,
+        available_kv_bytes_low=limiting.low,
+        available_kv_bytes_high=limiting.high,
+        needed_kv_bytes_per_gpu=needed_blocks * layout.bytes_per_block if layout is not None else 0,
+        kv_bytes_per_token=per_token,
+        kv_block_size=layout.block_size if layout is not None else 0,
+        num_kv_blocks=blocks if layout is not None else 0,
+        kv_capacity_tokens=capacity,
+        max_concurrency=concurrency,
+        max_model_len=length,
+        largest_max_model_len=largest if limiting.available > 0 else 0,
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=tokens,
+        fits_nominally=limiting.available > 0
+        and blocks >= needed_blocks
+        and not any(p.refuses for p in problems),
+        stages=tuple(_stage_plan(setting, index, stage) for index, stage in enumerate(stages)),
+        speed=speed,
+        usd_per_hour=gpu.price(setting.gpu_count),
+        notes=(*setting.model.notes, *setting.speculation.notes),
+    )
+
+
+def _stage_plan(setting: _Setting, index: int, stage: _Stage) -> StagePlan:
+    sizes = stage_sizes(len(setting.model.layers), setting.ranks.pipeline)
+    blocks = _num_blocks(setting, stage, "available") if stage.layout is not None else 0
+    return StagePlan(sizes[index], stage.components[0].num_bytes, stage.available, blocks)
+
+
+def _num_blocks(setting: _Setting, stage: _Stage, amount: str) -> int:
+    if stage.layout is None:
+        return 2**40
+    blocks = int(getattr(stage, amount)) // stage.layout.bytes_per_block
+    return max(0, blocks - (1 if setting.rules.reserves_null_block else 0))
+
+
+def _memory_problems(
+    setting: _Setting, stage: _Stage, needed: int, high_blocks: int, length: int, largest: int
+) -> list[Problem]:
+    """Say what the engine would refuse for lack of memory, even in the best case."""
+    share = f"{_gib(stage.budget)} of {_gib(setting.gpu.reported_bytes)}"
+    if stage.high <= 0:
+        used = stage.budget - stage.available
+        detail = f"weights and overheads take {_gib(used)} per GPU, the engine may use {share}"
+        return [Problem("memory", f"{detail}: nothing is left for the KV cache")]
+    if high_blocks >= needed or stage.layout is None:
+        return []
+    need = needed * stage.layout.bytes_per_block
+    detail = (
+        f"one request of {length} tokens needs {_gib(need)} of KV cache per GPU, "
+        f"{_gib(stage.available)} (at best {_gib(stage.high)}) are left of {share}"
+    )
+    longest = f"; the longest context that fits is {largest}" if largest > 0 else ""
+    return [Problem("memory", detail + longest)]
+
+
+def _capacity(
+    setting: _Setting, layout: KvLayout | None, blocks: int, length: int
+) -> tuple[int, float]:
+    """Return tokens and concurrency as the engine prints them."""
+    if layout is None or blocks <= 0:
+        return 0, 0.0
+    concurrency = blocks / max(1, layout.blocks_for(length, setting.max_num_batched_tokens))
+    if layout.is_uniform:
+        return blocks * layout.block_size * layout.context_parallel_size, concurrency
+    if setting.rules.reports_by_concurrency:
+        return int(concurrency * length), concurrency
+    return blocks // layout.num_groups * layout.block_size, concurrency
+
+
+def _all_components(setting: _Setting, stage: _Stage) -> tuple[Component, ...]:
+    """Add the cache and what the engine leaves alone."""
+    cache = Component(
+        "kv_cache", max(0, stage.available), max(0, stage.low), max(0, stage.high),
+        "what is left of the budget; all of it is given to KV blocks",
+    )  # fmt: skip
+    if setting.gpu.vendor == "cpu":
+        return (*stage.components, cache)
+    rest = setting.gpu.reported_bytes - stage.budget
+    source = "outside gpu-memory-utilization, not used by the engine's own pool"
+    return (
+        *stage.components,
+        cache,
+        Component("reserve", rest, rest, rest, source, is_in_budget=False),
+    )
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB"

@@ -1,0 +1,56 @@
+"""The same model with its linear layers in another format.
+
+Used for `--quantization fp8` (the engine quantizes while it loads), for advice ("use a 4-bit
+checkpoint") and for catalogue names that say their quantization.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from exo_inference.planner.architecture import Architecture
+from exo_inference.planner.quantization import FormatChooser, Quantization, quantization_named
+from exo_inference.planner.shapes import Weight
+
+
+@lru_cache(maxsize=256)
+def with_quantization(architecture: Architecture, method: str) -> Architecture:
+    """Return the model with every linear layer in the method's usual form.
+
+    Embeddings, output head, norms, routers and image encoders keep 16 bits, as the methods do.
+
+    Raises:
+        ValueError: the method is unknown.
+    """
+    quantization = quantization_named(method)
+    chooser = FormatChooser(quantization, _KEPT)
+    layers: dict[int, object] = {}
+    changed = []
+    for layer in architecture.layers:
+        if id(layer) not in layers:
+            weights = tuple(_requantized(weight, chooser) for weight in layer.weights)
+            layers[id(layer)] = replace(layer, weights=weights)
+        changed.append(layers[id(layer)])
+    return replace(
+        architecture,
+        layers=tuple(changed),  # type: ignore[arg-type]
+        outer_weights=tuple(_requantized(w, chooser) for w in architecture.outer_weights),
+        quantization=_with_kv(quantization, architecture.quantization),
+        checkpoint_bytes=None,
+    )
+
+
+_KEPT = quantization_named("w4a16").default
+"""Only marks "not chosen" below; never attached to a weight."""
+
+
+def _requantized(weight: Weight, chooser: FormatChooser) -> Weight:
+    form = chooser.choose(f"layers.0.{weight.path}", weight.part)
+    if form is _KEPT or weight.part in ("expert_bias",):
+        return replace(weight, format=None)
+    return replace(weight, format=form)
+
+
+def _with_kv(new: Quantization, old: Quantization | None) -> Quantization:
+    return new if old is None else replace(new, kv_cache_dtype=old.kv_cache_dtype)

@@ -1,0 +1,133 @@
+"""The nouns of a model's memory: weights, what a layer caches, layers.
+
+Built by `layers.py` and `vision.py` from a config, held by `Architecture`, read by `memory.py` and
+`kv_cache.py`. Everything is frozen and counts elements; bytes come in with the run's dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from exo_inference.planner.quantization import WeightFormat
+
+
+class Shard(StrEnum):
+    """How a weight is spread over the ranks of tensor parallelism."""
+
+    SPLIT = "split"
+    """Each rank holds 1/tp."""
+    KV_HEADS = "kv-heads"
+    """Split by KV heads, which are replicated once there are more ranks than heads."""
+    REPLICATED = "replicated"
+    """Each rank holds all of it."""
+    EXPERTS = "experts"
+    """Split inside each expert, or by whole experts under expert parallelism."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One matrix, or `copies` equal ones (experts, blocks of an encoder).
+
+    Attributes:
+        path: module path below the layer, or the whole path outside the layers.
+        part: what it belongs to (attention, mlp, routed_experts, norm, embedding, vision, …).
+        heads: KV heads, for `Shard.KV_HEADS`.
+        format: the checkpoint's quantized format; None: the run's dtype.
+    """
+
+    path: str
+    part: str
+    out_features: int
+    in_features: int = 1
+    copies: int = 1
+    shard: Shard = Shard.SPLIT
+    heads: int = 1
+    format: WeightFormat | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """Parameters in it."""
+        return self.out_features * self.in_features * self.copies
+
+
+class KvKind(StrEnum):
+    """What a layer keeps of the tokens it has seen."""
+
+    FULL = "full"
+    SLIDING = "sliding"
+    CHUNKED = "chunked"
+    LATENT = "latent"
+    """MLA: one compressed vector per token, the same on every rank."""
+    STATE = "state"
+    """Mamba or linear attention: a state of fixed size per request."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvSpec:
+    """The cache of one layer.
+
+    Attributes:
+        num_heads: KV heads (1 for a latent).
+        key_dim, value_dim: elements per head and token; a latent has no values.
+        window: tokens that a sliding or chunked layer looks back.
+        index_bytes: bytes per token of the sparse-attention index beside it.
+        conv_elements: elements of the convolution state per position it looks back.
+        conv_positions: positions that the convolution looks back.
+        state_elements: elements of the recurrent state.
+        state_bytes_per_element: None: as the run's dtype.
+    """
+
+    kind: KvKind
+    num_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    window: int = 0
+    index_bytes: int = 0
+    conv_elements: int = 0
+    conv_positions: int = 0
+    state_elements: int = 0
+    state_bytes_per_element: int | None = None
+
+    @property
+    def elements_per_token(self) -> int:
+        """Elements that one token adds to the whole layer (all ranks); 0 for a state."""
+        return self.num_heads * (self.key_dim + self.value_dim)
+
+    def heads_per_rank(self, tensor_parallel_size: int) -> int:
+        """Return the KV heads that one rank holds: vLLM replicates them beyond one per rank."""
+        if self.kind is KvKind.LATENT:
+            return 1
+        return max(1, self.num_heads // tensor_parallel_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer: its weights, and its cache (None: it has none of its own)."""
+
+    weights: tuple[Weight, ...]
+    kv: KvSpec | None
+    is_windowed: bool = False
+    uses_moe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoeShape:
+    """The routed experts, for activations and speed."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    hidden_size: int
+    shared_intermediate_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VisionShape:
+    """The image encoder, for its weights and the profiled activation peak."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    max_tokens: int
+    """Patches of the largest image the profile run encodes."""

@@ -1,0 +1,203 @@
+"""How fast a plan would be, by roofline: what must be read, computed and sent, over what the GPU can.
+
+`planning.py` calls `estimate_speed`. A decode step reads the weights it touches and every sequence's
+cache; a prefill computes. The times are those of a GPU that reaches 75 % of its memory bandwidth and
+55 % of its arithmetic, which well-tuned servers do; the band goes from 60 to 90 % and 35 to 75 %.
+Queueing, tokenizing and the network are not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exo_inference.planner.architecture import Architecture
+from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.memory import Ranks
+from exo_inference.planner.shapes import KvKind
+
+_MEMORY_SHARE = 0.75
+_COMPUTE_SHARE = 0.55
+_STEP_SECONDS = 0.0008
+"""Scheduling, sampling and launching one step."""
+_ALLREDUCE_SECONDS = {True: 8e-6, False: 25e-6}
+"""Latency of one all-reduce with and without NVLink."""
+
+PROMPT_LENGTHS = (128, 1024, 8192, 32768, 131072)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpeed:
+    """Time to first token of one prompt on an idle server."""
+
+    num_tokens: int
+    ttft_seconds: float
+    bound_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpeed:
+    """Decoding `batch` sequences of `context` tokens at once."""
+
+    batch: int
+    context: int
+    inter_token_seconds: float
+    tokens_per_second: float
+    bound_by: str
+    usd_per_million_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The estimate."""
+
+    prompts: tuple[PromptSpeed, ...]
+    batches: tuple[BatchSpeed, ...]
+    number_type: str
+    source: str = "roofline at 75 % of memory bandwidth and 55 % of dense arithmetic"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedInputs:
+    """What the estimate needs of a plan."""
+
+    model: Architecture
+    gpu: Gpu
+    ranks: Ranks
+    gpu_count: int
+    weights_bytes: int
+    kv_bytes_per_token: float
+    capacity_tokens: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    dtype: str
+
+
+def estimate_speed(inputs: SpeedInputs) -> Speed | None:
+    """Return the estimate, or None for a GPU without figures for arithmetic."""
+    kind, flops = _arithmetic(inputs)
+    if flops <= 0 or inputs.gpu.bandwidth <= 0:
+        return None
+    lengths = [n for n in PROMPT_LENGTHS if n < inputs.max_model_len] or [inputs.max_model_len]
+    prompts = tuple(_prompt(inputs, n, flops) for n in lengths if n > 0)
+    context = max(1, min(inputs.max_model_len, 2048))
+    most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
+    sizes = [size for size in BATCH_SIZES if size <= most]
+    batches = tuple(_batch(inputs, size, context, flops) for size in sizes)
+    return Speed(prompts, batches, kind)
+
+
+def _arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
+    """Return the number type that the matrices are multiplied in, and its operations per second."""
+    gpu, quantization = inputs.gpu, inputs.model.quantization
+    native = quantization.default.native if quantization is not None else None
+    rates = {"nvfp4": "fp4", "mxfp4": "fp4", "fp8": "fp8", "int8": "int8"}
+    if native is not None and gpu.supports(native):
+        rate = gpu.tflops.get(rates[native])
+        if rate:
+            return native, rate * 1e12
+    is_half = inputs.dtype in ("float16", "half")
+    wanted = "fp16" if is_half or not gpu.supports("bf16") else "bf16"
+    rate = gpu.tflops.get(wanted) or gpu.tflops.get("fp16") or 0.0
+    return wanted, rate * 1e12
+
+
+def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
+    model, ranks = inputs.model, inputs.ranks
+    attention = _attention_flops(model, length)
+    compute = (2 * model.num_active_parameters * length + attention) / ranks.tensor
+    steps = -(-length // max(1, inputs.max_num_batched_tokens))
+    compute_time = compute / (flops * _COMPUTE_SHARE)
+    reads = inputs.weights_bytes * ranks.pipeline * steps / (inputs.gpu.bandwidth * _MEMORY_SHARE)
+    sent = _communication(inputs, length, steps)
+    parts = {"compute": compute_time, "memory bandwidth": reads}
+    bound = max(parts, key=lambda name: parts[name])
+    total = parts[bound] + sent + steps * _STEP_SECONDS
+    if sent > parts[bound]:
+        bound = "communication"
+    return PromptSpeed(length, total, bound)
+
+
+def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchSpeed:
+    model, ranks = inputs.model, inputs.ranks
+    bandwidth = inputs.gpu.bandwidth * _MEMORY_SHARE
+    reads = inputs.weights_bytes * _touched_share(model, size) * ranks.pipeline
+    cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
+    compute = 2 * model.num_active_parameters * size / ranks.tensor / (flops * _COMPUTE_SHARE)
+    parts = {
+        "weights read": reads / bandwidth, "cache read": cached / bandwidth, "compute": compute,
+    }  # fmt: skip
+    sent = _communication(inputs, size, 1)
+    memory = parts["weights read"] + parts["cache read"]
+    seconds = max(memory, compute) + sent + _STEP_SECONDS
+    parts["communication"] = sent
+    bound = max(parts, key=lambda name: parts[name])
+    replicas = ranks.data
+    rate = size * replicas / seconds
+    price = inputs.gpu.price(inputs.gpu_count)
+    cost = None if price is None else price / (rate * 3600) * 1e6
+    return BatchSpeed(size * replicas, context, seconds, rate, bound, cost)
+
+
+def _touched_share(model: Architecture, batch: int) -> float:
+    """Return the share of the weights that a batch reads: not every expert is chosen by someone."""
+    moe = model.moe
+    if moe is None or moe.num_experts < 1:
+        return 1.0
+    experts = sum(
+        count * sum(w.num_elements for w in layer.weights if w.part == "routed_experts")
+        for layer, count in model.layer_counts
+    )
+    share = experts / max(1, model.num_parameters)
+    missed = (1 - min(1.0, moe.experts_per_token / moe.num_experts)) ** batch
+    return 1 - share * missed
+
+
+def _cached_tokens(model: Architecture, context: int) -> float:
+    """Return how many tokens' worth of cache a step reads per sequence; windows read less."""
+    total = read = 0
+    for layer, count in model.layer_counts:
+        if layer.kv is None or layer.kv.kind is KvKind.STATE:
+            continue
+        elements = count * layer.kv.elements_per_token
+        total += elements
+        read += elements * (min(context, layer.kv.window) if layer.kv.window else context)
+    return read / total if total else 0.0
+
+
+def _attention_flops(model: Architecture, length: int) -> float:
+    """Return the operations of attention scores and values over a prompt (causal: half of them)."""
+    total = 0.0
+    for layer, count in model.layer_counts:
+        kv = layer.kv
+        if kv is None or kv.kind is KvKind.STATE:
+            continue
+        seen = min(length, kv.window) if kv.window else length / 2
+        width = kv.key_dim + (kv.value_dim or kv.key_dim)
+        total += count * 2 * model.num_heads * width * length * seen
+    return total
+
+
+def _communication(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:
+    """Return the seconds of two all-reduces per layer, and of handing on between stages."""
+    ranks, gpu = inputs.ranks, inputs.gpu
+    if ranks.tensor == 1 and ranks.pipeline == 1:
+        return 0.0
+    size = num_tokens * inputs.model.hidden_size * 2
+    seconds = 0.0
+    if ranks.tensor > 1:
+        per = steps * _ALLREDUCE_SECONDS[gpu.has_nvlink]
+        per += 2 * size * (ranks.tensor - 1) / ranks.tensor / gpu.link_bandwidth
+        seconds += 2 * len(inputs.model.layers) * per
+    return seconds + (ranks.pipeline - 1) * (steps * 2e-5 + size / gpu.link_bandwidth)
+
+
+def throughput_at_most(speed: Speed | None) -> float:
+    """Return the highest throughput of the estimate, 0 where there is none."""
+    return max((each.tokens_per_second for each in _batches(speed)), default=0.0)
+
+
+def _batches(speed: Speed | None) -> Sequence[BatchSpeed]:
+    return () if speed is None else speed.batches

@@ -1,0 +1,112 @@
+"""State-space and linear-attention layers: Mamba-2, Gated DeltaNet, Kimi Delta Attention.
+
+`layers.py` calls `build_state_layer`. Shapes are those of the published implementations; the state
+sizes are what vLLM allocates per request (checked on the page sizes it prints for Qwen3-Next and
+Qwen3.5, see vllm-memory.md §5).
+"""
+
+from __future__ import annotations
+
+from exo_inference.planner.config_fields import ConfigFields
+from exo_inference.planner.shapes import KvKind, KvSpec, Shard, Weight
+
+
+def build_state_layer(fields: ConfigFields, kind: str) -> tuple[list[Weight], KvSpec]:
+    """Return weights and state of a layer of kind `linear` or `mamba`.
+
+    Raises:
+        FieldProblem: a size is missing.
+    """
+    if kind == "mamba":
+        return _mamba2(fields)
+    if fields.mapping("linear_attn_config"):
+        return _kimi_delta(fields)
+    return _gated_delta(fields)
+
+
+def _mamba2(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("mamba_num_heads", fields.integer("mamba_n_heads", 0))
+    dim = fields.integer("mamba_head_dim", fields.integer("mamba_d_head", 0))
+    state = fields.integer("ssm_state_size", fields.integer("mamba_d_state", 128))
+    groups = fields.integer("n_groups", fields.integer("mamba_n_groups", 1))
+    kernel = fields.integer("conv_kernel", fields.integer("mamba_d_conv", 4))
+    inner = heads * dim
+    conv = inner + 2 * groups * state
+    has_bias = fields.flag("use_conv_bias", default=fields.flag("mamba_conv_bias", default=True))
+    weights = [
+        Weight("mixer.in_proj", "attention", inner + conv + heads, hidden),
+        Weight("mixer.conv1d", "norm", conv, kernel),
+        Weight("mixer.state", "norm", 3 * heads + inner + (conv if has_bias else 0)),
+        Weight("mixer.out_proj", "attention", hidden, inner),
+    ]
+    spec = KvSpec(
+        KvKind.STATE, conv_elements=conv, conv_positions=kernel - 1, state_elements=inner * state,
+        state_bytes_per_element=_state_bytes(fields),
+    )  # fmt: skip
+    return weights, spec
+
+
+def _gated_delta(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
+    hidden = fields.integer("hidden_size")
+    k_heads, v_heads = (
+        fields.integer("linear_num_key_heads"),
+        fields.integer("linear_num_value_heads"),
+    )
+    k_dim, v_dim = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
+    kernel = fields.integer("linear_conv_kernel_dim", 4)
+    keys, values = k_heads * k_dim, v_heads * v_dim
+    conv = 2 * keys + values
+    weights = [
+        Weight("linear_attn.in_proj_qkv", "attention", conv, hidden),
+        Weight("linear_attn.in_proj_z", "attention", values, hidden),
+        # Too small for quantized kernels: recipes leave it in 16 bit, and so does the catalogue.
+        Weight("linear_attn.in_proj_ba", "router", 2 * v_heads, hidden),
+        Weight("linear_attn.conv1d", "norm", conv, kernel),
+        Weight("linear_attn.state", "norm", 2 * v_heads + v_dim),
+        Weight("linear_attn.out_proj", "attention", hidden, values),
+    ]
+    spec = KvSpec(
+        KvKind.STATE, conv_elements=conv, conv_positions=kernel - 1,
+        state_elements=v_heads * v_dim * k_dim, state_bytes_per_element=_state_bytes(fields),
+    )  # fmt: skip
+    return weights, spec
+
+
+def _kimi_delta(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
+    """Kimi Delta Attention (arXiv 2510.26692): per-channel gates of low rank."""
+    config = ConfigFields(fields.mapping("linear_attn_config"))
+    hidden, heads, dim = (
+        fields.integer("hidden_size"),
+        config.integer("num_heads"),
+        config.integer("head_dim"),
+    )
+    kernel, inner = config.integer("short_conv_kernel_size", 4), heads * dim
+    full_gate = config.flag("use_full_rank_gate")
+    weights = [Weight(f"self_attn.{n}_proj", "attention", inner, hidden) for n in ("q", "k", "v")]
+    weights += [
+        Weight("self_attn.o_proj", "attention", hidden, inner),
+        Weight("self_attn.f_a_proj", "attention", dim, hidden, shard=Shard.REPLICATED),
+        Weight("self_attn.f_b_proj", "attention", inner, dim),
+        Weight("self_attn.b_proj", "attention", heads, hidden),
+        Weight("self_attn.conv1d", "norm", 3 * inner, kernel),
+        Weight("self_attn.state", "norm", inner + heads + dim),
+    ]
+    if full_gate:
+        weights.append(Weight("self_attn.g_proj", "attention", inner, hidden))
+    else:
+        weights += [
+            Weight("self_attn.g_a_proj", "attention", dim, hidden, shard=Shard.REPLICATED),
+            Weight("self_attn.g_b_proj", "attention", inner, dim),
+        ]
+    spec = KvSpec(
+        KvKind.STATE, conv_elements=3 * inner, conv_positions=kernel - 1,
+        state_elements=heads * dim * dim, state_bytes_per_element=4,
+    )  # fmt: skip
+    return weights, spec
+
+
+def _state_bytes(fields: ConfigFields) -> int | None:
+    """Return the bytes per state element that the checkpoint asks for; None: the run's dtype."""
+    asked = fields.text("mamba_ssm_dtype") or fields.text("mamba_ssm_cache_dtype")
+    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(asked)

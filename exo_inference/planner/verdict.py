@@ -1,0 +1,123 @@
+"""The result of planning: the numbers, what they mean, and the JSON form that users read.
+
+`planning.py` builds a `Plan`; the command line, the API and advice read it. The JSON names are public.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from exo_inference.planner.memory import Component, Ranks
+from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.speed import Speed
+
+
+class Verdict(StrEnum):
+    """Whether it fits."""
+
+    FITS = "fits"
+    """Even the pessimistic bound fits."""
+    TIGHT = "tight"
+    """The optimistic bound fits, the pessimistic one does not."""
+    REFUSED = "refused"
+    """Not even the optimistic bound fits, or the engine refuses for another reason."""
+    UNKNOWN = "unknown"
+    """The model cannot be sized."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong or worth knowing.
+
+    Attributes:
+        code: stable, for programs (`memory`, `tensor-parallel`, `unknown-model`, …).
+        refuses: whether the engine would not start because of it.
+    """
+
+    code: str
+    detail: str
+    refuses: bool = True
+
+
+_ONE_RANK = Ranks()
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One pipeline stage on one of its GPUs; `available_kv_bytes` is negative where nothing is left."""
+
+    num_layers: int
+    weights_bytes: int
+    available_kv_bytes: int
+    num_kv_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one deployment would take and give, per GPU.
+
+    Attributes:
+        model, gpu, gpu_count: what was planned.
+        needed_kv_bytes_per_gpu: for one request of full length.
+        available_kv_bytes_per_gpu, _low, _high: with the band around it; negative where weights and
+            overheads are already too much.
+        kv_capacity_tokens: as the engine prints it.
+        max_concurrency: requests of full length at once.
+        largest_max_model_len: the longest context that fits, 0 for none.
+        fits_nominally: whether the middle of the band fits.
+        stages: all pipeline stages; the other figures are those of the one with least room.
+    """
+
+    model: str
+    gpu: str
+    gpu_count: int
+    parameters: EngineParameters
+    verdict: Verdict
+    problems: tuple[Problem, ...] = ()
+    ranks: Ranks = _ONE_RANK
+    components: tuple[Component, ...] = ()
+    total_bytes_per_gpu: int = 0
+    budget_bytes_per_gpu: int = 0
+    weights_bytes_per_gpu: int = 0
+    available_kv_bytes_per_gpu: int = 0
+    available_kv_bytes_low: int = 0
+    available_kv_bytes_high: int = 0
+    needed_kv_bytes_per_gpu: int = 0
+    kv_bytes_per_token: float = 0.0
+    kv_block_size: int = 0
+    num_kv_blocks: int = 0
+    kv_capacity_tokens: int = 0
+    max_concurrency: float = 0.0
+    max_model_len: int = 0
+    largest_max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    fits_nominally: bool = False
+    stages: tuple[StagePlan, ...] = ()
+    speed: Speed | None = None
+    usd_per_hour: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def component(self, name: str) -> Component | None:
+        """Return a component by name."""
+        return next((each for each in self.components if each.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data, with the names that the documentation lists."""
+        data = asdict(self)
+        data["parameters"] = self.parameters.format()
+        data["engine"], data["engine_version"] = (
+            self.parameters.engine,
+            self.parameters.engine_version,
+        )
+        data["verdict"] = self.verdict.value
+        data["components"] = [
+            {
+                "name": each.name, "bytes": each.num_bytes, "low": each.low, "high": each.high,
+                "in_budget": each.is_in_budget, "source": each.source,
+            }
+            for each in self.components
+        ]  # fmt: skip
+        return data

@@ -1,0 +1,242 @@
+"""Image encoders: their weights, and the size of the largest image that is encoded while profiling.
+
+`architecture.py` calls `build_vision`. Each encoder has its own builder; one that is not known is
+sized as an ordinary vision transformer, which the caller marks as approximate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from exo_inference.planner.config_fields import ConfigFields
+from exo_inference.planner.shapes import Shard, VisionShape, Weight
+
+Built = tuple[list[Weight], VisionShape]
+
+
+def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | None:
+    """Return weights, shape and whether the encoder is a known one; None for a text model.
+
+    Raises:
+        FieldProblem: a size is missing.
+    """
+    if fields.vision is None:
+        return _step_defaults(fields)
+    vision = ConfigFields(fields.vision)
+    kind = fields.model_type
+    hidden_text = fields.integer("hidden_size")
+    for names, build in _BUILDERS:
+        if kind in names or vision.model_type in names:
+            weights, shape = build(vision, hidden_text)
+            return weights, shape, True
+    weights, shape = _plain(vision, hidden_text)
+    return weights, shape, False
+
+
+def _matrix(name: str, rows: int, columns: int, copies: int = 1, part: str = "vision") -> Weight:
+    return Weight(f"vision_tower.{name}", part, rows, columns, copies)
+
+
+def _vectors(size: int, copies: int = 1) -> Weight:
+    return Weight("vision_tower.vectors", "vision", size, 1, copies, Shard.REPLICATED)
+
+
+def _blocks(
+    size: int,
+    wide: int,
+    count: int,
+    *,
+    biases: bool,
+    norms: int,
+    gated: bool = False,
+    attention_width: int | None = None,
+) -> list[Weight]:
+    """Return the weights of `count` equal encoder blocks."""
+    inner = attention_width or size
+    mats = 3 if gated else 2
+    vector = norms * size + (3 * inner + size + (mats - 1) * wide + size if biases else 0)
+    return [
+        _matrix("qkv", 3 * inner, size, count),
+        _matrix("proj", size, inner, count),
+        _matrix("mlp", wide, size, count * mats),
+        _vectors(vector, count),
+    ]
+
+
+def _siglip(vision: ConfigFields, text: int) -> Built:
+    """SigLIP with Gemma 3's projector."""
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch, image = (
+        vision.integer("num_hidden_layers"),
+        vision.integer("patch_size"),
+        vision.integer("image_size"),
+    )
+    patches = (image // patch) ** 2
+    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights += [
+        _matrix("patch_embedding", size, 3 * patch * patch),
+        _vectors(size + patches * size + 2 * size),
+        _matrix("projector", text, size, part="projector"),
+        _vectors(size),
+    ]
+    return weights, VisionShape(size, wide, count, patches)
+
+
+def _pixtral(vision: ConfigFields, text: int) -> Built:
+    """Pixtral with the patch merger of Mistral Small 3.1 and Ministral 3."""
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch, image = (
+        vision.integer("num_hidden_layers"),
+        vision.integer("patch_size"),
+        vision.integer("image_size"),
+    )
+    weights = _blocks(size, wide, count, biases=False, norms=2, gated=True)
+    weights += [
+        _matrix("patch_conv", size, 3 * patch * patch),
+        _vectors(2 * size),
+        _matrix("patch_merger", size, 4 * size, part="projector"),
+        _matrix("linear_1", text, size, part="projector"),
+        _matrix("linear_2", text, text, part="projector"),
+    ]
+    return weights, VisionShape(size, wide, count, (image // patch) ** 2)
+
+
+_QWEN_MAX_PATCHES = 65536
+"""Qwen's processors scale images to at most 16,384 merged tokens (12,845,056 pixels, 28x28 each)."""
+
+
+def _qwen2_vl(vision: ConfigFields, text: int) -> Built:
+    is_windowed = vision.get("window_size") is not None
+    size = vision.integer("embed_dim", vision.integer("hidden_size", 1280))
+    count, patch = vision.integer("depth", 32), vision.integer("patch_size", 14)
+    wide = vision.integer("intermediate_size", size * vision.integer("mlp_ratio", 4))
+    merged = size * vision.integer("spatial_merge_size", 2) ** 2
+    weights = _blocks(
+        size, wide, count, biases=True, norms=2 if is_windowed else 4, gated=is_windowed
+    )
+    weights += [
+        _matrix("patch_embed", size, 3 * vision.integer("temporal_patch_size", 2) * patch * patch),
+        _vectors(size * (1 if is_windowed else 2) + merged + text),
+        _matrix("merger.0", merged, merged),
+        _matrix("merger.2", text, merged),
+    ]
+    return weights, VisionShape(size, wide, count, _QWEN_MAX_PATCHES)
+
+
+def _qwen3_vl(vision: ConfigFields, text: int) -> Built:
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch = vision.integer("depth"), vision.integer("patch_size", 16)
+    out = vision.integer("out_hidden_size", text)
+    merged = size * vision.integer("spatial_merge_size", 2) ** 2
+    deep = len(vision.sequence("deepstack_visual_indexes") or [])
+    positions = vision.integer("num_position_embeddings", 2304)
+    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights += [
+        _matrix("patch_embed", size, 3 * vision.integer("temporal_patch_size", 2) * patch * patch),
+        _matrix("merger.fc1", merged, merged, 1 + deep),
+        _matrix("merger.fc2", out, merged, 1 + deep),
+        _vectors(size + positions * size + 2 * size + (merged + out)),
+        _vectors(2 * merged + merged + out, deep),
+    ]
+    return weights, VisionShape(size, wide, count, _QWEN_MAX_PATCHES)
+
+
+def _llama4(vision: ConfigFields, text: int) -> Built:
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch, image = (
+        vision.integer("num_hidden_layers"),
+        vision.integer("patch_size"),
+        vision.integer("image_size"),
+    )
+    out = vision.integer("projector_output_dim", 4096)
+    projector_in = vision.integer("projector_input_dim", 4096)
+    patches = (image // patch) ** 2 + 1
+    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights += [
+        _matrix("patch_embedding", size, 3 * patch * patch),
+        _vectors(size + patches * size + 4 * size),
+        _matrix("adapter.fc1", projector_in, size * 4),
+        _matrix("adapter.fc2", out, projector_in),
+        _matrix("projector", text, out, part="projector"),
+    ]
+    return weights, VisionShape(size, wide, count, patches * 17)  # 16 tiles and the whole
+
+
+def _moonvit(vision: ConfigFields, text: int) -> Built:
+    """MoonViT of Kimi K2.5 and later."""
+    size, wide = vision.integer("vt_hidden_size"), vision.integer("vt_intermediate_size")
+    count, patch = vision.integer("vt_num_hidden_layers"), vision.integer("patch_size")
+    grid = vision.integer("init_pos_emb_height", 64) * vision.integer("init_pos_emb_width", 64)
+    inner = vision.integer("qkv_hidden_size", size)
+    weights = _blocks(size, wide, count, biases=True, norms=4, attention_width=inner)
+    weights += [
+        _matrix("patch_embed", size, 3 * patch * patch),
+        _vectors(size + grid * size + 2 * size),
+        _matrix("in_proj", 4 * size, 4 * size),
+        _matrix("out_proj", text, 4 * size),
+        _vectors(2 * size + 4 * size + text),
+    ]
+    return weights, VisionShape(size, wide, count, grid)
+
+
+def _gemma4(vision: ConfigFields, text: int) -> Built:
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch = vision.integer("num_hidden_layers"), vision.integer("patch_size")
+    positions = vision.integer("position_embedding_size", 10240)
+    head = vision.integer("head_dim", 72)
+    weights = _blocks(size, wide, count, biases=False, norms=4, gated=True)
+    weights += [
+        _matrix("patch_embedder", size, 3 * patch * patch),
+        _vectors(2 * positions * size + 2 * head * count),
+        _matrix("embedding_projection", text, size),
+    ]
+    if vision.flag("standardize"):
+        weights.append(_vectors(0))
+    tokens = (
+        vision.integer("default_output_length", 280) * vision.integer("pooling_kernel_size", 3) ** 2
+    )
+    return weights, VisionShape(size, wide, count, tokens)
+
+
+def _step_defaults(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | None:
+    """Step-3.7's encoder, whose sizes its published config leaves to the library's defaults."""
+    if fields.model_type != "step3p7":
+        return None
+    size, wide, count, positions = 1536, 8960, 47, 2704
+    weights = _blocks(size, wide, count, biases=True, norms=6)
+    weights += [
+        _matrix("patch_embedding", size, 3 * 14 * 14),
+        _vectors(positions * size + 2 * size),
+        _matrix("downsampler1", 2 * size, size * 9),
+        _matrix("downsampler2", 4 * size, 2 * size * 9),
+        _vectors(6 * size),
+        _matrix("projector", fields.integer("hidden_size"), 4 * size, part="projector"),
+    ]
+    return weights, VisionShape(size, wide, count, positions), True
+
+
+def _plain(vision: ConfigFields, text: int) -> Built:
+    """A vision transformer with a two-layer projector, for encoders that are not known."""
+    size = vision.integer("hidden_size", vision.integer("embed_dim", 1024))
+    wide = vision.integer("intermediate_size", 4 * size)
+    count = vision.integer("num_hidden_layers", vision.integer("depth", 24))
+    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights += [_matrix("linear_1", text, size), _matrix("linear_2", text, text)]
+    patch = max(1, vision.integer("patch_size", 14))
+    return weights, VisionShape(
+        size, wide, count, (vision.integer("image_size", 896) // patch) ** 2
+    )
+
+
+_BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], ...] = (
+    (("qwen2_vl", "qwen2_5_vl"), _qwen2_vl),
+    (("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
+    (("gemma3", "siglip_vision_model"), _siglip),
+    (("pixtral",), _pixtral),
+    (("llama4", "llama4_vision_model"), _llama4),
+    (("kimi_k25", "kimi_k3"), _moonvit),
+    (("gemma4", "gemma4_vision"), _gemma4),
+)
+
+VisionConfig = Mapping[str, Any]
