@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 from pathlib import Path
 
+from exo_inference.hub import BUILTIN_PREFIX
 from exo_inference.hub.base import (
     InvalidModelName,
     ModelFile,
@@ -19,14 +20,13 @@ from exo_inference.hub.base import (
 )
 from exo_inference.hub.model_directory import check_model_directory
 
-PREFIX = "exo/"
 _DIRECTORY = Path(__file__).with_name("builtin_models")
 
 
 def builtin_names(directory: Path = _DIRECTORY) -> list[str]:
     """Return the names of all built-in models."""
     found = (path.parent.name for path in directory.glob("*/config.json"))
-    return sorted(f"{PREFIX}{name}" for name in found)
+    return sorted(f"{BUILTIN_PREFIX}{name}" for name in found)
 
 
 class BuiltinSource:
@@ -84,7 +84,7 @@ class BuiltinSource:
                 f"there is no built-in model {source[:256]!r}",
                 hint=f"Built in are: {', '.join(names)}. Names of the Hub do not begin with exo/.",
             )
-        return self._directory / source.removeprefix(PREFIX)
+        return self._directory / source.removeprefix(BUILTIN_PREFIX)
 
     def _resolve(self, source: str) -> ResolvedModel:
         directory = self._find(source)
