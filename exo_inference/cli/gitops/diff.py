@@ -67,14 +67,14 @@ def run(session: Session, filenames: tuple[str, ...], *, prune: bool) -> int:
 
 def unified_diff(change: Change) -> str:
     """Return one object's change as a unified diff of its YAML."""
-    from exo_inference.cli.gitops.live import MODEL_KIND
     from exo_inference.cli.gitops.plan import Action, merged_spec
-    from exo_inference.resources import model_object_name
     from exo_inference.resources.yaml import dump_manifest
 
-    name = model_object_name(change.name) if change.kind == MODEL_KIND else change.name
     if change.manifest is not None:
         name = change.manifest.resource.metadata.name
+    else:
+        assert change.live is not None, "a change is of something that is wanted or there"
+        name = change.live.object_name
     before = dump_manifest(change.kind, name, change.live.spec) if change.live else ""
     after = (
         ""

@@ -84,17 +84,16 @@ def _write(session: Session, filename: str, objects: Sequence[LiveObject]) -> No
 
 def object_file_name(obj: LiveObject) -> str:
     """Return the object's `metadata.name`; a name that is no safe file name becomes one."""
-    from exo_inference.cli.gitops.live import MODEL_KIND
     from exo_inference.resources import model_object_name
 
-    is_plain = obj.name.replace("-", "").isalnum() and obj.name.isascii()
-    return model_object_name(obj.name) if obj.kind == MODEL_KIND or not is_plain else obj.name
+    is_safe = obj.object_name.replace("-", "").isalnum() and obj.object_name.isascii()
+    return obj.object_name if is_safe else model_object_name(obj.name)
 
 
 def _text(obj: LiveObject) -> str:
     from exo_inference.resources.yaml import dump_manifest
 
-    return dump_manifest(obj.kind, _object_name(obj), obj.spec)
+    return dump_manifest(obj.kind, obj.object_name, obj.spec)
 
 
 def _document(obj: LiveObject) -> dict[str, object]:
@@ -102,13 +101,6 @@ def _document(obj: LiveObject) -> dict[str, object]:
 
     document: dict[str, object] = yaml.safe_load(_text(obj))
     return document
-
-
-def _object_name(obj: LiveObject) -> str:
-    from exo_inference.cli.gitops.live import MODEL_KIND
-    from exo_inference.resources import model_object_name
-
-    return model_object_name(obj.name) if obj.kind == MODEL_KIND else obj.name
 
 
 def _write_file(file: Path, text: str) -> None:

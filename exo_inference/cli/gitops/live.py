@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exo_inference.errors import NotFound
+from exo_inference.resources import InferenceDeployment, InferenceModel, model_object_name
 from exo_inference.wire import Deployment, Model
 
 if TYPE_CHECKING:
     from exo_inference.sdk import Client
 
-MODEL_KIND = "InferenceModel"
-DEPLOYMENT_KIND = "InferenceDeployment"
+MODEL_KIND = InferenceModel.KIND
+DEPLOYMENT_KIND = InferenceDeployment.KIND
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class LiveObject:
     def label(self) -> str:
         """What stands at the beginning of its line of output."""
         return label(self.kind, self.name)
+
+    @property
+    def object_name(self) -> str:
+        """Its `metadata.name` in a manifest."""
+        return model_object_name(self.name) if self.kind == MODEL_KIND else self.name
 
 
 def label(kind: str, name: str) -> str:
