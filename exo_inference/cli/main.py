@@ -4,12 +4,14 @@
 0    it worked; a list may be empty
 1    it failed
 2    the command line, a file or an environment variable is wrong
+3    `status` alone: no control plane is running
 4    no usable endpoint or credentials, or they were refused
 8    still not ready when the time was up, or it can no longer become ready
 130  interrupted
 ===  ==========================================================================
 
-Commands raise errors of `exo_inference.errors`; they neither print them nor exit.
+Commands raise errors of `exo_inference.errors`; they neither print them nor exit. Only `diff` prints
+its own, because 1 stands for a difference there.
 """
 
 from __future__ import annotations
