@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from exo_inference.controller.conditions import condition, find, is_true
 from exo_inference.controller.states import model_state
@@ -83,6 +84,7 @@ def plan_deployment(
             engine_version=spec.engine.version,
             engine_parameters=spec.engine_parameters,
             unrouted=unrouted,
+            restarted_at=datetime.fromisoformat(deployment.restart) if deployment.restart else None,
         )
     )
 

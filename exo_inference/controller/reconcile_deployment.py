@@ -125,6 +125,7 @@ class DeploymentReconciler:
         status = DeploymentStatus(
             conditions=merged,
             observed_generation=metadata.generation,
+            observed_restart=deployment.restart,
             replicas=tuple(plan.to_state(replica) for replica in replicas),
             ready_replicas=ready,
             url=f"{self._gateway_url}/{metadata.uid}/v1",
@@ -158,7 +159,11 @@ class DeploymentReconciler:
         merged = conditions.merge(
             deployment.status.conditions, found, generation=generation, now=datetime.now(UTC)
         )
-        update = {"conditions": merged, "observed_generation": generation}
+        update = {
+            "conditions": merged,
+            "observed_generation": generation,
+            "observed_restart": deployment.restart,
+        }
         status = deployment.status.model_copy(update=update)
         wanted = deployment.model_copy(update={"status": status})
         return await self._write_status(deployment, wanted, events)

@@ -130,7 +130,8 @@ class Reconciler:
     def _is_news(self, obj: Resource) -> bool:
         """Whether more than the status changed: status writes are the reconciler's own."""
         metadata = obj.metadata
-        wanted = (metadata.generation, metadata.name, metadata.deletion_timestamp)
+        asked_again = obj.restart if isinstance(obj, InferenceDeployment) else ""
+        wanted = (metadata.generation, metadata.name, metadata.deletion_timestamp, asked_again)
         if self._seen.get(metadata.uid) == wanted:
             return False
         self._seen[metadata.uid] = wanted

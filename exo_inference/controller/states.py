@@ -25,7 +25,8 @@ def deployment_state(deployment: InferenceDeployment) -> tuple[DeploymentState, 
         return DeploymentState.UPDATING, f"deleting: {_message(conditions, 'Progressing')}"
     if not conditions:
         return DeploymentState.CREATING, "waiting for the controller"
-    if status.observed_generation < metadata.generation:
+    is_asked_again = status.observed_restart != deployment.restart
+    if status.observed_generation < metadata.generation or is_asked_again:
         return _pending_state(deployment)
     if is_true(conditions, "Failed"):
         return DeploymentState.ERROR, _message(conditions, "Failed")

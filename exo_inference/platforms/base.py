@@ -23,7 +23,7 @@ class ReplicaPhase(StrEnum):
     BACKOFF = "backoff"
     """It crashed and will be started again."""
     FAILED = "failed"
-    """It cannot work as configured; it is not started again until the spec changes."""
+    """It cannot work as configured; it is not started again by itself, only for a new spec or when asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class DesiredDeployment:
         model_path: directory with the model's files.
         unrouted: names of replicas that the gateway no longer sends requests to. A platform
             stops a draining replica only when it is in here.
+        restarted_at: when a user last asked to try again: replicas that failed before it, or wait
+            after a crash, are started at once. It changes nothing about those that run.
     """
 
     uid: str
@@ -50,6 +52,7 @@ class DesiredDeployment:
     engine_version: str | None = None
     engine_parameters: tuple[str, ...] = ()
     unrouted: frozenset[str] = frozenset()
+    restarted_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

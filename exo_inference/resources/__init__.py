@@ -17,6 +17,7 @@ from exo_inference.resources.base import (
     Resource,
 )
 from exo_inference.resources.deployment import (
+    RESTART_ANNOTATION,
     DeploymentSpec,
     DeploymentStatus,
     EngineRef,
@@ -33,6 +34,7 @@ from exo_inference.resources.model import (
 __all__ = [
     "API_VERSION",
     "PUBLIC_SCOPE",
+    "RESTART_ANNOTATION",
     "ApiKeySpec",
     "ApiKeyStatus",
     "Condition",

@@ -9,6 +9,9 @@ from pydantic import Field
 
 from exo_inference.resources.base import Condition, Resource, ResourceModel
 
+RESTART_ANNOTATION = "inference.exo.dev/restarted-at"
+"""When a user last asked to start replicas again that had failed; RFC 3339."""
+
 
 class EngineRef(ResourceModel):
     """Which engine, and which version's flags; None lets the platform choose."""
@@ -44,11 +47,13 @@ class DeploymentStatus(ResourceModel):
     """What is so.
 
     Conditions: `Admitted`, `ModelReady`, `Progressing` (reason Deploying, Scaling or Updating
-    while true), `Available` (enough replicas ready), `Failed`.
+    while true), `Available` (enough replicas ready), `Failed`. `observed_restart` is the value of
+    `RESTART_ANNOTATION` that was acted on.
     """
 
     conditions: tuple[Condition, ...] = ()
     observed_generation: int = 0
+    observed_restart: str = ""
     replicas: tuple[ReplicaState, ...] = ()
     ready_replicas: int = 0
     url: str = ""
@@ -62,3 +67,8 @@ class InferenceDeployment(Resource):
     kind: Literal["InferenceDeployment"] = "InferenceDeployment"
     spec: DeploymentSpec
     status: DeploymentStatus = Field(default_factory=DeploymentStatus)
+
+    @property
+    def restart(self) -> str:
+        """When a user last asked to start replicas again that had failed; empty if never."""
+        return self.metadata.annotations.get(RESTART_ANNOTATION, "")

@@ -71,6 +71,8 @@ class FakePlatform:
             self.stopped.append(replica.name)
         for replica in mine:
             replica.looks += 1
+            if desired.restarted_at is not None:
+                replica.failure = self.fails
         current = [r for r in mine if r.made_from == made_from and not r.draining]
         while len(current) < desired.replicas:
             self.count += 1

@@ -85,6 +85,34 @@ def test_a_failed_replica_is_an_error_until_the_spec_changes(controller: Control
     controller.wait_for(lambda: client.get_deployment(id=uid)["state"] == "ready")
 
 
+def test_an_update_without_a_change_starts_a_failed_replica_again(controller: Controller) -> None:
+    controller.create_model()
+    controller.platform.fails = "exo-engine: there is no folder /models/m"
+    uid = controller.create_deployment(wait=False)
+    client = controller.client()
+    controller.wait_for(lambda: client.get_deployment(id=uid)["state"] == "error")
+    controller.platform.fails = None
+    client.update_deployment(id=uid)
+    # At no moment an error any more: whoever waits for the outcome would take that for it.
+    states = []
+    controller.wait_for(
+        lambda: states.append(client.get_deployment(id=uid)["state"]) or states[-1] == "ready"
+    )
+    assert "error" not in states
+    assert len(controller.platform.replicas[uid]) == 1
+
+
+def test_an_update_without_a_change_leaves_a_healthy_deployment_alone(
+    controller: Controller,
+) -> None:
+    controller.create_model()
+    uid = controller.create_deployment()
+    client = controller.client()
+    client.update_deployment(id=uid)
+    assert client.get_deployment(id=uid)["state"] == "ready"
+    assert all(desired.restarted_at is None for desired in controller.platform.applied)
+
+
 def test_a_platform_that_cannot_is_asked_again(controller: Controller) -> None:
     controller.create_model()
     controller.platform.refuses = "no GPU is free"

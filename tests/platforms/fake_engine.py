@@ -75,7 +75,7 @@ def stop() -> None:
 
 async def main() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
-    if options.exit_code is not None:
+    if options.exit_code is not None and not Path("mended").exists():
         print("Traceback of something", file=sys.stderr)
         print(f"exo-engine: error: {options.error}", file=sys.stderr, flush=True)
         return options.exit_code

@@ -9,6 +9,8 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,6 +110,36 @@ async def test_wrong_configuration_fails_once_and_is_not_tried_again(rig: Rig) -
         await asyncio.sleep(0.1)
     assert phases(observed) == [ReplicaPhase.FAILED]
     assert observed.replicas[0].restarts == 0
+
+
+async def test_failed_replica_is_started_again_when_asked_to(rig: Rig) -> None:
+    desired = rig.desired(1, "--exit-code", "78")
+    failed = (await rig.until(desired, lambda now: phases(now) == [ReplicaPhase.FAILED])).replicas
+    (rig.directory(failed[0].name) / "mended").touch()
+    still = await rig.platform.apply(desired)
+    assert phases(still) == [ReplicaPhase.FAILED]
+    ready = await rig.until_ready(replace(desired, restarted_at=datetime.now(UTC)))
+    assert ready.replicas[0].name == failed[0].name
+
+
+async def test_asking_to_try_again_helps_once(rig: Rig) -> None:
+    desired = rig.desired(1, "--exit-code", "78")
+    failed = await rig.until(desired, lambda now: phases(now) == [ReplicaPhase.FAILED])
+    launch = rig.directory(failed.replicas[0].name) / "launch.json"
+    asked = replace(desired, restarted_at=datetime.now(UTC))
+    await rig.until(asked, lambda _now: json.loads(launch.read_text())["run"] == 2)
+    await rig.until(asked, lambda now: phases(now) == [ReplicaPhase.FAILED])
+    for _ in range(5):
+        assert phases(await rig.platform.apply(asked)) == [ReplicaPhase.FAILED]
+    assert json.loads(launch.read_text())["run"] == 2
+
+
+async def test_asking_to_try_again_leaves_what_runs_alone(rig: Rig) -> None:
+    desired = rig.desired()
+    before = await rig.until_ready(desired)
+    after = await rig.platform.apply(replace(desired, restarted_at=datetime.now(UTC)))
+    assert after.replicas[0].pid == before.replicas[0].pid
+    assert phases(after) == [ReplicaPhase.READY]
 
 
 async def test_changing_the_parameters_replaces_a_failed_replica(rig: Rig) -> None:

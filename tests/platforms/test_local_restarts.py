@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,15 @@ def test_long_run_starts_the_count_anew() -> None:
 
 def test_run_that_was_stopped_starts_again_at_once() -> None:
     assert plan(facts(failures=2, stop_asked=True), now=1005.0) == RestartPlan(2, False, 0.0)
+
+
+def test_user_who_asks_after_a_crash_ends_the_wait() -> None:
+    def asked(at: float) -> RestartPlan:
+        moment = datetime.fromtimestamp(at, UTC)
+        return plan_restart(facts(failures=9), 1006.0, BOOT, SETTINGS, restarted_at=moment)
+
+    assert asked(1005.5) == RestartPlan(0, False, 0.0)
+    assert asked(1004.5).wait_seconds > 1
 
 
 def test_run_that_ended_with_the_machine_is_no_crash() -> None:

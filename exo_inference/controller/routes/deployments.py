@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +23,9 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.controller.views import view_deployment
+from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.resources import (
+    RESTART_ANNOTATION,
     DeploymentSpec,
     InferenceDeployment,
     InferenceModel,
@@ -41,11 +44,14 @@ from exo_inference.wire import (
 FINALIZER = "inference.exo.dev/replicas"
 """Held until no request is routed to the deployment and none of its replicas is left."""
 
+_RESTARTED = (ReplicaPhase.FAILED, ReplicaPhase.BACKOFF)
+"""Replicas in one of these are started by an update that changes nothing else."""
+
 _MAX_ATTEMPTS = 10
 """A change is tried again when the reconciler wrote a status meanwhile."""
 
-Judge = Callable[[InferenceDeployment], tuple[str, DeploymentSpec]]
-"""Returns the name and spec that a deployment shall have; raises Refused."""
+Judge = Callable[[InferenceDeployment], tuple[ObjectMeta, DeploymentSpec]]
+"""Returns the metadata and spec that a deployment shall have; raises Refused."""
 
 
 async def create_deployment(request: Request) -> Response:
@@ -101,15 +107,22 @@ async def get_deployment(request: Request) -> Response:
 
 
 async def update_deployment(request: Request) -> Response:
-    """Change name, parameters or version; a body without fields changes nothing."""
+    """Change name, parameters or version; start replicas again that have failed.
+
+    A body without fields does the latter alone: it is how a user says that the cause is mended.
+    """
     context = context_of(request)
     is_dry_run = read_flag(request, "dry-run")
     fields = Fields(UpdateDeployment, parse_object(await request.body()))
     world = await context.load_world([])
 
-    def judge(present: InferenceDeployment) -> tuple[str, DeploymentSpec]:
+    def judge(present: InferenceDeployment) -> tuple[ObjectMeta, DeploymentSpec]:
         admitted = admission.admit_update(fields, present, world)
-        return admitted.name, admitted.spec
+        changed: dict[str, object] = {"name": admitted.name}
+        if any(replica.state in _RESTARTED for replica in present.status.replicas):
+            now = datetime.now(UTC).isoformat()
+            changed["annotations"] = {**present.metadata.annotations, RESTART_ANNOTATION: now}
+        return present.metadata.model_copy(update=changed), admitted.spec
 
     event = NewEvent("Normal", "Updated", "a change was asked for")
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
@@ -121,8 +134,8 @@ async def scale_deployment(request: Request) -> Response:
     is_dry_run = read_flag(request, "dry-run")
     fields = Fields(ScaleDeployment, parse_object(await request.body()))
 
-    def judge(present: InferenceDeployment) -> tuple[str, DeploymentSpec]:
-        return present.metadata.name, admission.admit_scale(fields, present)
+    def judge(present: InferenceDeployment) -> tuple[ObjectMeta, DeploymentSpec]:
+        return present.metadata, admission.admit_scale(fields, present)
 
     wanted = fields.values.get("replicas")
     event = NewEvent("Normal", "Scaled", f"{wanted} replicas were asked for")
@@ -176,19 +189,18 @@ async def _change(
                     f"the deployment {present.metadata.name!r} is being deleted",
                     hint="Create it again when it is gone.",
                 )
-            name, spec = judge(present)
+            metadata, spec = judge(present)
             uid = present.metadata.uid
             if is_dry_run:
                 return operations.dry_run("deployment", uid)
             operation = operations.succeeded("deployment", uid)
-            metadata = present.metadata.model_copy(update={"name": name})
             wanted = present.model_copy(update={"metadata": metadata, "spec": spec})
             changed = metadata != present.metadata or spec != present.spec
             recording = Recording(operation, events=(event,) if changed else ())
             try:
                 await context.store.update(wanted, recording)
             except NameTaken as exc:
-                raise _name_taken(name) from exc
+                raise _name_taken(metadata.name) from exc
             except VersionConflict:
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise

@@ -107,8 +107,8 @@ def _judge_crashed(sight: Sight) -> tuple[ReplicaPhase, str]:
     why = why.rstrip(". ")
     if has_failed(sight):
         return ReplicaPhase.FAILED, (
-            f"{why}. It is not started again until the deployment changes. "
-            f"Run `{logs_command(facts)} --previous`, then "
+            f"{why}. It is not started again by itself. Run `{logs_command(facts)} --previous`; "
+            "when the cause is mended (or to change the flags), run "
             f"`exo dedicated-inference deployment update {facts.record.deployment}`"
         )
     times = "once" if sight.restart.failures == 1 else f"{sight.restart.failures} times in a row"

@@ -192,7 +192,13 @@ class LocalPlatform:
         if facts.running:
             return await self._see_running(facts)
         self._history.forget(facts.name)
-        restart = plan_restart(facts, time.time(), self._boot_id, self._settings)
+        restart = plan_restart(
+            facts,
+            time.time(),
+            self._boot_id,
+            self._settings,
+            restarted_at=desired.restarted_at,
+        )
         failure = None
         if restart.crashed:
             directory = self._state_dir.replicas_dir / facts.name

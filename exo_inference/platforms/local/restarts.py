@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from datetime import datetime
 
 from exo_inference.platforms.local.replica_dir import ReplicaFacts
 from exo_inference.platforms.local.settings import LocalPlatformSettings
@@ -29,11 +30,17 @@ class RestartPlan:
 
 
 def plan_restart(
-    facts: ReplicaFacts, now: float, boot_id: str, settings: LocalPlatformSettings
+    facts: ReplicaFacts,
+    now: float,
+    boot_id: str,
+    settings: LocalPlatformSettings,
+    *,
+    restarted_at: datetime | None = None,
 ) -> RestartPlan:
     """Say when a replica that does not run may start.
 
-    Runs that were asked to stop, or that ended with the machine, are no crashes.
+    Runs that were asked to stop, or that ended with the machine, are no crashes. Neither does a
+    crash count any more once a user has asked to try again, at `restarted_at`.
     """
     launch, ended = facts.launch, facts.exit
     if launch is None:
@@ -43,6 +50,8 @@ def plan_restart(
     if ended is not None and ended.stop_asked:
         return RestartPlan(launch.failures, crashed=False, wait_seconds=0.0)
     ended_at = ended.finished_at if ended else launch.spawned_at
+    if restarted_at is not None and restarted_at.timestamp() >= ended_at:
+        return RestartPlan(failures=0, crashed=False, wait_seconds=0.0)
     ran_seconds = (ended_at if ended else now) - launch.spawned_at
     failures = 1 if ran_seconds >= settings.stable_seconds else launch.failures + 1
     delay = backoff_seconds(facts.name, facts.run, failures, settings)

@@ -100,6 +100,8 @@ class Deployments:
     ) -> Operation:
         """Change what can be changed in place; None leaves a field as it is.
 
+        Replicas that have failed are started again, also when nothing is changed.
+
         Args:
             deployment_id: which one.
             name: its new name.
