@@ -69,8 +69,9 @@ docs: setup-dev ## regenerate the generated pages of docs/reference
 bench: setup-dev ## the benchmarks that run on this machine, one after the other
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-gpu-check: ## prove the engine on CUDA against the CPU and measure it (at most 10 minutes)
-	@PYTHONPATH=engine-images/exo-engine/src $(PYTHON) engine-images/exo-engine/benchmarks/gpu_check.py
+gpu-check: ## prove the engine on CUDA and measure it (10 minutes at most); OUTPUT=FILE keeps the figures
+	@PYTHONPATH=engine-images/exo-engine/src $(PYTHON) engine-images/exo-engine/benchmarks/gpu_check.py \
+	  $(if $(OUTPUT),--output $(OUTPUT))
 
 clean: ## remove the virtual environment and caches
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,10 +3,10 @@
 It needs torch, numpy and safetensors, a CUDA device, and nothing from the network: models are random and
 made here. First, for each model family, greedy float32 tokens on CUDA must be those of the CPU,
 batched, with chunked prompts and with blocks forced to run out; seeded sampling likewise. Then it
-times prompts and decoding of a model of one billion parameters in bfloat16. A table goes to stdout;
-JSON to --output, or to $OUT/gpu_check.json where OUT is set.
+times prompts and decoding of a model of one billion parameters in bfloat16. A table goes to stdout,
+JSON to --output.
 
-    make gpu-check                                                      on a machine with a GPU
+    make gpu-check OUTPUT=gpu_check.json                                on a machine with a GPU
     python benchmarks/gpu_check.py --device cpu --small                 try the script itself
 
 Exit status: 0 all equal and measured, 1 something differs or failed, 69 no CUDA device or package.
@@ -331,8 +331,6 @@ def _print_summary(report: Report) -> None:
 
 
 def _write_json(report: Report, output: Path | None) -> None:
-    if output is None and os.environ.get("OUT"):
-        output = Path(os.environ["OUT"]) / "gpu_check.json"
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")

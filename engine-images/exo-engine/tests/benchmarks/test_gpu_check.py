@@ -33,10 +33,11 @@ def test_without_a_gpu_it_says_so_and_fails():
 
 @pytest.mark.slow
 def test_on_the_cpu_every_comparison_holds_and_figures_are_written(tmp_path):
-    result = run("--device", "cpu", "--small", OUT=str(tmp_path))
+    output = tmp_path / "gpu_check.json"
+    result = run("--device", "cpu", "--small", "--output", str(output))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "equality with the CPU: 20 of 20 comparisons hold" in result.stdout
-    report = json.loads((tmp_path / "gpu_check.json").read_text())
+    report = json.loads(output.read_text())
     assert report["problems"] == []
     assert all(row["equal_tokens"] == row["tokens"] for row in report["equality"])
     assert {row["sequences"] for row in report["speed"]["decode"]} == {1, 4}
