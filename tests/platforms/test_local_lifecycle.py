@@ -279,6 +279,7 @@ async def test_stopped_control_plane_starts_its_engines_again_at_once(rig: Rig) 
     rig.new_platform(first_backoff_seconds=30.0)
     after = await rig.until_ready(desired)
     assert {r.name for r in after.replicas} == {r.name for r in before.replicas}
+    assert [r.restarts for r in after.replicas] == [0, 0]
 
 
 async def test_full_disk_is_a_platform_error_that_says_so(

@@ -174,6 +174,7 @@ class Lifecycle:
             grace_seconds=self._settings.drain_grace_seconds,
             log_max_bytes=self._settings.log_max_bytes,
             log_max_files=self._settings.log_max_files,
+            restarts=facts.restarts + (restart is not None and restart.crashed),
         )
 
     def _spawn(self, facts: ReplicaFacts, launch: Launch) -> int | None:

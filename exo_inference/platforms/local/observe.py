@@ -49,7 +49,7 @@ def observe(sight: Sight, spec: str | None, settings: LocalPlatformSettings) -> 
         details=details,
         address=f"unix:replicas/{facts.name}/{SOCKET_NAME}" if process else None,
         pid=process.engine_pid if process else None,
-        restarts=max(0, facts.run - 1),
+        restarts=facts.restarts,
         started_at=datetime.fromtimestamp(process.started_at, UTC) if process else None,
     )
 

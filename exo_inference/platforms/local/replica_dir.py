@@ -62,6 +62,7 @@ class Launch:
     Attributes:
         run: 1 for the first start of this replica.
         failures: crashes in a row before this run.
+        restarts: starts because the run before had crashed, this one included.
         boot_id: of the kernel; runs of an earlier boot ended without a word.
     """
 
@@ -74,6 +75,7 @@ class Launch:
     grace_seconds: float
     log_max_bytes: int
     log_max_files: int
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,11 @@ class ReplicaFacts:
     def run(self) -> int:
         """Number of the present or last run, 0 before the first."""
         return self.launch.run if self.launch else 0
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again after a crash; a stop that was asked for is none."""
+        return self.launch.restarts if self.launch else 0
 
     @property
     def was_ready(self) -> bool:
