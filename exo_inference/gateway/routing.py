@@ -113,8 +113,8 @@ class Balancer:
 
 def _why_not_ready(deployment: Deployment) -> str:
     """Say where the deployment stands: `deployment 'chat' is deploying: loading weights 43 %`."""
-    if deployment.state == "ready":
-        return f"deployment {deployment.name!r} has no ready replica at the moment"
-    state = "in error" if deployment.state == "error" else deployment.state
     details = f": {deployment.state_details}" if deployment.state_details else ""
+    if deployment.state == "ready":  # scaled to 0, or all of its replicas have just gone
+        return f"deployment {deployment.name!r} has no ready replica{details or ' at the moment'}"
+    state = "in error" if deployment.state == "error" else deployment.state
     return f"deployment {deployment.name!r} is {state}{details}"

@@ -97,6 +97,11 @@ def test_unreachable_replica_comes_last_until_it_cooled_down():
         ("creating", "", "deployment 'chat' is creating"),
         ("error", "no such file", "deployment 'chat' is in error: no such file"),
         ("ready", "", "deployment 'chat' has no ready replica at the moment"),
+        (
+            "ready",
+            "scaled to 0: scale it up",
+            "deployment 'chat' has no ready replica: scaled to 0: scale it up",
+        ),
     ],
 )
 def test_refusal_says_where_the_deployment_stands(state, details, message):
