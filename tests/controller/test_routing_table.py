@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -175,14 +176,30 @@ async def test_versions_grow_even_when_the_file_is_lost(
 
 
 async def test_waiting_for_the_gateway_ends_when_it_follows_or_is_dead(
+    table: RoutingTable, gateway: FakeGateway, clock: Clock
+) -> None:
+    async def waited_seconds() -> float:
+        start = clock.now
+        await table.wait_until_applied(timeout_seconds=5.0)
+        return clock.now - start
+
+    await table.set_route(route("a"))
+    assert await waited_seconds() >= 5.0
+    gateway.version = table.version
+    assert await waited_seconds() < 5.0
+    gateway.version = None
+    assert await waited_seconds() < 5.0
+
+
+async def test_a_key_is_waited_for_as_long_as_no_table_has_it(
     table: RoutingTable, gateway: FakeGateway
 ) -> None:
+    waiting = asyncio.create_task(table.wait_for_key("ab", accepted=True), name="wait-for-key")
+    await asyncio.sleep(0)
+    assert not waiting.done()
     await table.set_route(route("a"))
     gateway.version = table.version
-    await table.wait_until_applied()
-    gateway.version = None
-    await table.wait_until_applied()
-    await table.wait_for_key("ab", accepted=True)
+    await waiting
     await table.wait_for_key("unknown", accepted=False)
 
 
@@ -214,3 +231,48 @@ async def test_a_gateway_is_asked_over_its_socket_however_long_its_path(tmp_path
     finally:
         os.close(descriptor)
     assert await link.applied_version() is None
+
+
+@pytest.mark.parametrize("damage", ['{"x', None, "replaced"])
+async def test_a_damaged_or_lost_file_is_written_anew(
+    table: RoutingTable, tmp_path: Path, damage: str | None
+) -> None:
+    path = tmp_path / "routes.json"
+    await table.set_route(route("a"))
+    good, version = path.read_text(), table.version
+    await table.repair()
+    assert (path.read_text(), table.version) == (good, version), "nothing to repair"
+    if damage is None:
+        path.unlink()
+    elif damage == "replaced":
+        os.replace(shutil.copy(path, tmp_path / "other"), path)
+    else:
+        path.write_text(damage)
+    assert await table.repair()
+    assert read(path).version == table.version > version
+    assert read(path).routes == [route("a")]
+    assert not await table.repair()
+
+
+async def test_a_table_that_could_not_be_written_is_written_later(
+    table: RoutingTable, tmp_path: Path
+) -> None:
+    path = tmp_path / "routes.json"
+    real, table._path = table._path, tmp_path / "missing" / "routes.json"
+    with pytest.raises(OSError, match="missing"):
+        await table.set_route(route("a"))
+    table._path = real
+    assert await table.repair()
+    assert read(path).routes == [route("a")]
+
+
+async def test_the_file_is_watched_until_cancelled(table: RoutingTable, tmp_path: Path) -> None:
+    path = tmp_path / "routes.json"
+    watching = asyncio.create_task(table.keep_written(), name="keep-written")
+    path.write_text('{"x')
+    async with asyncio.timeout(5):
+        while not path.read_text().startswith("{\n"):
+            await asyncio.sleep(0.02)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
