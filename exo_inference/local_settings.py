@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference.errors import ConfigurationError, UsageError
-from exo_inference.state_dir import SERVERS, ProcessRecord, StateDir, write_atomically
+from exo_inference.state_dir import (
+    SERVERS,
+    ProcessRecord,
+    StateDir,
+    find_servers_in_proc,
+    write_atomically,
+)
 
 ZONES = (
     "at-vie-1",
@@ -299,7 +305,9 @@ def find_listener(port: int) -> ProcessRecord | None:
 
 def _is_own(state: StateDir, holder: ProcessRecord) -> bool:
     records = (state.read_record(name) for name in SERVERS)
-    return any(r is not None and r.pid == holder.pid and r.alive for r in records)
+    if any(r is not None and r.pid == holder.pid and r.alive for r in records):
+        return True
+    return any(record.pid == holder.pid for record in find_servers_in_proc(state.root))
 
 
 def _reachable(host: str) -> str:

@@ -22,6 +22,7 @@ written, so several control planes live side by side. Layout::
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
@@ -31,6 +32,12 @@ from pathlib import Path
 
 SERVERS = ("supervisor", "controller", "gateway")
 """Names of the recorded processes of a control plane, in the order in which they start."""
+
+_SERVER_MODULES = {
+    b"exo_inference.controller.supervisor": "supervisor",
+    b"exo_inference.controller": "controller",
+    b"exo_inference.gateway": "gateway",
+}
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,36 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME") or "~"
     base = environ.get("XDG_STATE_HOME") or f"{home}/.local/state"
     return Path(base).expanduser() / "exo-inference"
+
+
+def find_servers_in_proc(root: Path) -> list[ProcessRecord]:
+    """Return the servers of a state directory by their command lines, oldest first.
+
+    For when a record is missing: a directory can be deleted while its processes run. Only processes
+    of this user count, or of everybody for root.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            name = _server_name((entry / "cmdline").read_bytes().split(b"\0"), os.fsencode(root))
+            mine = name is not None and os.geteuid() in (0, entry.stat().st_uid)
+        except OSError:
+            continue  # it has just ended
+        ticks = process_start_ticks(int(entry.name)) if mine else None
+        if name is not None and ticks is not None:
+            found.append(ProcessRecord(name, int(entry.name), ticks))
+    return sorted(found, key=lambda record: (record.start_ticks, record.pid))
+
+
+def _server_name(words: list[bytes], root: bytes) -> str | None:
+    """Tell from `python … -m MODULE … --state-dir ROOT …` which server this is."""
+    pairs = list(itertools.pairwise(words))
+    if (b"--state-dir", root) not in pairs:
+        return None
+    modules = (value for flag, value in pairs if flag == b"-m")
+    return next((_SERVER_MODULES[m] for m in modules if m in _SERVER_MODULES), None)
 
 
 def process_start_ticks(pid: int) -> int | None:

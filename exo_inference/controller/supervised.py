@@ -175,6 +175,16 @@ class SupervisedProcess:
         self._state.remove_record(self.name)
         self._state.remove_failure(self.name)
 
+    def keep_record(self) -> None:
+        """Record what runs again where somebody deleted the record."""
+        process = self._current
+        if (
+            process is not None
+            and not self._stopping
+            and self._state.read_record(self.name) is None
+        ):
+            self._record(process.pid)
+
     @property
     def name(self) -> str:
         """`controller` or `gateway`."""

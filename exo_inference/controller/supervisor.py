@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -30,12 +31,13 @@ from exo_inference.controller.supervised import (
 from exo_inference.controller.supervisor_logs import LogCopier, rotate_if_large
 from exo_inference.errors import ExoError, PlatformError
 from exo_inference.local_settings import load_settings
-from exo_inference.state_dir import StateDir
+from exo_inference.state_dir import StateDir, find_servers_in_proc
 
 logger = logging.getLogger("exo_inference.controller.supervisor")  # not __main__
 
 _ROTATE_SECONDS = 5.0
 _COPY_SECONDS = 0.2
+_RECORD_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,23 +77,34 @@ def server_commands(state: StateDir) -> tuple[ServerCommand, ...]:
 def lock(state: StateDir) -> int:
     """Take the supervisor's lock for the life of this process; return its descriptor.
 
-    The lock is on the directory `run` itself, so that no file is left of it.
+    The lock is on the state directory itself, so that no file is left of it, and deleting what is in
+    the directory does not free it. A supervisor of a directory that was deleted and made anew has
+    its lock on the old one: it is known by its command line.
 
     Raises:
-        PlatformError: another supervisor has it.
+        PlatformError: another supervisor runs.
     """
-    descriptor = os.open(state.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(state.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
         os.close(descriptor)
         record = state.read_record("supervisor")
-        who = f" (pid {record.pid})" if record is not None and record.alive else ""
-        raise PlatformError(
-            f"another supervisor{who} runs for {state.root}",
-            hint="Run `exo dedicated-inference down` first, or choose another --state-dir.",
-        ) from exc
+        pid = record.pid if record is not None and record.alive else None
+        raise _another_supervisor(state, pid) from exc
+    for record in find_servers_in_proc(state.root):
+        if record.name == "supervisor" and record.pid != os.getpid():
+            os.close(descriptor)
+            raise _another_supervisor(state, record.pid)
     return descriptor
+
+
+def _another_supervisor(state: StateDir, pid: int | None) -> PlatformError:
+    who = f" (pid {pid})" if pid is not None else ""
+    return PlatformError(
+        f"another supervisor{who} runs for {state.root}",
+        hint="Run `exo dedicated-inference down` first, or choose another --state-dir.",
+    )
 
 
 class Supervisor:
@@ -125,6 +138,7 @@ class Supervisor:
             logger.error("cannot record the supervisor: %s", exc)
         work = {server.name: server.run() for server in self._servers}
         work["log rotation"] = self._rotate_logs()
+        work["records"] = self._keep_records()
         if self._settings.foreground:
             work["log copy"] = self._copy_logs()
         tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in work.items()]
@@ -215,6 +229,20 @@ class Supervisor:
                 rotate_if_large(path)
             await asyncio.sleep(_ROTATE_SECONDS)
 
+    async def _keep_records(self) -> None:
+        """Make folders and records anew that are deleted while this runs."""
+        root = _identity(self._state.root)
+        while True:
+            await asyncio.sleep(_RECORD_SECONDS)
+            if self._stop.is_set() or root is None or _identity(self._state.root) != root:
+                continue  # a state directory that was deleted as a whole is not made anew
+            with contextlib.suppress(OSError):  # a full disk: the next round may find room
+                self._state.create()
+                if self._state.read_record("supervisor") is None:
+                    self._state.write_record("supervisor", os.getpid())
+                for server in self._servers:
+                    server.keep_record()
+
     async def _copy_logs(self) -> None:
         copier = LogCopier({n: path for n, path in self._logs.items() if n != "supervisor"})
         try:
@@ -223,6 +251,15 @@ class Supervisor:
                 await asyncio.sleep(_COPY_SECONDS)
         finally:
             copier.copy()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a directory from another one made later in its place."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _end_strays(state: StateDir) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -133,6 +134,10 @@ async def eventually(condition, seconds: float = 10.0):
 def running(state: StateDir, name: str):
     record = state.read_record(name)
     return record if record is not None and record.alive else None
+
+
+async def recorded(state: StateDir, name: str):
+    return await eventually(lambda: running(state, name))
 
 
 async def test_servers_are_started_recorded_and_stopped_controller_first(state):
@@ -372,3 +377,43 @@ async def test_full_disk_for_records_does_not_stop_the_servers(state, monkeypatc
         await eventually(lambda: len(order(state)) == 2)
         assert not task.done()
     assert order(state)[2:] == ["ended controller", "ended gateway"]
+
+
+async def test_deleted_records_are_made_anew_and_the_lock_stays(state, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_RECORD_SECONDS", 0.02)
+    descriptor = lock(state)
+    try:
+        async with supervised(state):
+            before = [(await recorded(state, name)).pid for name in ("controller", "gateway")]
+            shutil.rmtree(state.run_dir)
+            with pytest.raises(PlatformError, match="another supervisor"):
+                lock(state)
+            after = [(await recorded(state, name)).pid for name in ("controller", "gateway")]
+            assert after == before
+            assert (await recorded(state, "supervisor")).pid == os.getpid()
+    finally:
+        os.close(descriptor)
+
+
+async def test_a_deleted_state_directory_is_not_made_anew(state, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_RECORD_SECONDS", 0.01)
+    async with supervised(state):
+        await recorded(state, "gateway")
+        state.root.rename(state.root.with_name("moved away"))
+        await asyncio.sleep(0.1)
+        assert not state.root.exists()
+        state.create()
+
+
+def test_supervisor_of_a_directory_that_was_deleted_keeps_others_away(state):
+    argv = ("exo_inference.controller.supervisor", "--state-dir", str(state.root))
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    # `-m` after the program is an argument of it; what counts is how the command line reads.
+    other = begin((sys.executable, "-S", "-c", code, "-m", *argv), subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"up\n"
+        with pytest.raises(PlatformError, match=rf"another supervisor \(pid {other.pid}\)"):
+            lock(state)
+    finally:
+        other.kill()
+        other.communicate()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, ParamSpec, TypeVar
 
 import click
 
@@ -18,6 +18,8 @@ from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ExoError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from click.shell_completion import CompletionItem
 
     from exo_inference.cli.session import Session
@@ -131,7 +133,8 @@ def only_one_start(state: StateDir) -> Iterator[None]:
     is_new = not state.root.exists()
     try:
         state.create()
-        descriptor = os.open(state.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Not the state directory itself: that is what the supervisor locks.
+        descriptor = os.open(state.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
         raise UsageError(
             f"cannot use {state.root} as state directory: {exc.strerror or exc}",
@@ -140,12 +143,19 @@ def only_one_start(state: StateDir) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    except UsageError:
+    except ExoError:
         if is_new:
             _remove_empty(state)
         raise
     finally:
         os.close(descriptor)
+
+
+def open_private_log(path: Path) -> BinaryIO:
+    """Open a log for appending; it is readable by its owner alone, whatever the umask is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "ab")
 
 
 def _remove_empty(state: StateDir) -> None:

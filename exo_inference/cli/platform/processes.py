@@ -2,7 +2,7 @@
 
 Three sources, so that nothing is missed: `run/NAME.json` for supervisor, controller and gateway;
 `replicas/NAME/process.json` for shims and engines; and, for what was killed before it could write
-either, the marks that our processes carry in /proc. A pid counts only with the start time recorded
+either or whose records were deleted, the marks that our processes carry in /proc. A pid counts only with the start time recorded
 for it, and signals go through pidfds, so that a reused pid is never hit.
 """
 
@@ -17,9 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exo_inference.state_dir import SERVERS, StateDir, process_start_ticks
+from exo_inference.state_dir import (
+    SERVERS,
+    ProcessRecord,
+    StateDir,
+    find_servers_in_proc,
+    process_start_ticks,
+)
 
-_SERVER_MODULES = ("exo_inference.controller", "exo_inference.gateway")
 _REPLICA_MARK = "EXO_REPLICA_DIR="
 
 
@@ -75,15 +80,26 @@ class LocalProcess:
 def find_servers(state: StateDir) -> list[LocalProcess]:
     """Return supervisor, controller and gateway, also those that do not run."""
     found = []
+    records = _server_records(state)
     for name in SERVERS:
-        record = state.read_record(name)
-        if record is not None and record.alive:
+        record = records.get(name)
+        if record is not None:
             found.append(LocalProcess(name, record.pid, record.start_ticks, "running", "server"))
         else:
             failure = state.read_failure(name)
             details = f"tried {failure.attempts} times: {failure.message}" if failure else ""
             found.append(LocalProcess(name, None, None, "not running", "server", details=details))
     return found
+
+
+def _server_records(state: StateDir) -> dict[str, ProcessRecord]:
+    """Return the servers that run, by name; those without a record are looked for in /proc."""
+    recorded = (state.read_record(name) for name in SERVERS)
+    alive = {record.name: record for record in recorded if record is not None and record.alive}
+    if len(alive) < len(SERVERS):
+        for record in find_servers_in_proc(state.root):
+            alive.setdefault(record.name, record)
+    return alive
 
 
 def find_replicas(state: StateDir) -> list[LocalProcess]:
@@ -143,6 +159,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _scan(state: StateDir) -> Iterator[LocalProcess]:
     """Look through /proc for the marks of this control plane's processes."""
+    for record in find_servers_in_proc(state.root):
+        yield LocalProcess(record.name, record.pid, record.start_ticks, "running", "server")
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -158,12 +176,6 @@ def _scan(state: StateDir) -> Iterator[LocalProcess]:
 
 def _mark(state: StateDir, entry: Path) -> tuple[str, str] | None:
     """Return name and role of a process of ours; None for every other."""
-    argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    if str(state.root) in argv:
-        for word in argv:
-            if word.startswith(_SERVER_MODULES):
-                last = word.rpartition(".")[2]
-                return (last if last in SERVERS else word), "server"
     replicas = f"{_REPLICA_MARK}{state.replicas_dir}/".encode()
     for variable in (entry / "environ").read_bytes().split(b"\0"):
         if variable.startswith(replicas):
