@@ -17,7 +17,7 @@ from exo_inference.cli.table import draw_list, draw_rows
 from exo_inference.cli.template import Template
 from exo_inference.cli.terminal import is_hazardous, print_data
 
-Value = str | int | bool | list[dict[str, Any]]
+Value = str | int | bool | list[dict[str, Any]] | list[str]
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,10 @@ async def open_secret_box(path: Path, store: RecordStore) -> SecretBox:
     if created:
         await asyncio.to_thread(path.unlink)
     raise ConfigurationError(
-        f"{path} is {'missing' if created else 'not the key that controller.db was made with'}",
-        hint="Put the original secret.key back beside controller.db.",
+        f"{path} is {'missing' if created else 'not the key that controller.db was made with'}, and "
+        "without it the deployments' API keys and the Hub tokens in controller.db cannot be read",
+        hint="Put the original secret.key back beside controller.db, or delete all models, "
+        "deployments and keys with `exo dedicated-inference down --purge` and start anew.",
     )
 
 

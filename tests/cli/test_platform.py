@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,13 @@ def status_of(exo: Exo) -> dict[str, Any]:
 
 def pids(status: dict[str, Any]) -> dict[str, int]:
     return {process["name"]: process["pid"] for process in status["processes"]}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def until_gone(*gone: int) -> None:
@@ -375,3 +383,102 @@ def test_broken_settings_are_named(exo: Exo, state: StateDir) -> None:
     result = exo("ai", "status")
     assert result.code == 2
     assert str(state.settings_file) in result.err
+
+
+def test_deleted_records_hide_nothing(exo: Exo, state: StateDir) -> None:
+    assert up("-Q").code == 0
+    before = status_of(exo)
+    shutil.rmtree(state.run_dir)
+    assert status_of(exo) == before
+    again = up()
+    assert again.out.startswith("The control plane is already running.\n")
+    assert status_of(exo) == before
+    until(lambda: all(process.alive for process in find_servers(state)))
+    until(lambda: (state.run_dir / "supervisor.json").exists())
+    assert exo("ai", "down").out == "The control plane is stopped.\n"
+
+
+def test_deleted_settings_are_restored_and_credentials_made_anew(exo: Exo, state: StateDir) -> None:
+    assert up("-Q", "-z", "at-vie-2").code == 0
+    before = status_of(exo)
+    saved = state.settings_file.read_text()
+    state.settings_file.unlink()
+    state.config_file.unlink()
+    degraded = exo("ai", "status", "-O", "json")
+    found = json.loads(degraded.out)
+    assert (found["state"], found["endpoint"], found["zone"], found["gateway"]) == (
+        "degraded",
+        before["endpoint"],
+        "at-vie-2",
+        before["gateway"],
+    )
+    assert [problem.split()[0] for problem in found["problems"]] == [
+        "settings.json",
+        "exoscale.toml",
+    ]
+    assert "warning: exoscale.toml was deleted, with the API's secret" in degraded.err
+    again = up()
+    assert again.code == 0
+    assert "its API key and secret cannot be restored" in again.err
+    assert state.settings_file.read_text() == saved
+    after = status_of(exo)
+    assert after["state"] == "running"
+    assert after["api_key"] != before["api_key"]
+    assert pids(after) == pids(before)
+    assert exo("ai", "model", "list", "-O", "json").out == "[]\n"
+    assert exo("ai", "down").code == 0
+
+
+def test_a_deleted_state_directory_is_said_and_its_processes_are_found(
+    exo: Exo, state: StateDir
+) -> None:
+    assert up("-Q").code == 0
+    before = status_of(exo)
+    shutil.rmtree(state.root)
+    found = exo("ai", "status", "-O", "json")
+    assert found.code == 0
+    assert json.loads(found.out)["state"] == "degraded"
+    assert pids(json.loads(found.out)) == pids(before)
+    assert "its state directory was deleted while it runs" in found.err
+    again = up()
+    assert again.code == 1
+    assert "still runs, but its state directory was deleted" in again.err
+    assert "exo dedicated-inference down" in again.err
+    assert exo("ai", "down").out == "The control plane is stopped.\n"
+    until_gone(*pids(before).values())
+
+
+def test_a_lost_secret_key_is_one_clear_error(exo: Exo, state: StateDir) -> None:
+    assert up("-Q").code == 0
+    state.secret_key_file.unlink()
+    assert "warning: secret.key was deleted" in exo("ai", "status").err
+    assert exo("ai", "down").code == 0
+    result = up()
+    assert result.code == 1
+    message = result.err.splitlines()[-2]
+    assert message.startswith(f"error: the control plane cannot start: {state.secret_key_file} is")
+    assert "API keys and the Hub tokens" in message
+    assert "down --purge" in message
+    assert " ERROR " not in result.err
+
+
+def test_logs_are_private_under_any_umask(exo: Exo, state: StateDir) -> None:
+    old = os.umask(0)
+    try:
+        assert up("-Q").code == 0
+    finally:
+        os.umask(old)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in state.logs_dir.iterdir()}
+    assert modes == dict.fromkeys(("supervisor.log", "controller.log", "gateway.log"), 0o600)
+    assert exo("ai", "down").code == 0
+
+
+def test_a_replica_without_a_record_is_listed(
+    exo: Exo, state: StateDir, sleeper: subprocess.Popen[bytes]
+) -> None:
+    status = exo("ai", "status", "-O", "json")
+    assert status.code == 0
+    stray = json.loads(status.out)["processes"][-1]
+    assert (stray["name"], stray["pid"]) == ("chat-0", sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()

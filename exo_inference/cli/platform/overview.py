@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import click
+
 from exo_inference.cli.output import Field, Record
-from exo_inference.cli.platform.processes import LocalProcess, find_replicas, find_servers
+from exo_inference.cli.platform.processes import (
+    LocalProcess,
+    find_replicas,
+    find_servers,
+    find_strays,
+)
+from exo_inference.cli.platform.recovery import find_losses, recover_settings
 
 if TYPE_CHECKING:
     from exo_inference.local_settings import LocalSettings
@@ -29,20 +37,41 @@ class Overview:
         settings: what it was started with; None when it never was.
         api_key: the public half of its credentials; empty when there are none.
         processes: supervisor, controller and gateway, then the engines.
+        losses: what was deleted under them.
     """
 
     state_dir: StateDir
     settings: LocalSettings | None
     api_key: str
     processes: tuple[LocalProcess, ...]
+    losses: tuple[str, ...] = ()
+
+    @property
+    def servers(self) -> tuple[LocalProcess, ...]:
+        """Supervisor, controller and gateway, also those that do not run."""
+        return tuple(process for process in self.processes if process.role == "server")
+
+    @property
+    def answers(self) -> bool:
+        """Whether all servers run and answer."""
+        return all(process.state == "running" for process in self.servers)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether any server runs."""
+        return any(process.pid for process in self.servers)
 
     @property
     def state(self) -> str:
-        """`running`, `degraded` while a server is missing or does not answer, or `stopped`."""
-        servers = [process for process in self.processes if process.role == "server"]
-        if not any(process.pid for process in servers):
+        """`running`, `stopped`, or `degraded` for what is between: see processes and losses."""
+        if not any(process.pid for process in self.processes):
             return "stopped"
-        return "running" if all(p.state == "running" for p in servers) else "degraded"
+        return "running" if self.answers and not self.losses else "degraded"
+
+    def warn(self) -> None:
+        """Say on stderr what was lost."""
+        for loss in self.losses:
+            click.echo(f"warning: {loss}", err=True)
 
     def record(self) -> Record:
         """Return the fields to print."""
@@ -62,11 +91,16 @@ class Overview:
                 [_process_object(process) for process in self.processes],
                 added=True,
             ),
+            *(
+                [Field("problems", "Problems", "", list(self.losses), added=True)]
+                * bool(self.losses)
+            ),
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return one table row for each process."""
-        return [
+        """Return one table row for each process and each loss."""
+        losses = [("Problem", loss) for loss in self.losses]
+        return losses + [
             (
                 f"Replica {process.name}"
                 if process.role == "engine"
@@ -94,9 +128,24 @@ def look_at(state: StateDir) -> Overview:
         api_key = read_credentials(state).key
     except ConfigurationError:
         api_key = ""
-    servers = [_with_answer(process, settings) for process in find_servers(state)]
-    engines = [process for process in find_replicas(state) if process.role == "engine"]
-    return Overview(state, settings, api_key, (*servers, *engines))
+    servers = find_servers(state)
+    if settings is None:
+        settings = recover_settings(servers)
+    servers = [_with_answer(process, settings) for process in servers]
+    losses = find_losses(state, servers)
+    return Overview(state, settings, api_key, (*servers, *_find_engines(state)), losses)
+
+
+def _find_engines(state: StateDir) -> list[LocalProcess]:
+    """Return one process for each replica, also for one whose record was deleted."""
+    recorded = find_replicas(state)
+    engines = {process.name: process for process in recorded if process.role == "engine"}
+    known = {process.name for process in recorded}
+    for process in find_strays(state, recorded):
+        if process.role == "stray" and process.name not in known:
+            found = replace(process, role="engine", details="without a record")
+            engines.setdefault(process.name, found)
+    return list(engines.values())
 
 
 def does_answer(url: str) -> bool:

@@ -30,11 +30,12 @@ def status(ctx: click.Context, session: Session) -> None:
     """Show the control plane of this machine and its processes.
 
     Works while the control plane is down: it looks at processes and files. Exit code 0 says that it
-    runs, 3 that it does not. The secret of the API key is only in the configuration file.
+    runs, even if only in part, 3 that it does not. The secret of the API key is only in the configuration file.
     """
     output = session.output(FIELD_NAMES, configured=False)
     overview = look_at(state_dir_of(session))
     output.show(overview.record(), rows=overview.rows())
+    overview.warn()
     if overview.state == "stopped":
         if not session.quiet:
             click.echo("Nothing runs. Run `exo dedicated-inference up`.", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from exo_inference.cli.platform.launching import (
     configure,
     launch_options,
     only_one_start,
+    open_private_log,
     refuse_changes,
     server_environment,
     state_dir_of,
@@ -23,6 +25,7 @@ from exo_inference.cli.platform.launching import (
 )
 from exo_inference.cli.platform.overview import FIELD_NAMES, Overview, look_at
 from exo_inference.cli.platform.processes import find_servers
+from exo_inference.cli.platform.recovery import restore_files
 from exo_inference.cli.progress import Step, step
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 START_SECONDS = 60.0
 POLL_SECONDS = 0.05
 LOG_TAIL_LINES = 20
+# What a server said last, as the supervisor logs it when there is no use in trying again.
+_REASON = re.compile(r"cannot start: (?:\w+: error: )?(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -91,14 +96,17 @@ def up(
     with only_one_start(state):
         overview = look_at(state)
         headline = "The control plane is already running."
-        if overview.settings is not None and overview.state != "stopped":
+        if overview.settings is not None and overview.has_servers:
             refuse_changes(options, overview.settings)
-        if overview.state != "running":
+        if restore_files(state, overview.settings, overview.servers):
+            overview = look_at(state)
+        if not overview.answers:
             headline = "The control plane is running."
             overview = _start(session, state, options, start_timeout)
     if output.format == "table" and output.template is None:
         session.success(headline)
     output.show(overview.record(), rows=overview.rows())
+    overview.warn()
     if output.format == "table" and output.template is None:
         _suggest(session)
 
@@ -120,7 +128,7 @@ def _spawn(state: StateDir) -> _Started:
     """Start the supervisor in a session of its own, so that it outlives this terminal."""
     import subprocess
 
-    with (state.logs_dir / "supervisor.log").open("ab") as log:
+    with open_private_log(state.logs_dir / "supervisor.log") as log:
         log_offset = log.tell()
         supervisor = subprocess.Popen(
             supervisor_command(state),
@@ -149,13 +157,16 @@ def _wait_until_up(
     deadline = time.monotonic() + limit_seconds
     while True:
         overview = look_at(state)
-        if overview.state == "running":
+        if overview.answers:
             return overview
         if started is not None and started.supervisor.poll() is not None:
             status = started.supervisor.returncode
+            tail = _log_tail(state, started.log_offset)
+            reason = _REASON.search(tail)
             raise ExoError(
-                f"the control plane ended while it started (status {status}):\n"
-                + _log_tail(state, started.log_offset),
+                f"the control plane cannot start: {reason[1]}"
+                if reason
+                else f"the control plane ended while it started (status {status}):\n{tail}",
                 hint=f"All of it is in {state.logs_dir}.",
             )
         waiting = ", ".join(
