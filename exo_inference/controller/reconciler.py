@@ -86,6 +86,7 @@ class Reconciler:
                 tasks.create_task(self._watch(models), name="watch-models")
                 tasks.create_task(self._watch(keys), name="watch-api-keys")
                 tasks.create_task(self._sweep(), name="sweep")
+                tasks.create_task(self._routing.keep_written(), name="routing-table")
                 for number in range(self._settings.num_workers):
                     tasks.create_task(self._work(), name=f"worker-{number}")
         finally:

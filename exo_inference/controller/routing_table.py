@@ -2,7 +2,8 @@
 
 The reconciler is the only caller. A restarted controller begins with the table on disk, so that
 routes stay as they are until each deployment has been looked at. A replica counts as unrouted only
-when no table from the one the gateway applied up to the newest names it.
+when no table from the one the gateway applied up to the newest names it. `keep_written` repairs a
+file that was lost, damaged or changed by someone else.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_LIFETIME_SECONDS = 0.1
 _POLL_SECONDS = 0.03
+_CHECK_SECONDS = 1.0
+"""How often the file is compared with what was written."""
+
 _SETTLE_SECONDS = 1.0
 """How long an answer waits for the gateway to follow; it follows within 0.1 s if it runs."""
 
@@ -64,12 +68,14 @@ class RoutingTable:
         self._public_keys: list[RouteKey] = []
         self._version = 0
         self._history: list[_Written] = []
+        self._file: tuple[int, int, int] | None = None
         self._silent_since: float | None = None
         self._answer: int | None = None
         self._answered_at = float("-inf")
 
     async def load(self) -> None:
         """Take over the table on disk; write an empty one if there is none that can be read."""
+        found = _identity(self._path)  # before it is read: a change in between is noticed
         try:
             text = await asyncio.to_thread(self._path.read_text)
             table = RouteTable.model_validate_json(text)
@@ -82,7 +88,36 @@ class RoutingTable:
         self._routes = {route.deployment_id: route for route in table.routes}
         self._public_keys = list(table.public_keys)
         self._version = table.version
+        self._file = found
         self._remember()
+
+    async def keep_written(self) -> None:
+        """Repair the file whenever it is not what was written last, until cancelled.
+
+        The gateway goes on with its last good table meanwhile; one that starts has none.
+        """
+        while True:
+            try:
+                await self.repair()
+            except OSError as exc:
+                logger.warning(
+                    "cannot write the routing table %s, trying again: %s", self._path, exc
+                )
+            await asyncio.sleep(_CHECK_SECONDS)
+
+    async def repair(self) -> bool:
+        """Write the table anew if the file is not what was written last; return whether it was.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        async with self._lock:
+            if self._file is not None and _identity(self._path) == self._file:
+                return False
+            if self._file is not None:
+                logger.warning("the routing table %s was changed or lost: writing it", self._path)
+            await self._write()
+            return True
 
     @property
     def version(self) -> int:
@@ -197,6 +232,7 @@ class RoutingTable:
     async def _write(self) -> None:
         # Milliseconds, so that versions grow even when the file was lost between two starts.
         self._version = max(self._version + 1, int(self._wall() * 1000))
+        self._file = None  # until this one is there: a failure is repaired
         # Before the file is there: whatever the gateway may have read must be remembered.
         self._remember()
         table = RouteTable(
@@ -206,6 +242,7 @@ class RoutingTable:
         )
         text = table.model_dump_json(by_alias=True, indent=1)
         await asyncio.to_thread(write_atomically, self._path, text)
+        self._file = _identity(self._path)
 
     def _remember(self) -> None:
         self._history.append(
@@ -215,3 +252,12 @@ class RoutingTable:
                 frozenset(r.name for route in self._routes.values() for r in route.replicas),
             )
         )
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes whenever someone writes or replaces the file; None if there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
