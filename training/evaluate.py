@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training.dataset import Corpus, off_topic_question, vary
+from training.dataset import Corpus, off_topic_question
+from training.variation import vary
 
 NEAR = 0.9
 """An answer counts as near-exact from this similarity on (difflib, on characters)."""
