@@ -32,7 +32,7 @@ async def serve(
     grace_seconds: float,
     listener: socket.socket | None = None,
 ) -> None:
-    """Run until SIGTERM or SIGINT.
+    """Run until SIGTERM or SIGINT, or until background work fails.
 
     Raises:
         PlatformError: the port cannot be listened on.
@@ -46,7 +46,7 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    gateway = Gateway(state)
+    gateway = Gateway(state, on_failure=stop.set)  # the supervisor starts it again
     try:
         port = await gateway.start(settings.gateway_host, settings.gateway_port, listener=listener)
         logger.info("listening on http://%s:%d", settings.gateway_host, port)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -42,10 +43,16 @@ METHODS = ("GET", "HEAD", "POST")
 
 
 class Gateway:
-    """One gateway: a public TCP listener and the private admin socket."""
+    """One gateway: a public TCP listener and the private admin socket.
 
-    def __init__(self, state: StateDir) -> None:
+    Args:
+        state: where the routing table, the usage file and the admin socket are.
+        on_failure: called when background work ends by a bug; without it, routes would go stale.
+    """
+
+    def __init__(self, state: StateDir, *, on_failure: Callable[[], None] = lambda: None) -> None:
         self._state = state
+        self._on_failure = on_failure
         self._tables = TableWatcher(state.routes_file, self._table_changed)
         self._balancer = Balancer()
         self._upstreams = UpstreamPool(state.root)
@@ -96,7 +103,9 @@ class Gateway:
         await web.UnixSite(admin, str(_short(self._state.gateway_socket))).start()
         self._state.gateway_socket.chmod(0o600)
         for name, work in (("routing-table", self._tables.run()), ("usage", self._ledger.run())):
-            self._tasks.append(asyncio.create_task(work, name=name))
+            task = asyncio.create_task(work, name=name)
+            task.add_done_callback(self._note_end)
+            self._tasks.append(task)
         return int(public.addresses[0][1])
 
     async def stop(
@@ -133,6 +142,11 @@ class Gateway:
             wait.cancel()
         if not done or not self._idle.is_set():
             logger.warning("%d requests in flight are cut off", self._in_flight)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            logger.critical("%s failed; the gateway ends", task.get_name(), exc_info=failure)
+            self._on_failure()
 
     def _table_changed(self, table: Table) -> None:
         # A pool whose replica is gone from the table may still serve requests in flight.

@@ -79,6 +79,19 @@ async def test_gateway_without_a_table_is_503_and_starts_when_one_comes(state):
     await gateway.stop()
 
 
+async def test_background_work_that_fails_ends_the_gateway(state, monkeypatch, caplog):
+    async def fail() -> None:
+        raise RuntimeError("a bug")
+
+    failed = asyncio.Event()
+    gateway = Gateway(state, on_failure=failed.set)
+    monkeypatch.setattr(gateway._tables, "run", fail)
+    await gateway.start("127.0.0.1", 0)
+    await asyncio.wait_for(failed.wait(), 5)
+    await gateway.stop()
+    assert "routing-table failed" in caplog.text
+
+
 async def test_restarted_gateway_serves_from_the_file_and_keeps_its_counts(stack):
     assert (await ask(stack))[0] == 200
     before = await stack.status()
