@@ -32,14 +32,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def set_up_logging(*, level: int = logging.INFO) -> None:
-    """Send all logs of this process to stderr. Replaces what was set up before."""
+def set_up_logging() -> None:
+    """Send the logs of this process to stderr, from INFO on. Replaces what was set up before."""
     handler = logging.StreamHandler(sys.stderr)
     if sys.stderr.isatty():
         text = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
         handler.setFormatter(logging.Formatter(text, datefmt="%H:%M:%S"))
     else:
         handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for noisy in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
