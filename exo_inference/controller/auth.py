@@ -22,6 +22,7 @@ from exo_inference.controller.problems import Refused
 from exo_inference.errors import ExoError
 from exo_inference.local_settings import read_credentials
 from exo_inference.state_dir import StateDir
+from exo_inference.wire import SIGNATURE_PROBLEM
 from exo_inference.wire.signature import SCHEME, compute_signature, string_to_sign
 
 logger = logging.getLogger(__name__)
@@ -207,4 +208,4 @@ def _file_version(path: Path) -> tuple[int, int] | None:
 
 
 def _refused(detail: str, hint: str) -> Refused:
-    return Refused(403, "Signature refused", detail, hint=hint)
+    return Refused(403, "Signature refused", detail, hint=hint, type=SIGNATURE_PROBLEM)

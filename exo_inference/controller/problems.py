@@ -40,6 +40,7 @@ class Refused(ExoError):
     Attributes:
         status_code: the HTTP status.
         title: the class of failure; it must say more than the status phrase.
+        type: URI of the class of failure, where programs must be able to tell it.
         issues: what is wrong, field by field.
         deployments: names of the deployments in the way.
     """
@@ -54,10 +55,12 @@ class Refused(ExoError):
         issues: Sequence[Issue] = (),
         deployments: Sequence[str] | None = None,
         headers: dict[str, str] | None = None,
+        type: str = "about:blank",  # the word of RFC 9457
     ) -> None:
         super().__init__(detail, hint=hint)
         self.status_code = status_code
         self.title = title
+        self.type = type
         self.issues = tuple(issues)
         self.deployments = deployments
         self.headers = headers or {}
@@ -70,6 +73,7 @@ class Refused(ExoError):
             if issue.location is not None
         ]
         return Problem(
+            type=self.type,
             title=self.title,
             status=self.status_code,
             detail=self.text,

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Any
 
 from exo_inference import errors
+from exo_inference.wire import SIGNATURE_PROBLEM
 
 MAX_TEXT = 256
 """How much of a body that is not ours is repeated in a message: it may be a whole page."""
@@ -50,6 +51,8 @@ def api_error(
     text = _headline(fields, title, detail, phrase)
     deployments = tuple(_text(entry) for entry in _list(fields.get("deployments")))
     kind = errors.ServerError if status_code >= 500 else _CLASSES.get(status_code, errors.ApiError)
+    if status_code == 403 and not _is_about_caller(fields, title, phrase):
+        kind = errors.ApiError
     return kind(
         f"{action}: {phrase}: {text}" if text else f"{action}: {phrase}",
         status_code=status_code,
@@ -58,7 +61,7 @@ def api_error(
         problems=tuple(_problem(entry) for entry in _list(fields.get("errors"))),
         deployments=deployments,
         retry_after_seconds=retry_after(headers),
-        hint=_text(fields.get("hint")) or _hint(status_code, headers, deployments),
+        hint=_text(fields.get("hint")) or _hint(kind, status_code, headers, deployments),
     )
 
 
@@ -97,6 +100,14 @@ def _headline(fields: Mapping[str, Any], title: str, detail: str, phrase: str) -
         return f"{title}: {detail}"
     message = _text(fields.get("message")) or _text(fields.get("error"))
     return detail or message or title
+
+
+def _is_about_caller(fields: Mapping[str, Any], title: str, phrase: str) -> bool:
+    """Whether a 403 refuses the caller's credentials, and not what was asked for.
+
+    A server whose problems have no class of their own (RFC 9457) means the credentials.
+    """
+    return fields.get("type") == SIGNATURE_PROBLEM or title in ("", phrase)
 
 
 def _text(value: Any) -> str:
@@ -152,12 +163,17 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
-def _hint(status_code: int, headers: Mapping[str, str], deployments: tuple[str, ...]) -> str | None:
+def _hint(
+    kind: type[errors.ApiError],
+    status_code: int,
+    headers: Mapping[str, str],
+    deployments: tuple[str, ...],
+) -> str | None:
     if status_code < 400:
         return (
             f"The endpoint moved to {headers.get('location', 'another address')}; configure that."
         )
-    if status_code in (401, 403):
+    if kind is errors.AuthenticationFailed:
         return (
             "Check the key, its secret and its permissions, and that this machine's clock is right."
         )

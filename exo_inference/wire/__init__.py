@@ -17,7 +17,7 @@ from exo_inference.wire.deployments import (
     ScaleDeployment,
     UpdateDeployment,
 )
-from exo_inference.wire.errors import FieldProblem, Problem
+from exo_inference.wire.errors import SIGNATURE_PROBLEM, FieldProblem, Problem
 from exo_inference.wire.events import Event, EventList
 from exo_inference.wire.help import EngineParameter, EngineParameterList
 from exo_inference.wire.instance_types import InstanceType, InstanceTypeList
@@ -30,6 +30,7 @@ from exo_inference.wire.routes import Route, RouteKey, RouteReplica, RouteTable
 from exo_inference.wire.zones import Zone, ZoneList
 
 __all__ = [
+    "SIGNATURE_PROBLEM",
     "ApiKey",
     "ApiKeyList",
     "ConsumptionQuota",

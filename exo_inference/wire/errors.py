@@ -6,6 +6,9 @@ from pydantic import Field
 
 from exo_inference.wire.base import WireModel
 
+SIGNATURE_PROBLEM = "urn:exo-inference:problem:signature"
+"""`type` of a 403 that is about the caller's signature, and not about what was asked for."""
+
 
 class FieldProblem(WireModel):
     """One problem with one field. `location` is a JSON path such as `$['replicas']`."""

@@ -15,6 +15,7 @@ from exo_inference.controller.auth import CredentialFile, SignedRequest, Verifie
 from exo_inference.controller.problems import Refused
 from exo_inference.local_settings import LocalSettings, ensure_credentials
 from exo_inference.state_dir import StateDir
+from exo_inference.wire import SIGNATURE_PROBLEM
 from exo_inference.wire.signature import compute_signature, string_to_sign
 from tests.controller.conftest import Controller
 from tests.controller.openapi import check_answer
@@ -253,5 +254,6 @@ def test_an_expired_request_gets_a_hint_about_clocks(idle_controller: Controller
     with requests.Session() as session:
         answer = session.send(prepared)
     assert answer.status_code == 403
+    assert answer.json()["type"] == SIGNATURE_PROBLEM
     assert "expired 6" in answer.json()["message"]
     assert "clock" in answer.json()["message"]

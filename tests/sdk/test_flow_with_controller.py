@@ -102,6 +102,20 @@ def test_wrong_secret_is_an_authentication_error(controller: Controller):
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "token"), [("gated/model", None), ("org/m", "hf_bad")], ids=["gated", "bad token"]
+)
+def test_a_model_that_the_hub_refuses_is_no_authentication_error(
+    client: Client, name: str, token: str | None
+):
+    with pytest.raises(errors.ApiError) as caught:
+        client.models.create(name, huggingface_token=token)
+    assert caught.value.status_code == 403
+    assert not isinstance(caught.value, errors.AuthenticationFailed)
+    assert caught.value.exit_code == 1
+    assert caught.value.hint is None
+
+
 def test_configuration_of_a_state_directory_is_enough(controller: Controller):
     file = controller.state.config_file
     file.write_text(file.read_text().replace(":1/v2", f":{controller.port}/v2"))

@@ -6,6 +6,7 @@ import pytest
 
 from exo_inference import errors
 from exo_inference.sdk._problems import api_error
+from exo_inference.wire import SIGNATURE_PROBLEM
 
 
 def error(status, body, headers=None):
@@ -31,6 +32,23 @@ def error(status, body, headers=None):
 )
 def test_each_status_has_its_class(status, kind):
     assert type(error(status, {"message": "m"})) is kind
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"message": "Invalid request signature"}, errors.AuthenticationFailed),
+        ({"title": "Forbidden", "detail": "no such key"}, errors.AuthenticationFailed),
+        (b"<html>no</html>", errors.AuthenticationFailed),
+        ({"type": SIGNATURE_PROBLEM, "title": "Signature refused"}, errors.AuthenticationFailed),
+        ({"type": "about:blank", "title": "Model not created"}, errors.ApiError),
+    ],
+)
+def test_a_403_is_about_the_credentials_unless_its_problem_says_otherwise(body, kind):
+    found = error(403, body)
+    assert type(found) is kind
+    assert (found.hint is not None) == (kind is errors.AuthenticationFailed)
+    assert found.exit_code == (4 if kind is errors.AuthenticationFailed else 1)
 
 
 @pytest.mark.parametrize(
