@@ -365,3 +365,9 @@ def _parameters(case: Mapping[str, Any], version: str) -> EngineParameters:
             text = json.dumps(value) if isinstance(value, dict | list) else str(value)
             flags.append(f"--{name.replace('_', '-')}={text}")
     return EngineParameters.parse(flags, engine=str(case.get("engine")), engine_version=version)
+
+
+if __name__ == "__main__":
+    from exo_inference.planner.accuracy_page import main
+
+    raise SystemExit(main())

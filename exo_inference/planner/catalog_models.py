@@ -122,6 +122,9 @@ def _derive(name: str) -> Architecture | None:
     base = next((known[variant] for variant in variants if variant in known), None)
     if base is None or not method:
         return None
+    published = known.get(f"{base.rpartition('/')[2].lower()}-{method}")
+    if published is not None:
+        return replace(read_entry(published), name=name)
     model = with_quantization(read_entry(base), method)
     note = f"derived from {base}: the checkpoint {name} itself is not known, {method} is assumed"
     return replace(

@@ -346,7 +346,7 @@ def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
     hidden, kind, gated = fields.integer("hidden_size"), fields.text_type, family.gated_mlp
     yield Weight("mlp.gate", "router", moe.num_experts, hidden, shard=Shard.REPLICATED)
     yield from mlp_weights(
-        "mlp.experts", "routed_experts", moe.hidden_size, moe.intermediate_size,
+        "experts" if kind.startswith("gemma4") else "mlp.experts", "routed_experts", moe.hidden_size, moe.intermediate_size,
         is_gated=gated, copies=moe.num_experts,
     )  # fmt: skip
     if moe.hidden_size != hidden:

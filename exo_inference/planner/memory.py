@@ -74,13 +74,13 @@ def weights_component(
 ) -> Component:
     """Return the weights of one rank, rotary tables included, after CPU offload."""
     layers, outer = _stage_bytes(model, ranks, stage, dtype_bytes, _pads_mxfp4(model, rules))
+    if rules.absorbs_latents:
+        layers += _absorbed_bytes(model, ranks, dtype_bytes)
     moved = min(offload, int(layers))
     total = layers + outer - moved
     if model.checkpoint_bytes is not None and not model.notes:
         total *= model.checkpoint_bytes / max(1.0, _all_bytes(model, dtype_bytes))
     total += model.rope_elements * dtype_bytes
-    if rules.absorbs_latents:
-        total += _absorbed_bytes(model, ranks, dtype_bytes)
     band = model.weights_error
     source = (
         "tensor shapes of the config, each in its stored format, as split over ranks; rotary tables"

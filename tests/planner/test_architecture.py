@@ -1,0 +1,222 @@
+"""Shapes read from configs: exact for every model of the catalogue, honest for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from exo_inference.planner import (
+    find_model,
+    load_models,
+    read_architecture,
+    with_index,
+    with_tensors,
+)
+from exo_inference.planner.catalog_models import read_entry
+from exo_inference.planner.checkpoint import TensorSize, parse_safetensors_header, stored_bytes
+from exo_inference.planner.shapes import KvKind
+
+GIB = 2**30
+
+# The published config leaves the vocabulary at 128,896; the class it was counted with has 128,815.
+COUNTED_WITH_OTHER_FIELDS = {"stepfun-ai/Step-3.7-Flash": 81 * 2 * 4096}
+
+NOT_SIZED = {
+    "deepseek-ai/DeepSeek-V4-Flash",
+    "deepseek-ai/DeepSeek-V4-Pro",
+    "deepseek-ai/DeepSeek-V4-Flash-0731",
+    "google/gemma-3n-E4B-it",
+}
+
+
+@pytest.mark.parametrize("name", sorted(load_models()))
+def test_every_bundled_model_is_sized_exactly_or_says_why_not(name: str) -> None:
+    entry, model = load_models()[name], read_entry(name)
+    if name in NOT_SIZED:
+        assert model.cannot_size
+        return
+    assert model.cannot_size is None
+    counted = entry.get("num_parameters")
+    if counted is not None:
+        assert model.num_parameters == counted + COUNTED_WITH_OTHER_FIELDS.get(name, 0)
+    assert model.kv_elements_per_token == plain_kv_arithmetic(entry["config"])
+
+
+def plain_kv_arithmetic(config: Mapping[str, Any]) -> int:
+    """Elements per token by the config's own fields, written out a second time."""
+    c = {**config, **config.get("text_config", {})}
+    layers = c.get("num_hidden_layers") or c.get("n_layer") or 0
+    if "linear_attn_config" in c:
+        full = len(c["linear_attn_config"]["full_attn_layers"])
+        return full * (c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    if c.get("kv_lora_rank"):
+        return layers * (c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    heads = c.get("num_attention_heads") or c.get("n_head")
+    hidden = c.get("hidden_size") or c.get("n_embd")
+    default_dim = 256 if str(c["model_type"]).startswith("gemma") else hidden // heads
+    dim = c.get("head_dim") or c.get("attention_head_dim") or default_dim
+    kv = c.get("num_key_value_heads") or c.get("num_kv_heads") or heads
+    if "block_configs" in c:
+        groups = [b["attention"] for b in c["block_configs"]]
+        return sum(
+            2 * dim * heads // g["n_heads_in_group"] for g in groups if "n_heads_in_group" in g
+        )
+    if c["model_type"] == "falcon" and not c.get("new_decoder_architecture"):
+        kv = 1
+    if "hybrid_override_pattern" in c:
+        return 2 * kv * dim * c["hybrid_override_pattern"].count("*")
+    if "layers_block_type" in c:
+        return 2 * kv * dim * c["layers_block_type"].count("attention")
+    if (
+        "hybrid_layer_pattern" in c
+    ):  # MiMo-V2: other heads in sliding layers, keys and values differ
+        sliding = sum(c["hybrid_layer_pattern"])
+        full = (layers - sliding) * kv * (dim + c["v_head_dim"])
+        return full + sliding * c["swa_num_key_value_heads"] * (
+            c["swa_head_dim"] + c["swa_v_head_dim"]
+        )
+    kinds = c.get("layer_types") or ["full_attention"] * layers
+    if c.get("full_attention_interval") and "layer_types" not in c:
+        step = c["full_attention_interval"]
+        kinds = [
+            "full_attention" if (i + 1) % step == 0 else "linear_attention" for i in range(layers)
+        ]
+    kinds = kinds[: layers - (c.get("num_kv_shared_layers") or 0)]
+    total = 0
+    for kind in kinds:
+        if kind in ("linear_attention", "mamba"):
+            continue
+        is_global = kind == "full_attention" and c.get("global_head_dim")
+        width = c["global_head_dim"] if is_global else dim
+        count = (c.get("num_global_key_value_heads") or kv) if is_global else kv
+        total += 2 * count * width
+    return total
+
+
+def test_a_quantized_checkpoint_has_its_published_size() -> None:
+    off = {}
+    for name, entry in load_models().items():
+        published, model = entry.get("published_bytes"), read_entry(name)
+        # Prediction layers are in the files but not loaded; Gemma 4 E ships an audio tower.
+        if not published or model.cannot_size or model.num_mtp_layers or "gemma-4-E" in name:
+            continue
+        error = stored_bytes(model) / published - 1
+        if abs(error) > 0.003:
+            off[name] = error
+    assert off == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "summary"),
+    [
+        ("facebook/opt-125m", "MHA"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "GQA"),
+        ("tiiuae/falcon-7b", "MQA"),
+        ("deepseek-ai/DeepSeek-V3", "MLA"),
+        ("openai/gpt-oss-20b", "sliding window + full"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "chunked + full"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "hybrid"),
+    ],
+)
+def test_attention_is_named(name: str, summary: str) -> None:
+    assert find_model(name).attention_summary == summary
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({}, "unknown"),
+        ({"model_type": "no-such-model"}, "no-such-model"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "decoder"),
+        ({"model_type": "llama"}, "num_hidden_layers"),
+        ({"model_type": "llama", "num_hidden_layers": "many"}, "expected a number"),
+        ({"model_type": "llama", "num_hidden_layers": 10**9}, "expected 1 to"),
+        ({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 0}, ""),
+    ],
+)
+def test_what_cannot_be_sized_says_because(config: dict[str, Any], word: str) -> None:
+    reason = read_architecture(config, name="x").cannot_size
+    assert reason is not None
+    assert word in reason
+
+
+def test_an_unknown_quantization_cannot_be_sized() -> None:
+    entry = load_models()["Qwen/Qwen3-0.6B"]["config"]
+    model = read_architecture({**entry, "quantization_config": {"quant_method": "magic"}})
+    assert model.cannot_size is not None
+    assert "magic" in model.cannot_size
+
+
+def test_unquantized_modules_of_a_list_keep_sixteen_bits() -> None:
+    model = find_model("nvidia/Gemma-4-26B-A4B-NVFP4")
+    parts = {w.path.partition(".")[0]: w.format for layer in model.layers for w in layer.weights}
+    assert parts["self_attn"] is None
+    experts = [w for layer in model.layers for w in layer.weights if w.part == "routed_experts"]
+    assert {w.format.name if w.format else None for w in experts} == {"nvfp4"}
+
+
+def test_mixed_precision_is_read_per_module() -> None:
+    model = find_model("nvidia/Qwen3.6-27B-NVFP4")
+    forms = {
+        w.path: w.format.name if w.format else "16 bit"
+        for layer in model.layers
+        for w in layer.weights
+    }
+    assert forms["mlp.gate_proj"] == "nvfp4"
+    assert forms["linear_attn.out_proj"] == "fp8"
+    assert forms["linear_attn.in_proj_ba"] == "16 bit"
+
+
+def test_headers_give_the_exact_size() -> None:
+    model = find_model("Qwen/Qwen3-0.6B")
+    tensors = [
+        TensorSize("model.embed_tokens.weight", "BF16", (151936, 1024)),
+        TensorSize("lm_head.weight", "BF16", (151936, 1024)),  # a stored copy of tied embeddings
+        TensorSize("model.layers.0.mlp.up_proj.weight", "BF16", (3072, 1024)),
+        TensorSize("mtp.fc.weight", "BF16", (1024, 2048)),
+    ]
+    assert with_tensors(model, tensors).checkpoint_bytes == 2 * 1024 * (151936 + 3072)
+
+
+def test_a_header_is_parsed_and_a_cut_one_refused() -> None:
+    text = (
+        b'{"__metadata__":{"format":"pt"},"a":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}}'
+    )
+    data = len(text).to_bytes(8, "little") + text
+    assert parse_safetensors_header(data) == [TensorSize("a", "BF16", (2, 3))]
+    with pytest.raises(ValueError, match="header"):
+        parse_safetensors_header(data[:-1])
+
+
+def test_an_index_that_counts_more_than_is_loaded_widens_the_band() -> None:
+    model = find_model("Qwen/Qwen3-8B")
+    exact = with_index(model, {"metadata": {"total_size": int(stored_bytes(model))}})
+    assert exact.checkpoint_bytes is not None
+    other = with_index(model, {"metadata": {"total_size": 2 * stored_bytes(model)}})
+    assert other.checkpoint_bytes is None
+    assert other.weights_error > model.weights_error
+
+
+def test_windows_and_states_are_kinds_of_their_own() -> None:
+    kinds = {layer.kv.kind for layer in find_model("openai/gpt-oss-20b").layers if layer.kv}
+    assert kinds == {KvKind.FULL, KvKind.SLIDING}
+    kinds = {layer.kv.kind for layer in find_model("Qwen/Qwen3.5-9B").layers if layer.kv}
+    assert kinds == {KvKind.FULL, KvKind.STATE}
+
+
+@pytest.mark.parametrize(
+    ("method", "gigabytes"), [("fp16", 16), ("fp8", 8), ("w4a16", 4)], ids=["fp16", "fp8", "fp4"]
+)
+def test_the_guide_sizes_an_8b_model_by_bits(method: str, gigabytes: int) -> None:
+    """The guide's 16, 8 and 4 GB count every parameter of 8 billion at that many bits."""
+    parameters = find_model("meta-llama/Llama-3.1-8B-Instruct").num_parameters
+    bits = {"fp16": 16, "fp8": 8, "w4a16": 4}[method]
+    assert parameters * bits / 8 / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+@pytest.mark.parametrize(("tokens", "gib"), [(4096, 1.25), (131072, 40.0)])
+def test_the_guide_sizes_the_cache_of_a_70b_model(tokens: int, gib: float) -> None:
+    model = find_model("meta-llama/Llama-3.1-70B-Instruct")
+    assert tokens * model.kv_elements_per_token * 2 / GIB == gib

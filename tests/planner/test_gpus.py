@@ -1,0 +1,88 @@
+"""GPUs by family, common name and description."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.errors import UsageError
+from exo_inference.planner import families, find_gpu, find_model, load_gpus, parse_gpu
+from exo_inference.planner.gpus import GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("gpu2", "v100-16gb"), ("gpu3", "a40"), ("gpu3080ti", "rtx-3080-ti"), ("gpua30", "a30"),
+        ("gpua5000", "rtx-a5000"), ("gpurtx6000pro", "rtx-pro-6000"), ("gpub300", "b300"), ("H100", "h100-sxm"),
+        ("A100-80GB", "a100-80gb-sxm"), ("L4", "l4"), ("RTX 4090", "rtx-4090"), ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GB10 (DGX Spark)", "gb10"), ("rtx a5000 24gb", "rtx-a5000"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_found_by_the_names_people_use(name: str, key: str) -> None:
+    assert find_gpu(name).key == key
+
+
+def test_an_unknown_gpu_names_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_gpu("gpua500")
+    assert caught.value.hint is not None
+    assert "gpua5000" in caught.value.hint
+
+
+def test_all_families_of_the_enum_are_there() -> None:
+    assert {gpu.family for gpu in families()} == {
+        "gpu2", "gpu3", "gpu3080ti", "gpua30", "gpua5000", "gpurtx6000pro", "gpub300",
+    }  # fmt: skip
+
+
+def test_every_gpu_keeps_its_source_and_reports_less_than_the_box_says() -> None:
+    for gpu in load_gpus().values():
+        assert gpu.source
+        assert gpu.bandwidth > 1e11
+        assert gpu.tflops
+    assert find_gpu("A100-80GB").reported_bytes < 80 * GIB
+
+
+def test_families_are_priced_by_size_and_others_by_the_piece() -> None:
+    assert find_gpu("gpua5000").price(4) == pytest.approx(4.55694)
+    assert find_gpu("gpua5000").price(3) == pytest.approx(4.55694)  # the next larger size
+    assert find_gpu("gpua5000").price(8) is None
+    assert find_gpu("H100").price(2) == pytest.approx(2 * 2.69)
+    assert find_gpu("gpub300").price(1) is None
+
+
+def test_a_user_describes_a_gpu() -> None:
+    gpu = parse_gpu(
+        "mine",
+        {"memory-gib": 48, "bandwidth-gbps": 900, "tflops": {"bf16": 200}, "usd-per-hour": 1.5},
+    )
+    assert 47 * GIB < gpu.reported_bytes < 48 * GIB
+    assert gpu.price(2) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("entry", "word"),
+    [
+        ({"bandwidth-gbps": 1}, "memory"), ({"memory-gib": 48}, "bandwidth"), ({"memory-gib": "x"}, "memory-gib"),
+        ({"memory-gib": 48, "bandwidth-gbps": 1, "colour": "red"}, "colour"),
+        ({"memory-gib": 48, "bandwidth-gbps": 1, "tflops": 7}, "tflops"),
+        ({"memory-gib": 48, "bandwidth-gbps": True}, "bandwidth"),
+    ],
+)  # fmt: skip
+def test_a_wrong_description_names_the_field(entry: dict[str, object], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        parse_gpu("mine", entry)
+
+
+def test_a_model_is_found_without_organisation_and_in_another_quantization() -> None:
+    assert find_model("qwen3-8b").name == "Qwen/Qwen3-8B"
+    derived = find_model("someone/Qwen3-14B-AWQ")
+    assert derived.quantization is not None
+    assert derived.notes[-1].startswith("derived from Qwen/Qwen3-14B")
+
+
+def test_an_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_model("Qwen/Qwen3-9B")
+    assert caught.value.hint is not None
+    assert "Qwen" in caught.value.hint

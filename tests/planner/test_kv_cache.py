@@ -1,0 +1,94 @@
+"""Blocks and groups: figures that vLLM printed, reproduced from the memory it printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
+
+GIB = 2**30
+
+
+def plan_with_memory(name: str, gib: float, version: str, count: int, *flags: str) -> Plan:
+    """Plan with exactly this much KV memory on a GPU that is large enough for anything."""
+    gpu = find_gpu("H200").with_memory(4096 * GIB)
+    items = [f"--kv-cache-memory-bytes={int(gib * GIB)}", *flags]
+    return plan(find_model(name), gpu, count, EngineParameters.parse(items, engine_version=version))
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "version", "count", "flags", "tokens", "concurrency"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 4.75, "0.11.0", 1, ("--max-model-len=32000",), 38912, 1.22),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", 8.6789, "0.10.2", 1, ("--max-model-len=6144",), 94784, 15.43),
+        ("Qwen/Qwen3-235B-A22B-FP8", 27.96, "0.12.0", 4, ("--max-model-len=32768",), 623_808, 19.04),
+        ("openai/gpt-oss-20b", 12.94, "0.13.0", 1,
+         ("--max-model-len=8192", "--max-num-batched-tokens=2048", "--max-num-seqs=256"), 282_656, 54.45),
+        ("google/gemma-3-1b-it", 25.39, "0.13.0", 1,
+         ("--max-model-len=2048", "--max-num-batched-tokens=8192", "--max-num-seqs=256"), 950_832, 461.2),
+        ("google/gemma-3-27b-it", 109.857, "0.11.0", 1,
+         ("--max-model-len=4096", "--max-num-batched-tokens=8192", "--max-num-seqs=1024"), 205_696, 50.05),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 44.59, "0.10.2", 2, ("--max-model-len=262144",), 973_760, 14.77),
+        ("google/gemma-4-26B-A4B-it", 83.89, "0.25.1", 1,
+         ("--max-model-len=262144", "--max-num-seqs=32", "--max-num-batched-tokens=2496"), 3_875_400, 14.78),
+        ("Qwen/Qwen3.8-27B", 80.17, "0.25.1", 1,
+         ("--max-model-len=262144", "--max-num-seqs=32",
+          '--speculative-config={"method":"mtp","num_speculative_tokens":3}'), 1_191_213, 4.54),
+        ("Qwen/Qwen3.6-35B-A3B", 74.22, "0.25.1", 1,
+         ("--max-model-len=262144", "--max-num-seqs=32",
+          '--speculative-config={"method":"mtp","num_speculative_tokens":3}'), 3_366_051, 12.84),
+        ("moonshotai/Kimi-K2-Thinking", 46.80, "0.11.1", 8, (), 715_072, None),
+        ("moonshotai/Kimi-K2-Thinking", 46.80, "0.11.1", 8,
+         ("--decode-context-parallel-size=8",), 5_720_576, None),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "/" in value else None,
+)  # fmt: skip
+def test_printed_capacity_is_reproduced(
+    name: str, gib: float, version: str, count: int, flags: tuple[str, ...], tokens: int,
+    concurrency: float | None,
+) -> None:  # fmt: skip
+    result = plan_with_memory(name, gib, version, count, *flags)
+    assert result.kv_capacity_tokens == pytest.approx(tokens, rel=0.002)
+    if concurrency is not None:
+        assert result.max_concurrency == pytest.approx(concurrency, rel=0.002, abs=0.006)
+
+
+def test_heads_replicate_once_there_are_more_gpus_than_heads() -> None:
+    at = {
+        count: plan_with_memory("Qwen/Qwen3-235B-A22B", 8, "0.12.0", count).kv_bytes_per_token
+        for count in (1, 2, 4, 8)
+    }
+    assert at == {1: 192_512, 2: 96_256, 4: 48_128, 8: 48_128}
+
+
+def test_a_latent_is_on_every_gpu_in_full() -> None:
+    at = {
+        n: plan_with_memory("deepseek-ai/DeepSeek-V3", 8, "0.12.0", n).kv_bytes_per_token
+        for n in (1, 8)
+    }
+    assert at == {1: 70_272, 8: 70_272}
+
+
+def test_v0_padded_the_latent() -> None:
+    assert plan_with_memory("deepseek-ai/DeepSeek-V3", 8, "0.7.3", 8).kv_bytes_per_token == 78_080
+
+
+def test_fp8_halves_the_cache_of_a_token() -> None:
+    name = "meta-llama/Llama-3.1-8B-Instruct"
+    assert plan_with_memory(name, 8, "0.33.0", 1).kv_bytes_per_token == 131_072
+    half = plan_with_memory(name, 8, "0.33.0", 1, "--kv-cache-dtype=fp8")
+    assert half.kv_bytes_per_token == 65_536
+
+
+def test_the_longest_context_is_what_fits_to_the_block() -> None:
+    name = "Qwen/Qwen2.5-32B-Instruct"
+    result = plan_with_memory(name, 0.58, "0.26.0", 1)
+    assert result.largest_max_model_len == int(0.58 * GIB) // (16 * 262_144) * 16
+    again = plan_with_memory(
+        name, 0.58, "0.26.0", 1, f"--max-model-len={result.largest_max_model_len}"
+    )
+    assert again.max_concurrency >= 1
+    more = plan_with_memory(
+        name, 0.58, "0.26.0", 1, f"--max-model-len={result.largest_max_model_len + 1}"
+    )
+    assert more.max_concurrency < 1

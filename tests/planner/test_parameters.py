@@ -1,0 +1,83 @@
+"""Flags in, flags out, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exo_inference.errors import UsageError
+from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+
+counts = st.integers(1, 10**6)
+parameters = st.builds(
+    EngineParameters,
+    max_model_len=st.none() | counts | st.just("auto"),
+    gpu_memory_utilization=st.none() | st.floats(0.01, 1.0),
+    kv_cache_dtype=st.sampled_from([None, "auto", "fp8", "fp8_e5m2", "bfloat16"]),
+    kv_cache_memory_bytes=st.none() | st.integers(1, 2**40),
+    dtype=st.sampled_from([None, "auto", "bfloat16", "float16"]),
+    quantization=st.sampled_from([None, "fp8", "awq"]),
+    tensor_parallel_size=st.none() | st.integers(1, 16),
+    pipeline_parallel_size=st.none() | st.integers(1, 4),
+    enable_expert_parallel=st.sampled_from([None, True, False]),
+    max_num_seqs=st.none() | counts,
+    max_num_batched_tokens=st.none() | counts,
+    enforce_eager=st.sampled_from([None, True, False]),
+    cpu_offload_gb=st.none() | st.floats(0, 1000),
+    enable_lora=st.sampled_from([None, True]),
+    speculative_config=st.sampled_from(
+        [None, '{"method":"ngram","num_speculative_tokens":4}', '{"method":"eagle3"}']
+    ),
+    others=st.sampled_from(
+        [(), ("--seed=7",), ("--served-model-name", "a", "--trust-remote-code")]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(parameters)
+def test_a_plan_of_what_was_written_and_read_back_is_the_same(asked: EngineParameters) -> None:
+    again = EngineParameters.parse(asked.format())
+    assert again == asked
+    model, gpu = find_model("Qwen/Qwen3-30B-A3B"), find_gpu("H100")
+    assert plan(model, gpu, 2, again) == plan(model, gpu, 2, asked)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        (["--max-model-len", "32k"], "max_model_len", 32000),
+        (["--max-model-len=32K"], "max_model_len", 32768),
+        (["--max-model-len=-1"], "max_model_len", "auto"),
+        (["--max_num_seqs=8"], "max_num_seqs", 8),
+        (["-tp", "4"], "tensor_parallel_size", 4),
+        (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
+        (["--enable-chunked-prefill=false"], "enable_chunked_prefill", False),
+        (["--kv-cache-memory-bytes=1.5G"], "kv_cache_memory_bytes", 1_610_612_736),
+    ],
+)
+def test_a_flag_is_read_as_the_engine_reads_it(flags: list[str], name: str, value: object) -> None:
+    assert getattr(EngineParameters.parse(flags), name) == value
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--max-model-len=long", "--max-num-seqs=0", "--gpu-memory-utilization=1.2", "--gpu-memory-utilization=nan",
+        "--speculative-config={", "--speculative-config=[]", "--enforce-eager=perhaps", "--max-model-len",
+        "--kv-cache-dtype=", "--cpu-offload-gb=-3", "--max-num-seqs=1.5",
+    ],
+)  # fmt: skip
+def test_a_wrong_value_names_the_flag_and_a_next_step(flag: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        EngineParameters.parse([flag])
+    assert flag.partition("=")[0] in caught.value.message
+    assert caught.value.hint
+
+
+def test_flags_without_bearing_are_kept() -> None:
+    items = ["--seed", "7", "--trust-remote-code", "--max-num-seqs=3"]
+    asked = EngineParameters.parse(items)
+    assert asked.max_num_seqs == 3
+    assert asked.others == ("--seed", "7", "--trust-remote-code")

@@ -1,0 +1,305 @@
+"""`plan`: the guide's stories, refusals, and properties that hold for every model and GPU."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exo_inference.planner import (
+    EngineParameters,
+    Gpu,
+    Plan,
+    Verdict,
+    cpu_as_gpu,
+    families,
+    find_gpu,
+    find_model,
+    load_gpus,
+    load_models,
+    plan,
+    read_architecture,
+)
+from exo_inference.planner.catalog_models import read_entry
+
+GIB = 2**30
+MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
+SIZED = sorted(name for name in load_models() if read_entry(name).cannot_size is None)
+VERSIONS = ["0.12.0", "0.19.1", "0.21.0", "0.25.1", "0.33.0"]
+
+
+def plan_named(
+    name: str, gpu: str, count: int, *flags: str, version: str = "0.33.0", engine: str = "vllm"
+) -> Plan:
+    parameters = EngineParameters.parse(flags, engine=engine, engine_version=version)
+    return plan(find_model(name), find_gpu(gpu), count, parameters)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_guides_model_is_refused_with_defaults_and_deploys_in_three_ways(version: str) -> None:
+    refused = plan_named(MINISTRAL, "gpua5000", 1, version=version)
+    assert refused.verdict is Verdict.REFUSED
+    assert "262144 tokens" in refused.problems[0].detail
+    for count, flags in (
+        (4, ()),
+        (1, ("--max-model-len=60000",)),
+        (1, ("--kv-cache-dtype=fp8", "--max-model-len=131072")),
+    ):
+        assert (
+            plan_named(MINISTRAL, "gpua5000", count, *flags, version=version).verdict
+            is Verdict.FITS
+        )
+
+
+def test_components_and_cache_fill_the_gpu() -> None:
+    result = plan_named(
+        "meta-llama/Llama-3.1-8B-Instruct", "L40S", 1, "--enable-lora", "--max-loras=4"
+    )
+    assert {each.name for each in result.components} == {
+        "weights", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "reserve",
+    }  # fmt: skip
+    total = sum(each.num_bytes for each in result.components)
+    assert total == pytest.approx(result.total_bytes_per_gpu, abs=8)
+    assert all(each.low <= each.num_bytes <= each.high for each in result.components)
+
+
+def test_graphs_leave_the_budget_since_0_20() -> None:
+    old, new = (
+        plan_named(MINISTRAL, "L40S", 1, version=v).component("cuda_graphs")
+        for v in ("0.19.1", "0.20.0")
+    )
+    assert old is not None
+    assert new is not None
+    assert (old.is_in_budget, new.is_in_budget) == (False, True)
+
+
+def test_eager_mode_captures_nothing() -> None:
+    graphs = plan_named(MINISTRAL, "L40S", 1, "--enforce-eager").component("cuda_graphs")
+    assert graphs is not None
+    assert graphs.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count", "flags", "code"),
+    [
+        ("Qwen/Qwen3-32B", "H100", 3, (), "tensor-parallel"),
+        ("Qwen/Qwen3-8B-AWQ", "gpu2", 1, (), "quantization"),
+        ("openai/gpt-oss-20b", "T4", 1, (), "quantization"),
+        ("Qwen/Qwen3-0.6B", "T4", 1, ("--dtype=bfloat16",), "dtype"),
+        ("Qwen/Qwen3-0.6B", "L4", 1, ("--max-model-len=50000",), "max-model-len"),
+        ("Qwen/Qwen3-0.6B", "L4", 1, ("-tp=2",), "parallel-size"),
+        ("Qwen/Qwen3-0.6B", "L4", 1, ("--max-num-seqs=9", "--max-num-batched-tokens=8"), "max-num-batched-tokens"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "H100", 1, (), "memory"),
+        ("Qwen/Qwen3-8B", "H100", 1, ('--speculative-config={"method":"mtp"}',), "speculative-config"),
+    ],
+)  # fmt: skip
+def test_what_an_engine_refuses_is_refused(
+    name: str, gpu: str, count: int, flags: tuple[str, ...], code: str
+) -> None:
+    result = plan_named(name, gpu, count, *flags)
+    assert result.verdict is Verdict.REFUSED
+    assert code in {problem.code for problem in result.problems if problem.refuses}
+
+
+def test_an_unknown_model_gets_an_honest_verdict() -> None:
+    model = read_architecture({"model_type": "mystery"}, name="org/mystery")
+    result = plan(model, find_gpu("H100"), 1, EngineParameters())
+    assert result.verdict is Verdict.UNKNOWN
+    assert result.problems[0].detail.startswith("cannot size org/mystery, because ")
+
+
+def test_free_memory_that_is_less_than_wanted_is_a_refusal() -> None:
+    model, gpu = find_model("Qwen/Qwen3-0.6B"), find_gpu("L4")
+    result = plan(model, gpu, 1, EngineParameters(), free_bytes=10 * GIB)
+    assert [problem.code for problem in result.problems] == ["free-memory"]
+
+
+def test_auto_length_takes_what_fits() -> None:
+    result = plan_named(MINISTRAL, "gpua5000", 1, "--max-model-len=auto")
+    assert result.verdict is not Verdict.REFUSED
+    assert result.max_model_len == result.largest_max_model_len < 262144
+
+
+def test_exo_engine_shrinks_the_context_and_says_what_it_does_not_serve() -> None:
+    result = plan_named("Qwen/Qwen3-4B", "gpu3080ti", 1, engine="exo")
+    assert result.verdict in (Verdict.FITS, Verdict.TIGHT)
+    assert result.max_model_len < 40960
+    other = plan_named("openai/gpt-oss-20b", "H100", 1, engine="exo")
+    assert {"engine", "quantization"} <= {problem.code for problem in other.problems}
+
+
+def test_exo_engine_on_a_cpu_has_one_gib_of_cache() -> None:
+    parameters = EngineParameters.parse([], engine="exo")
+    result = plan(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(16 * GIB), 1, parameters)
+    assert result.available_kv_bytes_per_gpu == GIB
+    assert result.weights_bytes_per_gpu > 4 * 596_049_920  # float32
+    small = plan(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(2 * GIB), 1, parameters)
+    assert small.verdict is Verdict.REFUSED
+
+
+def test_drafts_cost_memory_and_ngrams_do_not() -> None:
+    name, gpu = "meta-llama/Llama-3.1-8B-Instruct", "L40S"
+    without = plan_named(name, gpu, 1)
+    ngram = plan_named(
+        name, gpu, 1, '--speculative-config={"method":"ngram","num_speculative_tokens":4}'
+    )
+    assert ngram.available_kv_bytes_per_gpu == without.available_kv_bytes_per_gpu
+    flag = '--speculative-config={"model":"meta-llama/Llama-3.2-1B-Instruct","num_speculative_tokens":4}'
+    drafted = plan_named(name, gpu, 1, flag)
+    draft = drafted.component("draft_model")
+    assert draft is not None
+    assert draft.num_bytes == pytest.approx(2 * 1_235_814_400, rel=0.01)
+    assert drafted.kv_bytes_per_token > without.kv_bytes_per_token
+    eagle = plan_named(
+        name, gpu, 1, '--speculative-config={"method":"eagle3","num_speculative_tokens":4}'
+    )
+    assert eagle.component("draft_model") is not None
+    unknown = plan_named(
+        name, gpu, 1, '--speculative-config={"model":"no/such","num_speculative_tokens":4}'
+    )
+    assert unknown.verdict is not Verdict.UNKNOWN
+    assert any("not counted" in problem.detail for problem in unknown.problems)
+
+
+def test_offload_moves_layers_and_not_embeddings() -> None:
+    result = plan_named("meta-llama/Llama-3.1-8B-Instruct", "L4", 1, "--cpu-offload-gb=30")
+    embeddings = 2 * 2 * 128_256 * 4096
+    assert result.weights_bytes_per_gpu == pytest.approx(embeddings, rel=0.05)
+
+
+def test_pipeline_stages_are_planned_each() -> None:
+    result = plan_named("Qwen/Qwen3-235B-A22B-FP8", "RTX PRO 6000", 4, "-pp=4")
+    assert [stage.num_layers for stage in result.stages] == [23, 24, 24, 23]
+    assert result.num_kv_blocks == min(stage.num_kv_blocks for stage in result.stages)
+
+
+def test_expert_parallel_takes_whole_experts() -> None:
+    split = plan_named("Qwen/Qwen3-30B-A3B", "H100", 8)
+    whole = plan_named("Qwen/Qwen3-30B-A3B", "H100", 8, "--enable-expert-parallel")
+    assert whole.weights_bytes_per_gpu == split.weights_bytes_per_gpu
+
+
+def test_the_json_form_is_plain_data() -> None:
+    data = json.loads(json.dumps(plan_named(MINISTRAL, "gpua5000", 1).to_json()))
+    assert {
+        "verdict", "weights_bytes_per_gpu", "available_kv_bytes_per_gpu", "kv_bytes_per_token",
+        "kv_capacity_tokens", "max_concurrency", "largest_max_model_len", "components", "speed", "problems",
+    } <= set(data)  # fmt: skip
+    assert {"name", "bytes", "low", "high", "source", "in_budget"} == set(data["components"][0])
+
+
+def test_speed_is_bound_by_what_it_should_be() -> None:
+    result = plan_named("meta-llama/Llama-3.1-8B-Instruct", "H100", 1)
+    assert result.speed is not None
+    one = result.speed.batches[0]
+    floor = result.weights_bytes_per_gpu / find_gpu("H100").bandwidth
+    assert floor < one.inter_token_seconds < 3 * floor
+    assert one.bound_by == "weights read"
+    rates = [each.tokens_per_second for each in result.speed.batches]
+    assert rates == sorted(rates)
+    times = [each.ttft_seconds for each in result.speed.prompts]
+    assert times == sorted(times)
+    assert one.usd_per_million_tokens is not None
+
+
+def test_a_thousand_plans_over_everything_never_raise() -> None:
+    chooser = random.Random(4)
+    names, gpus = sorted(load_models()), list(load_gpus().values())
+    flags = [
+        "--max-model-len=4096", "--max-model-len=auto", "--kv-cache-dtype=fp8", "--enforce-eager", "--max-num-seqs=1",
+        "--enable-expert-parallel", "--enable-lora", "-pp=2", "-tp=7", "-dp=2", "--quantization=fp8",
+        "--cpu-offload-gb=8", '--speculative-config={"method":"mtp"}', '--speculative-config={"method":"eagle"}',
+        "--gpu-memory-utilization=0.01", "--max-num-batched-tokens=100000", "--block-size=128", "--dtype=float32",
+        "--kv-cache-memory-bytes=1G", "--num-gpu-blocks-override=10", "--decode-context-parallel-size=3",
+        '--limit-mm-per-prompt={"image":0,"video":0}', "--runner=pooling", "--enable-chunked-prefill=false",
+    ]  # fmt: skip
+    verdicts = set()
+    for _ in range(1000):
+        chosen = chooser.sample(flags, chooser.randrange(4))
+        engine = chooser.choice(["vllm", "vllm", "vllm", "exo"])
+        parameters = EngineParameters.parse(
+            chosen,
+            engine=engine,
+            engine_version=chooser.choice([*VERSIONS, "0.7.3", "0.8.5", "nonsense"]),
+        )
+        result = plan(
+            read_entry(chooser.choice(names)),
+            chooser.choice(gpus),
+            chooser.choice([0, 1, 2, 3, 4, 8]),
+            parameters,
+        )
+        verdicts.add(result.verdict)
+        assert result.kv_capacity_tokens >= 0
+        if result.verdict is Verdict.FITS:
+            assert result.max_concurrency >= 1
+    assert verdicts == set(Verdict)
+
+
+models = st.sampled_from(SIZED)
+gpus = st.sampled_from([*families(), find_gpu("H100"), find_gpu("L4"), find_gpu("A100-80GB")])
+versions = st.sampled_from(VERSIONS)
+
+
+def _plan(name: str, gpu: Gpu, count: int, parameters: EngineParameters) -> Plan:
+    return plan(read_entry(name), gpu, count, parameters)
+
+
+@settings(max_examples=150, deadline=None)
+@given(models, gpus, versions, st.sampled_from([1, 2, 4]))
+def test_more_gpus_never_shrink_capacity_but_for_what_communication_takes(
+    name: str, gpu: Gpu, version: str, count: int
+) -> None:
+    """A cache that cannot be split (one KV head, a latent) gains only what the weights give back."""
+    parameters = EngineParameters(engine_version=version, max_model_len=None)
+    few, many = (_plan(name, gpu, n, parameters) for n in (count, 2 * count))
+    if any(p.code == "tensor-parallel" for p in (*few.problems, *many.problems)):
+        return
+    is_split = many.kv_bytes_per_token <= 0.5 * few.kv_bytes_per_token
+    if is_split or few.available_kv_bytes_per_gpu <= 0:
+        assert many.kv_capacity_tokens >= few.kv_capacity_tokens
+    else:
+        overhead = [each.component("non_torch") for each in (few, many)]
+        assert overhead[0] is not None
+        assert overhead[1] is not None
+        lost = few.available_kv_bytes_per_gpu - many.available_kv_bytes_per_gpu
+        assert lost <= overhead[1].num_bytes - overhead[0].num_bytes
+
+
+@settings(max_examples=150, deadline=None)
+@given(models, gpus, versions, st.sampled_from([1, 2, 4]))
+def test_a_smaller_cache_type_never_shrinks_capacity(
+    name: str, gpu: Gpu, version: str, count: int
+) -> None:
+    base = EngineParameters(engine_version=version, kv_cache_dtype="bfloat16")
+    wide, narrow = (
+        _plan(name, gpu, count, replace(base, kv_cache_dtype=d)) for d in ("bfloat16", "fp8")
+    )
+    assert narrow.max_concurrency >= wide.max_concurrency
+    assert narrow.largest_max_model_len >= wide.largest_max_model_len
+
+
+@settings(max_examples=150, deadline=None)
+@given(models, gpus, versions, st.integers(256, 131072), st.integers(256, 131072))
+def test_a_shorter_context_never_shrinks_concurrency(
+    name: str, gpu: Gpu, version: str, first: int, second: int
+) -> None:
+    short, long = sorted((first, second))
+    base = EngineParameters(engine_version=version)
+    a, b = (_plan(name, gpu, 2, replace(base, max_model_len=n)) for n in (short, long))
+    assert a.max_concurrency >= b.max_concurrency
+    order = [Verdict.REFUSED, Verdict.TIGHT, Verdict.FITS]
+    assert order.index(a.verdict) >= order.index(b.verdict)
+
+
+@settings(max_examples=100, deadline=None)
+@given(models, gpus, versions)
+def test_smaller_weights_never_shrink_capacity(name: str, gpu: Gpu, version: str) -> None:
+    base = EngineParameters(engine_version=version)
+    if read_entry(name).quantization is not None:
+        return
+    wide, narrow = (_plan(name, gpu, 1, replace(base, quantization=q)) for q in (None, "fp8"))
+    assert narrow.available_kv_bytes_per_gpu >= wide.available_kv_bytes_per_gpu
