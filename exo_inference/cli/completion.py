@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from exo_inference.cli.root import COMPLETION_VARIABLE, PROGRAM, root
 from exo_inference.cli.tree import Example, command
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ _SECOND_NAME = {
     ],
 )
 @click.argument("shell", type=click.Choice(list(_SECOND_NAME)), metavar="bash|zsh|fish")
-@click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
+def completion(shell: str) -> None:
     """Print a completion script for a shell.
 
     It completes commands, flags and their values, and asks the API for the names of models and
@@ -43,7 +43,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None, f"click knows no completion for {shell}"
-    script = kind(ctx.find_root().command, {}, "exo", "_EXO_COMPLETE")
+    script = kind(root, {}, PROGRAM, COMPLETION_VARIABLE)
     # Not `script.source()`: for bash it would run bash to ask for its version.
     click.echo(_source(script))
     click.echo(_SECOND_NAME[shell], nl=False)

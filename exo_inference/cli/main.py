@@ -23,14 +23,12 @@ from collections.abc import Sequence
 import click
 
 from exo_inference.cli.failures import describe, describe_usage
-from exo_inference.cli.root import root
+from exo_inference.cli.root import COMPLETION_VARIABLE, PROGRAM, root
 from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ExoError
 
 FAILURE = 1
 INTERRUPTED = 130
-PROGRAM = "exo"
-COMPLETION_VARIABLE = "_EXO_COMPLETE"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from exo_inference.cli.root import root
+from exo_inference.cli.root import PROGRAM, root
 from exo_inference.cli.tree import CommandGroup
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -33,7 +33,7 @@ stand before or after any subcommand. How flags, environment and configuration f
 
 def walk_all() -> Iterator[tuple[click.Command, click.Context]]:
     """Yield every command of the program with its context, parents first."""
-    yield from _walk(root, "exo", None)
+    yield from _walk(root, PROGRAM, None)
 
 
 def _walk(

@@ -6,11 +6,15 @@ import click
 
 from exo_inference.cli.tree import CommandGroup, Example, Member
 
+PROGRAM = "exo"
+COMPLETION_VARIABLE = "_EXO_COMPLETE"
+"""Environment variable by which a shell asks the program to complete."""
+
 _GITOPS = "exo_inference.cli.gitops.commands"
 
 
 @click.command(
-    "exo",
+    PROGRAM,
     cls=CommandGroup,
     members=[
         Member(
