@@ -94,6 +94,39 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
         "stream_options.include_usage",
     ),
     "model as number": ({"model": 3}, "model"),
+    "half a surrogate pair": ({"messages": [{"role": "user", "content": "a\ud800"}]}, "messages"),
+    "half a pair as role": ({"messages": [{"role": "\udfff", "content": "a"}]}, "messages"),
+    "half a pair as number": ({"max_tokens": "\ud800"}, "max_tokens"),
+    "half a pair in a tool": (
+        {"tools": [{"type": "function", "function": {"name": "f\ud800"}}]},
+        "tools",
+    ),
+    "deep arguments": (
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}],
+                },
+            ]
+        },
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    "more messages than tokens": ({"messages": [USER] * 4200}, "messages"),
+    "long max_tokens": ({"max_tokens": 10**400}, "max_tokens"),
+    "long temperature": ({"temperature": 10**400}, "temperature"),
+    "long seed": ({"seed": -(10**400)}, "seed"),
+    "long priority": ({"priority": 10**400}, "priority"),
+    "long min_tokens": ({"min_tokens": 10**400}, "min_tokens"),
+    "huge top_k": ({"top_k": 1e30}, "top_k"),
+    "long top_k": ({"top_k": 10**400}, "top_k"),
+    "long bias": ({"logit_bias": {"3": 10**400}}, "logit_bias"),
+    "bias for a long number": ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    "too many biases": ({"logit_bias": {f"{i:05}": 1 for i in range(1100)}}, "logit_bias"),
+    "too many stops": ({"stop": ["x"] * 65}, "stop"),
+    "long stop": ({"stop": "x" * 1025}, "stop"),
+    "too many stop tokens": ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
     "guided output": ({"guided_json": {"type": "object"}}, "guided_json"),
     "beam search": ({"use_beam_search": True}, "use_beam_search"),
 }
@@ -110,6 +143,10 @@ WRONG_COMPLETIONS: dict[str, tuple[dict[str, Any], str | None]] = {
     "logprobs true": ({"logprobs": True}, "logprobs"),
     "too many logprobs": ({"logprobs": 50}, "logprobs"),
     "nothing wanted": ({"max_tokens": 0}, "max_tokens"),
+    "half a surrogate pair": ({"prompt": "a\ud800"}, "prompt"),
+    "too many ids": ({"prompt": [1] * 4096}, "prompt"),
+    "too many prompts": ({"prompt": ["a"] * 4097}, "n"),
+    "text that cannot fit": ({"prompt": "\u65e5" * 60_000}, "prompt"),
     "huge batch": ({"prompt": ["a"] * 100, "n": 100}, "n"),
 }
 
@@ -119,7 +156,7 @@ def check(response: Any, status: int, param: str | None, code: str | None = None
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
-    assert len(error["message"]) > 10
+    assert 10 < len(error["message"]) < 500
     if code is not None:
         assert error["code"] == code
 
@@ -129,7 +166,7 @@ def test_wrong_chat_request_names_the_field(
     engine: Engine, change: dict[str, Any], param: str | None
 ) -> None:
     body = {"model": MODEL, "messages": [USER], "max_tokens": 1, **change}
-    check(engine.http.post(CHAT, json=body), 400, param)
+    check(engine.http.post(CHAT, content=json.dumps(body)), 400, param)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +176,7 @@ def test_wrong_completion_request_names_the_field(
     engine: Engine, change: dict[str, Any], param: str | None
 ) -> None:
     body = {"model": MODEL, "prompt": "hi", "max_tokens": 1, **change}
-    check(engine.http.post(COMPLETIONS, json=body), 400, param)
+    check(engine.http.post(COMPLETIONS, content=json.dumps(body)), 400, param)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +192,24 @@ def test_body_that_is_no_json_object_is_refused(engine: Engine, path: str, body:
 def test_not_a_number_is_no_number(engine: Engine) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a", "temperature": float("nan")})
     check(engine.http.post(COMPLETIONS, content=body), 400, "temperature")
+
+
+def test_limits_are_written_out(engine: Engine) -> None:
+    body = {"model": MODEL, "prompt": "a", "seed": 2**63}
+    message = engine.http.post(COMPLETIONS, json=body).json()["error"]["message"]
+    assert "from -9223372036854775808 to 9223372036854775807" in message
+
+
+def test_raw_surrogate_bytes_are_not_json(engine: Engine) -> None:
+    body = b'{"prompt": "\xed\xa0\x80", "max_tokens": 1}'
+    check(engine.http.post(COMPLETIONS, content=body), 400, None, "invalid_json")
+
+
+def test_body_that_is_not_what_its_encoding_says_is_refused(engine: Engine) -> None:
+    response = engine.http.post(
+        COMPLETIONS, content=b"no gzip", headers={"Content-Encoding": "gzip"}
+    )
+    check(response, 400, None)
 
 
 def test_huge_body_is_refused_without_reading_it_all(engine: Engine) -> None:
@@ -174,6 +229,8 @@ def test_wrong_tokenize_requests_are_refused(engine: Engine) -> None:
     check(engine.http.post("/tokenize", json={"prompt": 3}), 400, "prompt")
     check(engine.http.post("/detokenize", json={}), 400, "tokens")
     check(engine.http.post("/detokenize", json={"tokens": [10**7]}), 400, "tokens")
+    too_many = {"tokens": [1] * 5000}
+    check(engine.http.post("/detokenize", json=too_many), 400, "tokens")
     check(engine.http.post("/tokenize", json={"model": "x", "prompt": "a"}), 404, "model")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 from exo_engine.tokenizer import StopStrings
 from hypothesis import given
@@ -65,3 +66,38 @@ def test_result_does_not_depend_on_how_text_is_cut(
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     assert run(pieces, stops) == run(list(text), stops)
+
+
+@given(
+    text=st.text("ab", max_size=40),
+    stops=st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=4),
+)
+def test_first_end_wins_and_of_those_the_longest(text: str, stops: list[str]) -> None:
+    ends = [
+        (end, stop) for end in range(len(text) + 1) for stop in stops if text[:end].endswith(stop)
+    ]
+    expected: tuple[str, str | None] = (text, None)
+    if ends:
+        first = min(end for end, _ in ends)
+        stop = max((stop for end, stop in ends if end == first), key=len)
+        expected = (text[: first - len(stop)], stop)
+    assert run(list(text), stops) == expected
+
+
+def test_long_stop_strings_that_nearly_match_cost_little() -> None:
+    """Some 10,000 steps; trying every begin at every character would be a thousand times that."""
+    watcher = StopStrings(["a" * 500 + "b" + "a" * 500, "a" * 900 + "b"])
+    lines = 0
+
+    def count(frame: object, event: str, argument: object) -> object:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    sys.settrace(count)  # type: ignore[arg-type]
+    try:
+        for _ in range(700):
+            watcher.feed("a")
+    finally:
+        sys.settrace(None)
+    assert lines < 100_000

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from exo_engine import __version__
 from exo_engine.errors import EngineError
 from exo_engine.server import chat, completions, tokenization
-from exo_engine.server.api_errors import ApiError, from_engine
+from exo_engine.server.api_errors import ApiError, bad_request, from_engine
 from exo_engine.server.requests import json_response
 from exo_engine.server.service import Service
 
@@ -96,6 +96,8 @@ async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse
         error = _from_http(request, exc)
     except (ConnectionError, asyncio.CancelledError):
         raise
+    except RecursionError:
+        error = bad_request("the request is nested too deeply", code="invalid_json")
     except Exception as exc:  # the edge: a bug must not show its insides to the client
         logger.error("a request failed unexpectedly", exc_info=exc, extra={"id": request["id"]})
         error = ApiError(500, "internal error; the log says more", code="internal_error")

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_engine.server.api_errors import bad_request, not_supported
+from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
 from exo_engine.server.formats import (
     LogprobFormat,
@@ -46,7 +46,6 @@ async def create_completion(request: web.Request, service: Service) -> web.Strea
     model = service.check_model(fields)
     if fields.values.get("suffix"):
         raise not_supported("suffix", "suffix")
-    prompts = await _read_prompts(fields, service)
     max_tokens = fields.integer("max_tokens", minimum=0)
     is_echo = fields.boolean("echo")
     if max_tokens == 0 and not is_echo:
@@ -61,6 +60,7 @@ async def create_completion(request: web.Request, service: Service) -> web.Strea
         tokenizer=service.text.tokenizer,
         vocabulary_size=service.vocabulary_size,
     )
+    prompts = await _read_prompts(fields, service, sampling.num_choices)
     options = _Options(
         id=f"cmpl-{request['id']}",
         model=model,
@@ -195,27 +195,34 @@ def _joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict
     return {key: first[key] + second[key] for key in first}
 
 
-async def _read_prompts(fields: Fields, service: Service) -> list[list[int]]:
+async def _read_prompts(fields: Fields, service: Service, num_choices: int) -> list[list[int]]:
     """Read `prompt`: a text, token ids, or a list of either."""
     value = fields.values.get("prompt")
     is_special_added = fields.boolean("add_special_tokens", True)
     if isinstance(value, str):
         return [await service.encode(value, add_special_tokens=is_special_added)]
     if isinstance(value, list) and value:
+        if all(type(each) is int for each in value):
+            return _read_token_ids(fields, [value], service)
+        service.check_num_prompts(len(value), num_choices)
         if all(isinstance(each, str) for each in value):
-            return [
-                await service.encode(each, add_special_tokens=is_special_added) for each in value
-            ]
-        size = service.vocabulary_size
-        lists = [value] if all(type(each) is int for each in value) else value
-        if all(_are_token_ids(each, size) for each in lists):
-            return [list(each) for each in lists]
-    raise fields.wrong(
+            return await service.encode_all(value, add_special_tokens=is_special_added)
+        if all(isinstance(each, list) for each in value):
+            return _read_token_ids(fields, value, service)
+    raise _wrong_prompt(fields)
+
+
+def _read_token_ids(fields: Fields, lists: list[list[Any]], service: Service) -> list[list[int]]:
+    """Check prompts that came as token ids; the too long ones first, as that costs nothing."""
+    for each in lists:
+        service.check_prompt_length(len(each))
+    size = service.vocabulary_size
+    if not all(type(token) is int and 0 <= token < size for each in lists for token in each):
+        raise _wrong_prompt(fields)
+    return [list(each) for each in lists]
+
+
+def _wrong_prompt(fields: Fields) -> ApiError:
+    return fields.wrong(
         "prompt", "a string, a list of strings, a list of token ids, or a list of such lists"
-    )
-
-
-def _are_token_ids(value: Any, vocabulary_size: int) -> bool:
-    return isinstance(value, list) and all(
-        type(each) is int and 0 <= each < vocabulary_size for each in value
     )

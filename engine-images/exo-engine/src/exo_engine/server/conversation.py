@@ -5,14 +5,19 @@ Shared by the chat and tokenize routes.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import bad_request, from_engine, not_supported
 from exo_engine.server.fields import Fields
 from exo_engine.server.service import Service
 
+_T = TypeVar("_T")
+_SMALL_MESSAGES = 100
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -30,7 +35,9 @@ async def read_conversation(fields: Fields, service: Service) -> list[int]:
             "messages",
             "no_chat_template",
         )
-    messages = _read_messages(fields)
+    messages = await _unhurried(
+        fields, functools.partial(_read_messages, fields, service.max_model_len)
+    )
     tools = _read_tools(fields)
     is_continued = fields.boolean("continue_final_message")
     is_opened = fields.boolean("add_generation_prompt", not is_continued)
@@ -39,17 +46,29 @@ async def read_conversation(fields: Fields, service: Service) -> list[int]:
             "continue_final_message and add_generation_prompt exclude each other",
             "continue_final_message",
         )
+    render = functools.partial(
+        template.render,
+        messages,
+        tools=tools,
+        add_generation_prompt=is_opened,
+        continue_final_message=is_continued,
+        variables=_read_variables(fields),
+    )
     try:
-        text = template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=is_opened,
-            continue_final_message=is_continued,
-            variables=_read_variables(fields),
-        )
+        text = await _unhurried(fields, render)
     except EngineError as exc:
         raise from_engine(exc) from exc
-    return await service.encode(text, add_special_tokens=fields.boolean("add_special_tokens"))
+    return await service.encode(
+        text, add_special_tokens=fields.boolean("add_special_tokens"), param="messages"
+    )
+
+
+async def _unhurried(fields: Fields, work: Callable[[], _T]) -> _T:
+    """Do work over all messages; in a thread if they are many, so that others are served too."""
+    messages = fields.values.get("messages")
+    if isinstance(messages, list) and len(messages) > _SMALL_MESSAGES:
+        return await asyncio.to_thread(work)
+    return work()
 
 
 def _read_variables(fields: Fields) -> dict[str, Any]:
@@ -68,10 +87,18 @@ def _read_variables(fields: Fields) -> dict[str, Any]:
     return variables
 
 
-def _read_messages(fields: Fields) -> list[dict[str, Any]]:
+def _read_messages(fields: Fields, max_model_len: int) -> list[dict[str, Any]]:
     value = fields.values.get("messages")
     if not isinstance(value, list) or not value:
         raise fields.wrong("messages", "a list of at least one message")
+    # Every template writes a role and an end for each; so even empty messages cannot fit.
+    if len(value) > max_model_len:
+        raise bad_request(
+            f"This model's maximum context length is {max_model_len} tokens, but there are "
+            f"{len(value)} messages. Shorten the conversation.",
+            "messages",
+            "context_length_exceeded",
+        )
     return [_read_message(each, index) for index, each in enumerate(value)]
 
 
@@ -129,7 +156,7 @@ def _read_tool_call(call: Any, name: str) -> dict[str, Any]:
         # On the wire arguments are JSON in a string; templates expect the object itself.
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise bad_request(
                 f"{name}.function.arguments must be JSON: {exc}", f"{name}.function.arguments"
             ) from exc

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from exo_engine.server.api_errors import ApiError, bad_request
 
 _SHOWN_CHARACTERS = 100
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class Fields:
@@ -33,9 +35,7 @@ class Fields:
 
     def wrong(self, name: str, expected: str) -> ApiError:
         """Return the error for a field that is not what was expected."""
-        shown = json.dumps(self.values.get(name), ensure_ascii=False, default=str)
-        if len(shown) > _SHOWN_CHARACTERS:
-            shown = shown[:_SHOWN_CHARACTERS] + "..."
+        shown = _shown(self.values.get(name))
         return bad_request(f"{self.name(name)} must be {expected}, got {shown}", self.name(name))
 
     def integer(
@@ -46,12 +46,13 @@ class Fields:
         minimum: int | None = None,
         maximum: int | None = None,
     ) -> int | None:
-        """Return a whole number within limits."""
+        """Return a whole number within limits, at least those of 64 bits."""
         value = self.values.get(name)
         if value is None:
             return default
         is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if not is_integer or not _is_within(value, minimum, maximum):
+        fits = is_integer and -(2**63) <= value < 2**63
+        if not fits or not _is_within(value, minimum, maximum):
             raise self.wrong(name, "an integer" + _limits(minimum, maximum))
         return int(value)
 
@@ -68,9 +69,10 @@ class Fields:
         if value is None:
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not _is_within(value, minimum, maximum):
+        number = _as_float(value) if is_number else math.nan
+        if not math.isfinite(number) or not _is_within(number, minimum, maximum):
             raise self.wrong(name, "a number" + _limits(minimum, maximum))
-        return float(value)
+        return number
 
     def boolean(self, name: str, default: bool = False) -> bool:
         """Return true or false."""
@@ -97,11 +99,18 @@ class Fields:
             raise self.wrong(name, "an object")
         return value
 
-    def token_ids(self, name: str, vocabulary_size: int) -> tuple[int, ...]:
-        """Return a list of token ids, empty if the field is absent."""
+    def token_ids(
+        self, name: str, vocabulary_size: int, *, most: int | None = None
+    ) -> tuple[int, ...]:
+        """Return a list of at most `most` token ids, empty if the field is absent."""
         value = self.values.get(name)
         if value is None:
             return ()
+        if most is not None and isinstance(value, list) and len(value) > most:
+            raise bad_request(
+                f"{self.name(name)} must have at most {most} token ids, got {len(value)}",
+                self.name(name),
+            )
         if not isinstance(value, list) or not all(
             type(each) is int and 0 <= each < vocabulary_size for each in value
         ):
@@ -116,12 +125,50 @@ def parse_object(body: bytes) -> Fields:
         ApiError: it is not a JSON object.
     """
     try:
-        value = json.loads(body)
+        value = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as exc:
         raise bad_request(f"the request body is not JSON: {exc}", code="invalid_json") from exc
     if not isinstance(value, dict):
         raise bad_request("the request body must be a JSON object", code="invalid_json")
+    if _SURROGATE_ESCAPE.search(body):
+        _check_text(value)
     return Fields(value)
+
+
+def _check_text(value: dict[str, Any]) -> None:
+    """Refuse half of a surrogate pair, which JSON can write and which is no character."""
+    for name, each in value.items():
+        try:
+            (name + json.dumps(each, ensure_ascii=False)).encode()
+        except RecursionError as exc:
+            raise bad_request("the request body is nested too deeply", code="invalid_json") from exc
+        except UnicodeEncodeError as exc:
+            half = ord(exc.object[exc.start])
+            raise bad_request(
+                f"{_shown(name)} holds half of a surrogate pair (U+{half:04X}), which is no "
+                "character",
+                name if name.isascii() else None,
+            ) from exc
+
+
+def _shown(value: Any) -> str:
+    """Return the begin of a value as JSON, however large the value is."""
+    if isinstance(value, str):
+        value = value[: _SHOWN_CHARACTERS + 1]
+    text = ""
+    # Piece by piece: a list of a million items is not written out to be cut again.
+    for piece in json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value):
+        text += piece
+        if len(text) > _SHOWN_CHARACTERS:
+            return text[:_SHOWN_CHARACTERS] + "..."
+    return text
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _is_within(value: float, minimum: float | None, maximum: float | None) -> bool:
@@ -130,7 +177,11 @@ def _is_within(value: float, minimum: float | None, maximum: float | None) -> bo
 
 def _limits(minimum: float | None, maximum: float | None) -> str:
     if minimum is not None and maximum is not None:
-        return f" from {minimum:g} to {maximum:g}"
+        return f" from {_exact(minimum)} to {_exact(maximum)}"
     if minimum is not None:
-        return f" of {minimum:g} or more"
-    return "" if maximum is None else f" of {maximum:g} or less"
+        return f" of {_exact(minimum)} or more"
+    return "" if maximum is None else f" of {_exact(maximum)} or less"
+
+
+def _exact(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"

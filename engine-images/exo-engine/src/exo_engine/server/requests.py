@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_engine.server.api_errors import ApiError
+from exo_engine.server.api_errors import ApiError, bad_request
 from exo_engine.server.fields import Fields, parse_object
 from exo_engine.server.service import Service
 
@@ -30,6 +30,8 @@ async def read_request(request: web.Request, service: Service) -> Fields:
             f"{service.options.max_request_body_bytes} bytes (--max-request-body-bytes)",
             code="request_too_large",
         ) from exc
+    except web.RequestPayloadError as exc:
+        raise bad_request("the request body cannot be read", code="invalid_body") from exc
     return parse_object(body)
 
 
@@ -46,9 +48,12 @@ def json_response(
     body: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None
 ) -> web.Response:
     """Return a JSON response; text is not escaped to ASCII."""
-    return web.json_response(
-        body,
+    text = json.dumps(body, ensure_ascii=False)
+    return web.Response(
+        # Half of a surrogate pair has no UTF-8; an error may quote one that a client sent.
+        body=text.encode(errors="replace"),
         status=status,
         headers=headers,
-        dumps=lambda value: json.dumps(value, ensure_ascii=False),
+        content_type="application/json",
+        charset="utf-8",
     )

@@ -21,6 +21,13 @@ from exo_engine.tokenizer.tokenizer import Tokenizer, read_json
 _DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MAX_CHOICES = 128
 _SEEDS = 2**63
+_MOST_TOP_K = 2**31 - 1
+_MAX_DIGITS = 20
+_MAX_STOPS = 64
+_MAX_STOP_CHARACTERS = 1024
+"""vLLM has no limits on `stop` and OpenAI takes 4; each costs a little for every character."""
+_MAX_TOKEN_ENTRIES = 1024
+"""Of stop_token_ids and of logit_bias, as OpenAI has it."""
 
 _UNSUPPORTED = {
     "structured_outputs": "constrained output",
@@ -180,8 +187,10 @@ def _typed(numbers: Mapping[str, float]) -> dict[str, Any]:
     if "top_k" not in numbers:
         return dict(numbers)
     top_k = numbers["top_k"]
-    if top_k != int(top_k) or top_k < -1:
-        raise bad_request(f"top_k must be an integer, -1 or 0 for off, got {top_k:g}", "top_k")
+    if top_k != int(top_k) or not -1 <= top_k <= _MOST_TOP_K:
+        raise bad_request(
+            f"top_k must be an integer up to {_MOST_TOP_K}, -1 or 0 for off, got {top_k:g}", "top_k"
+        )
     return {**numbers, "top_k": max(0, int(top_k))}
 
 
@@ -189,9 +198,9 @@ def _read_stop_token_ids(
     fields: Fields, tokenizer: Tokenizer, vocabulary_size: int
 ) -> tuple[int, ...]:
     """Return the request's stop tokens and the tokenizer's own end, which the core may not know."""
-    asked = fields.token_ids("stop_token_ids", vocabulary_size)
+    asked = fields.token_ids("stop_token_ids", vocabulary_size, most=_MAX_TOKEN_ENTRIES)
     own = () if fields.boolean("ignore_eos") else tokenizer.eos_token_ids
-    return (*asked, *(each for each in own if each < vocabulary_size and each not in asked))
+    return (*asked, *(each for each in own if 0 <= each < vocabulary_size and each not in asked))
 
 
 def _read_stop(fields: Fields) -> tuple[str, ...]:
@@ -199,15 +208,30 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return ()
+    if isinstance(stops, list) and len(stops) > _MAX_STOPS:
+        raise bad_request(f"stop must have at most {_MAX_STOPS} strings, got {len(stops)}", "stop")
     if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
         raise fields.wrong("stop", "a string that is not empty, or a list of such strings")
+    longest = max(map(len, stops), default=0)
+    if longest > _MAX_STOP_CHARACTERS:
+        raise bad_request(
+            f"a stop string must have at most {_MAX_STOP_CHARACTERS} characters, got {longest}",
+            "stop",
+        )
     return tuple(stops)
 
 
 def _read_logit_bias(fields: Fields, vocabulary_size: int) -> dict[int, float] | None:
     bias = {}
-    for key, value in fields.mapping("logit_bias").items():
-        is_token = key.isascii() and key.isdigit() and int(key) < vocabulary_size
+    entries = fields.mapping("logit_bias")
+    if len(entries) > _MAX_TOKEN_ENTRIES:
+        raise bad_request(
+            f"logit_bias must have at most {_MAX_TOKEN_ENTRIES} entries, got {len(entries)}",
+            "logit_bias",
+        )
+    for key, value in entries.items():
+        is_plain = len(key) <= _MAX_DIGITS and key.isascii() and key.isdigit()
+        is_token = is_plain and int(key) < vocabulary_size
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (is_token and is_number and -100 <= value <= 100):
             raise bad_request(

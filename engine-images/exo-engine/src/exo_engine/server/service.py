@@ -19,6 +19,7 @@ from typing import Literal
 from exo_engine.arguments import ServerOptions
 from exo_engine.server.api_errors import DRAINING_HEADER, ApiError, bad_request
 from exo_engine.server.core_link import CoreLink
+from exo_engine.server.encoding import Encoder
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Generation
 from exo_engine.server.metrics import Metrics
@@ -27,8 +28,6 @@ from exo_engine.tokenizer import ChatTemplate, Tokenizer
 from exo_engine.tokenizer.chat_template import load_chat_template
 
 Phase = Literal["starting", "ready", "draining"]
-_IN_THREAD_CHARACTERS = 20_000
-"""Longer texts are tokenized in a thread, so that streams in progress go on."""
 _MAX_SEQUENCES = 4096
 
 
@@ -73,6 +72,7 @@ class Service:
         self._is_idle.set()
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count(1)
+        self._encoding = asyncio.Semaphore(1)
 
     @property
     def text(self) -> TextTools:
@@ -137,7 +137,7 @@ class Service:
         if not self.options.api_keys:
             return
         scheme, _, key = (authorization or "").partition(" ")
-        given = key.strip().encode()
+        given = key.strip().encode(errors="surrogateescape")
         # Every key is compared, so that the time taken says nothing about which one was close.
         matches = [hmac.compare_digest(given, each.encode()) for each in self.options.api_keys]
         if scheme.lower() != "bearer" or not any(matches):
@@ -186,14 +186,61 @@ class Service:
         """Wait until no request is being answered."""
         await self._is_idle.wait()
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Tokenize a text, off the event loop if it is long."""
-        tokenizer = self.text.tokenizer
-        if len(text) < _IN_THREAD_CHARACTERS:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(
-            tokenizer.encode, text, add_special_tokens=add_special_tokens
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, param: str = "prompt"
+    ) -> list[int]:
+        """Tokenize a text.
+
+        Raises:
+            ApiError: 400 if it is no text, or too long for the model.
+        """
+        (tokens,) = await self.encode_all(
+            [text], add_special_tokens=add_special_tokens, param=param
         )
+        return tokens
+
+    async def encode_all(
+        self, texts: Sequence[str], *, add_special_tokens: bool, param: str = "prompt"
+    ) -> list[list[int]]:
+        """Tokenize texts, off the event loop if there is much of them.
+
+        Args:
+            texts: what to tokenize.
+            add_special_tokens: with BOS or the like, if the model wants it.
+            param: the field that the texts came from, for messages.
+
+        Raises:
+            ApiError: 400 if one of them is no text, or too long for the model.
+        """
+        encoder = Encoder(self.text.tokenizer, self.max_model_len, self._encoding)
+        return await encoder.encode(texts, add_special_tokens=add_special_tokens, param=param)
+
+    def check_num_prompts(self, num_prompts: int, num_choices: int) -> None:
+        """Refuse a request that asks for too many sequences at once.
+
+        Raises:
+            ApiError: 400 if there are too many.
+        """
+        num_new = num_prompts * num_choices
+        if num_new > _MAX_SEQUENCES:
+            raise bad_request(
+                f"prompts times n must be at most {_MAX_SEQUENCES}, got {num_new}", "n"
+            )
+
+    def check_prompt_length(self, num_tokens: int, param: str = "prompt") -> None:
+        """Refuse a prompt that leaves no room for an answer.
+
+        Raises:
+            ApiError: 400 if it is too long.
+        """
+        if num_tokens >= self.max_model_len:
+            raise bad_request(
+                f"This model's maximum context length is {self.max_model_len} tokens, but "
+                f"{num_tokens} for the prompt and at least 1 for the answer were requested. "
+                "Shorten the prompt.",
+                param,
+                "context_length_exceeded",
+            )
 
     def begin(
         self,
@@ -225,12 +272,8 @@ class Service:
             )
             for prompt in prompts
         ]
-        num_new = len(prompts) * sampling.num_choices
-        if num_new > _MAX_SEQUENCES:
-            raise bad_request(
-                f"prompts times n must be at most {_MAX_SEQUENCES}, got {num_new}", "n"
-            )
-        self._check_queue(num_new)
+        self.check_num_prompts(len(prompts), sampling.num_choices)
+        self._check_queue(len(prompts) * sampling.num_choices)
         self.metrics.observe_request(sampling.num_choices)
         return Generation(
             self.link,

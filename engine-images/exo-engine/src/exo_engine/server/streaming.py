@@ -52,4 +52,4 @@ async def send_events(
 
 def _event(value: dict[str, Any]) -> bytes:
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {body}\n\n".encode()
+    return f"data: {body}\n\n".encode(errors="replace")

@@ -39,6 +39,6 @@ async def detokenize(request: web.Request, service: Service) -> web.Response:
     service.check_model(fields)
     if not fields.has("tokens"):
         raise fields.wrong("tokens", "a list of token ids")
-    tokens = fields.token_ids("tokens", service.vocabulary_size)
+    tokens = fields.token_ids("tokens", service.vocabulary_size, most=service.max_model_len)
     text = service.text.tokenizer.decode(tokens, skip_special_tokens=False)
     return json_response({"prompt": text})

@@ -29,7 +29,7 @@ class StopStrings:
             is_included: leave the stop string that was found at the end of the text.
         """
         assert all(stops), "an empty stop string would match everywhere"
-        self._stops = tuple(stops)
+        self._watches = tuple(_Watch(stop) for stop in dict.fromkeys(stops))
         self._is_included = is_included
         self._held = ""
 
@@ -38,21 +38,25 @@ class StopStrings:
 
         After a match nothing may be fed any more.
         """
-        if not self._stops:
+        if not self._watches:
             return text, None
+        num_held = len(self._held)
         buffer = self._held + text
-        found = self._first_match(buffer)
-        if found is not None:
-            begin, stop = found
-            self._held = ""
-            return buffer[: begin + (len(stop) if self._is_included else 0)], StopMatch(stop)
-        num_held = self._num_possible(buffer)
-        cut = len(buffer) - num_held
+        for position, character in enumerate(text):
+            ended = [watch.stop for watch in self._watches if watch.advance(character)]
+            if ended:
+                stop = max(ended, key=len)
+                end = num_held + position + 1
+                self._held = ""
+                return buffer[: end if self._is_included else end - len(stop)], StopMatch(stop)
+        cut = len(buffer) - max(watch.num_matched for watch in self._watches)
         self._held = buffer[cut:]
         return buffer[:cut], None
 
     def skip(self, text: str) -> str:
         """Pass text on without looking for stop strings in it (while a minimum is not reached)."""
+        for watch in self._watches:
+            watch.num_matched = 0
         shown, self._held = self._held + text, ""
         return shown
 
@@ -61,20 +65,37 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_match(self, buffer: str) -> tuple[int, str] | None:
-        best: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            begin = buffer.find(stop)
-            if begin >= 0 and (best is None or (begin + len(stop), begin) < best[:2]):
-                best = (begin + len(stop), begin, stop)
-        return None if best is None else (best[1], best[2])
 
-    def _num_possible(self, buffer: str) -> int:
-        """Count the characters at the end that begin some stop string."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(buffer)), longest, -1):
-                if buffer.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+class _Watch:
+    """How much of one stop string the text ends with, by Knuth, Morris and Pratt (1977).
+
+    A character costs the same however long the string is and however much the two look alike. The
+    table of borders grows with what was matched, so a string that never comes near costs nothing.
+    """
+
+    __slots__ = ("_borders", "num_matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        self._borders = [0]
+        """Per length, less one: the longest proper prefix of that part which also ends it."""
+
+    def advance(self, character: str) -> bool:
+        """Take one character; say whether the text now ends with the whole string."""
+        stop, matched = self.stop, self.num_matched
+        while matched and stop[matched] != character:
+            matched = self._borders[matched - 1]
+        if stop[matched] == character:
+            matched += 1
+            if matched > len(self._borders):
+                self._borders.append(self._next_border())
+        self.num_matched = matched
+        return matched == len(stop)
+
+    def _next_border(self) -> int:
+        character = self.stop[len(self._borders)]
+        border = self._borders[-1]
+        while border and self.stop[border] != character:
+            border = self._borders[border - 1]
+        return border + 1 if self.stop[border] == character else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import tokenizers
 
 from exo_engine.errors import ModelUnusable
 from exo_engine.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
+from exo_engine.tokenizer.size_bound import most_bytes_per_token
 
 _SPECIAL_NAMES: Final = (
     "bos_token",
@@ -60,6 +61,10 @@ class Tokenizer:
         self._is_byte_level = steps == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in steps
         self._bytes_by_id: dict[int, bytes] = {}
+        self.most_bytes_per_token = most_bytes_per_token(
+            read_json(tokenizer_dir / "tokenizer.json")
+        )
+        """Bytes of text that one token stands for at most; None where nothing can be said."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -69,6 +74,16 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of `text`; with BOS or the like if the model wants it and asked."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Return the token ids of each text; other threads go on meanwhile.
+
+        Of the library's calls, those for a batch release the interpreter; `encode` holds it.
+        """
+        encodings = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [each.ids for each in encodings]
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """Return the text of all tokens at once."""
@@ -139,7 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise ModelUnusable(f"cannot read {path}: {exc}", hint="Download the model again.") from exc
     if not isinstance(value, dict):
         raise ModelUnusable(f"cannot read {path}: it holds no JSON object")

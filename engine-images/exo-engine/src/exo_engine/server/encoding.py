@@ -1,0 +1,119 @@
+"""Tokenize what clients send without letting one of them stop all the others.
+
+Small texts are tokenized at once. Large ones wait for their turn, one request at a time, and are
+tokenized in a thread that does not hold the interpreter, so that streams and /health go on. A text
+that cannot fit into the model is refused as early as that is sure: by its size, or once a part of it
+has far more tokens than the model takes. `Service` makes one `Encoder` per use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from exo_engine.server.api_errors import ApiError, bad_request
+from exo_engine.tokenizer import Tokenizer
+
+_SMALL_CHARACTERS = 20_000
+_SLICE_CHARACTERS = 1_000_000
+"""Texts are given to the tokenizer in groups of about this size; it needs 100 times as much."""
+_FIRST_PART_CHARACTERS_PER_TOKEN = 16
+"""Far more than ordinary text has, so that a text which fits is nearly always tokenized once."""
+_CERTAIN_EXCESS = 2
+"""How text goes on changes how the end of a part of it is split, but never half of the part."""
+
+
+class Encoder:
+    """A tokenizer with the length of the model it is for."""
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int, turn: asyncio.Semaphore) -> None:
+        """Prepare.
+
+        Args:
+            tokenizer: of the model.
+            max_model_len: most tokens of a sequence.
+            turn: held while a large text is tokenized.
+        """
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._turn = turn
+
+    async def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool, param: str
+    ) -> list[list[int]]:
+        """Return the token ids of each text.
+
+        Raises:
+            ApiError: 400 if one of them is no text, or too long for the model.
+        """
+        for text in texts:
+            self._check(text, param)
+        if sum(len(text) for text in texts) < _SMALL_CHARACTERS:
+            return [
+                self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+                for text in texts
+            ]
+        async with self._turn:
+            tokens: list[list[int]] = []
+            for group in _groups(texts):
+                for text in group:
+                    await self._check_parts(text, param)
+                tokens += await asyncio.to_thread(
+                    self._tokenizer.encode_all, group, add_special_tokens=add_special_tokens
+                )
+        return tokens
+
+    def _check(self, text: str, param: str) -> None:
+        """Refuse what is no text, and what is too long in any case."""
+        try:
+            num_bytes = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError as exc:
+            raise bad_request(
+                f"the text holds half of a surrogate pair (U+{ord(text[exc.start]):04X}), which is "
+                "no character",
+                param,
+            ) from exc
+        most = self._tokenizer.most_bytes_per_token
+        if most is not None and num_bytes > most * self._max_model_len:
+            raise self._too_long(
+                f"the text has {num_bytes} bytes, which are at least "
+                f"{int(num_bytes // most) + 1} tokens",
+                param,
+            )
+
+    async def _check_parts(self, text: str, param: str) -> None:
+        """Refuse a text of which a part already has far more tokens than the model takes."""
+        length = max(_FIRST_PART_CHARACTERS_PER_TOKEN * self._max_model_len, _SMALL_CHARACTERS)
+        while length < len(text):
+            (part,) = await asyncio.to_thread(
+                self._tokenizer.encode_all, [text[:length]], add_special_tokens=False
+            )
+            if len(part) > _CERTAIN_EXCESS * self._max_model_len:
+                raise self._too_long(
+                    f"the first {length} of the text's {len(text)} characters alone have "
+                    f"{len(part)}",
+                    param,
+                )
+            length *= 2
+
+    def _too_long(self, found: str, param: str) -> ApiError:
+        return bad_request(
+            f"This model's maximum context length is {self._max_model_len} tokens, but {found}. "
+            "Shorten the prompt.",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Split texts into groups of a bounded size, in order."""
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        if group and size + len(text) > _SLICE_CHARACTERS:
+            yield group
+            group, size = [], 0
+        group.append(text)
+        size += len(text)
+    if group:
+        yield group
