@@ -11,7 +11,7 @@ from pathlib import Path
 from exo_inference.controller import conditions
 from exo_inference.controller.conditions import condition
 from exo_inference.errors import ExoError
-from exo_inference.hub.base import FetchCancelled, NoSpace, ResolvedModel
+from exo_inference.hub.base import FetchCancelled, ResolvedModel
 from exo_inference.resources import Condition, ModelStatus
 
 FINAL_REASON = "NotUsable"
@@ -25,15 +25,17 @@ class Fetch:
 
     Attributes:
         resolved: what is being fetched, once known.
-        present_bytes: bytes present so far; written from other threads.
+        in_place: nothing is downloaded: the files are checked where they are.
+        present_bytes: bytes present so far, None until the source says; written from other threads.
         path: where an engine can load from, when done.
         error: why it failed.
         cancelled: set to stop it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_place: bool = False) -> None:
+        self.in_place = in_place
         self.resolved: ResolvedModel | None = None
-        self.present_bytes = 0
+        self.present_bytes: int | None = None
         self.path: Path | None = None
         self.error: ExoError | None = None
         self.cancelled = False
@@ -61,25 +63,41 @@ def status_fields(fetch: Fetch) -> dict[str, object]:
     resolved = fetch.resolved
     if resolved is None:
         return {}
-    return {
+    found: dict[str, object] = {
         "revision": resolved.revision,
         "size_bytes": resolved.size_bytes,
-        "downloaded_bytes": min(fetch.present_bytes, resolved.size_bytes),
     }
+    if fetch.present_bytes is not None:
+        found["downloaded_bytes"] = min(fetch.present_bytes, resolved.size_bytes)
+    return found
 
 
 def progress_conditions(status: ModelStatus, fetch: Fetch) -> list[Condition]:
-    """Return the conditions of a fetch that goes on."""
-    if fetch.resolved is None:
+    """Return the conditions of a fetch that goes on; why the last one failed stays until it does."""
+    if fetch.in_place:
+        return checking_conditions()
+    if fetch.resolved is None or fetch.present_bytes is None:
         resolved = conditions.find(status.conditions, "Resolved")
-        if resolved is None:
+        if fetch.resolved is not None:
+            resolved = condition("Resolved", True, "Resolved")
+        elif resolved is None:
             resolved = condition("Resolved", False, "Resolving", "asking its source")
-        return [resolved, condition("Ready", False, "NotFetched")]
+        before = conditions.find(status.conditions, "Downloaded")
+        kept = [] if before is None else [before]
+        return [resolved, *kept, condition("Ready", False, "NotFetched")]
     size = format_size(fetch.present_bytes, fetch.resolved.size_bytes)
     return [
         condition("Resolved", True, "Resolved"),
         condition("Downloaded", False, "Downloading", f"downloading {size}"),
         condition("Ready", False, "Downloading"),
+    ]
+
+
+def checking_conditions() -> list[Condition]:
+    """Return the conditions of a model whose files are being checked where they are."""
+    return [
+        condition("Resolved", False, "Checking", "checking its files; they are used in place"),
+        condition("Ready", False, "NotFetched"),
     ]
 
 
@@ -111,6 +129,4 @@ def failure_conditions(
         found.insert(1, condition("Downloaded", False, reason, text))
     if delay is None:
         found.append(condition("Failed", True, FINAL_REASON, text))
-    elif isinstance(error, NoSpace):
-        found.append(condition("Failed", True, reason, text))
     return found

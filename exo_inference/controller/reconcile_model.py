@@ -34,7 +34,7 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.errors import ExoError, HubError
-from exo_inference.hub import BUILTIN_PREFIX, FILE_PREFIX
+from exo_inference.hub import is_in_place
 from exo_inference.hub.base import NoSpace, SourceUnreachable
 from exo_inference.resources import (
     Condition,
@@ -138,7 +138,7 @@ class ModelReconciler:
 
     def _start_fetch(self, model: InferenceModel) -> Fetch:
         uid = model.metadata.uid
-        fetch = Fetch()
+        fetch = Fetch(in_place=is_in_place(model.spec.source))
         self._fetches[uid] = fetch
         fetch.task = asyncio.create_task(self._run_fetch(model, fetch), name=f"fetch-{uid}")
         fetch.task.add_done_callback(lambda _: self._wake(uid))
@@ -151,7 +151,7 @@ class ModelReconciler:
             token = await self._read_token(uid)
             source = self._find_source(spec.source)
             revision = spec.revision
-            if not spec.source.startswith((BUILTIN_PREFIX, FILE_PREFIX)):  # those have none
+            if not fetch.in_place:  # those have none
                 revision = model.status.revision or spec.revision
             fetch.resolved = await source.resolve(spec.source, revision=revision, token=token)
             self._wake(uid)

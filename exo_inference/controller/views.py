@@ -15,7 +15,7 @@ from exo_inference.resources import (
     ObjectMeta,
     ReplicaState,
 )
-from exo_inference.wire import ApiKey, Deployment, Model, ModelRef, ReplicaView
+from exo_inference.wire import ApiKey, Deployment, Model, ModelRef, ModelState, ReplicaView
 
 
 def view_model(model: InferenceModel) -> Model:
@@ -28,7 +28,7 @@ def view_model(model: InferenceModel) -> Model:
         state=state,
         model_size=status.size_bytes,
         state_details=details or None,
-        downloaded_bytes=status.downloaded_bytes,
+        downloaded_bytes=None if state == ModelState.CREATING else status.downloaded_bytes,
         revision=status.revision or model.spec.revision,
         created_at=_created(model.metadata),
         updated_at=_updated(model.metadata, status.conditions),

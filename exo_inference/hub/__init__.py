@@ -21,6 +21,11 @@ _HUB_NAME = re.compile(
 )
 
 
+def is_in_place(name: str) -> bool:
+    """Whether the files of a model of this name are used where they are, and not downloaded."""
+    return name.startswith((BUILTIN_PREFIX, FILE_PREFIX))
+
+
 def source_for(name: str, *, endpoint: str | None = None) -> ModelSource:
     """Return the source that a model's name belongs to; nothing is looked up yet.
 

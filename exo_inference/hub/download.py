@@ -35,6 +35,8 @@ from exo_inference.hub.huggingface_errors import HTTP_ERRORS
 
 logger = logging.getLogger(__name__)
 
+ROOM_HINT = "Make room: the download goes on by itself, from where it stopped"
+
 _HASH_BLOCK_BYTES = 1024 * 1024
 _REPORT_SECONDS = 0.1
 _MAX_IDLE_ATTEMPTS = 5
@@ -246,7 +248,7 @@ def map_write_error(error: OSError, path: Path) -> HubError:
     """Return our error for one of the file system."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(
-            f"the disk is full: {path.parent} has no room for the model's files",
-            hint="Free some space; the download goes on from where it stopped.",
+            f"disk full: {path.parent} has no room left for the model's files",
+            hint=ROOM_HINT,
         )
     return HubError(f"cannot write to {path.parent}: {error.strerror}")

@@ -37,6 +37,7 @@ from exo_inference.hub.base import (
     SourceUnreachable,
 )
 from exo_inference.hub.download import (
+    ROOM_HINT,
     Download,
     Interrupted,
     Progress,
@@ -175,8 +176,8 @@ class HuggingFaceSource:
                 downloads = [self._plan(model, file, directory, token) for file in missing]
                 missing_bytes = sum(file.size_bytes for file in missing)
                 present = sum(present_bytes(item) for item in downloads)
-                progress.add(model.size_bytes - missing_bytes + present, now=True)
                 _check_space(directory, missing_bytes - present)
+                progress.add(model.size_bytes - missing_bytes + present, now=True)
                 self._fetch_all(downloads, manifest, progress)
                 check_model_directory(directory)
                 manifest.keep_only(model.files)
@@ -315,8 +316,10 @@ def _check_space(directory: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(directory).free
     if needed_bytes > 0 and needed_bytes + _SPARE_BYTES > free:
         raise NoSpace(
-            f"the model needs {needed_bytes} more bytes in {directory}, and {free} are free",
-            hint="Free some space, or start the control plane with --state-dir on a larger disk.",
+            f"disk full: {needed_bytes + _SPARE_BYTES} bytes must be free in {directory} "
+            f"({needed_bytes} for the rest of the model and {_SPARE_BYTES} in reserve), "
+            f"found {free}",
+            hint=ROOM_HINT,
         )
 
 

@@ -152,6 +152,7 @@ class FakeSource:
     is_slow: bool = False
     unreachable: bool = False
     disk_full: bool = False
+    reports: bool = True
     resolved: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     fetches: int = 0
 
@@ -189,7 +190,8 @@ class FakeSource:
         progress: ProgressCallback,
     ) -> Path:
         self.fetches += 1
-        progress(model.size_bytes // 4)
+        if self.reports:
+            progress(model.size_bytes // 4)
         while self.is_slow:
             await asyncio.sleep(0.01)
             progress(model.size_bytes // 2)

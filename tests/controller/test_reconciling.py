@@ -168,13 +168,35 @@ def test_a_damaged_model_is_an_error_and_cannot_be_deployed(controller: Controll
     assert controller.source.fetches == 1
 
 
-def test_a_full_disk_is_an_error_that_heals(controller: Controller) -> None:
+def test_a_full_disk_is_waited_for_and_heals(controller: Controller) -> None:
     client = controller.client()
     controller.source.disk_full = True
+    controller.source.reports = False
     model_id = client.create_model(name="org/m1")["reference"]["id"]
-    controller.wait_for(lambda: client.get_model(id=model_id)["state"] == "error")
-    assert "disk is full; trying again" in client.get_model(id=model_id)["state-details"]
+    controller.wait_for(
+        lambda: "trying again" in client.get_model(id=model_id).get("state-details", "")
+    )
+    # The next attempts show it, too, as long as they bring nothing.
+    attempts = controller.source.fetches
+    while controller.source.fetches < attempts + 3:
+        shown = client.get_model(id=model_id)
+        assert shown["state"] == "downloading"
+        assert "disk is full; trying again in" in shown["state-details"]
     controller.source.disk_full = False
+    controller.wait_for(lambda: client.get_model(id=model_id)["state"] == "ready")
+
+
+def test_a_folder_is_said_to_be_checked_and_not_downloaded(controller: Controller) -> None:
+    client = controller.client()
+    controller.source.is_slow = True
+    model_id = client.create_model(name="file:///srv/m")["reference"]["id"]
+    controller.wait_for(lambda: controller.source.fetches)
+    for _ in range(5):
+        shown = client.get_model(id=model_id)
+        assert shown["state"] == "creating"
+        assert "checking its files" in shown["state-details"]
+        assert "downloaded-bytes" not in shown
+    controller.source.is_slow = False
     controller.wait_for(lambda: client.get_model(id=model_id)["state"] == "ready")
 
 

@@ -12,6 +12,7 @@ from exo_inference.controller import admission, operations
 from exo_inference.controller.body import Fields, parse_object
 from exo_inference.controller.conditions import condition
 from exo_inference.controller.context import context_of
+from exo_inference.controller.model_fetch import checking_conditions
 from exo_inference.controller.model_source import check_new_model, try_resolve
 from exo_inference.controller.problems import Refused
 from exo_inference.controller.routes.requests import answer, load, read_flag, route
@@ -24,6 +25,7 @@ from exo_inference.controller.stores.base import (
     Store,
 )
 from exo_inference.controller.views import view_model
+from exo_inference.hub import is_in_place
 from exo_inference.hub.base import ResolvedModel
 from exo_inference.resources import (
     InferenceModel,
@@ -126,18 +128,20 @@ def _new_model(source: str, revision: str | None, found: ResolvedModel | str) ->
     return InferenceModel(
         metadata=ObjectMeta(name=name, uid=str(uuid.uuid4()), finalizers=(FINALIZER,)),
         spec=ModelSpec(source=source, revision=revision),
-        status=_first_status(found),
+        status=_first_status(source, found),
     )
 
 
-def _first_status(found: ResolvedModel | str) -> ModelStatus:
+def _first_status(source: str, found: ResolvedModel | str) -> ModelStatus:
     if isinstance(found, str):
         text = f"{found}; it is asked again"
         return ModelStatus(conditions=(condition("Resolved", False, "SourceUnreachable", text),))
+    is_checked_next = is_in_place(source)
+    resolved = condition("Resolved", True, "Resolved")
     return ModelStatus(
         revision=found.revision,
         size_bytes=found.size_bytes,
-        conditions=(condition("Resolved", True, "Resolved"),),
+        conditions=tuple(checking_conditions()) if is_checked_next else (resolved,),
     )
 
 
