@@ -37,8 +37,8 @@ POLL_SECONDS = 0.05
     examples=[
         Example("Stop everything; what is deployed stays recorded", "exo dedicated-inference down"),
         Example(
-            "Give requests in flight five minutes to finish",
-            "exo dedicated-inference down --timeout 5m",
+            "Give requests in flight ten seconds to finish",
+            "exo dedicated-inference down --timeout 10s",
         ),
         Example(
             "Stop it and delete its models, keys and records",
@@ -52,7 +52,7 @@ POLL_SECONDS = 0.05
     metavar="<duration>",
     type=Limit(),
     default=STOP_SECONDS,
-    help="How long engines may take to finish their requests (default 90s).",
+    help="When to end by force what has not ended (default 90s); engines have 60s at most.",
 )
 @click.option("--purge", is_flag=True, help="Delete the state directory, too.")
 @force_option
