@@ -312,7 +312,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="exo-supervisor", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--foreground", action="store_true", help="copy all logs to stderr")
-    parser.add_argument("--engine-grace-seconds", type=float, default=60.0)
     options = parser.parse_args(argv)
     state = StateDir(options.state_dir)
     try:
@@ -324,9 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return os.EX_TEMPFAIL
     os.chdir(state.root)
     _configure_logging(state, foreground=options.foreground)
-    settings = SupervisorSettings(
-        engine_grace_seconds=options.engine_grace_seconds, foreground=options.foreground
-    )
+    settings = SupervisorSettings(foreground=options.foreground)
     try:
         return asyncio.run(supervise(state, server_commands(state), settings))
     except ExoError as exc:
