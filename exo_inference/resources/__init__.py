@@ -17,6 +17,7 @@ from exo_inference.resources.base import (
     Resource,
 )
 from exo_inference.resources.deployment import (
+    MAX_REPLICAS,
     RESTART_ANNOTATION,
     DeploymentSpec,
     DeploymentStatus,
@@ -33,6 +34,7 @@ from exo_inference.resources.model import (
 
 __all__ = [
     "API_VERSION",
+    "MAX_REPLICAS",
     "PUBLIC_SCOPE",
     "RESTART_ANNOTATION",
     "ApiKeySpec",

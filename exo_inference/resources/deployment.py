@@ -5,9 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from exo_inference.resources.base import Condition, Resource, ResourceModel
+
+MAX_REPLICAS = 100
+"""More than any machine of today runs; keeps a typing error from becoming a plan."""
 
 RESTART_ANNOTATION = "inference.exo.dev/restarted-at"
 """When a user last asked to start replicas again that had failed; RFC 3339."""
@@ -25,8 +28,8 @@ class DeploymentSpec(ResourceModel):
 
     model: str
     gpu_type: str
-    gpu_count: int = 1
-    replicas: int = 1
+    gpu_count: StrictInt = Field(default=1, ge=1)
+    replicas: StrictInt = Field(default=1, ge=0, le=MAX_REPLICAS)
     engine: EngineRef = Field(default_factory=EngineRef)
     engine_parameters: tuple[str, ...] = ()
     product_name: str | None = None

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from exo_inference.errors import UsageError
 from exo_inference.resources.base import API_VERSION
-from exo_inference.resources.deployment import InferenceDeployment
+from exo_inference.resources.deployment import MAX_REPLICAS, InferenceDeployment
 from exo_inference.resources.model import InferenceModel
 
 Applicable = InferenceModel | InferenceDeployment
@@ -46,15 +46,18 @@ _OF_THE_SERVER = frozenset(
 )
 _WORDS = {
     "string_type": "must be text; put it in quotes",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
     "missing": "is missing",
     "model_type": "must be a mapping",
     "model_attributes_type": "must be a mapping",
     "tuple_type": "must be a list",
     "dict_type": "must be a mapping",
 }
+
+_COUNTS = {
+    ("spec", "gpuCount"): "must be a whole number from 1",
+    ("spec", "replicas"): f"must be a whole number from 0 to {MAX_REPLICAS}",
+}
+"""What the fields that count must be, whichever way their values are wrong."""
 
 FieldPath = tuple[str | int, ...]
 
@@ -251,29 +254,27 @@ def _validate(
     try:
         resource = kind.model_validate(fields)
     except ValidationError as exc:
-        for error in exc.errors(include_url=False, include_input=False, include_context=False):
-            document.report(error["loc"], _WORDS.get(error["type"], error["msg"]))
+        for error in exc.errors(include_url=False, include_context=False):
+            if error["loc"] in _COUNTS:
+                text = f"{_COUNTS[error['loc']]}, found {_short(error['input'])}"
+            else:
+                text = _WORDS.get(error["type"], error["msg"])
+            document.report(error["loc"], text)
         return None
     if isinstance(resource, InferenceDeployment):
-        _check_deployment(document, resource, fields["spec"])
+        _check_deployment(document, resource)
     elif not resource.spec.source.strip():
         document.report(("spec", "source"), "is empty")
     return resource
 
 
-def _check_deployment(
-    document: _Document, deployment: InferenceDeployment, spec: Mapping[str, Any]
-) -> None:
+def _check_deployment(document: _Document, deployment: InferenceDeployment) -> None:
     if not _LABEL.fullmatch(deployment.metadata.name):
         document.report(
             ("metadata", "name"),
             "must be 1 to 63 lower-case letters, digits and '-', beginning and ending with a letter "
             f"or digit, found {_short(deployment.metadata.name)}",
         )
-    counts = (("gpuCount", deployment.spec.gpu_count, 1), ("replicas", deployment.spec.replicas, 0))
-    for key, number, least in counts:
-        if isinstance(spec.get(key), bool) or number < least:
-            document.report(("spec", key), f"must be a whole number from {least}")
 
 
 def _syntax_problem(exc: yaml.YAMLError, file: str) -> ManifestProblem:
@@ -285,5 +286,7 @@ def _syntax_problem(exc: yaml.YAMLError, file: str) -> ManifestProblem:
 def _short(value: Any) -> str:
     if value is None:
         return "nothing"
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
     text = str(value)
     return repr(text if len(text) <= 64 else text[:63] + "…")
