@@ -229,7 +229,8 @@ def _with_defaults(parameters: EngineParameters, case: Mapping[str, Any]) -> Eng
         and (real is None or real.key != "gb10")
     )
     tokens = 8192 if is_large else 2048
-    model_least = find_model(_model_name(str(case.get("model") or ""))).min_batched_tokens
+    model = find_model(_model_name(str(case.get("model") or "")))
+    model_least = 0 if parameters.language_model_only else model.min_batched_tokens
     seqs = parameters.max_num_seqs or (1024 if is_large else 256)
     return replace(
         parameters, max_num_batched_tokens=max(tokens, model_least, seqs), max_num_seqs=seqs

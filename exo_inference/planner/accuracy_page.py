@@ -19,7 +19,8 @@ What `plan` predicts against what engines printed when they really started, for 
 Errors are relative to the printed figure. Written by one command:
 
     python -m exo_inference.planner.accuracy --cases CASES.json \\
-        --explanations docs/benchmarks/planner-explanations.json --write docs/benchmarks/planner.md
+        --explanations docs/benchmarks/planner-explanations.json \\
+        --unseen docs/benchmarks/planner-unseen.json --write docs/benchmarks/planner.md
 
 """
 
@@ -34,22 +35,51 @@ _RULES = """## How it is graded
 - `tight` counts as the middle of its band.
 - The constants that are measured rather than derived (sampler copies, graph memory per layer and size, memory
   outside torch) are one value each for all models; none belongs to a model.
+
+## Published figures that the arithmetic contradicts
+
+- Llama-3.3-Nemotron-Super-49B: tables that multiply 80 layers by the config's 64 heads give 1,310,720
+  KV elements per token. Its `block_configs` leave attention in 49 layers, with 8 KV heads each: 49 x 2 x 8 x 128
+  = 100,352.
+- Step-3.7-Flash: the count of 197,824,847,872 parameters is of a vocabulary of 128,815; the published
+  config has 128,896 rows, 663,552 parameters more.
+- gpt-oss in vLLM takes more than its checkpoint: the kernel for MXFP4 pads 2,880 to 3,072 and 2,944, so the
+  experts of the 20B model take 9 % more (13.72 GiB printed, 12.82 GiB stored).
+- A cache size in tokens is not a capacity where windows or states are mixed in: before 0.21 vLLM printed
+  blocks / groups x block size, since then concurrency x max-model-len, ten times apart for the same memory.
 """
 
 
-def render(grades: Grades, explanations: Mapping[str, str]) -> str:
+def render(grades: Grades, explanations: Mapping[str, str], unseen: Grades | None = None) -> str:
     """Return the page.
 
     Args:
         grades: from `grade`.
         explanations: by case, what explains a miss.
+        unseen: grades of starts that were found after the constants were set.
     """
     lines = [_HEAD, f"{grades.num_cases} cases.\n", *_table(grades), *_fit_lines(grades)]
     for quantity in LIMITS:
         lines += _miss_lines(quantity, grades.of(quantity), explanations)
+    if unseen is not None:
+        lines += _unseen_lines(unseen)
     lines += ["## Not graded\n", "| case | what | why |", "| --- | --- | --- |"]
     lines += [f"| {case} | {what} | {why} |" for case, what, why in grades.not_graded]
     return "\n".join([*lines, "", _RULES])
+
+
+def _unseen_lines(grades: Grades) -> list[str]:
+    lines = [
+        "## Starts that were not in the file\n",
+        "Found after the constants were set; listed in `planner-unseen.json`.\n",
+        "| case | quantity | predicted | printed | error |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for each in grades.graded:
+        form = ",.0f" if each.observed > 1000 else ".2f"
+        figures = f"{each.predicted:{form}} | {each.observed:{form}} | {100 * each.error:+.1f} %"
+        lines.append(f"| {each.case} | {each.quantity} | {figures} |")
+    return [*lines, ""]
 
 
 def _table(grades: Grades) -> list[str]:
@@ -119,21 +149,26 @@ def _limit(quantity: str) -> float:
     return most or mean or 0.05
 
 
+def _grade_file(path: Path) -> Grades:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return grade(data["cases"] if isinstance(data, dict) else data)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Grade a file of cases; print the page or write it."""
     parser = argparse.ArgumentParser(description="Grade the planner against real starts.")
     parser.add_argument("--cases", type=Path, required=True, help="JSON file of starts")
     parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")
+    parser.add_argument("--unseen", type=Path, help="JSON file of further starts, listed apart")
     parser.add_argument(
         "--write", type=Path, help="page to replace; without it the page is printed"
     )
     options = parser.parse_args(arguments)
-    data = json.loads(options.cases.read_text(encoding="utf-8"))
-    cases = data["cases"] if isinstance(data, dict) else data
     explanations = {}
     if options.explanations is not None:
         explanations = json.loads(options.explanations.read_text(encoding="utf-8"))
-    page = render(grade(cases), explanations)
+    unseen = None if options.unseen is None else _grade_file(options.unseen)
+    page = render(_grade_file(options.cases), explanations, unseen)
     if options.write is None:
         print(page)
     else:

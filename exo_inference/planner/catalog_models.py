@@ -123,10 +123,8 @@ def _derive(name: str) -> Architecture | None:
     if base is None or not method:
         return None
     published = known.get(f"{base.rpartition('/')[2].lower()}-{method}")
-    if published is not None:
-        return replace(read_entry(published), name=name)
-    model = with_quantization(read_entry(base), method)
-    note = f"derived from {base}: the checkpoint {name} itself is not known, {method} is assumed"
-    return replace(
-        model, name=name, notes=(*model.notes, note), weights_error=model.weights_error + 0.08
-    )
+    source = base if published is None else published
+    model = with_quantization(read_entry(base), method) if published is None else read_entry(source)
+    note = f"derived from {source}: the checkpoint {name} itself is not known, {method} is assumed"
+    error = model.weights_error + 0.08
+    return replace(model, name=name, notes=(*model.notes, note), weights_error=error)

@@ -218,10 +218,8 @@ def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
         raise UsageError(
             f"GPU {key!r} has an unknown field {unknown[0]!r}", hint=f"Known fields: {known}."
         )
-    if "memory-mib" in entry:
-        memory = _number(key, entry, "memory-mib") * MIB
-    else:
-        memory = _number(key, entry, "memory-gib") * GIB
+    unit = ("memory-mib", MIB) if "memory-mib" in entry else ("memory-gib", GIB)
+    memory = _number(key, entry, unit[0]) * unit[1]
     tflops = entry.get("tflops") or {}
     if not isinstance(tflops, Mapping):
         raise UsageError(

@@ -29,6 +29,8 @@ class KvSettings:
     block_size: int = 16
     speculative_tokens: int = 0
     context_parallel_size: int = 1
+    caches_states: bool = False
+    """Prefix caching asked for: a request keeps its newest state and the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class KvLayout:
     groups: tuple[KvGroup, ...]
     num_groups: int
     bytes_per_token: float
-    speculative_tokens: int
+    states_per_request: int
     batches_in_flight: int
     context_parallel_size: int = 1
 
@@ -74,7 +76,7 @@ class KvLayout:
         for group in self.groups:
             tokens, extra = num_tokens, 0
             if group.kind is KvKind.STATE:
-                total += group.count * (1 + self.speculative_tokens)
+                total += group.count * self.states_per_request
                 continue
             if group.kind is KvKind.SLIDING:
                 tokens, extra = min(group.window - 1 + in_flight, num_tokens), 1
@@ -144,10 +146,9 @@ def _layout(
     per_token: float,
     settings: KvSettings,
 ) -> KvLayout:
-    return KvLayout(
-        max(1, size), block, groups, count, per_token, settings.speculative_tokens,
-        settings.rules.batches_in_flight, settings.context_parallel_size,
-    )  # fmt: skip
+    states = 1 + settings.speculative_tokens + (1 if settings.caches_states else 0)
+    in_flight, ranks = settings.rules.batches_in_flight, settings.context_parallel_size
+    return KvLayout(max(1, size), block, groups, count, per_token, states, in_flight, ranks)
 
 
 def _grouped(buckets: Counter[KvSpec], settings: KvSettings, per_token: float) -> KvLayout:

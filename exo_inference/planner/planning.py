@@ -31,7 +31,7 @@ from exo_inference.planner.memory import (
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.requantize import with_quantization
 from exo_inference.planner.speculation import Speculation, read_speculation
-from exo_inference.planner.speed import SpeedInputs, estimate_speed
+from exo_inference.planner.speed import Speed, SpeedInputs, estimate_speed
 from exo_inference.planner.verdict import Plan, Problem, StagePlan, Verdict
 
 _ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
@@ -119,30 +119,11 @@ def _settle(
     draft: Architecture | None,
 ) -> _Setting:
     rules = rules_for(parameters.engine, parameters.engine_version)
-    asked = (parameters.quantization or "").lower()
-    if model.quantization is None and asked in _ONLINE_QUANTIZATIONS:
-        model = with_quantization(model, asked)
-    if parameters.runner == "pooling" or model.is_embedding:
-        model = _without(model, ("lm_head",))
-    if _skips_encoder(parameters):
-        model = _without(model, ("vision", "projector"))
+    model = _as_loaded(model, parameters)
     ranks = _ranks(gpu_count, parameters)
-    own = model.max_model_len or _DEFAULT_LENGTH
-    asks_auto = parameters.max_model_len == AUTO_LENGTH
-    length = parameters.max_model_len if isinstance(parameters.max_model_len, int) else own
-    is_chunked = parameters.enable_chunked_prefill
-    if is_chunked is None:  # V0 turned it on by itself beyond 32K
-        is_chunked = not rules.is_legacy or length > 32768
-    tokens, seqs = default_batch(rules, gpu, length, is_chunked=is_chunked)
-    seqs = parameters.max_num_seqs or seqs
-    if parameters.max_num_batched_tokens is not None:
-        tokens = parameters.max_num_batched_tokens
-    else:
-        tokens = max(tokens, seqs, model.min_batched_tokens)
-        if not is_chunked:
-            tokens = max(tokens, length)
-    if parameters.max_num_seqs is None:
-        seqs = min(seqs, tokens)
+    asked = parameters.max_model_len
+    length = asked if isinstance(asked, int) else model.max_model_len or _DEFAULT_LENGTH
+    tokens, seqs = _step_size(model, gpu, parameters, rules, length)
     speculation = read_speculation(model, parameters, draft)
     dtype = _run_dtype(model, gpu, parameters)
     kv = KvSettings(
@@ -153,18 +134,51 @@ def _settle(
         block_size=parameters.block_size or _default_block(model, rules),
         speculative_tokens=speculation.num_tokens,
         context_parallel_size=parameters.decode_context_parallel_size or 1,
+        caches_states=bool(parameters.enable_prefix_caching),
     )
     return _Setting(
         model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
-        asks_auto,
+        asks_auto=asked == AUTO_LENGTH,
     )  # fmt: skip
+
+
+def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architecture:
+    """Return the model as the flags load it: quantized on the way, or without parts."""
+    asked = (parameters.quantization or "").lower()
+    if model.quantization is None and asked in _ONLINE_QUANTIZATIONS:
+        model = with_quantization(model, asked)
+    if parameters.runner == "pooling" or model.is_embedding:
+        model = _without(model, ("lm_head",))
+    if _skips_encoder(parameters):
+        model = _without(model, ("vision", "projector"))
+    return model
+
+
+def _step_size(
+    model: Architecture, gpu: Gpu, parameters: EngineParameters, rules: EngineRules, length: int
+) -> tuple[int, int]:
+    """Return max-num-batched-tokens and max-num-seqs in effect."""
+    is_chunked = parameters.enable_chunked_prefill
+    if is_chunked is None:  # V0 turned it on by itself beyond 32K
+        is_chunked = not rules.is_legacy or length > 32768
+    tokens, seqs = default_batch(rules, gpu, length, is_chunked=is_chunked)
+    seqs = parameters.max_num_seqs or seqs
+    if parameters.max_num_batched_tokens is not None:
+        tokens = parameters.max_num_batched_tokens
+    else:
+        tokens = max(tokens, seqs, model.min_batched_tokens, 0 if is_chunked else length)
+    return tokens, seqs if parameters.max_num_seqs is not None else min(seqs, tokens)
 
 
 @lru_cache(maxsize=64)
 def _without(model: Architecture, parts: tuple[str, ...]) -> Architecture:
     """Return the model without what is not loaded: a head, or an encoder that is switched off."""
     kept = tuple(weight for weight in model.outer_weights if weight.part not in parts)
-    return replace(model, outer_weights=kept, checkpoint_bytes=None)
+    least = model.min_batched_tokens if "vision" not in parts else 0
+    vision = model.vision if "vision" not in parts else None
+    return replace(
+        model, outer_weights=kept, checkpoint_bytes=None, min_batched_tokens=least, vision=vision
+    )
 
 
 def _skips_encoder(parameters: EngineParameters) -> bool:
@@ -316,6 +330,49 @@ def _headroom(stage: _Stage) -> float:
     return stage.available / stage.layout.bytes_per_block if stage.layout is not None else math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What the cache holds: blocks at hand (and at worst and best), and what is asked of them."""
+
+    blocks: int
+    low_blocks: int
+    high_blocks: int
+    needed_blocks: int
+    length: int
+    largest: int
+
+
+def _find_room(setting: _Setting, stages: Sequence[_Stage], limiting: _Stage) -> _Room:
+    blocks, low, high = (
+        min((_num_blocks(setting, stage, amount) for stage in stages), default=0)
+        for amount in ("available", "low", "high")
+    )
+    layout, tokens, length = limiting.layout, setting.max_num_batched_tokens, setting.max_model_len
+    if layout is None:
+        return _Room(blocks, low, high, 0, length, length)
+    own = setting.model.max_model_len or length
+    largest = layout.longest_request(blocks, tokens, max(own, length))
+    shrinks = setting.rules.shrinks_length and setting.parameters.max_model_len is None
+    if setting.asks_auto or shrinks:
+        length = max(1, min(length, largest))
+    return _Room(blocks, low, high, layout.blocks_for(length, tokens), length, largest)
+
+
+def _judge(problems: Sequence[Problem], limiting: _Stage, room: _Room) -> Verdict:
+    if any(problem.refuses for problem in problems):
+        return Verdict.REFUSED
+    if room.low_blocks < room.needed_blocks or limiting.low <= 0:
+        return Verdict.TIGHT
+    return Verdict.FITS
+
+
+def _free_memory_problem(setting: _Setting, budget: int, free_bytes: int | None) -> list[Problem]:
+    if free_bytes is None or budget <= free_bytes or setting.gpu.vendor == "cpu":
+        return []
+    detail = f"{_gib(free_bytes)} are free on each GPU, {_gib(budget)} are wanted at the start"
+    return [Problem("free-memory", f"{detail} (gpu-memory-utilization of the total)")]
+
+
 def _conclude(
     setting: _Setting,
     stages: Sequence[_Stage],
@@ -323,71 +380,66 @@ def _conclude(
     problems: list[Problem],
     free_bytes: int | None,
 ) -> Plan:
-    layout, parameters, gpu = limiting.layout, setting.parameters, setting.gpu
-    blocks, low_blocks, high_blocks = (
-        min((_num_blocks(setting, stage, amount) for stage in stages), default=0)
-        for amount in ("available", "low", "high")
-    )
-    tokens = setting.max_num_batched_tokens
-    own = setting.model.max_model_len or setting.max_model_len
-    largest = length = setting.max_model_len
-    needed_blocks = 0
-    if layout is not None:
-        largest = layout.longest_request(blocks, tokens, max(own, setting.max_model_len))
-        if setting.asks_auto or (setting.rules.shrinks_length and parameters.max_model_len is None):
-            length = max(1, min(length, largest))
-        needed_blocks = layout.blocks_for(length, tokens)
-    problems += _memory_problems(setting, limiting, needed_blocks, high_blocks, length, largest)
-    if free_bytes is not None and limiting.budget > free_bytes and gpu.vendor != "cpu":
-        detail = f"{_gib(free_bytes)} are free on each GPU, {_gib(limiting.budget)} are wanted at the start"
-        problems.append(Problem("free-memory", f"{detail} (gpu-memory-utilization of the total)"))
-    verdict = Verdict.FITS
-    if any(problem.refuses for problem in problems):
-        verdict = Verdict.REFUSED
-    elif low_blocks < needed_blocks or limiting.low <= 0:
-        verdict = Verdict.TIGHT
-    capacity, concurrency = _capacity(setting, layout, blocks, length)
-    weights = limiting.components[0].num_bytes
-    per_token = layout.bytes_per_token if layout is not None else 0.0
-    speed = None
-    if verdict is not Verdict.REFUSED:
-        speed = estimate_speed(SpeedInputs(
-            setting.model, gpu, setting.ranks, setting.gpu_count, weights, per_token,
-            capacity or length * setting.max_num_seqs, length, setting.max_num_seqs, tokens, setting.dtype,
-        ))  # fmt: skip
-    return Plan(
-        model=setting.model.name,
-        gpu=gpu.name,
-        gpu_count=setting.gpu_count,
-        parameters=parameters,
-        verdict=verdict,
+    layout, gpu, room = limiting.layout, setting.gpu, _find_room(setting, stages, limiting)
+    problems += _memory_problems(setting, limiting, room)
+    problems += _free_memory_problem(setting, limiting.budget, free_bytes)
+    verdict = _judge(problems, limiting, room)
+    capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
+    is_refused = verdict is Verdict.REFUSED
+    fits = limiting.available > 0 and room.blocks >= room.needed_blocks and not is_refused
+    empty = Plan(setting.model.name, gpu.name, setting.gpu_count, setting.parameters, verdict)
+    sized = replace(
+        empty,
         problems=tuple(problems),
         ranks=setting.ranks,
         components=_all_components(setting, limiting),
         total_bytes_per_gpu=gpu.reported_bytes,
         budget_bytes_per_gpu=limiting.budget,
-        weights_bytes_per_gpu=weights,
+        weights_bytes_per_gpu=limiting.components[0].num_bytes,
         available_kv_bytes_per_gpu=limiting.available,
         available_kv_bytes_low=limiting.low,
         available_kv_bytes_high=limiting.high,
-        needed_kv_bytes_per_gpu=needed_blocks * layout.bytes_per_block if layout is not None else 0,
-        kv_bytes_per_token=per_token,
-        kv_block_size=layout.block_size if layout is not None else 0,
-        num_kv_blocks=blocks if layout is not None else 0,
-        kv_capacity_tokens=capacity,
-        max_concurrency=concurrency,
-        max_model_len=length,
-        largest_max_model_len=largest if limiting.available > 0 else 0,
+        max_model_len=room.length,
+        largest_max_model_len=room.largest if limiting.available > 0 else 0,
         max_num_seqs=setting.max_num_seqs,
-        max_num_batched_tokens=tokens,
-        fits_nominally=limiting.available > 0
-        and blocks >= needed_blocks
-        and not any(p.refuses for p in problems),
+        max_num_batched_tokens=setting.max_num_batched_tokens,
+        max_concurrency=concurrency,
+        kv_capacity_tokens=capacity,
+        fits_nominally=fits,
         stages=tuple(_stage_plan(setting, index, stage) for index, stage in enumerate(stages)),
-        speed=speed,
         usd_per_hour=gpu.price(setting.gpu_count),
         notes=(*setting.model.notes, *setting.speculation.notes),
     )
+    if layout is not None:
+        sized = _with_cache(sized, layout, room)
+    return sized if is_refused else replace(sized, speed=_speed(setting, sized))
+
+
+def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:
+    return replace(
+        sized,
+        needed_kv_bytes_per_gpu=room.needed_blocks * layout.bytes_per_block,
+        kv_bytes_per_token=layout.bytes_per_token,
+        kv_block_size=layout.block_size,
+        num_kv_blocks=room.blocks,
+    )
+
+
+def _speed(setting: _Setting, sized: Plan) -> Speed | None:
+    inputs = SpeedInputs(
+        model=setting.model,
+        gpu=setting.gpu,
+        ranks=setting.ranks,
+        gpu_count=setting.gpu_count,
+        weights_bytes=sized.weights_bytes_per_gpu,
+        kv_bytes_per_token=sized.kv_bytes_per_token,
+        capacity_tokens=sized.kv_capacity_tokens or sized.max_model_len * setting.max_num_seqs,
+        max_model_len=sized.max_model_len,
+        max_num_seqs=setting.max_num_seqs,
+        max_num_batched_tokens=setting.max_num_batched_tokens,
+        dtype=setting.dtype,
+    )
+    return estimate_speed(inputs)
 
 
 def _stage_plan(setting: _Setting, index: int, stage: _Stage) -> StagePlan:
@@ -403,23 +455,21 @@ def _num_blocks(setting: _Setting, stage: _Stage, amount: str) -> int:
     return max(0, blocks - (1 if setting.rules.reserves_null_block else 0))
 
 
-def _memory_problems(
-    setting: _Setting, stage: _Stage, needed: int, high_blocks: int, length: int, largest: int
-) -> list[Problem]:
+def _memory_problems(setting: _Setting, stage: _Stage, room: _Room) -> list[Problem]:
     """Say what the engine would refuse for lack of memory, even in the best case."""
     share = f"{_gib(stage.budget)} of {_gib(setting.gpu.reported_bytes)}"
     if stage.high <= 0:
         used = stage.budget - stage.available
         detail = f"weights and overheads take {_gib(used)} per GPU, the engine may use {share}"
         return [Problem("memory", f"{detail}: nothing is left for the KV cache")]
-    if high_blocks >= needed or stage.layout is None:
+    if room.high_blocks >= room.needed_blocks or stage.layout is None:
         return []
-    need = needed * stage.layout.bytes_per_block
+    need = room.needed_blocks * stage.layout.bytes_per_block
     detail = (
-        f"one request of {length} tokens needs {_gib(need)} of KV cache per GPU, "
+        f"one request of {room.length} tokens needs {_gib(need)} of KV cache per GPU, "
         f"{_gib(stage.available)} (at best {_gib(stage.high)}) are left of {share}"
     )
-    longest = f"; the longest context that fits is {largest}" if largest > 0 else ""
+    longest = f"; the longest context that fits is {room.largest}" if room.largest > 0 else ""
     return [Problem("memory", detail + longest)]
 
 

@@ -50,15 +50,13 @@ def _blocks(
     biases: bool,
     norms: int,
     gated: bool = False,
-    attention_width: int | None = None,
 ) -> list[Weight]:
     """Return the weights of `count` equal encoder blocks."""
-    inner = attention_width or size
     mats = 3 if gated else 2
-    vector = norms * size + (3 * inner + size + (mats - 1) * wide + size if biases else 0)
+    vector = norms * size + (4 * size + (mats - 1) * wide + size if biases else 0)
     return [
-        _matrix("qkv", 3 * inner, size, count),
-        _matrix("proj", size, inner, count),
+        _matrix("qkv", 3 * size, size, count),
+        _matrix("proj", size, size, count),
         _matrix("mlp", wide, size, count * mats),
         _vectors(vector, count),
     ]
@@ -169,7 +167,8 @@ def _moonvit(vision: ConfigFields, text: int) -> Built:
     count, patch = vision.integer("vt_num_hidden_layers"), vision.integer("patch_size")
     grid = vision.integer("init_pos_emb_height", 64) * vision.integer("init_pos_emb_width", 64)
     inner = vision.integer("qkv_hidden_size", size)
-    weights = _blocks(size, wide, count, biases=True, norms=4, attention_width=inner)
+    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights += [_matrix("qkv_extra", 4 * (inner - size), size, count)] if inner > size else []
     weights += [
         _matrix("patch_embed", size, 3 * patch * patch),
         _vectors(size + grid * size + 2 * size),
