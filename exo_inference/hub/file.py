@@ -71,7 +71,8 @@ def parse_file_name(source: str) -> Path:
     """
     parts = urlsplit(source)
     path = unquote(parts.path)
-    problem = None
+    plain = "/" + "/".join(part for part in parts.path.split("/") if part not in ("", "."))
+    problem, hint = None, _FORM_HINT
     if parts.scheme != "file" or not source.startswith("file://"):
         problem = "it does not begin with file://"
     elif parts.netloc not in ("", "localhost"):
@@ -84,10 +85,11 @@ def parse_file_name(source: str) -> Path:
         problem = "its path holds '..'"
     elif "\0" in path:
         problem = "its path holds a zero byte"
+    elif parts.path != plain:  # one directory must not become two models
+        problem = "its path has a slash or a dot too many"
+        hint = f"Write file://{plain[:256]}."
     if problem:
-        raise InvalidModelName(
-            f"{source[:256]!r} does not name a directory: {problem}", hint=_FORM_HINT
-        )
+        raise InvalidModelName(f"{source[:256]!r} does not name a directory: {problem}", hint=hint)
     return Path(path)
 
 

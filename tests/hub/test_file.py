@@ -76,6 +76,13 @@ async def test_path_that_is_not_plainly_absolute_is_refused(name: str) -> None:
     assert "file:///srv" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize("name", ["file:///srv/m/", "file:///srv//m", "file:///srv/./m/."])
+async def test_second_name_of_a_directory_is_refused_with_the_plain_one(name: str) -> None:
+    with pytest.raises(InvalidModelName, match="a slash or a dot too many") as caught:
+        await source_for(name).resolve(name, revision=None, token=None)
+    assert caught.value.hint == "Write file:///srv/m."
+
+
 async def test_missing_directory_and_plain_file_are_told_apart(model: Path) -> None:
     with pytest.raises(ModelNotFound, match="there is no directory"):
         await resolve(model / "nope")
