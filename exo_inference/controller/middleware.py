@@ -29,8 +29,8 @@ PUBLIC_PATHS = frozenset({"/v2/zone", "/healthz"})
 """Answered without a signature, for GET and HEAD alone."""
 
 BODY_TIMEOUT_SECONDS = 30
-_MAX_DRAINED_BYTES = 16 * MAX_BODY_BYTES
-"""A refused body is read up to here, so that the client gets to see the answer."""
+_MAX_DRAINED_BYTES = 64 * MAX_BODY_BYTES
+"""A refused body is read up to here, so that a client which sends all of it first sees the answer."""
 
 
 class RequestBoundary:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -44,7 +46,7 @@ def create(controller: Controller, **changes: Any) -> Any:
         ({"name": "a/b"}, 400, "$['name']", "try 'a-b'"),
         ({"name": "a\"b'c"}, 400, "$['name']", "try 'a-b-c'"),
         ({"name": "чат"}, 400, "$['name']", "try 'my-deployment'"),
-        ({"name": "a" * 64}, 400, "$['name']", "1 to 63"),
+        ({"name": "a" * 64}, 400, "$['name']", "too long: found 64 characters, at most 63"),
         ({"name": "a\n"}, 400, "$['name']", "try 'a'"),
         ({"model": ...}, 400, "$['model']", "is required"),
         ({"model": "org/m1"}, 400, "$['model']", "must be an object, found a string"),
@@ -175,6 +177,15 @@ def test_a_body_over_the_limit_is_refused_readably(idle_controller: Controller) 
     answer = idle_controller.call("POST", "/v2/ai/model", data=body)
     assert answer.status_code == 413
     assert "1048576 bytes" in answer.json()["detail"]
+
+
+def test_a_client_that_sends_all_of_a_huge_body_first_sees_the_answer(
+    idle_controller: Controller,
+) -> None:
+    connection = HTTPConnection("127.0.0.1", idle_controller.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v2/ai/model", body=b"x" * 60_000_000)
+        assert connection.getresponse().status == 413
 
 
 def test_a_body_that_never_ends_does_not_stop_the_server(idle_controller: Controller) -> None:
