@@ -13,6 +13,7 @@ from exo_inference.cli.failures import describe
 from exo_inference.cli.progress import step
 from exo_inference.cli.prompts import confirm
 from exo_inference.cli.terminal import harmless
+from exo_inference.cli.writing import by_name
 from exo_inference.errors import ExoError, NotFound
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def _delete_in_parallel(
 ) -> list[ExoError]:
     def attempt(target: Named) -> ExoError | None:
         try:
-            client.operations.wait(what.delete(target.id, dry_run))
+            with by_name(target):
+                client.operations.wait(what.delete(target.id, dry_run))
         except ExoError as error:
             return error
         return None

@@ -1,6 +1,7 @@
 """Errors as text: one line for what failed, one per further problem, one for the next step.
 
-Called by `main.py` alone. What a server said is made harmless before it is printed.
+Called by `main.py` and where several errors are printed one by one. What a server said is made
+harmless before it is printed. `name_flags` makes the API's fields the flags of the command.
 """
 
 from __future__ import annotations
@@ -15,24 +16,43 @@ from exo_inference.errors import ApiError, ExoError
 
 # Fields of the API whose flags have other names; all others are called like their flags.
 _FLAGS = {
-    "name": "<name>",
     "model": "--model-name",
     "model.name": "--model-name",
     "model.id": "--model-id",
     "inference-engine-parameters": "--inference-engine-params",
+    "version": "--inference-engine-version",
 }
-_FIELD = re.compile(r"[a-z][a-z0-9-]*\Z")
+_INDEX = re.compile(r"\.\d+\Z")
 
 
 def describe(error: ExoError) -> str:
     """Return what is printed for one of our errors, without a final newline."""
     lines = [f"error: {error.message}"]
     if isinstance(error, ApiError):
-        lines += [f"  - {line}" for line in _problems(error) if line not in error.message]
+        if len(error.problems) == 1 and (one_line := _with_flag(error)):
+            lines = [f"error: {one_line}"]
+        else:
+            lines += [f"  - {line}" for line in _problems(error) if line not in error.message]
         lines += [f"  - in use by deployment {name}" for name in _unnamed_deployments(error)]
     if error.hint:
         lines.append(error.hint)
     return harmless("\n".join(lines), keep="\n\t")
+
+
+def name_flags(error: ApiError, command: click.Command) -> None:
+    """Turn the fields that an error names into the flags and arguments of a command."""
+    spellings = {}
+    for param in command.params:
+        is_flag = isinstance(param, click.Option)
+        for spelling in param.opts:
+            spellings[spelling] = spelling if is_flag else f"<{spelling}>"
+    problems = []
+    for location, detail in error.problems:
+        field = _INDEX.sub("", location)
+        wanted = (_FLAGS.get(field, f"--{field}"), field)
+        found = next((spellings[name] for name in wanted if name in spellings), location)
+        problems.append((found, detail))
+    error.problems = tuple(problems)
 
 
 def describe_usage(error: click.ClickException) -> str:
@@ -46,9 +66,24 @@ def describe_usage(error: click.ClickException) -> str:
 
 
 def _problems(error: ApiError) -> Iterator[str]:
-    for location, detail in error.problems:
-        where = _FLAGS.get(location) or (f"--{location}" if _FIELD.match(location) else location)
+    for where, detail in error.problems:
         yield f"{where}: {detail}" if where else detail
+
+
+def _with_flag(error: ApiError) -> str | None:
+    """Return the message with the flag in it where it says all of the one problem already."""
+    where, detail = error.problems[0]
+    if not error.detail or error.detail not in error.message:
+        return None
+    fields = [where.strip("-<>"), *(field for field, flag in _FLAGS.items() if flag == where)]
+    named = next((field for field in fields if error.detail.startswith(f"{field} ")), None)
+    if named is None and detail not in error.detail:
+        return None
+    if not where.startswith(("-", "<")):
+        return error.message
+    rest = error.detail.removeprefix(f"{named} ")
+    told = f"{where}: {rest}" if named is None else f"{where} {rest}"
+    return error.message.replace(error.detail, told)
 
 
 def _unnamed_deployments(error: ApiError) -> Iterator[str]:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import click
 
+from exo_inference.cli.failures import name_flags
 from exo_inference.cli.flags import GlobalFlags, given_flags
 from exo_inference.cli.output import Output
 from exo_inference.cli.template import parse_template
-from exo_inference.errors import ConnectionFailed
+from exo_inference.errors import ApiError, ConnectionFailed
 
 if TYPE_CHECKING:
     from exo_inference.sdk import Client
@@ -88,8 +89,8 @@ class Session:
         # The limit of the settings is that of list commands; other requests may take longer.
         return Client(settings=replace(self.settings, timeout_seconds=timeout_seconds))
 
-    def stopped_control_plane(self) -> StateDir | None:
-        """Return the state directory that the account came from, if nothing runs there."""
+    def local_control_plane(self) -> StateDir | None:
+        """Return the state directory that the account came from, if its controller is down."""
         from exo_inference.state_dir import StateDir
 
         if self.settings.config_file is None:
@@ -97,8 +98,8 @@ class Session:
         state = StateDir(self.settings.config_file.parent)
         if not state.settings_file.exists():
             return None
-        records = (state.read_record(name) for name in ("supervisor", "controller"))
-        return None if any(record is not None and record.alive for record in records) else state
+        record = state.read_record("controller")
+        return None if record is not None and record.alive else state
 
     def output(self, field_names: tuple[str, ...], *, configured: bool = True) -> Output:
         """Return how to print, with the template checked against what it may use.
@@ -135,17 +136,34 @@ def pass_session(function: Callable[Concatenate[Session, P], R]) -> Callable[P, 
         session = Session.of(click.get_current_context())
         try:
             return function(session, *args, **kwargs)
+        except ApiError as error:
+            name_flags(error, click.get_current_context().command)
+            raise
         except ConnectionFailed as error:
-            stopped = None if error.request_sent else session.stopped_control_plane()
-            if stopped is None:
+            state = None if error.request_sent else session.local_control_plane()
+            if state is None:
                 raise
-            raise ConnectionFailed(
-                f"no control plane is running in {stopped.root}",
-                request_sent=False,
-                hint=f"Run `exo dedicated-inference up{_where(stopped)}`.",
-            ) from error
+            raise _unreachable(state) from error
 
     return run
+
+
+def _unreachable(state: StateDir) -> ConnectionFailed:
+    """Say what runs of a control plane whose controller does not, and what to do about it."""
+    from exo_inference.cli.platform.processes import find_servers
+
+    servers = {process.name: process for process in find_servers(state)}
+    up = f"Run `exo dedicated-inference up{_where(state)}`."
+    if not any(process.pid for process in servers.values()):
+        what, hint = f"no control plane is running in {state.root}", up
+    else:
+        details = servers["controller"].details
+        what = f"the controller of {state.root} does not answer" + (details and f" ({details})")
+        hint = up
+        if servers["supervisor"].pid:
+            log = state.logs_dir / "controller.log"
+            hint = f"It is being started again: repeat this in a moment, or look into {log}."
+    return ConnectionFailed(what, request_sent=False, hint=hint)
 
 
 def _where(state: StateDir) -> str:

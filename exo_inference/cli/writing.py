@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from exo_inference.cli.progress import step
+from exo_inference.errors import ExoError
 
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
     from exo_inference.sdk import Client
+    from exo_inference.sdk.lookup import Named
     from exo_inference.wire import Operation
 
 dry_run_option = click.option(
@@ -19,6 +22,16 @@ dry_run_option = click.option(
 )
 
 force_option = click.option("-f", "--force", is_flag=True, help="Do not ask.")
+
+
+@contextmanager
+def by_name(found: Named) -> Iterator[None]:
+    """Have errors of requests by id name the object as its user does."""
+    try:
+        yield
+    except ExoError as error:
+        error.message = error.message.replace(f" {found.id}", f' "{found.name}"')
+        raise
 
 
 def finish(

@@ -56,7 +56,7 @@ def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(exo: Exo) -> Non
         pytest.param((*CREATE, "--model-name", "no/such"), "no/such", id="unknown model"),
         pytest.param(
             (*CREATE, *MODEL, "--inference-engine-version", "9.9.9"),
-            "--inference-engine-version: invalid value; valid values are: ",
+            "--inference-engine-version is '9.9.9', expected one of: ",
             id="unknown version",
         ),
         pytest.param(

@@ -8,6 +8,7 @@ from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.views import API_KEY
+from exo_inference.cli.writing import by_name
 
 
 @command(
@@ -31,5 +32,7 @@ def reveal_api_key(session: Session, deployment: str) -> None:
     """
     output = session.output(API_KEY.field_names)
     with session.connect() as client:
-        key = client.deployments.reveal_api_key(client.deployments.find(deployment).id)
+        found = client.deployments.find(deployment)
+        with by_name(found):
+            key = client.deployments.reveal_api_key(found.id)
     output.show(API_KEY.record(key))

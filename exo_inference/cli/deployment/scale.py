@@ -8,7 +8,7 @@ from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
-from exo_inference.cli.writing import dry_run_option, finish
+from exo_inference.cli.writing import by_name, dry_run_option, finish
 
 
 @command(
@@ -39,12 +39,13 @@ def scale(
     """
     with session.connect() as client:
         found = client.deployments.find(deployment)
-        finish(
-            session,
-            client,
-            f"Scaling deployment {deployment} to {replicas}",
-            lambda: client.deployments.scale(found.id, replicas, dry_run=dry_run),
-        )
+        with by_name(found):
+            finish(
+                session,
+                client,
+                f"Scaling deployment {deployment} to {replicas}",
+                lambda: client.deployments.scale(found.id, replicas, dry_run=dry_run),
+            )
         if dry_run:
             session.success(f'Deployment "{found.name}" would be scaled to {replicas} (dry run).')
             return

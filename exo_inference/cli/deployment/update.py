@@ -16,7 +16,7 @@ from exo_inference.cli.deployment.engine_flags import (
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
-from exo_inference.cli.writing import dry_run_option, finish
+from exo_inference.cli.writing import by_name, dry_run_option, finish
 from exo_inference.errors import UsageError
 
 
@@ -110,18 +110,19 @@ def run(session: Session, options: UpdateOptions) -> None:
     """Change the deployment, and wait until the change is in effect when asked to."""
     with session.connect() as client:
         found = client.deployments.find(options.deployment)
-        finish(
-            session,
-            client,
-            f'Updating deployment "{options.deployment}"',
-            lambda: client.deployments.update(
-                found.id,
-                name=options.name,
-                engine_parameters=options.parameters,
-                engine_version=options.engine_version,
-                dry_run=options.dry_run,
-            ),
-        )
+        with by_name(found):
+            finish(
+                session,
+                client,
+                f'Updating deployment "{options.deployment}"',
+                lambda: client.deployments.update(
+                    found.id,
+                    name=options.name,
+                    engine_parameters=options.parameters,
+                    engine_version=options.engine_version,
+                    dry_run=options.dry_run,
+                ),
+            )
         if options.dry_run:
             session.success("Deployment would be updated (dry run).")
             return
