@@ -43,6 +43,8 @@ class Field:
         """The value as it stands in tables, text and templates."""
         if isinstance(self.value, bool):
             return "true" if self.value else "false"
+        if isinstance(self.value, list):
+            return _to_json(self.value)
         return str(self.value)
 
 
@@ -79,6 +81,13 @@ class Output:
         else:
             cells = [(field.label, field.text) for field in record if field.label]
             _print(draw_rows([*cells, *rows]))
+
+    def show_line(self, record: Record) -> None:
+        """Print one object of a stream on a line of its own, as JSON or through the template."""
+        if self.template is not None:
+            _print(self.template.render(_template_values(record)) + "\n")
+        else:
+            _print(_to_json(_json_object(record)) + "\n")
 
     def show_list(self, records: Sequence[Record], headers: Sequence[str]) -> None:
         """Print a list of objects of one kind.

@@ -49,9 +49,10 @@ class Template:
                 )
 
     def render(self, values: Mapping[str, str]) -> str:
-        """Fill in the values; every field of the template must be among them."""
+        """Fill in the values; a field that the object does not have is empty."""
         return "".join(
-            values[part] if position % 2 else part for position, part in enumerate(self.parts)
+            values.get(part, "") if position % 2 else part
+            for position, part in enumerate(self.parts)
         )
 
 

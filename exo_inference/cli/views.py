@@ -56,8 +56,8 @@ class View(Generic[T]):
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """What a template may use, known before the server is asked."""
-        return tuple(column.go_name for column in self.columns if not column.added)
+        """What a template may use, known before the server is asked; what it lacks is empty."""
+        return tuple(column.go_name for column in self.columns)
 
     def record(self, item: T) -> Record:
         """Return the fields of one object."""

@@ -399,3 +399,65 @@ def test_an_answer_that_is_no_json_is_an_error_not_a_traceback(exo: Exo, api: Fa
     assert result.code == 1
     assert result.err.startswith("error: ")
     assert "Traceback" not in result.err
+
+
+def refusal(location: str, sentence: str, detail: str = "") -> tuple[int, Any]:
+    """What our own server answers when one thing is wrong."""
+    problem = {"location": location, "detail": detail or sentence}
+    return 400, {"title": "Not changed", "detail": sentence, "errors": [problem]}
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer", "expected"),
+    [
+        (
+            ("update", "d1", "--name", "chat"),
+            refusal("$['name']", "the name 'chat' is taken"),
+            "updating deployment \"d1\": Bad Request: Not changed: --name: the name 'chat' is taken",
+        ),
+        (
+            ("update", "d1", "--inference-engine-params", "--x"),
+            refusal("$['inference-engine-parameters'][0]", "there is no --x"),
+            'updating deployment "d1": Bad Request: Not changed: '
+            "--inference-engine-params: there is no --x",
+        ),
+        (
+            ("scale", "d1", "101"),
+            refusal("$['replicas']", "replicas must be at most 100", "must be at most 100"),
+            'scaling deployment "d1" to 101: Bad Request: Not changed: '
+            "<replicas> must be at most 100",
+        ),
+    ],
+)
+def test_one_problem_is_told_once_with_the_name_and_the_flag(
+    exo: Exo, api: FakeApi, argv: tuple[str, ...], answer: tuple[int, Any], expected: str
+) -> None:
+    deployment = api.add_deployment("d1")
+    path = f"/v2/ai/deployment/{deployment['id']}"
+    api.answers |= {f"PATCH {path}": answer, f"POST {path}/scale": answer}
+    result = exo("ai", "deployment", *argv)
+    assert result.code == 1
+    assert result.err.splitlines()[1:] == [f"error: {expected}"]
+
+
+def test_a_wrong_version_of_the_list_of_flags_names_the_flag(exo: Exo, api: FakeApi) -> None:
+    api.answers["GET /v2/ai/help/inference-engine-parameters"] = refusal(
+        "$['version']", "version is '7', expected one of: 0.28.0", 'enumeration ["0.28.0"]'
+    )
+    flags = ("--inference-engine-parameter-help", "--inference-engine-version", "7")
+    result = exo("ai", "deployment", "create", *flags)
+    assert result.code == 1
+    assert "--inference-engine-version" in result.err
+    assert "--version" not in result.err
+    assert result.err.count("0.28.0") == 1
+
+
+def test_templates_of_show_may_use_every_field_of_the_table(exo: Exo, api: FakeApi) -> None:
+    api.add_deployment("d1", ready_replicas=1, state_details="up")
+    template = "{{.StateDetails}} {{.ReadyReplicas}} {{.InferenceEngine}}|{{.ReplicaStatus}}"
+    result = exo("ai", "deployment", "show", "d1", "--output-template", template)
+    assert (result.code, result.out) == (0, "up 1 |")
+    replicas = [{"name": "d2-0", "state": "ready", "details": "", "restarts": 0}]
+    api.add_deployment("d2", replica_status=replicas)
+    result = exo("ai", "deployment", "show", "d2", "--output-template", "{{.ReplicaStatus}}")
+    assert json.loads(result.out)[0]["name"] == "d2-0"

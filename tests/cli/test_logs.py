@@ -105,3 +105,22 @@ def test_follow_and_previous_exclude_each_other(exo: Exo, api: FakeApi) -> None:
     result = exo("ai", "deployment", "logs", "d1", "--follow", "--previous")
     assert result.code == 2
     assert "were both given" in result.err
+
+
+def test_an_unknown_replica_is_refused_with_the_names_there_are(exo: Exo, api: FakeApi) -> None:
+    replicas = [{"name": "d2-6fbc99c8", "state": "ready"}]
+    api.add_deployment("d2", replica_status=replicas)
+    result = exo("ai", "deployment", "logs", "d2", "--replica", "nope")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == ("error: deployment \"d2\" has no replica 'nope'\nIt has: d2-6fbc99c8.\n")
+    assert exo("ai", "deployment", "logs", "d2", "--replica", "d2-6fbc99c8").code == 0
+    assert asked(api)["replica"] == ["d2-6fbc99c8"]
+
+
+def test_logs_as_json_are_one_object_per_line(exo: Exo, api: FakeApi, deployment_id: str) -> None:
+    result = exo("ai", "deployment", "logs", "d1", "-O", "json")
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert [line["message"] for line in lines] == [f"INFO line {n}" for n in range(3)]
+    assert lines[0]["time"] == "2026-01-01T00:00:00.500Z"
+    template = exo("ai", "deployment", "logs", "d1", "--output-template", "{{.Node}} {{.Message}}")
+    assert template.out.splitlines()[2] == "n INFO line 2"

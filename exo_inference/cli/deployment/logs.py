@@ -10,15 +10,19 @@ import click
 
 from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.durations import Moment
+from exo_inference.cli.output import Field, Record
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
-from exo_inference.errors import UsageError
+from exo_inference.cli.writing import by_name
+from exo_inference.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from exo_inference.wire import LogEntry
+    from exo_inference.sdk import Client
+    from exo_inference.wire import Deployment, LogEntry
 
 DEFAULT_TAIL = 10
+_FIELD_NAMES = ("Time", "Replica", "Node", "Message")
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class LogOptions:
         ),
         Example(
             "Show the last ten minutes of one replica, with times",
-            "exo ai deployment logs chat --since 10m --replica chat-0 --timestamps --tail 1000",
+            "exo ai deployment logs chat --since 10m --replica chat-6fbc99c8 --timestamps --tail 1000",
         ),
     ],
 )
@@ -80,7 +84,7 @@ def logs(
 ) -> None:
     """Show what the engines of a deployment wrote.
 
-    Lines come oldest first. `--follow` survives restarts of the control plane and of replicas; it
+    Lines come oldest first; with `-O json`, each as one JSON object. `--follow` survives restarts of the control plane and of replicas; it
     ends when the deployment is deleted.
     """
     if follow and previous:
@@ -94,17 +98,54 @@ def logs(
 
 def run(session: Session, options: LogOptions) -> None:
     """Print the lines as they come."""
+    output = session.output(_FIELD_NAMES, configured=False)
     with session.connect() as client:
+        found = client.deployments.find(options.deployment)
+        if options.replica is not None:
+            _check_replica(client, found, options.replica)
         entries = client.deployments.logs(
-            client.deployments.find(options.deployment).id,
+            found.id,
             tail=options.tail,
             since=options.since,
             previous=options.previous,
             replica=options.replica,
             follow=options.follow,
         )
-        for entry in entries:
-            print_data(format_entry(entry, options.timestamps) + "\n")
+        with by_name(found):
+            for entry in entries:
+                if output.format == "json" or output.template is not None:
+                    output.show_line(_record(entry))
+                else:
+                    print_data(format_entry(entry, options.timestamps) + "\n")
+
+
+def _check_replica(client: Client, found: Deployment, name: str) -> None:
+    """Refuse a replica that the deployment does not have, where the server names its replicas.
+
+    Raises:
+        NotFound: there is none of that name.
+    """
+    present = client.deployments.get(found.id).replica_status
+    names = [replica.name for replica in present or []]
+    if present is None or name in names:
+        return
+    raise NotFound(
+        f'deployment "{found.name}" has no replica {name!r}',
+        status_code=404,
+        hint=f"It has: {', '.join(names)}." if names else "It has none at present.",
+    )
+
+
+def _record(entry: LogEntry) -> Record:
+    """Return a line of the log as fields, with the keys of the API."""
+    from exo_inference.wire.base import format_time
+
+    return (
+        Field("time", "Time", "", format_time(entry.time)),
+        Field("replica", "Replica", "", entry.replica or ""),
+        Field("node", "Node", "", entry.node),
+        Field("message", "Message", "", entry.message),
+    )
 
 
 def format_entry(entry: LogEntry, timestamps: bool) -> str:
