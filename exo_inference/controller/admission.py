@@ -18,6 +18,7 @@ from exo_inference.controller.states import model_state
 from exo_inference.engines import VERSIONS, Engine, UnknownEngine
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
+    MAX_REPLICAS,
     DeploymentSpec,
     EngineRef,
     InferenceDeployment,
@@ -25,9 +26,6 @@ from exo_inference.resources import (
     Resource,
 )
 from exo_inference.wire import ModelRef, ModelState
-
-MAX_REPLICAS = 100
-"""More than any machine of today runs; keeps a typing error from becoming a plan."""
 
 MAX_PARAMETERS = 200
 """Items of `inference-engine-parameters`."""
@@ -43,6 +41,9 @@ _NOT_BY_UPDATE = {
     "product-name": _ANOTHER,
 }
 """Fields of a deployment that an update must not seem to change, and what to do instead."""
+
+MAX_NAME_LENGTH = 63
+"""Characters of a deployment's name: it is a DNS label."""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -102,9 +103,7 @@ def admit_update(fields: Fields, present: InferenceDeployment, world: World) -> 
         Refused
     """
     issues = list(fields.issues)
-    issues += [
-        field_issue(key, text) for key, text in _NOT_BY_UPDATE.items() if key in fields.sent
-    ]
+    issues += [field_issue(key, text) for key, text in _NOT_BY_UPDATE.items() if key in fields.sent]
     values = {"name": present.metadata.name, **fields.values}
     spec = present.spec
     name = _check_name(values, world, issues, uid=present.metadata.uid)
@@ -175,9 +174,13 @@ def _check_name(
     name = values.get("name")
     if not isinstance(name, str):
         return ""  # reported already
+    if len(name) > MAX_NAME_LENGTH:
+        text = f"is too long: found {len(name)} characters, at most {MAX_NAME_LENGTH}"
+        issues.append(field_issue("name", text))
+        return name[:64]
     if not _LABEL.fullmatch(name):
         text = (
-            f"{name[:64]!r} is not a deployment name: 1 to 63 lower-case letters, digits and '-', "
+            f"{name!r} is not a deployment name: 1 to 63 lower-case letters, digits and '-', "
             f"beginning and ending with a letter or digit; try {suggest_name(name)!r}"
         )
         issues.append(Issue(text, "$['name']", text))
