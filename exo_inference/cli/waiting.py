@@ -96,10 +96,27 @@ def wait_until_deleted(
         )
 
 
+def wait_until_model_deleted(
+    session: Session, client: Client, name: str, model_id: str, limit_seconds: float
+) -> None:
+    """Wait until a model is gone with its files.
+
+    Raises:
+        NotReady: it is still there when the time is up.
+    """
+    with step(f'Waiting until model "{name}" is gone', quiet=session.quiet) as running:
+        client.models.wait_until_deleted(
+            model_id,
+            timeout=limit_seconds,
+            on_change=lambda model: running.detail(model_standing(model)),
+        )
+
+
 def model_standing(model: Model) -> str:
     """Say in one line where a model stands."""
     parts = [str(model.state)]
-    if model.downloaded_bytes is not None and str(model.state) == "downloading":
+    is_moving = not model.state_details or model.state_details.startswith("downloading")
+    if model.downloaded_bytes is not None and str(model.state) == "downloading" and is_moving:
         parts.append(download_progress(model))
     elif model.state_details:
         parts.append(model.state_details)

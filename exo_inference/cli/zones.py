@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from exo_inference.wire import Zone
 
 T = TypeVar("T")
+
+MAX_PARALLEL = 8
+"""Zones that are asked at the same time."""
 
 
 @dataclass
@@ -54,24 +58,27 @@ def print_list(session: Session, view: View[InZone[T]], fetch: Callable[[Client]
 
 
 def _ask_zones(session: Session, fetch: Callable[[Client], list[T]]) -> dict[str, _Answer[T]]:
-    """Ask the zones at the same time and give each the limit of `--timeout`."""
+    """Ask the zones, some at the same time, and give each the limit of `--timeout`."""
     limit_seconds = session.list_timeout_seconds
     client = session.connect(timeout_seconds=limit_seconds)
     wanted = session.flags.zone
     zones: list[str | Zone] = [wanted] if wanted is not None else [*client.zones.list()]
     names = [zone if isinstance(zone, str) else zone.name for zone in zones]
     answers: dict[str, _Answer[T]] = {name: _Answer() for name in names}
-    shared = _SharedClient(client, len(zones))
+    waiting = deque(zip(zones, answers.values(), strict=True))
+    num_threads = min(MAX_PARALLEL, len(zones))
+    shared = _SharedClient(client, num_threads)
     # Daemon threads: one that hangs beyond the limit must not keep the program from ending.
     threads = [
         threading.Thread(
-            target=_ask, args=(shared, zone, fetch, answers[name]), name=f"list-{name}", daemon=True
+            target=_ask_in_turn, args=(shared, waiting, fetch), name=f"list-{number}", daemon=True
         )
-        for name, zone in zip(names, zones, strict=True)
+        for number in range(num_threads)
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + limit_seconds
+    rounds = math.ceil(len(zones) / MAX_PARALLEL)
+    deadline = time.monotonic() + limit_seconds * rounds
     for thread in threads:
         left = deadline - time.monotonic()
         thread.join(None if math.isinf(left) else max(0.0, left))
@@ -98,14 +105,22 @@ class _SharedClient:
                 self._client.close()
 
 
-def _ask(
-    shared: _SharedClient, zone: str | Zone, fetch: Callable[[Client], list[T]], answer: _Answer[T]
+def _ask_in_turn(
+    shared: _SharedClient,
+    waiting: deque[tuple[str | Zone, _Answer[T]]],
+    fetch: Callable[[Client], list[T]],
 ) -> None:
+    """Ask one zone after the other until none waits; several threads share the queue."""
     with shared as client:
-        try:
-            answer.items = fetch(client.for_zone(zone))
-        except ExoError as error:
-            answer.error = error
+        while True:
+            try:
+                zone, answer = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                answer.items = fetch(client.for_zone(zone))
+            except ExoError as error:
+                answer.error = error
 
 
 def _report_failures(session: Session, answers: dict[str, _Answer[T]]) -> None:

@@ -323,3 +323,43 @@ def test_delete_without_names_is_a_usage_error(exo: Exo, api: FakeApi) -> None:
     assert result.code == 2
     assert "missing argument '<name-or-id>...'" in result.err
     assert api.requests == []
+
+
+def test_templates_of_show_may_use_added_fields(exo: Exo, api: FakeApi) -> None:
+    api.add_model("org/m1", state_details="fetching")
+    template = "{{.StateDetails}}{{.Revision}}"
+    result = exo("ai", "model", "show", "org/m1", "--output-template", template)
+    assert (result.code, result.out) == (0, "fetching")
+
+
+def test_delete_waits_until_the_model_is_gone(exo: Exo, api: FakeApi) -> None:
+    model = api.add_model("org/m1")
+    result = exo("ai", "model", "delete", "org/m1", "-f", "--wait", "--timeout", "10s")
+    assert (result.code, result.out) == (0, "Model(s) deleted.\n")
+    assert 'Waiting until model "org/m1" is gone' in result.err
+    assert api.lines[-1] == f"GET /v2/ai/model/{model['id']}"
+
+
+def test_list_asks_at_most_eight_zones_at_a_time(exo: Exo, api: FakeApi) -> None:
+    import threading
+
+    api.zones = {f"zone-{n}": f"/z/{n}/v2" for n in range(20)}
+    busy, most, lock, full = 0, 0, threading.Lock(), threading.Event()
+
+    def note(_: object) -> tuple[int, object]:
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+            if busy == 8:
+                full.set()
+        full.wait(10)
+        with lock:
+            busy -= 1
+        return 200, {"models": []}
+
+    for prefix in api.zones.values():
+        api.answers[f"GET {prefix}/ai/model"] = note
+    assert exo("ai", "model", "list", "-O", "json").out == "[]\n"
+    assert most == 8
+    assert len(api.requests) == 21

@@ -8,6 +8,7 @@ from exo_inference.cli.completing import complete_models
 from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
+from exo_inference.cli.waiting import wait_options, wait_until_model_deleted
 from exo_inference.cli.writing import dry_run_option, force_option
 
 
@@ -26,9 +27,17 @@ from exo_inference.cli.writing import dry_run_option, force_option
     "models", metavar="<name-or-id>...", nargs=-1, required=True, shell_complete=complete_models
 )
 @force_option
+@wait_options("the models are gone")
 @dry_run_option
 @pass_session
-def delete(session: Session, models: tuple[str, ...], force: bool, dry_run: bool) -> None:
+def delete(
+    session: Session,
+    models: tuple[str, ...],
+    force: bool,
+    wait: bool,
+    wait_timeout: float,
+    dry_run: bool,
+) -> None:
     """Delete models and the files fetched for them.
 
     A model that a deployment uses is refused, with the deployments named. Without `--force` each
@@ -41,4 +50,7 @@ def delete(session: Session, models: tuple[str, ...], force: bool, dry_run: bool
             listed=client.models.list,
             delete=lambda model_id, dry: client.models.delete(model_id, dry_run=dry),
         )
-        delete_all(session, client, what, DeleteOptions(models, force, dry_run))
+        deleted = delete_all(session, client, what, DeleteOptions(models, force, dry_run))
+        if wait and not dry_run:
+            for target in deleted:
+                wait_until_model_deleted(session, client, target.name, target.id, wait_timeout)
