@@ -123,7 +123,14 @@ def _reach(session: Session, deployment: str, limit_seconds: float) -> ChatEndpo
     """Find the deployment's URL and key, waiting until it is ready."""
     with session.connect() as client:
         found: Deployment = client.deployments.get(client.deployments.find(deployment).id)
-        if str(found.state) != "ready" and not found.ready_replicas:
+        if not found.replicas and not found.ready_replicas:
+            raise ExoError(
+                f'deployment "{found.name}" is scaled to zero, so nothing can answer',
+                hint=f"Run `exo dedicated-inference deployment scale {found.name} 1`.",
+            )
+        if not found.ready_replicas and (
+            str(found.state) != "ready" or found.ready_replicas is not None
+        ):
             found = wait_for_deployment(session, client, found.name, found.id, limit_seconds)
         if not found.deployment_url:
             raise ExoError(

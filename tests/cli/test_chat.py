@@ -155,3 +155,14 @@ def test_a_conversation_on_a_terminal_remembers_until_cleared(api: FakeApi) -> N
     sizes = [len(sent["messages"]) for sent in asked(api)]
     assert sizes == [1, 3, 1]
     assert asked(api)[1]["messages"][1] == {"role": "assistant", "content": ANSWER}
+
+
+def test_a_deployment_scaled_to_zero_is_said_at_once(exo: Exo, api: FakeApi) -> None:
+    api.add_deployment("s", replicas=0, ready_replicas=0)
+    result = exo("ai", "chat", "s", "hi")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == (
+        'error: deployment "s" is scaled to zero, so nothing can answer\n'
+        "Run `exo dedicated-inference deployment scale s 1`.\n"
+    )
+    assert asked(api) == []
