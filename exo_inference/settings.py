@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from exo_inference.config_file import Account, find_line, read_accounts
-from exo_inference.errors import ConfigurationError, UsageError
+from exo_inference.errors import ConfigurationError, ExoError, UsageError
 from exo_inference.state_dir import StateDir, default_state_dir
 
 DEFAULT_ENDPOINT = "https://api-ch-gva-2.exoscale.com/v2"
@@ -238,14 +238,14 @@ def _state_dir_file(state_dir: Path | str | None) -> Path | None:
     return StateDir(Path(state_dir)).config_file if state_dir else None
 
 
-def _missing_file(path: Path, name: str) -> ConfigurationError:
+def _missing_file(path: Path, name: str) -> ExoError:
     if name in ("--state-dir", "EXO_STATE_DIR"):
         where = str(path.parent)
         return ConfigurationError(
             f"no control plane was ever started in {where} ({name})",
             hint=f"Start one with `exo dedicated-inference up --state-dir {shlex.quote(where)}`.",
         )
-    return ConfigurationError(
+    return UsageError(
         f"the configuration file {path} ({name}) does not exist",
         hint="Check the path, or leave it out to use the standard places.",
     )

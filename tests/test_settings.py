@@ -271,7 +271,7 @@ def test_half_of_the_credentials_is_told(home, given, missing):
 
 
 def test_named_file_must_exist(home):
-    with pytest.raises(ConfigurationError, match=r"none.toml \(EXOSCALE_CONFIG\) does not exist"):
+    with pytest.raises(UsageError, match=r"none.toml \(EXOSCALE_CONFIG\) does not exist"):
         load(home, {"EXOSCALE_CONFIG": str(home / "none.toml")})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from exo_inference import __version__
 from exo_inference.cli.tree import CommandGroup, Example, Member
 
 PROGRAM = "exo"
@@ -31,6 +32,7 @@ _GITOPS = "exo_inference.cli.gitops.commands"
         Example("See what is deployed", "exo ai deployment list"),
     ],
 )
+@click.version_option(__version__, message="%(version)s", help="Print the version and exit.")
 def root() -> None:
     """Turn an open-weight model into a private, OpenAI-compatible endpoint.
 

@@ -173,3 +173,13 @@ def test_an_unknown_account_names_the_known_ones(exo: Exo, config: Path) -> None
     result = exo("ai", "model", "list", "-C", str(config), "-A", "three")
     assert result.code == 2
     assert "one, two" in result.err
+
+
+def test_version_as_a_flag(exo: Exo) -> None:
+    assert exo("--version") == exo("version")
+
+
+def test_a_configuration_file_that_does_not_exist_is_a_usage_error(exo: Exo) -> None:
+    result = exo("ai", "model", "list", "-C", "/nonexistent")
+    assert (result.code, result.out) == (2, "")
+    assert "/nonexistent (--config) does not exist" in result.err

@@ -482,3 +482,29 @@ def test_a_replica_without_a_record_is_listed(
     assert (stray["name"], stray["pid"]) == ("chat-0", sleeper.pid)
     sleeper.kill()
     sleeper.wait()
+
+
+@pytest.mark.parametrize("verb", ["up", "status", "down"])
+def test_a_file_in_place_of_the_state_directory_is_said(
+    exo: Exo, state: StateDir, verb: str
+) -> None:
+    state.root.write_text("")
+    result = exo("ai", verb)
+    assert result.code == 2
+    assert f"the state directory {state.root} is not a directory" in result.err
+
+
+def test_a_dead_controller_beside_a_living_gateway_is_said(
+    exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_inference.sdk._retries.MAX_ATTEMPTS", 1)
+    assert up("-Q").code == 0
+    running = pids(status_of(exo))
+    for name in ("supervisor", "controller"):
+        os.kill(running[name], signal.SIGKILL)
+        until_gone(running[name])
+    result = exo("ai", "model", "list", "-z", "ch-dk-2")
+    assert result.code == 1
+    assert f"the controller of {state.root} does not answer" in result.err
+    assert "`exo dedicated-inference up`" in result.err
+    assert exo("ai", "down").code == 0

@@ -98,7 +98,13 @@ def state_dir_of(session: Session) -> StateDir:
     from exo_inference.settings import resolve_state_dir
     from exo_inference.state_dir import StateDir
 
-    return StateDir(resolve_state_dir(session.flags.state_dir))
+    state = StateDir(resolve_state_dir(session.flags.state_dir))
+    if state.root.exists() and not state.root.is_dir():
+        raise UsageError(
+            f"the state directory {state.root} is not a directory",
+            hint="Choose another one with --state-dir or EXO_STATE_DIR.",
+        )
+    return state
 
 
 def check_installation() -> None:
