@@ -237,7 +237,8 @@ class DeploymentReconciler:
         outcome = await self._tear_down(uid)
         if outcome.again_after_seconds is not None:
             left = len(deployment.status.replicas)
-            text = f"{left} replicas finish their requests" if left else "removing what is left"
+            finish = "replica finishes its" if left == 1 else "replicas finish their"
+            text = f"{left} {finish} requests" if left else "removing what is left"
             found = [c for c in deployment.status.conditions if c.type != "Progressing"]
             found.append(conditions.condition("Progressing", True, "Deleting", text))
             await self._write_conditions(deployment, found, ())
