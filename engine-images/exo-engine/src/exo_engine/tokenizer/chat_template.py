@@ -18,9 +18,14 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from exo_engine.errors import ConfigurationError, EngineError
+from exo_engine.tokenizer import template_limits
+from exo_engine.tokenizer.template_limits import (
+    BoundedEnvironment,
+    TemplateTooCostly,
+    bounded_filter,
+)
 from exo_engine.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -31,6 +36,10 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 class TemplateRefused(EngineError):
     """The template refused the conversation, or broke on it; the message says why."""
+
+
+class TemplateCostly(TemplateRefused):
+    """The template would take too much memory or time."""
 
 
 class ChatTemplate:
@@ -54,16 +63,22 @@ class ChatTemplate:
             variables: further variables, which a request may override.
 
         Raises:
-            ConfigurationError: a template is not valid Jinja.
+            ConfigurationError: a template is not valid Jinja, or takes too much memory or time.
         """
         environment = _environment()
         try:
             self._templates = {
                 name: environment.from_string(source) for name, source in sources.items()
             }
-        except jinja2.TemplateError as exc:
+        except (
+            jinja2.TemplateError,
+            TemplateTooCostly,
+            RecursionError,
+            SyntaxError,
+            MemoryError,
+        ) as exc:
             raise ConfigurationError(
-                f"cannot compile the chat template: {exc}",
+                f"cannot compile the chat template: {str(exc)[:256]}",
                 param="chat-template",
                 hint="Bring another one with --chat-template.",
             ) from exc
@@ -106,9 +121,13 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
         )
         try:
-            text = self._templates[name].render(scope)
+            text = template_limits.render(self._templates[name], scope)
         except TemplateRefused:
             raise
+        except (TemplateTooCostly, MemoryError) as exc:
+            raise TemplateCostly(
+                f"the model's chat template cannot render this conversation: {exc}"
+            ) from exc
         except Exception as exc:  # a template is foreign code; it may fail in any way
             raise TemplateRefused(
                 f"the model's chat template cannot render this conversation: {str(exc)[:256]}"
@@ -135,6 +154,12 @@ class ChatTemplate:
         part = {"type": "text", "text": _PROBE}
         try:
             text = self.render([{"role": "user", "content": [part]}])
+        except TemplateCostly as exc:
+            raise ConfigurationError(
+                f"cannot use the chat template, even for one short message: {exc.message}",
+                param="chat-template",
+                hint="Bring another one with --chat-template.",
+            ) from exc
         except TemplateRefused:
             return False
         # A template that only knows strings prints the list itself, keys and all.
@@ -184,14 +209,28 @@ def _model_templates(configured: Any, tokenizer_dir: Path) -> dict[str, str]:
     if isinstance(configured, str):
         sources["default"] = configured
     elif isinstance(configured, list):
-        sources = {entry["name"]: entry["template"] for entry in configured}
+        try:
+            sources = {entry["name"]: entry["template"] for entry in configured}
+        except (TypeError, KeyError) as exc:
+            raise _no_templates() from exc
     elif isinstance(configured, dict):
         sources = dict(configured)
+    if not all(isinstance(text, str) for item in sources.items() for text in item):
+        raise _no_templates()
     for path in sorted((tokenizer_dir / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read(path)
     if (tokenizer_dir / "chat_template.jinja").is_file():
         sources["default"] = _read(tokenizer_dir / "chat_template.jinja")
     return sources
+
+
+def _no_templates() -> ConfigurationError:
+    return ConfigurationError(
+        "cannot read chat_template in tokenizer_config.json: expected a template or a list of "
+        "objects with name and template",
+        param="chat-template",
+        hint="Bring another one with --chat-template.",
+    )
 
 
 def _read_override(override: str) -> str:
@@ -232,13 +271,13 @@ def _cut_at_tag(text: str) -> str:
     return text[:at] if is_whole else text[:at].rstrip()
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = bounded_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
