@@ -146,3 +146,25 @@ def test_progress_is_told_in_percent_of_bytes(model_dir):
     assert len(percents) > 5
     assert told[0] == "reading configuration"
     assert told[-1] == "warming up"
+
+
+def test_an_index_nested_too_deeply_is_refused(model_dir):
+    (model_dir / "model.safetensors").rename(model_dir / "part.safetensors")
+    deep = '{"weight_map": ' + "[" * 100_000
+    (model_dir / "model.safetensors.index.json").write_text(deep)
+    assert "weight_map" in refusal(model_dir).message
+
+
+def test_a_shape_without_end_is_refused(model_dir):
+    header = b'{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 0]}}'
+    path = model_dir / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "damaged safetensors header" in refusal(model_dir).message
+
+
+def test_sizes_that_overflow_are_refused(model_dir):
+    config = json.loads((model_dir / "config.json").read_text())
+    config |= {"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 2, "intermediate_size": 2**31 - 1}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 2**31 - 2}
+    (model_dir / "config.json").write_text(json.dumps(config))
+    assert refusal(model_dir).exit_code == 78

@@ -82,6 +82,9 @@ def test_defaults_of_each_family(spec_of):
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1.0, expected a number above 0"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, expected a divisor"),
         ({"head_dim": 15}, "head_dim is 15, expected an even number"),
+        ({"vocab_size": 10**400}, "vocab_size is 1000.*expected an integer of at most"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected 10000 or fewer"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000.*expected a number that a float can hold"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
@@ -102,7 +105,12 @@ def test_what_cannot_be_computed_is_refused_by_key(spec_of, tmp_path, changes, m
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "not valid JSON"), ("[1]", "expected a JSON object"), (b"\xff\xfe", "not valid JSON")],
+    [
+        ("{", "not valid JSON"),
+        ('{"a":' + "[" * 100_000, "not valid JSON"),
+        ("[1]", "expected a JSON object"),
+        (b"\xff\xfe", "not valid JSON"),
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path, content, message):
     path = tmp_path / "config.json"

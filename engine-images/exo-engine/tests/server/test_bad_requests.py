@@ -146,7 +146,7 @@ WRONG_COMPLETIONS: dict[str, tuple[dict[str, Any], str | None]] = {
     "half a surrogate pair": ({"prompt": "a\ud800"}, "prompt"),
     "too many ids": ({"prompt": [1] * 4096}, "prompt"),
     "too many prompts": ({"prompt": ["a"] * 4097}, "n"),
-    "text that cannot fit": ({"prompt": "\u65e5" * 60_000}, "prompt"),
+    "text that cannot fit": ({"prompt": "x" * 190_000}, "prompt"),
     "huge batch": ({"prompt": ["a"] * 100, "n": 100}, "n"),
 }
 

@@ -73,7 +73,14 @@ def _indexed_files(index: Path) -> list[Path]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({str(name) for name in weight_map.values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as exc:
         raise ModelUnusable(
             f"cannot read {index}: expected a JSON object with weight_map ({exc})", hint=_AGAIN
         ) from exc
@@ -114,7 +121,14 @@ def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
         entries = [
             _entry(path, name, value) for name, value in header.items() if name != "__metadata__"
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as exc:
         raise ModelUnusable(
             f"{path} has a damaged safetensors header ({type(exc).__name__}: {exc})", hint=_AGAIN
         ) from exc

@@ -26,6 +26,9 @@ FAMILIES: Mapping[str, str] = {
 """Architecture in config.json to the module whose `spec_from_config` understands it."""
 
 _MISSING: Any = object()
+_MOST = 2**31 - 1
+"""No size in a model is near it; larger ones break the arithmetic of tensors."""
+_MOST_LAYERS = 10_000
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
@@ -42,6 +45,8 @@ class ConfigReader:
         value = self._get(key, default, int)
         if value < at_least:
             raise self.unusable(key, value, f"an integer of {at_least} or more")
+        if value > _MOST:
+            raise self.unusable(key, value, f"an integer of at most {_MOST}")
         return int(value)
 
     def number(self, key: str, default: float | None = _MISSING) -> float:
@@ -92,7 +97,10 @@ class ConfigReader:
             return default
         is_bool = isinstance(value, bool)
         if kind is float and isinstance(value, int) and not is_bool:
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError as exc:
+                raise self.unusable(key, value, "a number that a float can hold") from exc
         if kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, kind) or (is_bool and kind is not bool):
@@ -122,6 +130,9 @@ def read_spec(model_dir: Path) -> DecoderSpec:
             hint="Use the unquantized checkpoint of the same model.",
         )
     family = importlib.import_module(FAMILIES[architecture])
+    if reader.integer("num_hidden_layers") > _MOST_LAYERS:
+        layers = reader.values["num_hidden_layers"]
+        raise reader.unusable("num_hidden_layers", layers, f"{_MOST_LAYERS} or fewer")
     spec: DecoderSpec = family.spec_from_config(reader)
     _check_activation(reader)
     return replace(
@@ -154,7 +165,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         ) from exc
     except OSError as exc:
         raise ModelUnusable(f"cannot read {path}: {exc.strerror or exc}") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ModelUnusable(
             f"cannot read {path}: not valid JSON ({exc})", hint="Download the model again."
         ) from exc
@@ -207,5 +218,8 @@ def _checkpoint_dtype(reader: ConfigReader) -> str | None:
 
 
 def _shorten(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "deeply nested"
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -31,7 +31,7 @@ def check_checkpoint(model_dir: Path, spec: DecoderSpec) -> dict[str, TensorEntr
         ModelUnusable: a tensor is missing, unexpected, of the wrong shape or of an unknown dtype.
     """
     entries = read_checkpoint(model_dir)
-    expected = Decoder(spec, dtype=torch.float32, device=torch.device("meta")).checkpoint_tensors()
+    expected = _expected_tensors(model_dir, spec)
     missing = [name for name in expected if name not in entries]
     if missing:
         raise ModelUnusable(
@@ -67,6 +67,16 @@ def check_checkpoint(model_dir: Path, spec: DecoderSpec) -> dict[str, TensorEntr
                 hint="Download the model again; the file is damaged.",
             )
     return {name: entries[name] for name in expected}
+
+
+def _expected_tensors(model_dir: Path, spec: DecoderSpec) -> dict[str, torch.Tensor]:
+    try:
+        return Decoder(spec, dtype=torch.float32, device=torch.device("meta")).checkpoint_tensors()
+    except (RuntimeError, OverflowError) as exc:  # sizes whose product overflows
+        raise ModelUnusable(
+            f"cannot use {model_dir / 'config.json'}: its sizes make no tensors ({str(exc)[:128]})",
+            hint="Download the model again.",
+        ) from exc
 
 
 def load_weights(
