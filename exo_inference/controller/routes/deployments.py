@@ -138,7 +138,8 @@ async def scale_deployment(request: Request) -> Response:
         return present.metadata, admission.admit_scale(fields, present)
 
     wanted = fields.values.get("replicas")
-    event = NewEvent("Normal", "Scaled", f"{wanted} replicas were asked for")
+    asked = "1 replica was" if wanted == 1 else f"{wanted} replicas were"
+    event = NewEvent("Normal", "Scaled", f"{asked} asked for")
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
 
 
