@@ -12,6 +12,9 @@ from exo_inference.gateway.exchange import REQUEST_ID_HEADER
 DRAINING_HEADER = "X-Exo-Draining"
 """Set by an engine on the 503 that it answers while it finishes its last requests."""
 
+FAILED_HEADER = "X-Exo-Failed"
+"""Set by an engine on the 503 to a request that it had taken, when its core died before the answer."""
+
 _HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -32,7 +35,7 @@ _HOP_BY_HOP = frozenset(
 _OURS = frozenset(
     {"host", "authorization", "content-length", "accept-encoding", "expect", "x-request-id"}
 )
-_OURS_IN_ANSWERS = frozenset({"server", "date", "x-request-id", "x-exo-draining"})
+_OURS_IN_ANSWERS = frozenset({"server", "date", "x-request-id", "x-exo-draining", "x-exo-failed"})
 
 
 def request_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from exo_inference.gateway import errors
 from exo_inference.gateway.exchange import Exchange
-from exo_inference.gateway.headers import DRAINING_HEADER, request_headers
+from exo_inference.gateway.headers import DRAINING_HEADER, FAILED_HEADER, request_headers
 from exo_inference.gateway.relay import relay
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.sse import ask_for_usage
@@ -168,6 +168,8 @@ class Proxy:
         try:
             if upstream.status == 503 and DRAINING_HEADER in upstream.headers:
                 raise _UnreachableError("it is draining")
+            if upstream.status == 503 and FAILED_HEADER in upstream.headers:
+                raise _DiedError("its core died before its answer")
             yield upstream
         finally:
             upstream.close()  # a whole answer has given its connection back to the pool already

@@ -174,6 +174,23 @@ async def test_replica_that_died_before_its_answer_is_replaced(stack):
     assert stack.engines[0].requests
 
 
+async def test_replica_whose_core_died_before_its_answer_is_replaced(stack):
+    stack.engines[0].answers(503, {"error": {"message": "the engine failed"}}, X_Exo_Failed="1")
+    for _ in range(6):
+        async with stack.client.post(stack.path(), json=chat()) as answer:
+            assert await answer.json() == {"engine": "chat-b"}
+    assert stack.engines[0].requests
+
+
+async def test_request_that_kills_every_core_is_given_up(stack):
+    for engine in stack.engines:
+        engine.answers(503, {"error": {"message": "the engine failed"}}, X_Exo_Failed="1")
+    async with stack.client.post(stack.path(), json=chat()) as answer:
+        assert answer.status == 502
+        assert "X-Exo-Failed" not in answer.headers
+    assert sum(len(engine.requests) for engine in stack.engines) == 3
+
+
 async def test_request_that_kills_every_replica_is_given_up(stack):
     for engine in stack.engines:
         engine.breaks_off()

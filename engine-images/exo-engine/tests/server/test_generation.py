@@ -176,6 +176,7 @@ async def test_failing_step_ends_everything_with_its_reason(
         with pytest.raises(ApiError) as caught:
             await running
         assert caught.value.code == "engine_stopped"
+        assert caught.value.headers["x-exo-failed"] == "1"  # another replica may answer
         failure = await link.wait_closed()
         assert failure is not None
         assert failure.exit_code == status

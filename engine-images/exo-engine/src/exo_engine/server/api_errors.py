@@ -14,6 +14,11 @@ from exo_engine.server.messages import Refusal
 from exo_engine.tokenizer import TemplateRefused
 
 DRAINING_HEADER = "x-exo-draining"
+"""On a 503: this request was not begun, another replica may have it."""
+
+FAILED_HEADER = "x-exo-failed"
+"""On a 503: the engine core died while it had this request, and nothing was answered yet."""
+
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -78,5 +83,7 @@ def from_refusal(refusal: Refusal | None) -> ApiError:
     """Map what the core said about a request it could not serve."""
     if refusal is None:
         return ApiError(500, "the engine gave up on this request", code="internal_error")
-    status = 503 if refusal.is_internal else 400
-    return ApiError(status, refusal.message, code=refusal.code, param=refusal.param)
+    if refusal.is_internal:
+        headers = {FAILED_HEADER: "1", "Connection": "close"}
+        return ApiError(503, refusal.message, code=refusal.code, headers=headers)
+    return ApiError(400, refusal.message, code=refusal.code, param=refusal.param)

@@ -119,7 +119,12 @@ class Service:
                 headers={DRAINING_HEADER: "1", "Connection": "close"},
             )
         if self.link.failure is not None:
-            raise ApiError(503, "the engine has failed and is ending", code="engine_stopped")
+            raise ApiError(
+                503,
+                "the engine has failed and is ending",
+                code="engine_stopped",
+                headers={DRAINING_HEADER: "1", "Connection": "close"},
+            )
         if self.phase == "starting":
             raise ApiError(
                 503,
