@@ -229,6 +229,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         kind="integer",
         section="SchedulerConfig",
         minimum=1,
+        maximum=65_536,
         description="Most sequences in one step.",
     ),
     Flag(

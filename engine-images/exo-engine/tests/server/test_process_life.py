@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+import safetensors.torch
 
 from .conftest import MODEL, Engine, is_alive, write_tiny_model
 
@@ -130,8 +131,7 @@ def test_drain_gives_up_after_its_time_and_says_so_to_the_client(start_engine: S
     with streaming(engine) as lines:
         engine.terminate()
         rest = events(lines)
-    assert rest[-1] == "[DONE]"
-    assert rest[-2]["error"]["code"] == "engine_stopped"
+    assert rest[-1]["error"]["code"] == "engine_stopped"
     assert engine.wait_exit() == 0
 
 
@@ -141,7 +141,7 @@ def test_second_signal_ends_at_once(start_engine: Start) -> None:
         engine.terminate()
         engine.wait_until(lambda: engine.http.get("/health").json()["status"] == "draining")
         engine.process.send_signal(signal.SIGINT)
-        assert "error" in events(lines)[-2]
+        assert "error" in events(lines)[-1]
     assert engine.wait_exit() == 0
 
 
@@ -159,7 +159,7 @@ def test_killed_core_ends_the_server_and_its_streams_with_an_error(start_engine:
     with streaming(engine) as lines:
         os.kill(engine.core_pid, signal.SIGKILL)
         rest = events(lines)
-    assert rest[-2]["error"]["code"] == "engine_stopped"
+    assert rest[-1]["error"]["code"] == "engine_stopped"  # and no [DONE]: it is not whole
     assert engine.wait_exit() == 71
     assert engine.last_line.startswith("exo-engine: error: the engine core was killed by signal 9")
     assert not engine.socket.exists()
@@ -236,10 +236,11 @@ def test_too_small_cache_for_the_length_asked_for_is_78(start_engine: Start) -> 
         (["serve"], "no model is named"),
         (["serve", "m", "--enable-lora"], "is a vLLM flag that exo-engine does not support"),
         (["serve", "m", "--max-modl-len", "4"], "Did you mean --max-model-len?"),
+        (["serve", "m", "--max-num-seqs", "9999999999999"], "must be at most 65536"),
         (["dance"], "no command 'dance'"),
         (["serve", "/nowhere"], "no such directory"),
     ],
-    ids=["no model", "vllm flag", "typo", "command", "directory"],
+    ids=["no model", "vllm flag", "typo", "size", "command", "directory"],
 )
 def test_wrong_command_line_is_one_line_and_78(words: list[str], text: str) -> None:
     result = run_engine(*words)
@@ -270,6 +271,29 @@ def test_slow_reader_gets_everything_in_the_end(engine: Engine) -> None:
         rest = events(lines)
     text = [each["choices"][0] for each in rest[:-1]]
     assert text[-1]["finish_reason"] == "length"
+
+
+def test_model_that_computes_no_numbers_says_so(start_engine: Start, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    tensors = safetensors.torch.load_file(model / "model.safetensors")
+    tensors["lm_head.weight"] += float("nan")
+    safetensors.torch.save_file(tensors, model / "model.safetensors")
+    engine = start_engine(model=model).wait_ready()
+    answer = engine.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 3})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "model_output_not_a_number"
+    assert "NaN" in answer.json()["error"]["message"]
+    assert "--dtype float32" in answer.json()["error"]["message"]
+    assert engine.metric("vllm:corrupted_requests_total") == 1
+    assert "the model's output was not a number" in engine.log.read_text()
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/metrics", "/version"])
+def test_head_is_answered_without_a_body_or_versions(engine: Engine, path: str) -> None:
+    answer = engine.http.head(path)
+    assert answer.status_code == 200
+    assert answer.content == b""
+    assert answer.headers["server"] == "exo-engine"
 
 
 def run_engine(*words: str) -> subprocess.CompletedProcess[str]:

@@ -80,9 +80,17 @@ def from_engine(error: EngineError) -> ApiError:
 
 
 def from_refusal(refusal: Refusal | None) -> ApiError:
-    """Map what the core said about a request it could not serve."""
+    """Map what the core said about a request it could not serve.
+
+    It says nothing when the model itself failed: there was no token to choose.
+    """
     if refusal is None:
-        return ApiError(500, "the engine gave up on this request", code="internal_error")
+        return ApiError(
+            500,
+            "the model's output was not a number (NaN or infinite), so there is no answer. Start "
+            "the engine with --dtype float32, or check the model's weights.",
+            code="model_output_not_a_number",
+        )
     if refusal.is_internal:
         headers = {FAILED_HEADER: "1", "Connection": "close"}
         return ApiError(503, refusal.message, code=refusal.code, headers=headers)

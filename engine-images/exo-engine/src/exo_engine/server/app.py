@@ -45,8 +45,17 @@ def build_app(service: Service) -> web.Application:
         ("POST", "/tokenize", tokenization.tokenize, True),
         ("POST", "/detokenize", tokenization.detokenize, True),
     ):
-        app.router.add_route(method, path, _handler(service, route, is_computing=is_computing))
+        handler = _handler(service, route, is_computing=is_computing)
+        app.router.add_route(method, path, handler)
+        if method == "GET":
+            app.router.add_route("HEAD", path, handler)
+    app.on_response_prepare.append(_name_server)
     return app
+
+
+async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
+    """Do not tell strangers which versions of what run here."""
+    response.headers["Server"] = "exo-engine"
 
 
 def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:

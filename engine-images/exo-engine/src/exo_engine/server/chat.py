@@ -62,7 +62,7 @@ async def create_chat_completion(request: web.Request, service: Service) -> web.
     writer = _Writer(service, options, generation)
     with note_usage(request, writer.usage):
         if options.stream.is_streaming:
-            return await send_events(request, writer.events())
+            return await send_events(request, writer.events(), service.readers)
         return json_response(await writer.whole())
 
 

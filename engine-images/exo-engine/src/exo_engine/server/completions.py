@@ -73,7 +73,7 @@ async def create_completion(request: web.Request, service: Service) -> web.Strea
     writer = _Writer(service, options, generation, sampling)
     with note_usage(request, writer.usage):
         if options.stream.is_streaming:
-            return await send_events(request, writer.events())
+            return await send_events(request, writer.events(), service.readers)
         return json_response(await writer.whole())
 
 

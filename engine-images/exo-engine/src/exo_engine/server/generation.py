@@ -7,6 +7,7 @@ and yields what is new. Formats of the API are the routes' business.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from exo_engine.server.core_link import CoreLink
 from exo_engine.server.metrics import Metrics
 from exo_engine.server.sampling import Sampling
 from exo_engine.tokenizer import StopStrings, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -170,6 +173,8 @@ class Generation:
                 for step in await stream.next_outputs():
                     if step.output.finish_reason == "error":
                         reason = "error"
+                        if step.refusal is None:
+                            self._note_broken_output(step.output.request_id)
                         raise from_refusal(step.refusal)
                     self._take(step.output, deltas)
                 stopped = [key for key, each in self._by_id.items() if each.is_finished]
@@ -181,6 +186,13 @@ class Generation:
             for each in self.sequences:
                 if not each.is_finished:
                     self._record_end(each, reason)
+
+    def _note_broken_output(self, request_id: str) -> None:
+        self._metrics.observe_broken_output()
+        logger.error(
+            "the model's output was not a number; try --dtype float32 or check the weights",
+            extra={"id": request_id},
+        )
 
     def _take(self, output: RequestOutput, deltas: dict[str, Delta]) -> None:
         sequence = self._by_id[output.request_id]

@@ -107,7 +107,7 @@ async def _drain(
     service: Service, stop: _Stop, core_gone: asyncio.Task[CoreFailure | None]
 ) -> None:
     """Finish what is in flight, within the time there is."""
-    service.phase = "draining"
+    service.begin_drain()
     seconds = service.options.shutdown_timeout_seconds
     logger.info("draining", extra={"timeout_seconds": seconds})
     async with _Tasks() as tasks:

@@ -57,6 +57,9 @@ class Metrics:
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found there.")
+        self._broken = self._counter(
+            "corrupted_requests", "Requests for which the model gave no numbers (NaN)."
+        )
         success = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -134,6 +137,10 @@ class Metrics:
     def observe_request(self, num_choices: int) -> None:
         """Count a request as it comes in."""
         self._choices.observe(num_choices)
+
+    def observe_broken_output(self) -> None:
+        """Count a request for which the model gave no numbers."""
+        self._broken.inc()
 
     def observe_first_token(self, seconds: float) -> None:
         """Record the time to a sequence's first token."""

@@ -23,6 +23,7 @@ from exo_engine.server.encoding import Encoder
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Generation
 from exo_engine.server.metrics import Metrics
+from exo_engine.server.readers import Readers
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
 from exo_engine.tokenizer import ChatTemplate, Tokenizer
 from exo_engine.tokenizer.chat_template import load_chat_template
@@ -73,6 +74,7 @@ class Service:
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count(1)
         self._encoding = asyncio.Semaphore(1)
+        self.readers = Readers()
 
     @property
     def text(self) -> TextTools:
@@ -104,6 +106,11 @@ class Service:
         self.metrics.set_info(self.link.info)
         if self.phase == "starting":
             self.phase = "ready"
+
+    def begin_drain(self) -> None:
+        """Take no new requests, and wait less long for clients that do not read."""
+        self.phase = "draining"
+        self.readers.hurry()
 
     def check_open(self) -> None:
         """Refuse a request that needs the model while there is none.

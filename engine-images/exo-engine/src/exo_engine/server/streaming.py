@@ -15,6 +15,7 @@ from aiohttp import web
 
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import from_engine
+from exo_engine.server.readers import Readers
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -24,29 +25,39 @@ _HEADERS = {
 
 
 async def send_events(
-    request: web.Request, events: AsyncGenerator[list[dict[str, Any]], None]
+    request: web.Request, events: AsyncGenerator[list[dict[str, Any]], None], readers: Readers
 ) -> web.StreamResponse:
     """Send events as they come, those of one step in one write.
+
+    A stream that fails ends with the error and without `[DONE]`, so that nobody takes it for whole.
+    A client that stops reading is hung up on, which ends its sequences.
 
     Raises:
         EngineError: nothing was sent yet, and the first events could not be made.
     """
     response = web.StreamResponse(headers={**_HEADERS, "X-Request-Id": request["id"]})
+    end = b"data: [DONE]\n\n"
+
+    async def write(data: bytes) -> None:
+        with readers.watch(request):
+            await response.write(data)
+
     async with aclosing(events):
         try:
             async for batch in events:
                 if not response.prepared:
                     await response.prepare(request)
-                await response.write(b"".join(_event(each) for each in batch))
+                await write(b"".join(_event(each) for each in batch))
         except EngineError as exc:
             if not response.prepared:
                 raise
             request["error"] = exc.message
-            await response.write(_event(from_engine(exc).body))
+            end = _event(from_engine(exc).body)
         if not response.prepared:
             await response.prepare(request)
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
+        await write(end)
+        with readers.watch(request):
+            await response.write_eof()
     return response
 
 
