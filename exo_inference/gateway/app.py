@@ -19,6 +19,7 @@ from exo_inference.errors import PlatformError
 from exo_inference.gateway import errors
 from exo_inference.gateway.addresses import parse_path
 from exo_inference.gateway.admin import build_admin_app
+from exo_inference.gateway.connections import Server, check_head
 from exo_inference.gateway.exchange import (
     CLIENT_CLOSED,
     REQUEST_ID_HEADER,
@@ -27,9 +28,10 @@ from exo_inference.gateway.exchange import (
 )
 from exo_inference.gateway.keys import authorize, bearer_token
 from exo_inference.gateway.metrics import GatewayMetrics
-from exo_inference.gateway.proxy import Proxy, read_job
+from exo_inference.gateway.proxy import Proxy, make_job
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.table import Table, TableWatcher
+from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
 from exo_inference.gateway.usage import UsageLedger
 from exo_inference.local_settings import find_listener
@@ -48,10 +50,18 @@ class Gateway:
     Args:
         state: where the routing table, the usage file and the admin socket are.
         on_failure: called when background work ends by a bug; without it, routes would go stale.
+        upload_limits: what bodies of requests may take; the tests have shorter ones.
     """
 
-    def __init__(self, state: StateDir, *, on_failure: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        state: StateDir,
+        *,
+        on_failure: Callable[[], None] = lambda: None,
+        upload_limits: UploadLimits | None = None,
+    ) -> None:
         self._state = state
+        self._uploads = Uploads(upload_limits)
         self._on_failure = on_failure
         self._tables = TableWatcher(state.routes_file, self._table_changed)
         self._balancer = Balancer()
@@ -81,8 +91,8 @@ class Gateway:
             PlatformError: the address cannot be listened on.
         """
         self._tables.refresh()
-        server = web.Server(self._handle, handler_cancellation=True, access_log=None)
-        public = web.ServerRunner(server)
+        server = Server(self._handle, handler_cancellation=True)
+        public = web.ServerRunner(server, shutdown_timeout=1.0)  # after the grace of `stop`
         admin = web.AppRunner(
             build_admin_app(self._tables, self._balancer, self._ledger, self._metrics),
             access_log=None,
@@ -123,6 +133,7 @@ class Gateway:
                 await site.stop()
             if public.server is not None:
                 public.server.pre_shutdown()
+            self._uploads.stop()
             await self._wait_idle(grace_seconds, hurry or asyncio.Event())
         for task in self._tasks:
             task.cancel()
@@ -184,6 +195,7 @@ class Gateway:
                 self._idle.set()
 
     async def _serve(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
+        check_head(request)
         target = parse_path(request.rel_url.raw_path)
         exchange.path = target.path
         token = bearer_token(request.headers.get("Authorization"))
@@ -201,8 +213,9 @@ class Gateway:
             message = f"method {request.method} is not allowed; found under /v1: {allow['Allow']}"
             raise errors.RequestRefused(405, "method_not_allowed", message, headers=allow)
         self._balancer.check(deployment)  # a body that nobody can take is not read
-        job = await read_job(request, deployment.id, target.path)
-        return await self._proxy.forward(request, exchange, job)
+        async with self._uploads.read(request) as body:
+            job = await make_job(request, deployment.id, target.path, body)
+            return await self._proxy.forward(request, exchange, job)
 
     def _count(self, exchange: Exchange) -> None:
         seconds = time.perf_counter() - exchange.started

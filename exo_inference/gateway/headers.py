@@ -30,10 +30,18 @@ _HOP_BY_HOP = frozenset(
 )
 """RFC 9110 §7.6.1, and Proxy-Connection, which old clients still send."""
 
-# Content-Length is set anew (the body may have grown), the key is for us alone, and an answer that
-# came compressed could not be read for usage.
+# Content-Length is set anew (the body may have grown), the key is for us alone, a compressed body
+# was decoded, and an answer that came compressed could not be read for usage.
 _OURS = frozenset(
-    {"host", "authorization", "content-length", "accept-encoding", "expect", "x-request-id"}
+    {
+        "host",
+        "authorization",
+        "content-length",
+        "content-encoding",
+        "accept-encoding",
+        "expect",
+        "x-request-id",
+    }
 )
 _OURS_IN_ANSWERS = frozenset({"server", "date", "x-request-id", "x-exo-draining", "x-exo-failed"})
 

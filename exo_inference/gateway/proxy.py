@@ -1,4 +1,4 @@
-"""Brings one request to a replica: reads its body, chooses, sends, and tries another on failure.
+"""Brings one request to a replica: chooses, sends, and tries another on failure.
 
 Generation has no side effects, so a request may go to another replica as long as the client has
 got nothing: when connecting failed, when the replica said that it is draining, or when it died
@@ -8,10 +8,12 @@ before its answer began. Used by `app.py`; the answer itself is passed on by `re
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import web
@@ -26,9 +28,6 @@ from exo_inference.gateway.table import Deployment, Replica, TableWatcher
 from exo_inference.gateway.upstreams import UpstreamPool
 
 logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 32 << 20
-"""A request body longer than this is refused: prompts are text, images come as URLs or base64."""
 
 MAX_DEATHS = 2
 """So many further replicas get a request whose replica died on it: it may itself be the cause."""
@@ -150,10 +149,10 @@ class Proxy:
         address = replica.address
         try:
             upstream = await self._upstreams.session(address).request(
-                request.method,
+                "GET" if request.method == "HEAD" else request.method,  # engines know no HEAD
                 self._upstreams.url(address, job.path, request.rel_url.raw_query_string),
                 headers=request_headers(request.headers, exchange.request_id),
-                data=job.body if request.body_exists else None,
+                data=_payload(job.body) if request.body_exists else None,
                 allow_redirects=False,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
@@ -175,56 +174,15 @@ class Proxy:
             upstream.close()  # a whole answer has given its connection back to the pool already
 
 
-async def read_job(request: web.BaseRequest, deployment_id: str, path: str) -> Job:
-    """Read the request's body, and let a stream ask for usage.
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """Return what aiohttp sends: a long body in parts, between which other requests get on."""
+    return body if len(body) <= _THREAD_BYTES else io.BytesIO(body)
 
-    Raises:
-        RequestRefused: 413 the body is too long, 417 an expectation that nobody meets, 400 the
-            body is not what its headers say.
-    """
-    body = await _read_body(request)
-    if request.method != "POST" or path not in _GENERATING or not body:
+
+async def make_job(request: web.BaseRequest, deployment_id: str, path: str, body: bytes) -> Job:
+    """Return what to send; a stream that does not ask for usage is made to."""
+    if request.method != "POST" or unquote(path) not in _GENERATING or not body:
         return Job(deployment_id, path, body)
     if len(body) > _THREAD_BYTES:
         return Job(deployment_id, path, *await asyncio.to_thread(ask_for_usage, body))
     return Job(deployment_id, path, *ask_for_usage(body))
-
-
-async def _read_body(request: web.BaseRequest) -> bytes:
-    if not request.body_exists:
-        return b""
-    if (request.content_length or 0) > MAX_BODY_BYTES:
-        raise _too_large()
-    await _answer_expectation(request)
-    body = bytearray()
-    try:
-        async for chunk in request.content.iter_any():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise _too_large()
-    except (aiohttp.ClientPayloadError, aiohttp.http_exceptions.PayloadEncodingError) as exc:
-        raise errors.RequestRefused(
-            400, "invalid_body", "the request's body is not what its headers say"
-        ) from exc
-    return bytes(body)
-
-
-async def _answer_expectation(request: web.BaseRequest) -> None:
-    """Let a client that asks first send its body (RFC 9110 §10.1.1)."""
-    expectation = request.headers.get("Expect")
-    if expectation is None or request.version < (1, 1):
-        return
-    if expectation.lower() != "100-continue":
-        raise errors.RequestRefused(
-            417, "expectation_failed", "only the expectation 100-continue can be met"
-        )
-    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # not part of the answer
-
-
-def _too_large() -> errors.RequestRefused:
-    return errors.RequestRefused(
-        413,
-        "request_too_large",
-        f"the request's body is longer than {MAX_BODY_BYTES >> 20} MiB",
-    )

@@ -10,7 +10,7 @@ import pytest
 
 from exo_inference.errors import PlatformError
 from exo_inference.gateway.app import Gateway
-from exo_inference.gateway.proxy import MAX_BODY_BYTES
+from exo_inference.gateway.uploads import MAX_BODY_BYTES
 from exo_inference.local_settings import LocalSettings
 
 
