@@ -28,6 +28,7 @@ class Exchange:
         status: what the client got; 499 when it hung up.
         retries: further replicas that were tried.
         tokens: as the engine counted them; None when it did not say.
+        estimated: the engine did not come to say; `tokens` are the events that passed.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class Exchange:
     retries: int = 0
     streamed: bool = False
     broken: bool = False
+    estimated: bool = False
     tokens: Tokens | None = None
     started: float = field(default_factory=time.perf_counter)
     first_byte_seconds: float | None = None
@@ -70,6 +72,7 @@ class Exchange:
             "first_byte_seconds": None if first is None else round(first, 4),
             "prompt_tokens": self.tokens.prompt if self.tokens else None,
             "completion_tokens": self.tokens.completion if self.tokens else None,
+            "tokens_estimated": self.estimated,
             "streamed": self.streamed,
             "retries": self.retries,
             "broken": self.broken,

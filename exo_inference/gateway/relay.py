@@ -85,7 +85,8 @@ async def _relay_events(
         if exchange.broken:
             await _end_broken(request, response, exchange, after=sent)
     finally:
-        exchange.tokens = reader.tokens
+        exchange.tokens = reader.estimate()
+        exchange.estimated = reader.tokens is None and exchange.tokens is not None
     return response
 
 

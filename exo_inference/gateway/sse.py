@@ -14,6 +14,7 @@ from typing import Any
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
 _MAX_EVENT_BYTES = 4 << 20
 """An event longer than this is passed on unread: no engine of ours sends one."""
 
@@ -53,22 +54,30 @@ def ask_for_usage(body: bytes) -> tuple[bytes, bool]:
     Returns:
         The body to send, and whether the client must not see the usage event.
     """
-    if b'"stream"' not in body:
+    # The key may be spelled with escapes, `"\\u0073tream"`, or in UTF-16, which is full of zeros.
+    if b'"stream"' not in body and b"\\u" not in body and b"\0" not in body:
         return body, False
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):
         return body, False  # the engine says what is wrong with it
-    if not isinstance(request, dict) or request.get("stream") is not True:
+    if not isinstance(request, dict) or not _is_true(request.get("stream")):
         return body, False
-    if "stream_options" not in request:
+    if "stream_options" not in request and b"\0" not in body:
         rest = body.lstrip(b" \t\r\n\xef\xbb\xbf")[1:]
         return b'{"stream_options":{"include_usage":true},' + rest, True
-    options = request["stream_options"] or {}
+    options = request.get("stream_options") or {}
     if not isinstance(options, dict) or options.get("include_usage") is True:
         return body, False
     request["stream_options"] = {**options, "include_usage": True}
     return json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass"), True
+
+
+def _is_true(value: Any) -> bool:
+    """Whether an engine may take a value for true: vLLM reads booleans leniently, as pydantic."""
+    if isinstance(value, str):
+        return value.strip().lower() in {"true", "t", "1", "yes", "y", "on"}
+    return isinstance(value, (bool, int, float)) and value == 1
 
 
 class UsageReader:
@@ -81,7 +90,17 @@ class UsageReader:
     def __init__(self, *, strip: bool) -> None:
         self._strip = strip
         self._held = b""
+        self._num_texts = 0
         self.tokens: Tokens | None = None
+
+    def estimate(self) -> Tokens | None:
+        """Return the last usage seen, else what a stream that was cut off used at the least.
+
+        Each event with text is one token or more; what the prompt took is not known.
+        """
+        if self.tokens is None and self._num_texts:
+            return Tokens(0, self._num_texts)
+        return self.tokens
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes and return those to pass on now.
@@ -95,6 +114,7 @@ class UsageReader:
         for end in _EVENT_END.finditer(data):
             event = data[start : end.end()]
             start = end.end()
+            self._num_texts += _TEXT.search(event) is not None
             if not self._is_usage_only(event):
                 passed.append(event)
         self._held = data[start:]

@@ -2,8 +2,8 @@
 
 `app.py` counts each request at its end; `run` writes `usage.json` every few seconds when something
 changed. A gateway that is killed loses what it counted since the last write, `SAVE_SECONDS` at
-most; one that is stopped loses nothing. A request that ended before its engine named usage counts
-as a request without tokens.
+most; one that is stopped loses nothing. A stream that ended before its engine named usage counts
+one token for each event with text that passed; any other such request counts without tokens.
 """
 
 from __future__ import annotations

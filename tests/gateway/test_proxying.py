@@ -142,6 +142,16 @@ async def test_client_that_hangs_up_closes_the_upstream_at_once(stack):
     status = await stack.status()
     assert all(replica["pending"] == 0 for replica in status["replicas"].values())
     assert 'status="499"' in await stack.admin("/metrics")
+    assert status["tokens"] == {"prompt": 0, "completion": 1}, "what was seen is counted"
+
+
+async def test_encoded_path_of_a_stream_is_counted_too(stack):
+    for engine in stack.engines:
+        engine.streams(*stack.chunks, stack.usage, stack.done)
+    url = URL(stack.path("/v1/chat/completion%73"), encoded=True)
+    async with stack.client.post(url, json=chat(stream=True)) as answer:
+        assert await answer.read() == b"".join(stack.chunks) + stack.done
+    assert (await stack.status())["tokens"] == {"prompt": 7, "completion": 5}
 
 
 async def test_draining_and_missing_replicas_are_passed_over(stack):

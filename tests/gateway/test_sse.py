@@ -87,11 +87,42 @@ def test_own_stream_options_are_completed(options):
 @pytest.mark.parametrize(
     "body",
     [
+        pytest.param(rb'{"\u0073tream": true}', id="escaped key"),
+        pytest.param(rb'{"str\u0065am": true, "stream_options": null}', id="escaped, options"),
+        pytest.param('{"stream": true}'.encode("utf-16"), id="utf-16"),
+        pytest.param('{"stream": true}'.encode("utf-32-le"), id="utf-32"),
+        pytest.param(b'\xef\xbb\xbf{"stream": true}', id="byte order mark"),
+        pytest.param(b'{"stream": false, "stream": true}', id="twice"),
+        pytest.param(b'{"stream": 1}', id="a number that pydantic takes"),
+        pytest.param(b'{"stream": "True"}', id="a text that pydantic takes"),
+    ],
+)
+def test_no_spelling_of_a_stream_escapes_the_count(body):
+    changed, strip = ask_for_usage(body)
+    assert strip
+    assert json.loads(changed)["stream_options"] == {"include_usage": True}
+    assert json.loads(changed)["stream"] == json.loads(body)["stream"]
+
+
+def test_stream_cut_off_counts_the_texts_that_passed():
+    reader = UsageReader(strip=True)
+    reader.feed(b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n')
+    assert reader.estimate() is None
+    reader.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n' * 2)
+    reader.feed(b'data: {"choices": [{"text": "b \\"content\\":"}]}\n\ndata: {"half')
+    assert reader.estimate() == Tokens(0, 3)
+    reader.feed(b'"}\n\n' + USAGE)
+    assert reader.estimate() == Tokens(7, 5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
         pytest.param(b"", id="empty"),
         pytest.param(b'{"stream":', id="not json"),
         pytest.param(b'["stream"]', id="not an object"),
         pytest.param(b'{"stream":false}', id="no stream"),
-        pytest.param(b'{"stream":"true"}', id="the engine refuses it"),
+        pytest.param(b'{"stream":"maybe"}', id="the engine refuses it"),
         pytest.param(b'{"stream":true,"stream_options":"x"}', id="bad options"),
         pytest.param(
             b'{"stream":true,"stream_options":{"include_usage":true}}', id="asked already"
