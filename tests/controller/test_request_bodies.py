@@ -240,12 +240,15 @@ def test_wrong_queries_are_refused(idle_controller: Controller, query: str) -> N
     assert answer.json()["errors"][0]["location"] == f"$['{query.partition('=')[0]}']"
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4)
-    ),
-    max_leaves=8,
+json_leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+)
+json_values: st.SearchStrategy[object] = st.deferred(
+    lambda: (
+        json_leaves
+        | st.lists(json_values, max_size=3)
+        | st.dictionaries(st.text(max_size=10), json_values, max_size=3)
+    )
 )
 fields = st.sampled_from(
     [

@@ -1,0 +1,13 @@
+"""Settings of all tests of both distributions."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# The same examples in every run, so that a failure is about the change and not about luck, and no
+# deadlines, as no test is a timed test. HYPOTHESIS_PROFILE=random looks for new examples.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
