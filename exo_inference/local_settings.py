@@ -46,7 +46,8 @@ ACCOUNT = "local"
 LISTEN_FD_VARIABLE = "EXO_LISTEN_FD"
 """Environment variable with the number of the listening socket that a server inherits.
 
-The supervisor listens for the gateway, so that its socket stays open while it is restarted.
+The supervisor listens for controller and gateway, so that a socket stays open while its server is
+restarted.
 """
 
 
@@ -273,6 +274,26 @@ def _bind(held: ExitStack, flag: str, host: str, port: int) -> int:
             hint="Give an address of this machine, for example 127.0.0.1.",
         ) from exc
     return int(listener.getsockname()[1])
+
+
+def take_inherited_listener() -> socket.socket | None:
+    """Return the listening socket that this process inherits, once; None if there is none.
+
+    Raises:
+        UsageError: the variable names no such socket.
+    """
+    number = os.environ.pop(LISTEN_FD_VARIABLE, None)
+    if number is None:
+        return None
+    try:
+        os.set_inheritable(int(number), False)
+        listener = socket.socket(fileno=int(number))
+    except (ValueError, OSError) as exc:
+        raise UsageError(
+            f"{LISTEN_FD_VARIABLE} is {number!r}, expected the descriptor of a listening socket"
+        ) from exc
+    listener.setblocking(False)
+    return listener
 
 
 def find_listener(port: int) -> ProcessRecord | None:

@@ -16,6 +16,7 @@ from exo_inference.controller.settings import read_settings
 from exo_inference.controller.stores.base import StoreDamaged, StoreTooNew
 from exo_inference.errors import ConfigurationError, ExoError, UsageError
 from exo_inference.hub import source_for
+from exo_inference.local_settings import take_inherited_listener
 from exo_inference.logs import set_up_logging
 from exo_inference.platforms import platform_for
 
@@ -26,9 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read_settings(argv)
         set_up_logging()
         settings.state.create()
+        listener = take_inherited_listener()
         os.chdir(settings.state.root)  # sockets of replicas are named relative to it
         platform = platform_for("local", settings.state)
-        asyncio.run(serve(settings, platform=platform, find_source=source_for))
+        asyncio.run(serve(settings, platform=platform, find_source=source_for, listener=listener))
     except (ConfigurationError, UsageError, StoreDamaged, StoreTooNew) as exc:
         return _fail(exc, os.EX_CONFIG)
     except ExoError as exc:

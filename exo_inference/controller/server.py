@@ -103,6 +103,7 @@ async def serve(
     find_source: FindSource,
     find_engine: Callable[[str], Engine] = get_engine,
     started: Callable[[Running], None] = lambda running: None,
+    listener: socket.socket | None = None,
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -112,13 +113,14 @@ async def serve(
         find_source: where models come from.
         find_engine: which engines there are.
         started: called once requests are answered.
+        listener: a socket that listens at the address already, inherited from the supervisor.
 
     Raises:
         ConfigurationError: the port is taken, or another controller has the state directory.
         StoreError: the database cannot be used.
     """
     settings.state.create()
-    with lock_state_dir(settings.state), _listen(settings) as listener:
+    with lock_state_dir(settings.state), listener or _listen(settings) as listening:
         async with open_context(
             settings, platform=platform, find_source=find_source, find_engine=find_engine
         ) as context:
@@ -135,7 +137,7 @@ async def serve(
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             )
             server = _Server(config, context.stopping)
-            await _run(server, Reconciler(context), listener, started)
+            await _run(server, Reconciler(context), listening, started)
 
 
 async def _run(
@@ -224,19 +226,19 @@ def _wait_for_lock(descriptor: int, state: StateDir, timeout_seconds: float) -> 
         time.sleep(0.05)
 
 
-@contextlib.contextmanager
-def _listen(settings: ControllerSettings) -> Iterator[socket.socket]:
+def _listen(settings: ControllerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # asyncio switches Nagle's algorithm off only where the protocol is named; with it on, the body of
     # every answer waits 40 ms for the acknowledgement of its head.
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((settings.host, settings.port))
-            listener.listen(128)
-        except OSError as exc:
-            raise ConfigurationError(
-                f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}",
-                hint="Stop what listens there, or start with another --port.",
-            ) from exc
-        yield listener
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(128)
+    except OSError as exc:
+        listener.close()
+        raise ConfigurationError(
+            f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}",
+            hint="Stop what listens there, or start with another --port.",
+        ) from exc
+    return listener

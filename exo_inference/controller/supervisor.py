@@ -67,9 +67,12 @@ def server_commands(state: StateDir) -> tuple[ServerCommand, ...]:
     python = (sys.executable, "-P", "-m")
     where = ("--state-dir", str(state.root))
     settings = load_settings(state)
+    controller = (settings.host, settings.port) if settings else None
     gateway = (settings.gateway_host, settings.gateway_port) if settings else None
     return (
-        ServerCommand("controller", (*python, "exo_inference.controller", *where)),
+        ServerCommand(
+            "controller", (*python, "exo_inference.controller", *where), listen=controller
+        ),
         ServerCommand("gateway", (*python, "exo_inference.gateway", *where), listen=gateway),
     )
 

@@ -19,7 +19,7 @@ import uvloop
 
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
-from exo_inference.local_settings import LISTEN_FD_VARIABLE, LocalSettings, load_settings
+from exo_inference.local_settings import LocalSettings, load_settings, take_inherited_listener
 from exo_inference.logs import set_up_logging
 from exo_inference.state_dir import StateDir
 
@@ -55,18 +55,6 @@ async def serve(
         await gateway.stop(grace_seconds=grace_seconds, hurry=hurry)
 
 
-def _inherited_listener() -> socket.socket | None:
-    number = os.environ.pop(LISTEN_FD_VARIABLE, None)
-    if number is None:
-        return None
-    if not number.isdecimal():
-        raise UsageError(f"{LISTEN_FD_VARIABLE} is {number!r}, expected a descriptor's number")
-    os.set_inheritable(int(number), False)
-    listener = socket.socket(fileno=int(number))
-    listener.setblocking(False)
-    return listener
-
-
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="exo-gateway", description=__doc__)
@@ -81,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UsageError(f"{state.settings_file} does not exist; `up` writes it")
         os.chdir(state.root)  # the paths of sockets are relative, to stay short
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(state, settings, options.grace_seconds, _inherited_listener()))
+            runner.run(serve(state, settings, options.grace_seconds, take_inherited_listener()))
     except (ExoError, OSError) as exc:
         text = exc.text if isinstance(exc, ExoError) else str(exc)
         print(f"exo-gateway: error: {text}", file=sys.stderr)

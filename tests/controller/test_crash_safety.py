@@ -232,3 +232,25 @@ def test_a_taken_port_is_said_to_be_taken(tmp_path: Path) -> None:
         process = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert process.returncode == 78
     assert f"cannot listen on 127.0.0.1:{port}" in process.stderr.splitlines()[-1]
+
+
+def test_connections_made_while_the_controller_is_restarted_wait_for_it(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.create()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, number = listener.getsockname()[1], listener.fileno()
+        save_settings(state, LocalSettings(port=port, gateway_port=1))
+        for _ in range(2):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "exo_inference.controller", "--state-dir", str(tmp_path)],
+                env={**os.environ, "EXO_LISTEN_FD": str(number)},
+                pass_fds=[number],
+                stderr=subprocess.DEVNULL,
+            )
+            try:
+                # Connected before it runs, answered once it does.
+                assert requests.get(f"http://127.0.0.1:{port}/healthz", timeout=30).ok
+            finally:
+                process.terminate()
+                process.wait()
+            assert process.returncode == 0
