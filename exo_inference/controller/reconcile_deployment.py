@@ -192,6 +192,9 @@ class DeploymentReconciler:
             for replica in (observed.replicas if observed is not None else ())
             if replica.phase == ReplicaPhase.READY and replica.address is not None
         ]
+        draining = observed and [
+            replica.name for replica in observed.replicas if replica.phase == ReplicaPhase.DRAINING
+        ]
         await self._routing.set_route(
             Route(
                 deployment_id=metadata.uid,
@@ -201,6 +204,7 @@ class DeploymentReconciler:
                 state_details=details,
                 keys=await self._route_keys(metadata.uid),
                 replicas=ready,
+                draining=draining,
             )
         )
 

@@ -28,6 +28,7 @@ from exo_inference.gateway.exchange import (
 )
 from exo_inference.gateway.keys import authorize, bearer_token
 from exo_inference.gateway.metrics import GatewayMetrics
+from exo_inference.gateway.patience import Patience, PatienceSettings
 from exo_inference.gateway.proxy import Proxy, make_job
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.table import Table, TableWatcher
@@ -50,7 +51,7 @@ class Gateway:
     Args:
         state: where the routing table, the usage file and the admin socket are.
         on_failure: called when background work ends by a bug; without it, routes would go stale.
-        upload_limits: what bodies of requests may take; the tests have shorter ones.
+        upload_limits, patience: how long uploads and lost replicas are waited for.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Gateway:
         *,
         on_failure: Callable[[], None] = lambda: None,
         upload_limits: UploadLimits | None = None,
+        patience: PatienceSettings | None = None,
     ) -> None:
         self._state = state
         self._uploads = Uploads(upload_limits)
@@ -69,7 +71,8 @@ class Gateway:
         self._ledger = UsageLedger(state.usage_file)
         self._ledger.load()
         self._metrics = GatewayMetrics(self._ledger, self._balancer, self._tables)
-        self._proxy = Proxy(self._tables, self._balancer, self._upstreams)
+        self._patience = Patience(patience)
+        self._proxy = Proxy(self._tables, self._balancer, self._upstreams, self._patience)
         self._runners: list[web.BaseRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._in_flight = 0
@@ -160,6 +163,7 @@ class Gateway:
             self._on_failure()
 
     def _table_changed(self, table: Table) -> None:
+        self._patience.follow(table)
         # A pool whose replica is gone from the table may still serve requests in flight.
         if not self._balancer.pending.keys() - table.replicas.keys():
             self._upstreams.prune({replica.address for replica in table.replicas.values()})

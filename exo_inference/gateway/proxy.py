@@ -21,6 +21,7 @@ from aiohttp import web
 from exo_inference.gateway import errors
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import DRAINING_HEADER, FAILED_HEADER, request_headers
+from exo_inference.gateway.patience import Patience
 from exo_inference.gateway.relay import relay
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.sse import ask_for_usage
@@ -71,7 +72,14 @@ class _Attempts:
 class Proxy:
     """Forwards requests. One per gateway; lives on one event loop."""
 
-    def __init__(self, tables: TableWatcher, balancer: Balancer, upstreams: UpstreamPool) -> None:
+    def __init__(
+        self,
+        tables: TableWatcher,
+        balancer: Balancer,
+        upstreams: UpstreamPool,
+        patience: Patience,
+    ) -> None:
+        self._patience = patience
         self._tables = tables
         self._balancer = balancer
         self._upstreams = upstreams
@@ -146,19 +154,14 @@ class Proxy:
         Leaving early, as when the client hangs up, closes the connection at once, which is how an
         engine learns that nobody waits for the rest.
         """
-        address = replica.address
         try:
-            upstream = await self._upstreams.session(address).request(
-                "GET" if request.method == "HEAD" else request.method,  # engines know no HEAD
-                self._upstreams.url(address, job.path, request.rel_url.raw_query_string),
-                headers=request_headers(request.headers, exchange.request_id),
-                data=_payload(job.body) if request.body_exists else None,
-                allow_redirects=False,
-            )
+            upstream = await self._begin(request, exchange, job, replica)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
             raise _UnreachableError(f"cannot connect: {exc}") from exc
         except aiohttp.ClientConnectionError as exc:
             raise _DiedError(f"hung up before its answer: {exc!r}") from exc
+        except TimeoutError as exc:
+            raise _DiedError("is not ready any more and did not answer") from exc
         except aiohttp.ClientError as exc:
             raise errors.replica_failed(
                 f"replica {replica.name} of deployment {exchange.deployment!r} gave an answer that "
@@ -172,6 +175,26 @@ class Proxy:
             yield upstream
         finally:
             upstream.close()  # a whole answer has given its connection back to the pool already
+
+    async def _begin(
+        self, request: web.BaseRequest, exchange: Exchange, job: Job, replica: Replica
+    ) -> aiohttp.ClientResponse:
+        """Send the request and return the answer once it begins.
+
+        Raises:
+            TimeoutError: the replica is lost, and was waited for long enough.
+            aiohttp.ClientError: it cannot be reached, or hung up.
+        """
+        address = replica.address
+        async with asyncio.timeout(None) as limit:
+            with self._patience.watch(limit, job.deployment_id, replica.name):
+                return await self._upstreams.session(address).request(
+                    "GET" if request.method == "HEAD" else request.method,  # engines know no HEAD
+                    self._upstreams.url(address, job.path, request.rel_url.raw_query_string),
+                    headers=request_headers(request.headers, exchange.request_id),
+                    data=_payload(job.body) if request.body_exists else None,
+                    allow_redirects=False,
+                )
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO:

@@ -50,6 +50,13 @@ class Deployment:
     keys: tuple[Key, ...]
     replicas: tuple[Replica, ...]
     max_pending: int
+    draining: frozenset[str] | None = None
+
+    def has_lost(self, name: str) -> bool:
+        """Whether a replica that was ready is neither that nor finishing its requests."""
+        if self.draining is None or name in self.draining:
+            return False
+        return all(replica.name != name for replica in self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,7 @@ def _deployment(route: Route) -> Deployment:
         keys=_keys(route.keys),
         replicas=tuple(Replica(r.name, r.address) for r in route.replicas),
         max_pending=route.max_pending_per_replica,
+        draining=None if route.draining is None else frozenset(route.draining),
     )
 
 

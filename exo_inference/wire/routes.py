@@ -25,7 +25,11 @@ class RouteKey(WireModel):
 
 
 class Route(WireModel):
-    """One deployment. `replicas` holds the ready ones alone."""
+    """One deployment. `replicas` holds the ready ones alone.
+
+    `draining` names those that only finish what they have. A replica that is in neither is not
+    fit to answer; None is from a controller that did not say, and then nothing is known of others.
+    """
 
     deployment_id: str
     name: str
@@ -34,6 +38,7 @@ class Route(WireModel):
     state_details: str = ""
     keys: list[RouteKey]
     replicas: list[RouteReplica]
+    draining: list[str] | None = None
     max_pending_per_replica: Count = 256
 
 

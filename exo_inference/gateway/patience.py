@@ -1,0 +1,64 @@
+"""How long the proxy waits for the first byte of an answer: for ever, but for a lost replica.
+
+A replica that hangs closes no connection. The controller finds out and takes it from the routing
+table; requests that wait for it are then given up after a while, and tried elsewhere. One that is
+draining leaves the table as well, and answers what it has. Lives on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from exo_inference.gateway.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class PatienceSettings:
+    """How long a lost replica is waited for.
+
+    Attributes:
+        seconds: when another replica is ready.
+        alone_seconds: when none is: an engine that was slow may answer yet.
+    """
+
+    seconds: float = 10.0
+    alone_seconds: float = 60.0
+
+
+class Patience:
+    """All requests that wait for the first byte of an answer."""
+
+    def __init__(self, settings: PatienceSettings | None = None) -> None:
+        self._settings = settings or PatienceSettings()
+        self._waiting: dict[asyncio.Timeout, tuple[str, str]] = {}
+        self._lost_at: dict[tuple[str, str], float] = {}
+
+    @contextmanager
+    def watch(self, limit: asyncio.Timeout, deployment_id: str, replica: str) -> Iterator[None]:
+        """Set the deadline of `limit` if the replica is lost before the block ends."""
+        self._waiting[limit] = (deployment_id, replica)
+        try:
+            yield
+        finally:
+            del self._waiting[limit]
+
+    def follow(self, table: Table) -> None:
+        """Take a new table: give replicas that are lost a deadline, and others none."""
+        now = asyncio.get_running_loop().time()
+        lost_at = {}
+        for limit, (deployment_id, replica) in self._waiting.items():
+            if limit.expired():
+                continue
+            deployment = table.by_id.get(deployment_id)
+            if deployment is None or not deployment.has_lost(replica):
+                limit.reschedule(None)
+                continue
+            since = self._lost_at.get((deployment_id, replica), now)
+            lost_at[deployment_id, replica] = since
+            settings = self._settings
+            seconds = settings.seconds if deployment.replicas else settings.alone_seconds
+            limit.reschedule(since + seconds)
+        self._lost_at = lost_at
