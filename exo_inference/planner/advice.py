@@ -99,12 +99,14 @@ def advise(
     base = _Change("", 0.0, "", parameters, gpu, gpu_count, model)
     singles = list(_single_changes(base, before, families() if other_gpus is None else other_gpus))
     result: list[Advice] = []
+    enough: list[tuple[_Change, ...]] = []
     for changes in _by_cost(singles):
-        half_is_enough = any(set(known.kinds) <= _kinds(changes) for known in result)
+        half_is_enough = any(set(map(id, known)) <= set(map(id, changes)) for known in enough)
         if len(changes) == 2 and half_is_enough and not _gains_length(changes, result):
             continue
         advice = _try(base, before, changes)
         if advice is not None and not _is_repeated(advice, result):
+            enough.append(changes)
             result.append(advice)
         if len(result) >= limit:
             break
@@ -112,12 +114,16 @@ def advise(
 
 
 def _by_cost(singles: list[_Change]) -> list[tuple[_Change, ...]]:
-    """Return single changes and pairs, the least intrusive first; another GPU is never half of a pair."""
+    """Return single changes and pairs, the least intrusive first.
+
+    Another GPU is paired with a shorter context only: with anything else it would rather be larger.
+    """
     found: list[tuple[_Change, ...]] = [(change,) for change in singles]
     found += [
         pair
         for pair in combinations(singles, 2)
-        if pair[0].kind != pair[1].kind and "gpu-type" not in _kinds(pair)
+        if pair[0].kind != pair[1].kind
+        and ("gpu-type" not in _kinds(pair) or "max-model-len" in _kinds(pair))
     ]
     return sorted(
         found, key=lambda each: sum(change.cost for change in each) + 2.0 * (len(each) - 1)
@@ -170,12 +176,12 @@ def _try(base: _Change, before: Plan, changes: tuple[_Change, ...]) -> Advice | 
     if count != base.gpu_count:
         options.append(f"--gpu-count={count}")
     if model is not base.model:
-        options.append(
-            f"--model=<a {model.quantization.method if model.quantization else ''} checkpoint>"
-        )
+        method = model.quantization.method.upper() if model.quantization else "smaller"
+        options.append(f"--model=<{base.model.name} in {method}>")
     kept = set(base.parameters.format())
     flags = tuple(flag for flag in parameters.format() if flag not in kept)
-    effect = "; ".join(change.effect for change in changes)
+    shorter = f"requests up to {after.max_model_len} tokens instead of {before.max_model_len}"
+    effect = "; ".join(shorter if c.kind == "max-model-len" else c.effect for c in changes)
     kinds = tuple(change.kind for change in changes)
     return Advice(kinds, flags, tuple(options), f"{effect}{_price_text(price)}", price, after)
 

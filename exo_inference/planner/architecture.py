@@ -28,6 +28,9 @@ from exo_inference.planner.vision import build_vision
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 _CONFIG_LIMIT_VOCAB = 10_000_000
+_MAX_PARAMETERS = 10**15
+_MAX_KV_ELEMENTS = 10**10
+_MAX_SIZE = 10**9
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +155,7 @@ def read_architecture(
     """
     shown = name or str(config.get("_name_or_path") or "model")
     try:
-        return _read(ConfigFields(config), shown, hf_quant_config, source)
+        return _plausible(_read(ConfigFields(config), shown, hf_quant_config, source))
     except (FieldProblem, ValueError) as exc:
         return Architecture(shown, str(config.get("model_type") or ""), str(exc), source=source)
     except (TypeError, AttributeError, KeyError, IndexError, ArithmeticError) as exc:
@@ -163,20 +166,14 @@ def read_architecture(
 def _read(
     fields: ConfigFields, name: str, hf_quant_config: Mapping[str, Any] | None, source: str
 ) -> Architecture:
-    family, notes = _find_family(fields)
+    family = _find_family(fields)
+    notes: list[str] = []
     quantization = _find_quantization(fields, hf_quant_config)
     dtype = fields.text("dtype") or _vision_free_dtype(fields)
     chooser = FormatChooser(quantization, _PLAIN)
     layers = _with_formats(build_layers(fields, family), chooser)
     outer, vision, is_known_vision = _outer_weights(fields, family)
-    if not is_known_vision:
-        notes.append("its image encoder is not known here and is sized as an ordinary one")
-    error = (
-        0.01 + (0.04 if fields.text_type in UNCHECKED else 0.0) + (0.0 if is_known_vision else 0.02)
-    )
-    if quantization is not None and not quantization.is_complete:
-        notes.append("its list of unquantized modules is known only in part")
-        error += 0.05
+    error = _weights_error(fields, quantization, notes, is_known_vision=is_known_vision)
     mtp, num_mtp = _mtp_weights(fields, family, layers)
     return Architecture(
         name=name,
@@ -203,11 +200,63 @@ def _read(
     )
 
 
+def _plausible(model: Architecture) -> Architecture:
+    """Return the model, unless its numbers cannot be a model's.
+
+    Raises:
+        FieldProblem: a size is zero or absurd.
+    """
+    for name, size in (
+        ("hidden_size", model.hidden_size),
+        ("vocab_size", model.vocab_size),
+        ("num_attention_heads", model.num_heads),
+    ):
+        if not 1 <= size <= _CONFIG_LIMIT_VOCAB:
+            raise FieldProblem(f"{name} is {size}")
+    if not 0 < model.num_parameters < _MAX_PARAMETERS:
+        raise FieldProblem(f"its sizes come to {model.num_parameters:.3g} parameters")
+    vision, moe = model.vision, model.moe
+    sizes = [model.rope_elements // 1000, model.num_mtp_layers * 10**6, model.intermediate_size]
+    sizes += [vision.max_tokens, vision.hidden_size, vision.intermediate_size] if vision else []
+    sizes += [moe.intermediate_size, moe.hidden_size, moe.experts_per_token] if moe else []
+    if max(sizes) > _MAX_SIZE:
+        raise FieldProblem(f"one of its sizes comes to {max(sizes):.3g}")
+    for layer, _ in model.layer_counts:
+        if layer.kv is not None and layer.kv.elements_per_token + layer.kv.state_elements < 1:
+            raise FieldProblem(f"its {layer.kv.kind} layers come to a cache without elements")
+    if model.kv_elements_per_token > _MAX_KV_ELEMENTS:
+        raise FieldProblem(
+            f"its sizes come to {model.kv_elements_per_token:.3g} KV elements per token"
+        )
+    return model
+
+
+def _weights_error(
+    fields: ConfigFields,
+    quantization: Quantization | None,
+    notes: list[str],
+    *,
+    is_known_vision: bool,
+) -> float:
+    """Return the relative error bar of the weights; what widens it goes to the notes."""
+    error = 0.01
+    if fields.text_type in UNCHECKED:
+        notes.append("its parameter count could not be compared with a published one")
+        error += 0.04
+    if not is_known_vision:
+        notes.append("its image encoder is not known here and is sized as an ordinary one")
+        error += 0.02
+    if quantization is not None and not quantization.is_complete:
+        notes.append("its list of unquantized modules is known only in part")
+        error += 0.05
+    return error
+
+
 _PLAIN = BF16
 """Stands for "not quantized"; the run's dtype decides its bytes."""
 
 
-def _find_family(fields: ConfigFields) -> tuple[Family, list[str]]:
+def _find_family(fields: ConfigFields) -> Family:
     if fields.flag("is_encoder_decoder") and fields.text_type not in FAMILIES:
         raise FieldProblem(
             f"{fields.model_type} has an encoder and a decoder, which is not modelled"
@@ -219,7 +268,7 @@ def _find_family(fields: ConfigFields) -> tuple[Family, list[str]]:
         raise FieldProblem(f"the architecture {known!r} is unknown here")
     if fields.text_type not in FAMILIES:
         fields.text_type = text if text in FAMILIES else outer
-    return family, []
+    return family
 
 
 def _find_quantization(
@@ -228,6 +277,9 @@ def _find_quantization(
     declared = fields.outer.get("quantization_config") or fields.raw.get("quantization_config")
     declared = declared or fields.raw.get("compression_config")
     quantization = read_quantization(declared, hf_quant_config)
+    for form in quantization.formats() if quantization is not None else ():
+        if not 0.5 <= form.bits <= 64:
+            raise FieldProblem(f"its quantization comes to {form.bits:.3g} bits per weight")
     if quantization is not None and fields.text("expert_dtype") == "fp4":
         quantization = replace(quantization, overrides=())
     return quantization

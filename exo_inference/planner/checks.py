@@ -57,10 +57,29 @@ def _check_ranks(model: Architecture, gpu_count: int, ranks: Ranks) -> list[Prob
         if count % ranks.tensor and ranks.tensor % count:
             detail = f"{count} KV heads and {ranks.tensor} GPUs: one must divide the other"
             problems.append(Problem("tensor-parallel", detail))
+    problems += _check_blocks(model, ranks)
     if ranks.pipeline > len(model.layers):
         detail = f"{len(model.layers)} layers cannot be split into {ranks.pipeline} pipeline stages"
         problems.append(Problem("pipeline-parallel", detail))
     return problems
+
+
+def _check_blocks(model: Architecture, ranks: Ranks) -> list[Problem]:
+    """Check that experts in block FP8 split into whole blocks (vLLM refuses others; MiniMax-M2 at TP8)."""
+    forms = {
+        w.format
+        for layer, _ in model.layer_counts
+        for w in layer.weights
+        if w.part == "routed_experts"
+    }
+    block = next((form.block for form in forms if form is not None and form.block), None)
+    if block is None or model.moe is None or ranks.has_expert_parallel or ranks.tensor == 1:
+        return []
+    width = model.moe.intermediate_size
+    if width % (ranks.tensor * block) == 0:
+        return []
+    detail = f"experts of width {width} in FP8 blocks of {block} cannot be split over {ranks.tensor} GPUs"
+    return [Problem("tensor-parallel", f"{detail}: use --enable-expert-parallel or fewer GPUs")]
 
 
 def _splits(kind: KvKind) -> bool:

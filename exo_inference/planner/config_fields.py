@@ -112,8 +112,24 @@ def whole_number(name: str, value: object) -> int:
     return int(value)
 
 
+_MAX_LENGTH = 10**9
+
+
 def derived_max_model_len(fields: ConfigFields) -> int | None:
-    """Return the context length that vLLM derives from the config (data: vllm-memory.md §6)."""
+    """Return the context length that vLLM derives from the config (vllm-memory.md §6).
+
+    Raises:
+        FieldProblem: the fields lead to no usable length.
+    """
+    length = _derived_length(fields)
+    if length is None:
+        return None
+    if not 1 <= length <= _MAX_LENGTH:
+        raise FieldProblem(f"its context length comes to {length:.3g} tokens")
+    return int(length)
+
+
+def _derived_length(fields: ConfigFields) -> float | None:
     longest = fields.get("max_position_embeddings")
     if longest is None:
         return None
@@ -134,5 +150,5 @@ def derived_max_model_len(fields: ConfigFields) -> int | None:
     ):
         return length
     if kind == "yarn" and isinstance(original, int) and original > 0:
-        return int(original * factor)
-    return length if kind == "yarn" else int(length * factor)
+        return float(original) * factor
+    return length if kind == "yarn" else length * factor

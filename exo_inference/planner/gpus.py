@@ -225,8 +225,7 @@ def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
         raise UsageError(
             f"GPU {key!r}: tflops is {tflops!r:.40}, expected numbers by type", hint=_EXAMPLE
         )
-    capability = entry.get("compute-capability")
-    price = entry.get("usd-per-hour")
+    price = _optional(key, entry, "usd-per-hour")
     native = entry.get("native") or ["fp16", "bf16"]
     return Gpu(
         key=key,
@@ -236,15 +235,19 @@ def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
         reported_error_bytes=300 * MIB,
         bandwidth=_number(key, entry, "bandwidth-gbps") * 1e9,
         tflops={str(kind): _number(key, tflops, kind) for kind in tflops},
-        capability=None if capability is None else _number(key, entry, "compute-capability"),
+        capability=_optional(key, entry, "compute-capability"),
         native=frozenset(str(kind) for kind in native),
-        link_bandwidth=_number(key, entry, "link-gbps") * 1e9 if "link-gbps" in entry else 16e9,
+        link_bandwidth=(_optional(key, entry, "link-gbps") or 16) * 1e9,
         has_nvlink=bool(entry.get("nvlink")),
-        usd_per_hour={} if price is None else {1: _number(key, entry, "usd-per-hour")},
+        usd_per_hour={} if price is None else {1: price},
         price_source="the user's file",
-        max_count=int(_number(key, entry, "max-count")) if "max-count" in entry else 8,
+        max_count=int(_optional(key, entry, "max-count") or 8),
         source="the user's file",
     )
+
+
+def _optional(key: str, entry: Mapping[str, Any], name: str) -> float | None:
+    return None if entry.get(name) is None else _number(key, entry, name)
 
 
 _EXAMPLE = "For example: memory-mib = 24564, bandwidth-gbps = 768, tflops = {bf16 = 111}."

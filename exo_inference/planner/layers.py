@@ -342,7 +342,8 @@ def _shared_size(fields: ConfigFields, size: int) -> int:
 def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
     """Yield router, routed and shared experts."""
     moe = read_moe(fields)
-    assert moe is not None, "only asked for layers with experts"
+    if moe is None:
+        raise FieldProblem("config.json has layers of experts, but not their number")
     hidden, kind, gated = fields.integer("hidden_size"), fields.text_type, family.gated_mlp
     yield Weight("mlp.gate", "router", moe.num_experts, hidden, shard=Shard.REPLICATED)
     yield from mlp_weights(

@@ -78,7 +78,7 @@ def weights_component(
         layers += _absorbed_bytes(model, ranks, dtype_bytes)
     moved = min(offload, int(layers))
     total = layers + outer - moved
-    if model.checkpoint_bytes is not None and not model.notes:
+    if model.checkpoint_bytes is not None:
         total *= model.checkpoint_bytes / max(1.0, _all_bytes(model, dtype_bytes))
     total += model.rope_elements * dtype_bytes
     band = model.weights_error

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from exo_inference.planner import (
+    EngineParameters,
+    find_gpu,
     find_model,
     load_models,
+    plan,
     read_architecture,
     with_index,
     with_tensors,
@@ -140,6 +145,30 @@ def test_what_cannot_be_sized_says_because(config: dict[str, Any], word: str) ->
     reason = read_architecture(config, name="x").cannot_size
     assert reason is not None
     assert word in reason
+
+
+junk = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 10**15), st.floats(), st.text(max_size=8), st.just([]), st.just({}),
+    st.lists(st.integers(-1, 9), max_size=4), st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_config_makes_reading_or_planning_raise(data: st.DataObject) -> None:
+    config = dict(load_models()[data.draw(st.sampled_from(sorted(load_models())))]["config"])
+    inner = data.draw(st.sampled_from(["", *(k for k, v in config.items() if isinstance(v, dict))]))
+    if inner:
+        config[inner] = dict(config[inner])
+    target = config[inner] if inner else config
+    for key in data.draw(
+        st.lists(st.sampled_from(sorted(target) or ["x"]), min_size=1, max_size=3)
+    ):
+        target[key] = data.draw(junk)
+    model = read_architecture(config, name="mutated")
+    for version in ("0.12.0", "0.33.0"):
+        result = plan(model, find_gpu("L4"), 2, EngineParameters(engine_version=version))
+        assert (result.verdict == "unknown") == (model.cannot_size is not None)
 
 
 def test_an_unknown_quantization_cannot_be_sized() -> None:

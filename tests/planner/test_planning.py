@@ -183,6 +183,16 @@ def test_expert_parallel_takes_whole_experts() -> None:
     assert whole.weights_bytes_per_gpu == split.weights_bytes_per_gpu
 
 
+def test_experts_in_fp8_blocks_need_whole_blocks_per_gpu() -> None:
+    refused = plan_named("MiniMaxAI/MiniMax-M2", "H200", 8)
+    assert "--enable-expert-parallel" in refused.problems[0].detail
+    assert (
+        plan_named("MiniMaxAI/MiniMax-M2", "H200", 8, "--enable-expert-parallel").verdict
+        is Verdict.FITS
+    )
+    assert plan_named("MiniMaxAI/MiniMax-M2", "H200", 4).verdict is Verdict.FITS
+
+
 def test_the_json_form_is_plain_data() -> None:
     data = json.loads(json.dumps(plan_named(MINISTRAL, "gpua5000", 1).to_json()))
     assert {
