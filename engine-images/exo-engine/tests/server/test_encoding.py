@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.encoding import Encoder
+from exo_engine.server.fields import parse_object
 from exo_engine.tokenizer import Tokenizer
 
 
@@ -73,3 +74,9 @@ async def test_event_loop_goes_on_while_a_large_text_is_tokenized(tokenizer: Wat
         num_turns += 1
     assert len(work.result()[0]) > 100_000
     assert num_turns > 10
+
+
+def test_body_of_millions_of_lists_is_refused_unparsed() -> None:
+    with pytest.raises(ApiError, match="brackets and braces") as caught:
+        parse_object(b'{"prompt": [' + b"[]," * 1_000_001 + b"[]]}")
+    assert caught.value.code == "request_too_large"
