@@ -80,6 +80,18 @@ def test_model_wait_shows_the_progress_of_the_download(exo: Exo, api: FakeApi) -
     assert "  0s: downloading: 7.5 GiB of 15 GiB (50 %)\n  0s: ready\n" in result.err
 
 
+def test_model_wait_says_why_a_download_stands_still(exo: Exo, api: FakeApi) -> None:
+    def created(body: dict[str, Any]) -> tuple[int, Any]:
+        model = api.add_model(body["name"])
+        full = {"state": "downloading", "downloaded-bytes": 5, "state-details": "disk full"}
+        api.answers[f"GET /v2/ai/model/{model['id']}"] = [(200, model | full), (200, model)]
+        return api._operation(model["id"])
+
+    api.answers["POST /v2/ai/model"] = created
+    result = exo("ai", "model", "create", "org/m1", "--wait")
+    assert "  0s: downloading: disk full\n  0s: ready\n" in result.err
+
+
 def test_delete_waits_until_it_is_gone(exo: Exo, api: FakeApi) -> None:
     deployment = api.add_deployment("d1")
     result = exo("ai", "deployment", "delete", "d1", "-f", "--wait")
