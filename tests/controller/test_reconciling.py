@@ -68,7 +68,7 @@ def test_scaling_says_so_and_down_to_zero_keeps_the_route(controller: Controller
     controller.wait_for(lambda: client.get_deployment(id=uid)["state"] == "ready")
     assert "scaled to 0" in client.get_deployment(id=uid)["state-details"]
     (route,) = routes(controller).routes
-    assert route.replicas == []
+    assert (route.replicas, route.draining) == ([], [])
 
 
 def test_a_failed_replica_is_an_error_until_the_spec_changes(controller: Controller) -> None:
