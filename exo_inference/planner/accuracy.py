@@ -78,6 +78,7 @@ class Grades:
     not_graded: list[tuple[str, str, str]] = field(default_factory=list)
     """Case, quantity, reason."""
     num_cases: int = 0
+    includes_unstated: bool = False
 
     def of(self, quantity: str) -> list[Graded]:
         """Return what was graded of one quantity."""
@@ -109,14 +110,16 @@ def summarise(quantity: str, graded: Sequence[Graded]) -> Summary | None:
     )  # fmt: skip
 
 
-def grade(cases: Iterable[Mapping[str, Any]]) -> Grades:
+def grade(cases: Iterable[Mapping[str, Any]], *, includes_unstated: bool = False) -> Grades:
     """Grade every case. Pure.
 
     Args:
         cases: objects with `id`, `engine`, `engine_version`, `model`, `gpu`, `gpu_vram_gib`, `gpu_count`,
             `tp`, `pp`, `flags`, `defaults_in_effect` and `observed`; sizes in GiB.
+        includes_unstated: also grade cases that say themselves that a flag or type is missing from
+            their source, and engines older than the rules, as if defaults and the oldest rules held.
     """
-    grades = Grades()
+    grades = Grades(includes_unstated=includes_unstated)
     for case in cases:
         grades.num_cases += 1
         _grade_case(case, grades)
@@ -146,12 +149,13 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     stage = _stated_stage(case)
     _grade_weights(name, model, result, observed, stage, grades)
     _grade_printed_memory(name, model, case, parameters, version, grades)
-    if version is not None and (parse_version(version) or _OLDEST) < _OLDEST:
+    is_old = version is not None and (parse_version(version) or _OLDEST) < _OLDEST
+    if is_old and not grades.includes_unstated:
         reason = f"the rules of vLLM {version} were not read; those here begin at 0.6.6"
         grades.not_graded.append((name, "available KV memory, fit", reason))
         return
     missing = [what for what, here in (("GPU", gpu), ("engine version", version)) if here is None]
-    missing += _unstated_flags(case)
+    missing += [] if grades.includes_unstated else _unstated_flags(case)
     if missing:
         reason = f"its {' and '.join(missing)} is not stated"
         grades.not_graded.append((name, "available KV memory, fit", reason))
@@ -160,7 +164,7 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     if free is not None and gpu is not None:
         count = int(case.get("gpu_count") or 1)
         result = plan(model, gpu, count, parameters, free_bytes=int(free * GIB))
-    unstated = _is_kv_type_unstated(case)
+    unstated = _is_kv_type_unstated(case) and not grades.includes_unstated
     _grade_start(name, result, observed, stage, grades, is_kv_type_unstated=unstated)
 
 
@@ -196,7 +200,7 @@ def _grade_printed_memory(
     memory, tokens = observed.get("available_kv_gib"), _printed_tokens(observed)
     if memory is None or tokens is None or memory <= 0:
         return
-    if _is_kv_type_unstated(case):
+    if _is_kv_type_unstated(case) and not grades.includes_unstated:
         reason = "the checkpoint's KV cache type is not stated"
         grades.not_graded.append((name, "KV tokens from the printed KV memory", reason))
         return
