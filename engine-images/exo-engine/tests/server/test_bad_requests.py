@@ -210,6 +210,7 @@ def test_body_that_is_not_what_its_encoding_says_is_refused(engine: Engine) -> N
         COMPLETIONS, content=b"no gzip", headers={"Content-Encoding": "gzip"}
     )
     check(response, 400, None)
+    assert response.headers["connection"] == "close"
 
 
 def test_huge_body_is_refused_without_reading_it_all(engine: Engine) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_engine.server.api_errors import ApiError, bad_request
+from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields, parse_object
 from exo_engine.server.service import Service
 
@@ -31,7 +31,10 @@ async def read_request(request: web.Request, service: Service) -> Fields:
             code="request_too_large",
         ) from exc
     except web.RequestPayloadError as exc:
-        raise bad_request("the request body cannot be read", code="invalid_body") from exc
+        # What follows on this connection cannot be told from the rest of the body.
+        close = {"Connection": "close"}
+        text = "the request body cannot be read"
+        raise ApiError(400, text, code="invalid_body", headers=close) from exc
     return parse_object(body)
 
 
