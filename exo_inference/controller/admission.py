@@ -2,7 +2,7 @@
 
 Routes hand over the fields of the body and a `World` (what is stored and what the platform has)
 and get back a spec, or one refusal that lists every problem. Checked here: shape, and parameters
-against the engine's catalogue. Memory and capacity join when the planner exists.
+against the engine's catalogue. Memory joins when the planner (`exo_inference.planner`) is asked here.
 """
 
 from __future__ import annotations
