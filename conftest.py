@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
+
+# A shell starts background jobs with SIGINT ignored, and every process of the tests would inherit
+# that; Ctrl-C is then tested by nobody.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, so that a failure is about the change and not about luck, and no
 # deadlines, as no test is a timed test. HYPOTHESIS_PROFILE=random looks for new examples.

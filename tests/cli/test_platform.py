@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -68,6 +69,17 @@ def until_gone(*gone: int) -> None:
     while any(process_start_ticks(pid) is not None for pid in gone):
         assert time.monotonic() < deadline, gone
         time.sleep(0.01)
+
+
+def is_refused(url: str) -> bool:
+    address = urlsplit(url)
+    try:
+        socket.create_connection((address.hostname, address.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
 
 
 def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,10 +511,13 @@ def test_a_dead_controller_beside_a_living_gateway_is_said(
 ) -> None:
     monkeypatch.setattr("exo_inference.sdk._retries.MAX_ATTEMPTS", 1)
     assert up("-Q").code == 0
-    running = pids(status_of(exo))
+    status = status_of(exo)
+    running = pids(status)
     for name in ("supervisor", "controller"):
         os.kill(running[name], signal.SIGKILL)
         until_gone(running[name])
+    # The last thread of a killed process closes its sockets a moment after its first one is gone.
+    until(lambda: is_refused(status["endpoint"]))
     result = exo("ai", "model", "list", "-z", "ch-dk-2")
     assert result.code == 1
     assert f"the controller of {state.root} does not answer" in result.err
