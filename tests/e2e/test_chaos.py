@@ -167,8 +167,9 @@ def find_strays(state: StateDir) -> dict[int, str]:
     records = [state.read_record(name) for name in ("supervisor", "controller", "gateway")]
     known = {record.pid for record in records if record}
     for path in state.replicas_dir.glob("[!.]*/process.json"):
-        process = json.loads(path.read_text())
-        known |= {process["shim_pid"], process["engine_pid"]}
+        with contextlib.suppress(FileNotFoundError):  # its deployment is being deleted
+            process = json.loads(path.read_text())
+            known |= {process["shim_pid"], process["engine_pid"]}
     strays = {}
     for pid, command in processes_of(state.root).items():
         ancestors = [pid]
