@@ -25,6 +25,21 @@ from exo_inference.wire.keys import ApiKey, ApiKeyList, CreateApiKey, CreatedApi
 from exo_inference.wire.logs import LogEntry, LogList
 from exo_inference.wire.models import CreateModel, Model, ModelList, ModelState
 from exo_inference.wire.operations import Operation, OperationReason, OperationState, Reference
+from exo_inference.wire.plans import (
+    BatchSpeed,
+    DeploymentPlan,
+    PlanAdvice,
+    PlanComponent,
+    PlanImprovement,
+    PlanProblem,
+    PlanRequest,
+    PlanSpeed,
+    PlanStage,
+    PlanStart,
+    PlanStartList,
+    PlanVerdict,
+    PromptSpeed,
+)
 from exo_inference.wire.quota import ConsumptionQuota, Quota, QuotaList
 from exo_inference.wire.routes import Route, RouteKey, RouteReplica, RouteTable
 from exo_inference.wire.zones import Zone, ZoneList
@@ -33,6 +48,7 @@ __all__ = [
     "SIGNATURE_PROBLEM",
     "ApiKey",
     "ApiKeyList",
+    "BatchSpeed",
     "ConsumptionQuota",
     "CreateApiKey",
     "CreateDeployment",
@@ -41,6 +57,7 @@ __all__ = [
     "Deployment",
     "DeploymentApiKey",
     "DeploymentList",
+    "DeploymentPlan",
     "DeploymentState",
     "EngineParameter",
     "EngineParameterList",
@@ -58,7 +75,18 @@ __all__ = [
     "Operation",
     "OperationReason",
     "OperationState",
+    "PlanAdvice",
+    "PlanComponent",
+    "PlanImprovement",
+    "PlanProblem",
+    "PlanRequest",
+    "PlanSpeed",
+    "PlanStage",
+    "PlanStart",
+    "PlanStartList",
+    "PlanVerdict",
     "Problem",
+    "PromptSpeed",
     "Quota",
     "QuotaList",
     "Reference",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from exo_inference.wire.base import OpenEnum, WireModel
+from exo_inference.wire.plans import DeploymentPlan
 
 
 class OperationState(OpenEnum):
@@ -46,3 +49,6 @@ class Operation(WireModel):
     reason: OperationReason | None = None
     message: str | None = None
     reference: Reference | None = None
+    plan: DeploymentPlan | None = Field(
+        default=None, description="additive: what a created or updated deployment takes and gives"
+    )

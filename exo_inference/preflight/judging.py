@@ -1,0 +1,198 @@
+"""`judge`: everything that is wrong with a deployment, and its plan. Pure.
+
+Flags come first, since a plan of flags that the engine refuses would say nothing. A rule that names
+the user's flag is preferred to the planner's own check of the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from exo_inference.engines import DEFAULT_VERSION, get_engine, vllm
+from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
+from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.errors import UsageError
+from exo_inference.planner import (
+    Advice,
+    Architecture,
+    EngineParameters,
+    Gpu,
+    Improvement,
+    Plan,
+    Verdict,
+    advise,
+    improve,
+    plan,
+)
+from exo_inference.planner.shapes import KvKind
+from exo_inference.planner.verdict import Problem
+
+ENGINES = ("exo", "vllm")
+"""Engines that can be judged."""
+
+_JUDGED_BY_FLAG_RULES = frozenset(
+    {
+        "tensor-parallel",
+        "pipeline-parallel",
+        "parallel-size",
+        "quantization",
+        "dtype",
+        "kv-cache-dtype",
+    }
+)
+"""Codes of the planner's problems that `check_model_rules` reports with the user's own flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is judged: one replica.
+
+    Attributes:
+        model: None where nothing is known about it; then only the flags are judged.
+        gpu: None where nothing is known about it; then memory is not judged.
+        gpu_count: GPUs of one replica.
+        flags: the user's engine flags.
+        engine: one of `ENGINES`.
+        engine_version: a release of vLLM; None is the platform's default.
+        draft: the draft model that the flags name, when known.
+        free_bytes: free on each GPU now, when known.
+        revision_pinned: the model's revision is a commit.
+    """
+
+    model: Architecture | None
+    gpu: Gpu | None
+    gpu_count: int
+    flags: tuple[str, ...] = ()
+    engine: str = "vllm"
+    engine_version: str | None = None
+    draft: Architecture | None = None
+    free_bytes: int | None = None
+    revision_pinned: bool | None = None
+
+    @property
+    def version(self) -> str:
+        """The release whose flags these are."""
+        return self.engine_version or DEFAULT_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What was found.
+
+    Attributes:
+        flag_problems: of single flags, in their order; each refuses.
+        plan: None where the flags cannot be read, or model or GPU are not known.
+        plan_problems: the plan's, without those that `flag_problems` says better.
+        advice: ways to make it fit; empty where it does.
+        improvements: what a plan that fits could do better.
+    """
+
+    subject: Subject
+    flag_problems: tuple[ParameterProblem, ...] = ()
+    plan: Plan | None = None
+    plan_problems: tuple[Problem, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    improvements: tuple[Improvement, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict over flags and memory together."""
+        if self.flag_problems:
+            return Verdict.REFUSED
+        return self.plan.verdict if self.plan is not None else Verdict.UNKNOWN
+
+
+def judge(
+    subject: Subject, *, with_advice: bool = True, other_gpus: tuple[Gpu, ...] | None = None
+) -> Judgement:
+    """Judge a deployment before it is started.
+
+    Args:
+        subject: what is judged.
+        with_advice: look for ways out and for improvements, which takes many plans.
+        other_gpus: GPUs that advice may take instead; by default Exoscale's families.
+
+    Raises:
+        UsageError: the release of the engine is not one that can be judged.
+    """
+    problems = _check_flags(subject)
+    if problems:
+        return Judgement(subject, flag_problems=tuple(problems))
+    try:
+        parameters = EngineParameters.parse(
+            subject.flags, engine=subject.engine, engine_version=subject.version
+        )
+    except UsageError as error:
+        return Judgement(subject, flag_problems=(ParameterProblem(0, error.text, "", "type"),))
+    rules = _check_rules(subject)
+    if subject.model is None or subject.gpu is None:
+        return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
+    found = plan(
+        subject.model, subject.gpu, subject.gpu_count, parameters,
+        draft=subject.draft, free_bytes=subject.free_bytes,
+    )  # fmt: skip
+    others = tuple(
+        problem
+        for problem in found.problems
+        if not (rules and problem.code in _JUDGED_BY_FLAG_RULES)
+    )
+    advice: tuple[Advice, ...] = ()
+    improvements: tuple[Improvement, ...] = ()
+    if with_advice and found.verdict in (Verdict.REFUSED, Verdict.TIGHT):
+        advice = advise(
+            subject.model, subject.gpu, subject.gpu_count, parameters, other_gpus=other_gpus
+        )
+    elif with_advice and found.verdict is Verdict.FITS and not rules:
+        improvements = improve(subject.model, subject.gpu, subject.gpu_count, parameters)
+    return Judgement(subject, tuple(rules), found, others, advice, improvements)
+
+
+def _check_flags(subject: Subject) -> list[ParameterProblem]:
+    if subject.engine == "vllm":
+        return vllm.check(subject.flags, subject.version)
+    return get_engine(subject.engine).check(subject.flags, subject.engine_version)
+
+
+def _check_rules(subject: Subject) -> list[ParameterProblem]:
+    if subject.engine != "vllm":
+        return []
+    return check_model_rules(
+        subject.flags, subject.version, model=_model_facts(subject), gpu=_gpu_facts(subject)
+    )
+
+
+def _model_facts(subject: Subject) -> ModelFacts:
+    model = subject.model
+    if model is None or model.cannot_size is not None:
+        return ModelFacts(revision_pinned=subject.revision_pinned)
+    specs = [layer.kv for layer in model.layers if layer.kv is not None]
+    heads = {spec.num_heads for spec in specs if spec.kind not in (KvKind.LATENT, KvKind.STATE)}
+    return ModelFacts(
+        revision_pinned=subject.revision_pinned,
+        num_attention_heads=model.num_heads or None,
+        num_key_value_heads=heads.pop() if len(heads) == 1 else None,
+        vocab_size=model.vocab_size or None,
+        num_layers=len(model.layers) or None,
+        quantization=model.quantization.method if model.quantization is not None else None,
+        draft_vocab_size=subject.draft.vocab_size if subject.draft is not None else None,
+    )
+
+
+def _gpu_facts(subject: Subject) -> GpuFacts | None:
+    gpu = subject.gpu
+    if gpu is None or gpu.vendor == "cpu":
+        return None
+    capability = None
+    if gpu.capability is not None:
+        major, minor = divmod(round(gpu.capability * 10), 10)
+        capability = (major, minor)
+    return GpuFacts(gpu.name, subject.gpu_count, capability)
+
+
+def _lack(subject: Subject) -> str:
+    what: Sequence[str] = [
+        name for name, known in (("model", subject.model), ("GPU", subject.gpu)) if known is None
+    ]
+    return f"nothing is known about the {' and the '.join(what)}, so memory was not judged"

@@ -1,0 +1,144 @@
+"""A judgement in the form that users read: `wire.DeploymentPlan`. Pure.
+
+The names of its fields are public and documented in docs/reference/plan.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.planner import Advice, Gpu, Improvement, Plan, Problem, Speed
+from exo_inference.preflight.judging import Judgement, Subject
+from exo_inference.wire import (
+    BatchSpeed,
+    DeploymentPlan,
+    PlanAdvice,
+    PlanComponent,
+    PlanImprovement,
+    PlanProblem,
+    PlanSpeed,
+    PlanStage,
+    PlanVerdict,
+    PromptSpeed,
+)
+
+FLAGS_FIELD = "inference-engine-parameters"
+_GPU_TYPE = "--gpu-type="
+
+
+def to_wire(judgement: Judgement) -> DeploymentPlan:
+    """Return the judgement with its plan, problems and advice."""
+    subject = judgement.subject
+    problems = [_flag_problem(each, subject) for each in judgement.flag_problems]
+    problems += [_plan_problem(each) for each in judgement.plan_problems]
+    head = {
+        "verdict": PlanVerdict(judgement.verdict.value),
+        "problems": problems,
+        "advice": [_advice(each, subject) for each in judgement.advice],
+        "improvements": [_improvement(each) for each in judgement.improvements],
+    }
+    if judgement.plan is None:
+        bare = _bare(subject)
+        return bare.model_copy(update={**head, "notes": list(judgement.notes)})
+    return _plan(judgement.plan, _gpu_type(subject.gpu)).model_copy(update=head)
+
+
+def _bare(subject: Subject) -> DeploymentPlan:
+    return DeploymentPlan(
+        verdict=PlanVerdict.UNKNOWN,
+        model=subject.model.name if subject.model is not None else "",
+        gpu=subject.gpu.name if subject.gpu is not None else "",
+        gpu_type=_gpu_type(subject.gpu),
+        gpu_count=subject.gpu_count,
+        engine=subject.engine,
+        engine_version=subject.version,
+        parameters=list(subject.flags),
+    )
+
+
+def _plan(plan: Plan, gpu_type: str) -> DeploymentPlan:
+    same = (
+        "total_bytes_per_gpu", "budget_bytes_per_gpu", "weights_bytes_per_gpu",
+        "available_kv_bytes_per_gpu", "available_kv_bytes_low", "available_kv_bytes_high",
+        "needed_kv_bytes_per_gpu", "kv_bytes_per_token", "kv_block_size", "num_kv_blocks",
+        "kv_capacity_tokens", "max_concurrency", "max_model_len", "largest_max_model_len",
+        "max_num_seqs", "max_num_batched_tokens", "usd_per_hour",
+    )  # fmt: skip
+    return DeploymentPlan(
+        verdict=PlanVerdict(plan.verdict.value),
+        model=plan.model,
+        gpu=plan.gpu,
+        gpu_type=gpu_type,
+        gpu_count=plan.gpu_count,
+        engine=plan.parameters.engine,
+        engine_version=plan.parameters.engine_version,
+        parameters=plan.parameters.format(),
+        problems=[_plan_problem(each) for each in plan.problems],
+        tensor_parallel_size=plan.ranks.tensor,
+        pipeline_parallel_size=plan.ranks.pipeline,
+        data_parallel_size=plan.ranks.data,
+        components=[
+            PlanComponent(
+                name=each.name, num_bytes=each.num_bytes, low=each.low, high=each.high,
+                in_budget=each.is_in_budget, source=each.source,
+            )
+            for each in plan.components
+        ],
+        stages=[PlanStage(**asdict(each)) for each in plan.stages],
+        speed=_speed(plan.speed),
+        notes=list(plan.notes),
+        **{name: getattr(plan, name) for name in same},
+    )  # fmt: skip
+
+
+def _speed(speed: Speed | None) -> PlanSpeed | None:
+    if speed is None:
+        return None
+    return PlanSpeed(
+        prompts=[PromptSpeed(**asdict(each)) for each in speed.prompts],
+        batches=[BatchSpeed(**asdict(each)) for each in speed.batches],
+        number_type=speed.number_type,
+        source=speed.source,
+    )
+
+
+def _advice(advice: Advice, subject: Subject) -> PlanAdvice:
+    other = next((option for option in advice.options if option.startswith(_GPU_TYPE)), None)
+    gpu_type = other.removeprefix(_GPU_TYPE) if other else _gpu_type(subject.gpu)
+    return PlanAdvice(
+        kinds=list(advice.kinds),
+        flags=list(advice.flags),
+        options=list(advice.options),
+        effect=advice.effect,
+        usd_per_hour_change=advice.usd_per_hour_change,
+        plan=_plan(advice.plan, gpu_type),
+    )
+
+
+def _improvement(improvement: Improvement) -> PlanImprovement:
+    return PlanImprovement(
+        kind=improvement.kind,
+        text=improvement.text,
+        flags=list(improvement.flags),
+        options=list(improvement.options),
+    )
+
+
+def _flag_problem(problem: ParameterProblem, subject: Subject) -> PlanProblem:
+    # Without flags it is the number of GPUs that does not go with the model.
+    location = f"$['{FLAGS_FIELD}'][{problem.index}]" if subject.flags else "$['gpu-count']"
+    return PlanProblem(
+        code=problem.reason or "flag",
+        detail=problem.detail,
+        flag=problem.flag or None,
+        location=location,
+    )
+
+
+def _plan_problem(problem: Problem) -> PlanProblem:
+    return PlanProblem(code=problem.code, detail=problem.detail, refuses=problem.refuses)
+
+
+def _gpu_type(gpu: Gpu | None) -> str:
+    return "" if gpu is None else gpu.family or gpu.key
