@@ -13,6 +13,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
+from exo_inference.planner import Gpu
+
 
 class ReplicaPhase(StrEnum):
     """Where one replica stands."""
@@ -86,12 +88,21 @@ class ObservedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class InstanceTypeInfo:
-    """One GPU family of the platform. `cpu` is a family too, on a machine without a GPU."""
+    """One GPU family of the platform. `cpu` is a family too, on a machine without a GPU.
+
+    Attributes:
+        gpu: what the planner knows of it; None where its catalogue has no such GPU, and for `cpu`.
+        engine: what runs there unless a deployment asks for another engine.
+        simulated: the family is not there; its memory and speed are the planner's.
+    """
 
     family: str
     total_gpus: int
     free_gpus: int
     description: str = ""
+    gpu: Gpu | None = None
+    engine: str = "exo"
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
