@@ -8,8 +8,8 @@ its own catalogue. The usual way in::
     parameters = EngineParameters.parse(["--max-model-len=60000"])
     result = plan(find_model("mistralai/Ministral-3-8B-Instruct-2512"), find_gpu("gpua5000"), 1, parameters)
 
-`read_architecture` takes any config.json, `advise` ranks changes that make a plan fit, `accuracy` grades
-plans against measured starts. Which flags exist in which engine version is not known here.
+`read_architecture` takes any config.json, `explain` shows a plan's arithmetic, `advise` ranks changes that
+make it fit, `accuracy` grades plans against measured starts. Which flags exist in which engine version is not known here.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from exo_inference.planner.checkpoint import (
     with_index,
     with_tensors,
 )
+from exo_inference.planner.explain import Step, explain
 from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_gpu, load_gpus, parse_gpu
 from exo_inference.planner.memory import Component
 from exo_inference.planner.parameters import EngineParameters
@@ -40,10 +41,12 @@ __all__ = [
     "Plan",
     "Problem",
     "Speed",
+    "Step",
     "TensorSize",
     "Verdict",
     "advise",
     "cpu_as_gpu",
+    "explain",
     "families",
     "find_gpu",
     "find_model",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.shapes import KvKind, KvSpec
@@ -63,6 +63,8 @@ class KvLayout:
     states_per_request: int
     batches_in_flight: int
     context_parallel_size: int = 1
+    layers_per_group: int | None = None
+    """Where kinds are mixed: a block is a page of each of so many layers."""
 
     @property
     def is_uniform(self) -> bool:
@@ -170,7 +172,8 @@ def _grouped(buckets: Counter[KvSpec], settings: KvSettings, per_token: float) -
         groups.append(KvGroup(spec.kind, size, spec.window, num_groups))
     total = sum(group.count for group in groups)
     smallest = min((g.block_size for g in groups if g.kind is not KvKind.STATE), default=block)
-    return _layout(page * group_size, smallest, tuple(groups), total, per_token, settings)
+    layout = _layout(page * group_size, smallest, tuple(groups), total, per_token, settings)
+    return replace(layout, layers_per_group=group_size)
 
 
 def _merge_buckets(buckets: Counter[KvSpec]) -> list[tuple[KvSpec, int]]:

@@ -7,6 +7,7 @@ activations and overheads follow formulas checked on real starts (docs/benchmark
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,9 +74,9 @@ def weights_component(
     offload: int = 0,
 ) -> Component:
     """Return the weights of one rank, rotary tables included, after CPU offload."""
-    layers, outer = _stage_bytes(model, ranks, stage, dtype_bytes, _pads_mxfp4(model, rules))
+    layers, outer = _stage_bytes(model, ranks, stage, dtype_bytes, pads_experts(model, rules))
     if rules.absorbs_latents:
-        layers += _absorbed_bytes(model, ranks, dtype_bytes)
+        layers += absorbed_bytes(model, ranks, dtype_bytes)
     moved = min(offload, int(layers))
     total = layers + outer - moved
     if model.checkpoint_bytes is not None:
@@ -93,7 +94,7 @@ def weights_component(
 
 
 @lru_cache(maxsize=256)
-def _absorbed_bytes(model: Architecture, ranks: Ranks, dtype_bytes: int) -> float:
+def absorbed_bytes(model: Architecture, ranks: Ranks, dtype_bytes: int) -> float:
     """Return the products of MLA projections that vLLM 0.7 kept (mla/utils.py, W_Q_UK and W_UV_O).
 
     Checked on DeepSeek-R1 TP8 (4.1 of 4.6 GiB above the checkpoint) and DeepSeek-V2-Lite TP8 (0.21 of
@@ -111,7 +112,7 @@ def _absorbed_bytes(model: Architecture, ranks: Ranks, dtype_bytes: int) -> floa
     return total * (1 if is_fp8 else dtype_bytes) / ranks.pipeline
 
 
-def _pads_mxfp4(model: Architecture, rules: EngineRules) -> bool:
+def pads_experts(model: Architecture, rules: EngineRules) -> bool:
     """Whether experts are padded: vLLM's Marlin kernel for MXFP4 rounds hidden to 256, width to 128."""
     return rules.engine == "vllm" and model.moe is not None and model.model_type == "gpt_oss"
 
@@ -121,28 +122,32 @@ def _stage_bytes(
     model: Architecture, ranks: Ranks, stage: int, dtype_bytes: int, pads_mxfp4: bool
 ) -> tuple[float, float]:
     """Return the bytes of a stage's layers and of what lies outside them."""
+    inner, outer = stage_weights(model, ranks, stage)
+    layers = sum(
+        count * rank_bytes(w, ranks, dtype_bytes, pads_mxfp4=pads_mxfp4) for w, count in inner
+    )
+    return layers, sum(rank_bytes(weight, ranks, dtype_bytes) for weight in outer)
+
+
+def stage_weights(
+    model: Architecture, ranks: Ranks, stage: int
+) -> tuple[list[tuple[Weight, int]], list[Weight]]:
+    """Return the weights of a stage's layers, with how often each occurs, and those outside layers."""
     sizes = stage_sizes(len(model.layers), ranks.pipeline)
     start = sum(sizes[:stage])
-    known: dict[int, float] = {}
-    layers = 0.0
-    for layer in model.layers[start : start + sizes[stage]]:
-        key = id(layer)
-        if key not in known:
-            known[key] = sum(
-                _rank_bytes(w, ranks, dtype_bytes, pads_mxfp4=pads_mxfp4) for w in layer.weights
-            )
-        layers += known[key]
+    here = model.layers[start : start + sizes[stage]]
+    counts = Counter(id(layer) for layer in here)
+    unique = {id(layer): layer for layer in here}
+    inner = [(w, counts[key]) for key, layer in unique.items() for w in layer.weights]
     is_first, is_last = stage == 0, stage == ranks.pipeline - 1
     is_tied = not any(w.part == "lm_head" for w in model.outer_weights)
-    outer = 0.0
-    for weight in model.outer_weights:
-        at_end = weight.part in ("lm_head", "norm")
-        here = (
-            is_last if at_end else is_first or (weight.part == "embedding" and is_tied and is_last)
-        )
-        if here:
-            outer += _rank_bytes(weight, ranks, dtype_bytes)
-    return layers, outer
+    at_start = [w for w in model.outer_weights if w.part not in ("lm_head", "norm")]
+    outer = at_start if is_first else []
+    if is_last:
+        outer = outer + [w for w in model.outer_weights if w.part in ("lm_head", "norm")]
+    if is_last and is_tied and not is_first:
+        outer = outer + [w for w in at_start if w.part == "embedding"]
+    return inner, outer
 
 
 @lru_cache(maxsize=512)
@@ -151,7 +156,7 @@ def _all_bytes(model: Architecture, dtype_bytes: int) -> float:
     return layers + outer
 
 
-def _rank_bytes(
+def rank_bytes(
     weight: Weight, ranks: Ranks, dtype_bytes: int, *, pads_mxfp4: bool = False
 ) -> float:
     """Return the bytes of a weight on one rank."""
@@ -324,7 +329,7 @@ def draft_component(
     weights: Sequence[Weight], ranks: Ranks, dtype_bytes: int, source: str, error: float
 ) -> Component:
     """Return the weights of a draft model, an EAGLE head or prediction layers."""
-    value = int(sum(_rank_bytes(weight, ranks, dtype_bytes) for weight in weights))
+    value = int(sum(rank_bytes(weight, ranks, dtype_bytes) for weight in weights))
     return Component(
         "draft_model", value, int(value * (1 - error)), int(value * (1 + error)), source
     )

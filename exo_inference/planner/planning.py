@@ -10,17 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from exo_inference.planner.architecture import DTYPE_BYTES, Architecture
+from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.checks import check_request
-from exo_inference.planner.engine_rules import EngineRules, default_batch, rules_for
 from exo_inference.planner.gpus import GIB, Gpu
-from exo_inference.planner.kv_cache import KvLayout, KvSettings, build_layout
+from exo_inference.planner.kv_cache import KvLayout, build_layout
 from exo_inference.planner.memory import (
     ActivationBatch,
     Component,
-    Ranks,
     activations_component,
     graphs_component,
     lora_component,
@@ -28,14 +25,10 @@ from exo_inference.planner.memory import (
     stage_sizes,
     weights_component,
 )
-from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
-from exo_inference.planner.requantize import with_quantization
-from exo_inference.planner.speculation import Speculation, read_speculation
-from exo_inference.planner.speed import Speed, SpeedInputs, estimate_speed
-from exo_inference.planner.verdict import Plan, Problem, StagePlan, Verdict
-
-_ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
-_DEFAULT_LENGTH = 32768
+from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.setting import Setting, Stage, settle
+from exo_inference.planner.speed import SpeedInputs, estimate_speed
+from exo_inference.planner.verdict import Basis, Plan, Problem, StagePlan, Verdict
 
 
 def plan(
@@ -66,7 +59,7 @@ def plan(
             model.name, gpu.name, gpu_count, parameters, Verdict.UNKNOWN,
             problems=(Problem("unknown-model", detail),), usd_per_hour=gpu.price(max(1, gpu_count)),
         )  # fmt: skip
-    setting = _settle(model, gpu, max(1, gpu_count), parameters, draft)
+    setting = settle(model, gpu, max(1, gpu_count), parameters, draft)
     problems = [
         *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
         *setting.speculation.problems,
@@ -76,157 +69,7 @@ def plan(
     return _conclude(setting, stages, limiting, problems, free_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """Everything that is settled before memory is looked at."""
-
-    model: Architecture
-    gpu: Gpu
-    gpu_count: int
-    parameters: EngineParameters
-    rules: EngineRules
-    ranks: Ranks
-    dtype: str
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    kv: KvSettings
-    speculation: Speculation
-    asks_auto: bool
-
-    @property
-    def dtype_bytes(self) -> int:
-        return DTYPE_BYTES.get(self.dtype, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """One pipeline stage on one of its GPUs."""
-
-    components: tuple[Component, ...]
-    layout: KvLayout | None
-    budget: int
-    available: int
-    low: int
-    high: int
-
-
-def _settle(
-    model: Architecture,
-    gpu: Gpu,
-    gpu_count: int,
-    parameters: EngineParameters,
-    draft: Architecture | None,
-) -> _Setting:
-    rules = rules_for(parameters.engine, parameters.engine_version)
-    model = _as_loaded(model, parameters)
-    ranks = _ranks(gpu_count, parameters)
-    asked = parameters.max_model_len
-    length = asked if isinstance(asked, int) else model.max_model_len or _DEFAULT_LENGTH
-    tokens, seqs = _step_size(model, gpu, parameters, rules, length)
-    speculation = read_speculation(model, parameters, draft)
-    dtype = _run_dtype(model, gpu, parameters)
-    kv = KvSettings(
-        rules,
-        tensor_parallel_size=ranks.tensor,
-        dtype_bytes=_kv_bytes(model, parameters, dtype),
-        state_bytes=DTYPE_BYTES.get(dtype, 2),
-        block_size=parameters.block_size or _default_block(model, rules),
-        speculative_tokens=speculation.num_tokens,
-        context_parallel_size=parameters.decode_context_parallel_size or 1,
-        caches_states=bool(parameters.enable_prefix_caching),
-    )
-    return _Setting(
-        model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
-        asks_auto=asked == AUTO_LENGTH,
-    )  # fmt: skip
-
-
-def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architecture:
-    """Return the model as the flags load it: quantized on the way, or without parts."""
-    asked = (parameters.quantization or "").lower()
-    if model.quantization is None and asked in _ONLINE_QUANTIZATIONS:
-        model = with_quantization(model, asked)
-    if parameters.runner == "pooling" or model.is_embedding:
-        model = _without(model, ("lm_head",))
-    if _skips_encoder(parameters):
-        model = _without(model, ("vision", "projector"))
-    return model
-
-
-def _step_size(
-    model: Architecture, gpu: Gpu, parameters: EngineParameters, rules: EngineRules, length: int
-) -> tuple[int, int]:
-    """Return max-num-batched-tokens and max-num-seqs in effect."""
-    is_chunked = parameters.enable_chunked_prefill
-    if is_chunked is None:  # V0 turned it on by itself beyond 32K
-        is_chunked = not rules.is_legacy or length > 32768
-    tokens, seqs = default_batch(rules, gpu, length, is_chunked=is_chunked)
-    seqs = parameters.max_num_seqs or seqs
-    if parameters.max_num_batched_tokens is not None:
-        tokens = parameters.max_num_batched_tokens
-    else:
-        tokens = max(tokens, seqs, model.min_batched_tokens, 0 if is_chunked else length)
-    return tokens, seqs if parameters.max_num_seqs is not None else min(seqs, tokens)
-
-
-@lru_cache(maxsize=64)
-def _without(model: Architecture, parts: tuple[str, ...]) -> Architecture:
-    """Return the model without what is not loaded: a head, or an encoder that is switched off."""
-    kept = tuple(weight for weight in model.outer_weights if weight.part not in parts)
-    least = model.min_batched_tokens if "vision" not in parts else 0
-    vision = model.vision if "vision" not in parts else None
-    return replace(
-        model, outer_weights=kept, checkpoint_bytes=None, min_batched_tokens=least, vision=vision
-    )
-
-
-def _skips_encoder(parameters: EngineParameters) -> bool:
-    """Whether no image and no video may be sent, so that vLLM leaves the encoder out."""
-    limits = parameters.mm_limits
-    none = all(limits.get(kind) == 0 for kind in ("image", "video"))
-    return bool(parameters.language_model_only) or none
-
-
-def _ranks(gpu_count: int, parameters: EngineParameters) -> Ranks:
-    pipeline, data = parameters.pipeline_parallel_size or 1, parameters.data_parallel_size or 1
-    tensor = parameters.tensor_parallel_size or max(1, gpu_count // (pipeline * data))
-    return Ranks(tensor, pipeline, data, bool(parameters.enable_expert_parallel))
-
-
-def _run_dtype(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> str:
-    asked = parameters.dtype or "auto"
-    if asked in DTYPE_BYTES:
-        return asked
-    if gpu.vendor == "cpu" and parameters.engine == "exo":
-        return "float32"
-    if model.dtype in ("float32", "float") and parameters.engine == "vllm":
-        return "bfloat16" if gpu.supports("bf16") else "float16"
-    if model.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
-        return "float16"
-    return model.dtype if model.dtype in DTYPE_BYTES else "bfloat16"
-
-
-def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> float:
-    asked = (parameters.kv_cache_dtype or "auto").lower()
-    if parameters.engine == "exo":
-        return DTYPE_BYTES.get(dtype, 2)
-    if asked == "auto" and model.quantization is not None:
-        asked = model.quantization.kv_cache_dtype or "auto"
-    if asked.startswith(("fp8", "int8")):
-        return 1
-    if asked in ("nvfp4", "fp4", "int4"):
-        return 0.5625
-    return DTYPE_BYTES.get(asked, DTYPE_BYTES.get(dtype, 2))
-
-
-def _default_block(model: Architecture, rules: EngineRules) -> int:
-    """Return tokens per block; MLA kernels force 64 (vLLM: platforms/cuda.py)."""
-    is_latent = any(layer.kv is not None and layer.kv.kind == "latent" for layer in model.layers)
-    return 64 if is_latent and rules.engine == "vllm" and not rules.is_legacy else 16
-
-
-def _plan_stage(setting: _Setting, stage: int) -> _Stage:
+def _plan_stage(setting: Setting, stage: int) -> Stage:
     model, ranks, rules = setting.model, setting.ranks, setting.rules
     parameters, dtype_bytes = setting.parameters, setting.dtype_bytes
     offload = int((parameters.cpu_offload_gb or 0) * GIB)
@@ -253,17 +96,17 @@ def _plan_stage(setting: _Setting, stage: int) -> _Stage:
     if is_last:
         specs += setting.speculation.kv_specs
     layout = build_layout(specs, setting.kv)
-    return _budgeted(setting, tuple(parts), layout)
+    return replace(_budgeted(setting, tuple(parts), layout), index=stage, specs=tuple(specs))
 
 
-def _profiles_sampler(setting: _Setting) -> bool:
+def _profiles_sampler(setting: Setting) -> bool:
     """Whether the profile run samples: not for embeddings, nor in V0 with chunked prefill."""
     is_pooling = setting.parameters.runner == "pooling" or setting.model.is_embedding
     is_v0_chunked = setting.rules.is_legacy and setting.max_model_len > 32768
     return not (is_pooling or is_v0_chunked)
 
 
-def _encoded_patches(setting: _Setting) -> int:
+def _encoded_patches(setting: Setting) -> int:
     """Return the image patches that the profile run encodes at once."""
     vision, parameters = setting.model.vision, setting.parameters
     if (
@@ -279,7 +122,7 @@ def _encoded_patches(setting: _Setting) -> int:
     return min(items * vision.max_tokens, 4 * setting.max_model_len * items)
 
 
-def _budgeted(setting: _Setting, parts: tuple[Component, ...], layout: KvLayout | None) -> _Stage:
+def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout | None) -> Stage:
     """Work out what is left for the cache, and the band around it."""
     gpu, parameters, rules = setting.gpu, setting.parameters, setting.rules
     if gpu.vendor == "cpu":
@@ -304,16 +147,16 @@ def _budgeted(setting: _Setting, parts: tuple[Component, ...], layout: KvLayout 
     if rules.engine == "exo" and layout is not None:
         most = _exo_most_bytes(setting, layout)
         available, low, high = (min(value, most) for value in (available, low, high))
-    return _Stage(parts, layout, budget, available, low, high)
+    return Stage(parts, layout, budget, available, low, high)
 
 
-def _exo_most_bytes(setting: _Setting, layout: KvLayout) -> int:
+def _exo_most_bytes(setting: Setting, layout: KvLayout) -> int:
     """exo-engine never allocates more than all its sequences could use."""
     blocks = -(-setting.max_model_len // layout.block_size)
     return setting.max_num_seqs * blocks * layout.bytes_per_block
 
 
-def _cpu_stage(setting: _Setting, parts: tuple[Component, ...], layout: KvLayout | None) -> _Stage:
+def _cpu_stage(setting: Setting, parts: tuple[Component, ...], layout: KvLayout | None) -> Stage:
     """exo-engine on a CPU: the cache is a setting, by default 1 GiB or half of what is free."""
     used = sum(part.num_bytes for part in parts)
     free = max(0, setting.gpu.reported_bytes - used)
@@ -322,10 +165,10 @@ def _cpu_stage(setting: _Setting, parts: tuple[Component, ...], layout: KvLayout
     size = min(asked, most)
     if size > free or used > setting.gpu.reported_bytes:
         size = setting.gpu.reported_bytes - used
-    return _Stage(parts, layout, setting.gpu.reported_bytes, size, size, size)
+    return Stage(parts, layout, setting.gpu.reported_bytes, size, size, size)
 
 
-def _headroom(stage: _Stage) -> float:
+def _headroom(stage: Stage) -> float:
     """Order stages by how many blocks they have room for."""
     return stage.available / stage.layout.bytes_per_block if stage.layout is not None else math.inf
 
@@ -342,7 +185,7 @@ class _Room:
     largest: int
 
 
-def _find_room(setting: _Setting, stages: Sequence[_Stage], limiting: _Stage) -> _Room:
+def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _Room:
     blocks, low, high = (
         min((_num_blocks(setting, stage, amount) for stage in stages), default=0)
         for amount in ("available", "low", "high")
@@ -358,7 +201,7 @@ def _find_room(setting: _Setting, stages: Sequence[_Stage], limiting: _Stage) ->
     return _Room(blocks, low, high, layout.blocks_for(length, tokens), length, largest)
 
 
-def _judge(problems: Sequence[Problem], limiting: _Stage, room: _Room) -> Verdict:
+def _judge(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdict:
     if any(problem.refuses for problem in problems):
         return Verdict.REFUSED
     if room.low_blocks < room.needed_blocks or limiting.low <= 0:
@@ -366,7 +209,7 @@ def _judge(problems: Sequence[Problem], limiting: _Stage, room: _Room) -> Verdic
     return Verdict.FITS
 
 
-def _free_memory_problem(setting: _Setting, budget: int, free_bytes: int | None) -> list[Problem]:
+def _free_memory_problem(setting: Setting, budget: int, free_bytes: int | None) -> list[Problem]:
     if free_bytes is None or budget <= free_bytes or setting.gpu.vendor == "cpu":
         return []
     detail = f"{_gib(free_bytes)} are free on each GPU, {_gib(budget)} are wanted at the start"
@@ -374,9 +217,9 @@ def _free_memory_problem(setting: _Setting, budget: int, free_bytes: int | None)
 
 
 def _conclude(
-    setting: _Setting,
-    stages: Sequence[_Stage],
-    limiting: _Stage,
+    setting: Setting,
+    stages: Sequence[Stage],
+    limiting: Stage,
     problems: list[Problem],
     free_bytes: int | None,
 ) -> Plan:
@@ -412,7 +255,9 @@ def _conclude(
     )
     if layout is not None:
         sized = _with_cache(sized, layout, room)
-    return sized if is_refused else replace(sized, speed=_speed(setting, sized))
+    inputs = _speed_inputs(setting, sized)
+    sized = replace(sized, basis=Basis(setting, limiting, inputs))
+    return sized if is_refused else replace(sized, speed=estimate_speed(inputs))
 
 
 def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:
@@ -425,8 +270,8 @@ def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:
     )
 
 
-def _speed(setting: _Setting, sized: Plan) -> Speed | None:
-    inputs = SpeedInputs(
+def _speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
+    return SpeedInputs(
         model=setting.model,
         gpu=setting.gpu,
         ranks=setting.ranks,
@@ -439,23 +284,22 @@ def _speed(setting: _Setting, sized: Plan) -> Speed | None:
         max_num_batched_tokens=setting.max_num_batched_tokens,
         dtype=setting.dtype,
     )
-    return estimate_speed(inputs)
 
 
-def _stage_plan(setting: _Setting, index: int, stage: _Stage) -> StagePlan:
+def _stage_plan(setting: Setting, index: int, stage: Stage) -> StagePlan:
     sizes = stage_sizes(len(setting.model.layers), setting.ranks.pipeline)
     blocks = _num_blocks(setting, stage, "available") if stage.layout is not None else 0
     return StagePlan(sizes[index], stage.components[0].num_bytes, stage.available, blocks)
 
 
-def _num_blocks(setting: _Setting, stage: _Stage, amount: str) -> int:
+def _num_blocks(setting: Setting, stage: Stage, amount: str) -> int:
     if stage.layout is None:
         return 2**40
     blocks = int(getattr(stage, amount)) // stage.layout.bytes_per_block
     return max(0, blocks - (1 if setting.rules.reserves_null_block else 0))
 
 
-def _memory_problems(setting: _Setting, stage: _Stage, room: _Room) -> list[Problem]:
+def _memory_problems(setting: Setting, stage: Stage, room: _Room) -> list[Problem]:
     """Say what the engine would refuse for lack of memory, even in the best case."""
     share = f"{_gib(stage.budget)} of {_gib(setting.gpu.reported_bytes)}"
     if stage.high <= 0:
@@ -474,7 +318,7 @@ def _memory_problems(setting: _Setting, stage: _Stage, room: _Room) -> list[Prob
 
 
 def _capacity(
-    setting: _Setting, layout: KvLayout | None, blocks: int, length: int
+    setting: Setting, layout: KvLayout | None, blocks: int, length: int
 ) -> tuple[int, float]:
     """Return tokens and concurrency as the engine prints them."""
     if layout is None or blocks <= 0:
@@ -487,7 +331,7 @@ def _capacity(
     return blocks // layout.num_groups * layout.block_size, concurrency
 
 
-def _all_components(setting: _Setting, stage: _Stage) -> tuple[Component, ...]:
+def _all_components(setting: Setting, stage: Stage) -> tuple[Component, ...]:
     """Add the cache and what the engine leaves alone."""
     cache = Component(
         "kv_cache", max(0, stage.available), max(0, stage.low), max(0, stage.high),

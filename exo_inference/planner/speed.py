@@ -8,7 +8,7 @@ Queueing, tokenizing and the network are not in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exo_inference.planner.architecture import Architecture
@@ -16,9 +16,9 @@ from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.shapes import KvKind
 
-_MEMORY_SHARE = 0.75
-_COMPUTE_SHARE = 0.55
-_STEP_SECONDS = 0.0008
+MEMORY_SHARE = 0.75
+COMPUTE_SHARE = 0.55
+STEP_SECONDS = 0.0008
 """Scheduling, sampling and launching one step."""
 _ALLREDUCE_SECONDS = {True: 8e-6, False: 25e-6}
 """Latency of one all-reduce with and without NVLink."""
@@ -77,7 +77,7 @@ class SpeedInputs:
 
 def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     """Return the estimate, or None for a GPU without figures for arithmetic."""
-    kind, flops = _arithmetic(inputs)
+    kind, flops = arithmetic(inputs)
     if flops <= 0 or inputs.gpu.bandwidth <= 0:
         return None
     lengths = [n for n in PROMPT_LENGTHS if n < inputs.max_model_len] or [inputs.max_model_len]
@@ -89,7 +89,7 @@ def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     return Speed(prompts, batches, kind)
 
 
-def _arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
+def arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
     """Return the number type that the matrices are multiplied in, and its operations per second."""
     gpu, quantization = inputs.gpu, inputs.model.quantization
     native = quantization.default.native if quantization is not None else None
@@ -104,37 +104,53 @@ def _arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
     return wanted, rate * 1e12
 
 
-def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
+def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str, float]:
+    """Return the seconds that a prompt computes, reads weights and sends between GPUs."""
     model, ranks = inputs.model, inputs.ranks
-    attention = _attention_flops(model, length)
-    compute = (2 * model.num_active_parameters * length + attention) / ranks.tensor
-    steps = -(-length // max(1, inputs.max_num_batched_tokens))
-    compute_time = compute / (flops * _COMPUTE_SHARE)
-    reads = inputs.weights_bytes * ranks.pipeline * steps / (inputs.gpu.bandwidth * _MEMORY_SHARE)
-    sent = _communication(inputs, length, steps)
-    parts = {"compute": compute_time, "memory bandwidth": reads}
-    bound = max(parts, key=lambda name: parts[name])
-    total = parts[bound] + sent + steps * _STEP_SECONDS
-    if sent > parts[bound]:
-        bound = "communication"
-    return PromptSpeed(length, total, bound)
+    compute = (2 * model.num_active_parameters * length + _attention_flops(model, length)) / (
+        ranks.tensor
+    )
+    steps = _num_steps(inputs, length)
+    reads = inputs.weights_bytes * ranks.pipeline * steps
+    return {
+        "compute": compute / (flops * COMPUTE_SHARE),
+        "memory bandwidth": reads / (inputs.gpu.bandwidth * MEMORY_SHARE),
+        "communication": _communication(inputs, length, steps),
+    }
+
+
+def _num_steps(inputs: SpeedInputs, length: int) -> int:
+    return -(-length // max(1, inputs.max_num_batched_tokens))
+
+
+def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
+    parts = prompt_times(inputs, length, flops)
+    larger = max(parts["compute"], parts["memory bandwidth"])
+    total = larger + parts["communication"] + _num_steps(inputs, length) * STEP_SECONDS
+    return PromptSpeed(length, total, max(parts, key=lambda name: parts[name]))
+
+
+def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> Mapping[str, float]:
+    """Return the seconds that a decode step reads, computes and sends, by resource."""
+    model, ranks = inputs.model, inputs.ranks
+    bandwidth = inputs.gpu.bandwidth * MEMORY_SHARE
+    reads = inputs.weights_bytes * _touched_share(model, size) * ranks.pipeline
+    cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
+    compute = 2 * model.num_active_parameters * size / ranks.tensor / (flops * COMPUTE_SHARE)
+    return {
+        "weights read": reads / bandwidth,
+        "cache read": cached / bandwidth,
+        "compute": compute,
+        "communication": _communication(inputs, size, 1),
+    }
 
 
 def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchSpeed:
-    model, ranks = inputs.model, inputs.ranks
-    bandwidth = inputs.gpu.bandwidth * _MEMORY_SHARE
-    reads = inputs.weights_bytes * _touched_share(model, size) * ranks.pipeline
-    cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
-    compute = 2 * model.num_active_parameters * size / ranks.tensor / (flops * _COMPUTE_SHARE)
-    parts = {
-        "weights read": reads / bandwidth, "cache read": cached / bandwidth, "compute": compute,
-    }  # fmt: skip
-    sent = _communication(inputs, size, 1)
+    parts = batch_times(inputs, size, context, flops)
     memory = parts["weights read"] + parts["cache read"]
-    seconds = max(memory, compute) + sent + _STEP_SECONDS
-    parts["communication"] = sent
+    seconds = max(memory, parts["compute"]) + parts["communication"] + STEP_SECONDS
     bound = max(parts, key=lambda name: parts[name])
-    replicas = ranks.data
+    replicas = inputs.ranks.data
     rate = size * replicas / seconds
     price = inputs.gpu.price(inputs.gpu_count)
     cost = None if price is None else price / (rate * 3600) * 1e6

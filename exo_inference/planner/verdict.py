@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import EngineParameters
-from exo_inference.planner.speed import Speed
+from exo_inference.planner.speed import Speed, SpeedInputs
+
+if TYPE_CHECKING:
+    from exo_inference.planner.setting import Setting, Stage
 
 
 class Verdict(StrEnum):
@@ -55,6 +58,15 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Basis:
+    """What a plan was worked out from, so that `explain` can show the way to its figures."""
+
+    setting: Setting
+    stage: Stage
+    speed: SpeedInputs
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one deployment would take and give, per GPU.
 
@@ -68,6 +80,7 @@ class Plan:
         largest_max_model_len: the longest context that fits, 0 for none.
         fits_nominally: whether the middle of the band fits.
         stages: all pipeline stages; the other figures are those of the one with least room.
+        basis: for `explain`; not part of the JSON form, None where nothing could be sized.
     """
 
     model: str
@@ -99,6 +112,7 @@ class Plan:
     speed: Speed | None = None
     usd_per_hour: float | None = None
     notes: tuple[str, ...] = ()
+    basis: Basis | None = field(default=None, repr=False, compare=False)
 
     def component(self, name: str) -> Component | None:
         """Return a component by name."""
@@ -106,7 +120,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, with the names that the documentation lists."""
-        data = asdict(self)
+        data = asdict(replace(self, basis=None))
+        del data["basis"]
         data["parameters"] = self.parameters.format()
         data["engine"], data["engine_version"] = (
             self.parameters.engine,

@@ -1,0 +1,397 @@
+"""The arithmetic of a plan, step by step: each figure with its formula, the numbers put in, and a source.
+
+The command line's `--explain` prints it and the API returns it. The steps are worked out again from the
+plan's basis with the functions that made the plan, so that they cannot say something else. Pure text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exo_inference.planner.gpus import GIB
+from exo_inference.planner.kv_cache import KvGroup, KvLayout, state_page_bytes, token_bytes
+from exo_inference.planner.memory import absorbed_bytes, pads_experts, rank_bytes, stage_weights
+from exo_inference.planner.setting import Setting, Stage
+from exo_inference.planner.shapes import KvKind, KvSpec, Weight
+from exo_inference.planner.speed import (
+    COMPUTE_SHARE,
+    MEMORY_SHARE,
+    STEP_SECONDS,
+    BatchSpeed,
+    PromptSpeed,
+    SpeedInputs,
+    arithmetic,
+    batch_times,
+    prompt_times,
+)
+from exo_inference.planner.verdict import Basis, Plan, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the arithmetic.
+
+    Attributes:
+        title: what is worked out.
+        formula: how, with the numbers put in.
+        result: the figure with its unit.
+        source: where the formula or the numbers come from.
+    """
+
+    title: str
+    formula: str
+    result: str
+    source: str
+
+
+def explain(result: Plan) -> tuple[Step, ...]:
+    """Return how a plan came about: weights, overheads, budget, cache, capacity, verdict, speed.
+
+    Args:
+        result: a plan that `plan` returned.
+
+    Returns:
+        The steps in order, for one GPU of the pipeline stage with the least room; for a model that
+        cannot be sized one step that says why.
+    """
+    basis = result.basis
+    if basis is None:
+        reason = "; ".join(problem.detail for problem in result.problems)
+        return (
+            Step("Verdict", reason or "nothing could be sized", str(result.verdict), "config.json"),
+        )
+    steps = [
+        *_weight_steps(result, basis), *_component_steps(result), *_budget_steps(result, basis),
+    ]  # fmt: skip
+    if basis.stage.layout is not None:
+        steps += _cache_steps(result, basis, basis.stage.layout)
+    return (*steps, _verdict_step(result), *_speed_steps(result, basis.speed))
+
+
+_PARTS = {
+    "attention": "attention", "mlp": "feed-forward", "routed_experts": "routed experts",
+    "expert_bias": "biases of the experts", "shared_experts": "shared experts", "router": "routers",
+    "norm": "norms and biases", "embedding": "embedding table", "lm_head": "output head",
+    "per_layer_embedding": "per-layer embeddings", "vision": "image encoder", "projector": "image projector",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Weights of one part, added up."""
+
+    elements: int = 0
+    num_bytes: float = 0.0
+    forms: dict[str, None] | None = None
+
+
+def _weight_steps(result: Plan, basis: Basis) -> Iterator[Step]:
+    setting, stage = basis.setting, basis.stage
+    sums = _weights_by_part(setting, stage)
+    for part, each in sums.items():
+        name = _PARTS.get(part, part.replace("_", " "))
+        form = " and ".join(each.forms or {})
+        yield Step(
+            f"Weights: {name}",
+            f"{each.elements:,} parameters as {form}{_spread(setting)}",
+            _gib(each.num_bytes),
+            setting.model.source,
+        )
+    terms = [" + ".join(_gib(each.num_bytes) for each in sums.values())]
+    terms += _weight_corrections(setting, sums)
+    yield Step(
+        "Weights", " ".join(terms), _with_bytes(result.weights_bytes_per_gpu), _source_of(result, "weights")
+    )  # fmt: skip
+
+
+def _weights_by_part(setting: Setting, stage: Stage) -> dict[str, _Sum]:
+    inner, outer = stage_weights(setting.model, setting.ranks, stage.index)
+    pads = pads_experts(setting.model, setting.rules)
+    sums: dict[str, _Sum] = {}
+    for weight, count, is_padded in [
+        *((weight, count, pads) for weight, count in inner), *((weight, 1, False) for weight in outer),
+    ]:  # fmt: skip
+        each = sums.setdefault(weight.part, _Sum(forms={}))
+        each.elements += count * weight.num_elements
+        each.num_bytes += count * rank_bytes(
+            weight, setting.ranks, setting.dtype_bytes, pads_mxfp4=is_padded
+        )
+        if each.forms is not None:
+            each.forms[_form_name(weight, setting)] = None
+    return {part: each for part, each in sums.items() if each.elements}
+
+
+def _form_name(weight: Weight, setting: Setting) -> str:
+    if weight.format is None:
+        return f"{setting.dtype} ({setting.dtype_bytes} bytes)"
+    return f"{weight.format.name} ({weight.format.bits:g} bits)"
+
+
+def _spread(setting: Setting) -> str:
+    ranks = setting.ranks
+    if ranks.has_expert_parallel:
+        return f", over {ranks.tensor} tensor-parallel GPUs, experts over {ranks.expert}"
+    return f", over {ranks.tensor} tensor-parallel GPUs" if ranks.tensor > 1 else ""
+
+
+def _weight_corrections(setting: Setting, sums: dict[str, _Sum]) -> Iterator[str]:
+    """Yield what `weights_component` does beyond adding up, in its order."""
+    model = setting.model
+    if setting.rules.absorbs_latents:
+        absorbed = absorbed_bytes(model, setting.ranks, setting.dtype_bytes)
+        yield f"+ {_gib(absorbed)} of absorbed latent projections"
+    if setting.parameters.cpu_offload_gb:
+        yield f"- up to {setting.parameters.cpu_offload_gb:g} GiB of layers offloaded to the CPU"
+    if model.checkpoint_bytes is not None:
+        yield f", scaled to the checkpoint's own {_gib(model.checkpoint_bytes)}"
+    rope = model.rope_elements * setting.dtype_bytes
+    if rope:
+        yield f"+ {_gib(rope)} of rotary tables ({model.rope_elements:,} x {setting.dtype_bytes} bytes)"
+
+
+_COMPONENTS = {
+    "activations": ("Activations", "the engine's profile run (vLLM: v1/worker/gpu_worker.py)"),
+    "cuda_graphs": ("CUDA graphs", "sizes that vLLM captures; measured per layer and size"),
+    "non_torch": ("Outside torch", "figures that real starts printed (docs/benchmarks/planner.md)"),
+    "lora": ("LoRA slots", "A and B of every linear layer (vLLM: lora/layers)"),
+    "draft_model": ("Draft model", "tensor shapes of what drafts"),
+}
+
+
+def _component_steps(result: Plan) -> Iterator[Step]:
+    for each in result.components:
+        if each.name not in _COMPONENTS:
+            continue
+        title, source = _COMPONENTS[each.name]
+        outside = "" if each.is_in_budget else "; captured after the cache, outside the budget"
+        band = f" ({_gib(each.low)} to {_gib(each.high)})" if each.high > each.low else ""
+        yield Step(title, f"{each.source}{outside}", _with_bytes(each.num_bytes) + band, source)
+
+
+def _budget_steps(result: Plan, basis: Basis) -> Iterator[Step]:
+    setting = basis.setting
+    asked, rules = setting.parameters.gpu_memory_utilization, setting.rules
+    is_cpu = setting.gpu.vendor == "cpu"
+    share = asked or rules.default_utilization
+    why = "--gpu-memory-utilization" if asked else f"default of {rules.engine} {_version(setting)}"
+    total = _gib(result.total_bytes_per_gpu)
+    formula = f"{total} that are free" if is_cpu else f"{total} as the driver reports x {share:g}"
+    yield Step(
+        "Budget",
+        formula,
+        _with_bytes(result.budget_bytes_per_gpu),
+        "the machine" if is_cpu else why,
+    )
+    used = [each for each in basis.stage.components if each.is_in_budget and each.num_bytes]
+    taken = " - ".join(f"{_gib(each.num_bytes)} {each.name}" for each in used)
+    formula = f"{_gib(result.budget_bytes_per_gpu)} - {taken}{_cache_override(setting)}"
+    band = f" ({_gib(result.available_kv_bytes_low)} to {_gib(result.available_kv_bytes_high)})"
+    yield Step(
+        "Available for the KV cache", formula, _with_bytes(result.available_kv_bytes_per_gpu) + band,
+        "the band adds the components' bands as squares",
+    )  # fmt: skip
+
+
+def _cache_override(setting: Setting) -> str:
+    parameters = setting.parameters
+    if parameters.kv_cache_memory_bytes is not None:
+        return (
+            f"; --kv-cache-memory-bytes asks for {_gib(parameters.kv_cache_memory_bytes)} instead"
+        )
+    if parameters.num_gpu_blocks_override is not None:
+        return f"; --num-gpu-blocks-override allows {parameters.num_gpu_blocks_override} blocks"
+    if setting.gpu.vendor == "cpu":
+        return "; exo-engine takes 1 GiB, or half of what is free where that is less"
+    if setting.rules.engine == "exo":
+        return f"; at most {setting.max_num_seqs} requests of {setting.max_model_len} tokens"
+    return ""
+
+
+def _cache_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]:
+    setting = basis.setting
+    specs = Counter(basis.stage.specs)
+    for spec, count in specs.items():
+        yield _spec_step(spec, count, setting)
+    shares = [
+        token_bytes(s, setting.kv) * n for s, n in specs.items() if s.kind is not KvKind.STATE
+    ]
+    formula = " + ".join(f"{share:,.6g}" for share in shares) or "no layer caches tokens"
+    yield Step("KV bytes per token", formula, _per_token(result.kv_bytes_per_token), _CACHE_SOURCE)
+    yield from _block_steps(result, basis, layout)
+    yield Step(
+        "Longest context that fits", f"the longest request of at most {result.num_kv_blocks:,} blocks",
+        f"{result.largest_max_model_len:,} tokens", _CACHE_SOURCE,
+    )  # fmt: skip
+
+
+_CACHE_SOURCE = "vLLM v1/core/kv_cache_utils.py and v1/kv_cache_interface.py"
+
+
+_KINDS = {
+    KvKind.FULL: "full attention", KvKind.SLIDING: "sliding-window attention",
+    KvKind.CHUNKED: "chunked attention", KvKind.LATENT: "latent attention (MLA)",
+    KvKind.STATE: "states (Mamba or linear attention)",
+}  # fmt: skip
+
+
+def _spec_step(spec: KvSpec, count: int, setting: Setting) -> Step:
+    title = f"KV cache: {count} {'layer' if count == 1 else 'layers'} of {_KINDS[spec.kind]}"
+    if spec.kind is KvKind.STATE:
+        size = state_page_bytes(spec, setting.kv)
+        positions = spec.conv_positions + setting.kv.speculative_tokens
+        formula = (
+            f"convolution {positions} x {spec.conv_elements:,} and state {spec.state_elements:,} elements"
+            f"{_spread(setting)}"
+        )
+        return Step(title, formula, f"{size:,} bytes per request and layer", setting.model.source)
+    each = token_bytes(spec, setting.kv)
+    width = f"{spec.key_dim} + {spec.value_dim}" if spec.value_dim else f"{spec.key_dim}"
+    heads = spec.heads_per_rank(setting.ranks.tensor)
+    formula = (
+        f"{count} layers x {heads} KV heads per GPU x ({width}) x {setting.kv.dtype_bytes:g} bytes"
+    )
+    if spec.kind is KvKind.LATENT:
+        formula = f"{count} layers x a latent of {width} x {setting.kv.dtype_bytes:g} bytes, whole on each GPU"
+    if spec.index_bytes:
+        formula += f"; {each:g} bytes per layer with the index of {spec.index_bytes}"
+    elif spec.kind is KvKind.LATENT and each != spec.key_dim * setting.kv.dtype_bytes:
+        formula += f"; padded to {each:g} bytes per layer"
+    if spec.window:
+        formula += f", for at most {spec.window:,} tokens back"
+    return Step(title, formula, _per_token(count * each), setting.model.source)
+
+
+def _per_token(size: float) -> str:
+    return f"{size:,.10g} bytes per token"
+
+
+def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]:
+    setting = basis.setting
+    yield Step(
+        "Bytes per block", _block_formula(result, layout), f"{layout.bytes_per_block:,} bytes",
+        _CACHE_SOURCE,
+    )  # fmt: skip
+    null = "; one block is kept back" if setting.rules.reserves_null_block else ""
+    fewest = "; the stage with the fewest counts" if setting.ranks.pipeline > 1 else ""
+    yield Step(
+        "Blocks", f"{result.available_kv_bytes_per_gpu:,} bytes / {layout.bytes_per_block:,}{null}{fewest}",
+        f"{result.num_kv_blocks:,} blocks", _CACHE_SOURCE,
+    )  # fmt: skip
+    needed = result.needed_kv_bytes_per_gpu // layout.bytes_per_block
+    yield Step(
+        f"One request of {result.max_model_len:,} tokens", f"{needed:,} blocks x {layout.bytes_per_block:,} bytes",
+        _with_bytes(result.needed_kv_bytes_per_gpu), _CACHE_SOURCE,
+    )  # fmt: skip
+    yield Step(
+        "Requests of full length at once", f"{result.num_kv_blocks:,} blocks / {needed:,}",
+        f"{result.max_concurrency:.2f}", _CACHE_SOURCE,
+    )  # fmt: skip
+    yield Step(
+        "Capacity", _capacity_formula(result, setting, layout), f"{result.kv_capacity_tokens:,} tokens",
+        f"as {setting.rules.engine} {_version(setting)} prints it",
+    )  # fmt: skip
+
+
+def _block_formula(result: Plan, layout: KvLayout) -> str:
+    if layout.layers_per_group is None:
+        return f"{layout.block_size} tokens x {result.kv_bytes_per_token:,.10g} bytes"
+    groups = ", ".join(_group_text(group) for group in layout.groups)
+    page = layout.bytes_per_block // layout.layers_per_group
+    return f"a page of {page:,} bytes x {layout.layers_per_group} layers per group; {groups}"
+
+
+def _group_text(group: KvGroup) -> str:
+    window = f" with a window of {group.window:,}" if group.window else ""
+    noun = "group" if group.count == 1 else "groups"
+    if group.kind is KvKind.STATE:
+        return f"{group.count} {noun} of states"
+    return f"{group.count} {noun} of {_KINDS[group.kind]}{window} in blocks of {group.block_size}"
+
+
+def _capacity_formula(result: Plan, setting: Setting, layout: KvLayout) -> str:
+    if layout.is_uniform:
+        ranks = layout.context_parallel_size
+        more = f" x {ranks} context-parallel ranks" if ranks > 1 else ""
+        return f"{result.num_kv_blocks:,} blocks x {layout.block_size} tokens{more}"
+    if setting.rules.reports_by_concurrency:
+        return f"{result.max_concurrency:.4g} requests x {result.max_model_len:,} tokens"
+    return (
+        f"{result.num_kv_blocks:,} blocks / {layout.num_groups} groups x {layout.block_size} tokens"
+    )
+
+
+_MEANING = {
+    Verdict.FITS: "even the pessimistic bound holds one request of full length",
+    Verdict.TIGHT: "the optimistic bound holds one request of full length, the pessimistic one does not",
+}
+
+
+def _verdict_step(result: Plan) -> Step:
+    refusals = [problem.detail for problem in result.problems if problem.refuses]
+    formula = "; ".join(refusals) if refusals else _MEANING.get(result.verdict, "")
+    return Step("Verdict", formula, str(result.verdict), "the lines above")
+
+
+def _speed_steps(result: Plan, inputs: SpeedInputs) -> Iterator[Step]:
+    if result.speed is None:
+        return
+    kind, flops = arithmetic(inputs)
+    share = f"{inputs.gpu.bandwidth / 1e9:,.0f} GB/s x {MEMORY_SHARE:.0%}"
+    rate = f"{flops / 1e12:,.0f} TFLOP/s in {kind} x {COMPUTE_SHARE:.0%}"
+    yield Step("What the GPU reaches", share, rate, inputs.gpu.source or "the GPU catalogue")
+    for prompt in result.speed.prompts:
+        yield _prompt_step(prompt, inputs, flops)
+    for batch in dict.fromkeys((*result.speed.batches[:1], *result.speed.batches[-1:])):
+        yield _batch_step(batch, inputs, flops)
+
+
+def _prompt_step(prompt: PromptSpeed, inputs: SpeedInputs, flops: float) -> Step:
+    parts = prompt_times(inputs, prompt.num_tokens, flops)
+    formula = (
+        f"the larger of computing {_ms(parts['compute'])} and reading {_ms(parts['memory bandwidth'])}, "
+        f"+ {_ms(parts['communication'])} between GPUs + {_ms(STEP_SECONDS)} per step"
+    )
+    title = f"First token of a prompt of {prompt.num_tokens:,} tokens"
+    return Step(
+        title, formula, f"{_ms(prompt.ttft_seconds)}, bound by {prompt.bound_by}", _ROOFLINE
+    )
+
+
+def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
+    size = batch.batch // max(1, inputs.ranks.data)
+    parts = batch_times(inputs, size, batch.context, flops)
+    formula = (
+        f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache "
+        f"and computing {_ms(parts['compute'])}, + {_ms(parts['communication'])} between GPUs "
+        f"+ {_ms(STEP_SECONDS)} per step"
+    )
+    noun = "request" if batch.batch == 1 else "requests"
+    title = f"Between tokens, {batch.batch:,} {noun} of {batch.context:,} tokens"
+    rate = f"{_ms(batch.inter_token_seconds)}, {batch.tokens_per_second:,.0f} tokens per second"
+    return Step(title, formula, f"{rate}, bound by {batch.bound_by}", _ROOFLINE)
+
+
+_ROOFLINE = "roofline: bytes over bandwidth, operations over arithmetic"
+
+
+def _version(setting: Setting) -> str:
+    return ".".join(map(str, setting.rules.version))
+
+
+def _source_of(result: Plan, name: str) -> str:
+    component = result.component(name)
+    return component.source if component is not None else ""
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB" if abs(size) >= GIB / 20 else f"{size / 2**20:.2f} MiB"
+
+
+def _with_bytes(size: int) -> str:
+    return f"{_gib(size)} ({size:,} bytes)"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.4g} ms" if seconds < 1 else f"{seconds:,.2f} s"

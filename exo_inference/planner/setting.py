@@ -1,0 +1,176 @@
+"""What is settled before memory is looked at: the model as loaded, ranks, dtypes, step sizes.
+
+`planning.py` calls `settle` and budgets from the result; `explain.py` reads it again. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from exo_inference.planner.architecture import DTYPE_BYTES, Architecture
+from exo_inference.planner.engine_rules import EngineRules, default_batch, rules_for
+from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.kv_cache import KvLayout, KvSettings
+from exo_inference.planner.memory import Component, Ranks
+from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
+from exo_inference.planner.requantize import with_quantization
+from exo_inference.planner.shapes import KvSpec
+from exo_inference.planner.speculation import Speculation, read_speculation
+
+_ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
+_DEFAULT_LENGTH = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything that is settled before memory is looked at."""
+
+    model: Architecture
+    gpu: Gpu
+    gpu_count: int
+    parameters: EngineParameters
+    rules: EngineRules
+    ranks: Ranks
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv: KvSettings
+    speculation: Speculation
+    asks_auto: bool
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes per unquantized weight and activation of the run."""
+        return DTYPE_BYTES.get(self.dtype, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage on one of its GPUs."""
+
+    components: tuple[Component, ...]
+    layout: KvLayout | None
+    budget: int
+    available: int
+    low: int
+    high: int
+    index: int = 0
+    specs: tuple[KvSpec, ...] = ()
+
+
+def settle(
+    model: Architecture,
+    gpu: Gpu,
+    gpu_count: int,
+    parameters: EngineParameters,
+    draft: Architecture | None,
+) -> Setting:
+    """Return what the flags come to for this model on these GPUs, defaults filled in."""
+    rules = rules_for(parameters.engine, parameters.engine_version)
+    model = _as_loaded(model, parameters)
+    ranks = _ranks(gpu_count, parameters)
+    asked = parameters.max_model_len
+    length = asked if isinstance(asked, int) else model.max_model_len or _DEFAULT_LENGTH
+    tokens, seqs = _step_size(model, gpu, parameters, rules, length)
+    speculation = read_speculation(model, parameters, draft)
+    dtype = _run_dtype(model, gpu, parameters)
+    kv = KvSettings(
+        rules,
+        tensor_parallel_size=ranks.tensor,
+        dtype_bytes=_kv_bytes(model, parameters, dtype),
+        state_bytes=DTYPE_BYTES.get(dtype, 2),
+        block_size=parameters.block_size or _default_block(model, rules),
+        speculative_tokens=speculation.num_tokens,
+        context_parallel_size=parameters.decode_context_parallel_size or 1,
+        caches_states=bool(parameters.enable_prefix_caching),
+    )
+    return Setting(
+        model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
+        asks_auto=asked == AUTO_LENGTH,
+    )  # fmt: skip
+
+
+def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architecture:
+    """Return the model as the flags load it: quantized on the way, or without parts."""
+    asked = (parameters.quantization or "").lower()
+    if model.quantization is None and asked in _ONLINE_QUANTIZATIONS:
+        model = with_quantization(model, asked)
+    if parameters.runner == "pooling" or model.is_embedding:
+        model = _without(model, ("lm_head",))
+    if _skips_encoder(parameters):
+        model = _without(model, ("vision", "projector"))
+    return model
+
+
+def _step_size(
+    model: Architecture, gpu: Gpu, parameters: EngineParameters, rules: EngineRules, length: int
+) -> tuple[int, int]:
+    """Return max-num-batched-tokens and max-num-seqs in effect."""
+    is_chunked = parameters.enable_chunked_prefill
+    if is_chunked is None:  # V0 turned it on by itself beyond 32K
+        is_chunked = not rules.is_legacy or length > 32768
+    tokens, seqs = default_batch(rules, gpu, length, is_chunked=is_chunked)
+    seqs = parameters.max_num_seqs or seqs
+    if parameters.max_num_batched_tokens is not None:
+        tokens = parameters.max_num_batched_tokens
+    else:
+        tokens = max(tokens, seqs, model.min_batched_tokens, 0 if is_chunked else length)
+    return tokens, seqs if parameters.max_num_seqs is not None else min(seqs, tokens)
+
+
+@lru_cache(maxsize=64)
+def _without(model: Architecture, parts: tuple[str, ...]) -> Architecture:
+    """Return the model without what is not loaded: a head, or an encoder that is switched off."""
+    kept = tuple(weight for weight in model.outer_weights if weight.part not in parts)
+    least = model.min_batched_tokens if "vision" not in parts else 0
+    vision = model.vision if "vision" not in parts else None
+    return replace(
+        model, outer_weights=kept, checkpoint_bytes=None, min_batched_tokens=least, vision=vision
+    )
+
+
+def _skips_encoder(parameters: EngineParameters) -> bool:
+    """Whether no image and no video may be sent, so that vLLM leaves the encoder out."""
+    limits = parameters.mm_limits
+    none = all(limits.get(kind) == 0 for kind in ("image", "video"))
+    return bool(parameters.language_model_only) or none
+
+
+def _ranks(gpu_count: int, parameters: EngineParameters) -> Ranks:
+    pipeline, data = parameters.pipeline_parallel_size or 1, parameters.data_parallel_size or 1
+    tensor = parameters.tensor_parallel_size or max(1, gpu_count // (pipeline * data))
+    return Ranks(tensor, pipeline, data, bool(parameters.enable_expert_parallel))
+
+
+def _run_dtype(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> str:
+    asked = parameters.dtype or "auto"
+    if asked in DTYPE_BYTES:
+        return asked
+    if gpu.vendor == "cpu" and parameters.engine == "exo":
+        return "float32"
+    if model.dtype in ("float32", "float") and parameters.engine == "vllm":
+        return "bfloat16" if gpu.supports("bf16") else "float16"
+    if model.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
+        return "float16"
+    return model.dtype if model.dtype in DTYPE_BYTES else "bfloat16"
+
+
+def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> float:
+    asked = (parameters.kv_cache_dtype or "auto").lower()
+    if parameters.engine == "exo":
+        return DTYPE_BYTES.get(dtype, 2)
+    if asked == "auto" and model.quantization is not None:
+        asked = model.quantization.kv_cache_dtype or "auto"
+    if asked.startswith(("fp8", "int8")):
+        return 1
+    if asked in ("nvfp4", "fp4", "int4"):
+        return 0.5625
+    return DTYPE_BYTES.get(asked, DTYPE_BYTES.get(dtype, 2))
+
+
+def _default_block(model: Architecture, rules: EngineRules) -> int:
+    """Return tokens per block; MLA kernels force 64 (vLLM: platforms/cuda.py)."""
+    is_latent = any(layer.kv is not None and layer.kv.kind == "latent" for layer in model.layers)
+    return 64 if is_latent and rules.engine == "vllm" and not rules.is_legacy else 16
