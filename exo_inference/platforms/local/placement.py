@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
+from exo_inference.platforms.local.described import describe_cpu, describe_gpu
 from exo_inference.platforms.local.gpus import CPU_FAMILY, Gpu, GpuInventory, num_cores
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaRecord, list_replicas
 
@@ -100,14 +101,21 @@ class Placement:
         totals = Counter(gpu.family for gpu in gpus)
         free = Counter(gpu.family for gpu in _free(gpus, records))
         types = [
-            InstanceTypeInfo(family, total, free[family], _describe_family(family, gpus))
+            InstanceTypeInfo(
+                family,
+                total,
+                free[family],
+                _describe_family(family, gpus),
+                gpu=describe_gpu(_smallest(family, gpus)),
+            )
             for family, total in sorted(totals.items())
         ]
         cores = num_cores()
         used = sum(1 for record in records if record.gpu_type == CPU_FAMILY)
         text = f"{cores} cores, shared by all replicas without a GPU"
         # Replicas on the CPU are never refused, so there is always room for one more.
-        types.append(InstanceTypeInfo(CPU_FAMILY, cores, max(1, cores - used), text))
+        free_cores = max(1, cores - used)
+        types.append(InstanceTypeInfo(CPU_FAMILY, cores, free_cores, text, gpu=describe_cpu()))
         return types
 
     async def _records(self) -> list[ReplicaRecord]:
@@ -134,5 +142,9 @@ def _describe_lack(record: ReplicaRecord, gpus: Sequence[Gpu], num_found: int) -
 
 
 def _describe_family(family: str, gpus: Sequence[Gpu]) -> str:
-    gpu = next(gpu for gpu in gpus if gpu.family == family)
+    gpu = _smallest(family, gpus)
     return f"{gpu.name}, {gpu.memory_mib} MiB"
+
+
+def _smallest(family: str, gpus: Sequence[Gpu]) -> Gpu:
+    return min((gpu for gpu in gpus if gpu.family == family), key=lambda gpu: gpu.memory_mib)
