@@ -24,11 +24,12 @@ from exo_inference.planner.checkpoint import (
     with_tensors,
 )
 from exo_inference.planner.explain import Step, explain
-from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_gpu, load_gpus, parse_gpu
+from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_gpu, load_gpus
 from exo_inference.planner.memory import Component
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.speed import Speed
+from exo_inference.planner.user_gpus import load_user_gpus, parse_gpu
 from exo_inference.planner.verdict import Plan, Problem, Verdict
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "improve",
     "load_gpus",
     "load_models",
+    "load_user_gpus",
     "parse_gpu",
     "parse_safetensors_header",
     "plan",

@@ -1,7 +1,7 @@
-"""GPUs: the bundled catalogue, Exoscale's families, common names, and those a user describes.
+"""GPUs: the bundled catalogue, Exoscale's families and common names.
 
 `planning.py` and its callers look GPUs up here. Memory is what the driver reports to the engine, not
-the number on the box. Reading a user's file is the caller's work; `parse_gpu` takes its parsed form.
+the number on the box. Those that a user describes are read by `user_gpus.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from exo_inference.errors import UsageError
 GIB = 2**30
 MIB = 2**20
 
-_RESERVED_MIB = 500
+RESERVED_MIB = 500
 """What driver and CUDA keep from the total of nvidia-smi: 350 to 770 MiB on the cards whose logs show
 both (vllm-memory.md §1 against gpus.json), about the same on small and large cards."""
 
@@ -90,14 +90,22 @@ _COMMON_NAMES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
     """Return a GPU by catalogue name, Exoscale family or common name (`H100`, `RTX 4090`).
+
+    Args:
+        name: in any case, with or without the maker.
+        extra: a user's own GPUs by name; they are preferred to the bundled ones.
 
     Raises:
         UsageError: there is no such GPU; the hint names the nearest.
     """
     catalogue = load_gpus()
     wanted = _normalise(name)
+    own = {_normalise(key): gpu for key, gpu in (extra or {}).items()}
+    own = {**{_normalise(gpu.name): gpu for gpu in own.values()}, **own}
+    if wanted in own:
+        return own[wanted]
     gpu = catalogue.get(wanted) or catalogue.get(_COMMON_NAMES.get(wanted, ""))
     if gpu is None:
         gpu = _by_alias().get(wanted)
@@ -105,12 +113,12 @@ def find_gpu(name: str) -> Gpu:
         bare = re.sub(r"-\d+gb(-[a-z0-9]+)?$", "", wanted)
         gpu = catalogue.get(bare) or catalogue.get(_COMMON_NAMES.get(bare, ""))
     if gpu is None:
-        names = sorted({*catalogue, *_COMMON_NAMES, *_by_alias()})
+        names = sorted({*own, *catalogue, *_COMMON_NAMES, *_by_alias()})
         near = get_close_matches(wanted, names, n=3, cutoff=0.5)
         hint = (
             f"Did you mean {' or '.join(near)}?"
             if near
-            else f"Known: {', '.join(sorted(catalogue))}."
+            else f"Known: {', '.join([*own, *sorted(catalogue)])}."
         )
         raise UsageError(f"there is no GPU {name!r} in the catalogue", hint=hint)
     return gpu
@@ -165,7 +173,7 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         key=key,
         name=entry["name"],
         vendor=entry["vendor"],
-        reported_bytes=(reported if reported is not None else entry["memory_mib"] - _RESERVED_MIB)
+        reported_bytes=(reported if reported is not None else entry["memory_mib"] - RESERVED_MIB)
         * MIB,
         reported_error_bytes=(128 if reported is not None else 300) * MIB,
         bandwidth=entry["bandwidth_gbps"] * 1e9,
@@ -181,85 +189,6 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         max_count=max(prices, default=8) if family else 8,
         source=entry["source"],
     )
-
-
-_USER_FIELDS = frozenset(
-    [
-        "name",
-        "memory-gib",
-        "memory-mib",
-        "bandwidth-gbps",
-        "tflops",
-        "native",
-        "compute-capability",
-        "link-gbps",
-        "nvlink",
-        "usd-per-hour",
-        "vendor",
-        "max-count",
-    ]
-)
-
-
-def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
-    """Return a GPU that a user described (one table of the user's file).
-
-    Args:
-        key: its name.
-        entry: `memory-mib` (as nvidia-smi reports) or `memory-gib`, `bandwidth-gbps`, and optionally
-            `tflops` by type, `native` types, `compute-capability`, `link-gbps`, `usd-per-hour`.
-
-    Raises:
-        UsageError: a field is missing, unknown or not a number.
-    """
-    unknown = sorted(set(entry) - _USER_FIELDS)
-    if unknown:
-        known = ", ".join(sorted(_USER_FIELDS))
-        raise UsageError(
-            f"GPU {key!r} has an unknown field {unknown[0]!r}", hint=f"Known fields: {known}."
-        )
-    unit = ("memory-mib", MIB) if "memory-mib" in entry else ("memory-gib", GIB)
-    memory = _number(key, entry, unit[0]) * unit[1]
-    tflops = entry.get("tflops") or {}
-    if not isinstance(tflops, Mapping):
-        raise UsageError(
-            f"GPU {key!r}: tflops is {tflops!r:.40}, expected numbers by type", hint=_EXAMPLE
-        )
-    price = _optional(key, entry, "usd-per-hour")
-    native = entry.get("native") or ["fp16", "bf16"]
-    return Gpu(
-        key=key,
-        name=str(entry.get("name") or key),
-        vendor=str(entry.get("vendor") or "nvidia"),
-        reported_bytes=max(0, int(memory) - _RESERVED_MIB * MIB),
-        reported_error_bytes=300 * MIB,
-        bandwidth=_number(key, entry, "bandwidth-gbps") * 1e9,
-        tflops={str(kind): _number(key, tflops, kind) for kind in tflops},
-        capability=_optional(key, entry, "compute-capability"),
-        native=frozenset(str(kind) for kind in native),
-        link_bandwidth=(_optional(key, entry, "link-gbps") or 16) * 1e9,
-        has_nvlink=bool(entry.get("nvlink")),
-        usd_per_hour={} if price is None else {1: price},
-        price_source="the user's file",
-        max_count=int(_optional(key, entry, "max-count") or 8),
-        source="the user's file",
-    )
-
-
-def _optional(key: str, entry: Mapping[str, Any], name: str) -> float | None:
-    return None if entry.get(name) is None else _number(key, entry, name)
-
-
-_EXAMPLE = "For example: memory-mib = 24564, bandwidth-gbps = 768, tflops = {bf16 = 111}."
-
-
-def _number(key: str, entry: Mapping[str, Any], name: str) -> float:
-    value = entry.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise UsageError(
-            f"GPU {key!r}: {name} is {value!r:.40}, expected a number above 0", hint=_EXAMPLE
-        )
-    return float(value)
 
 
 def cpu_as_gpu(free_bytes: int, *, bandwidth: float = 40e9, gflops: float = 500.0) -> Gpu:

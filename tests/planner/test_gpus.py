@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exo_inference.errors import UsageError
-from exo_inference.planner import families, find_gpu, find_model, load_gpus, parse_gpu
+from exo_inference.planner import families, find_gpu, find_model, load_gpus
 from exo_inference.planner.gpus import GIB
 
 
@@ -49,29 +49,6 @@ def test_families_are_priced_by_size_and_others_by_the_piece() -> None:
     assert find_gpu("gpua5000").price(8) is None
     assert find_gpu("H100").price(2) == pytest.approx(2 * 2.69)
     assert find_gpu("gpub300").price(1) is None
-
-
-def test_a_user_describes_a_gpu() -> None:
-    gpu = parse_gpu(
-        "mine",
-        {"memory-gib": 48, "bandwidth-gbps": 900, "tflops": {"bf16": 200}, "usd-per-hour": 1.5},
-    )
-    assert 47 * GIB < gpu.reported_bytes < 48 * GIB
-    assert gpu.price(2) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("entry", "word"),
-    [
-        ({"bandwidth-gbps": 1}, "memory"), ({"memory-gib": 48}, "bandwidth"), ({"memory-gib": "x"}, "memory-gib"),
-        ({"memory-gib": 48, "bandwidth-gbps": 1, "colour": "red"}, "colour"),
-        ({"memory-gib": 48, "bandwidth-gbps": 1, "tflops": 7}, "tflops"),
-        ({"memory-gib": 48, "bandwidth-gbps": True}, "bandwidth"),
-    ],
-)  # fmt: skip
-def test_a_wrong_description_names_the_field(entry: dict[str, object], word: str) -> None:
-    with pytest.raises(UsageError, match=word):
-        parse_gpu("mine", entry)
 
 
 def test_a_model_is_found_without_organisation_and_in_another_quantization() -> None:
