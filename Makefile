@@ -9,10 +9,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-slow test-chaos lint format docs bench gpu-check clean
+.PHONY: help setup setup-dev demo down test test-slow test-chaos kubernetes-binaries lint format docs bench gpu-check clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -48,6 +48,9 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --timeout 900 -s
+
+kubernetes-binaries: ## build the Kubernetes programs that are not on this machine (10 minutes, once)
+	@$(PYTHON) -m scripts.kubernetes.binaries
 
 lint: setup-dev ## ruff, mypy --strict, import contracts, generated docs
 	@$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""Programs of the repository that are no part of what it ships."""

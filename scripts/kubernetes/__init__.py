@@ -1,0 +1,1 @@
+"""A real Kubernetes on one machine, for tests: programs, API server, cluster, images."""
