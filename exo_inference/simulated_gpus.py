@@ -20,6 +20,12 @@ FLAG = "--simulate-gpus"
 NO_GPUS = "none"
 """What a user writes to simulate nothing any more."""
 
+MODEL_MARKER = "simulated.json"
+"""A file with this name in a model's directory says that its weights were never downloaded."""
+
+MODEL_REVISION = "simulated"
+"""The revision of such a model."""
+
 MAX_COUNT = 64
 MAX_SPEEDUP = 10_000
 _EXAMPLE = f"For example {FLAG} gpua5000=4,gpurtx6000pro=8, or {FLAG} none."

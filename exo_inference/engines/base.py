@@ -1,7 +1,7 @@
 """What an engine is to the control plane: a catalogue, a command line, and a reader of failures.
 
 Admission calls `parameters` and `check`; a platform calls `command` to start one replica and
-`diagnose` when it has ended. Implementations: `exo.py`.
+`diagnose` when it has ended. Implementations: `exo.py`, `simulated.py`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class ReplicaCommand:
         gpu_type: family of the deployment; `cpu` runs without a GPU.
         gpu_count: GPUs of this one replica.
         parameters: the user's flags, checked by `Engine.check` before.
+        simulation: file with what is simulated, relative to the working directory; the flags are
+            in it already. None for a replica that runs on what it says.
     """
 
     model_path: Path
@@ -43,6 +45,7 @@ class ReplicaCommand:
     gpu_type: str
     gpu_count: int
     parameters: tuple[str, ...] = ()
+    simulation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,11 @@ def get_engine(name: str) -> Engine:
         from exo_inference.engines.exo import ExoEngine  # loads its catalogue
 
         return ExoEngine()
+    if name == "vllm":
+        from exo_inference.engines.simulated import SimulatedVllm  # loads its catalogue
+
+        return SimulatedVllm()
     raise UnknownEngine(
-        f"there is no engine {name!r}; this control plane has: exo",
+        f"there is no engine {name!r}; this control plane has: exo, and vllm on simulated GPUs",
         hint="Leave the engine out, or ask for `exo`.",
     )

@@ -90,7 +90,10 @@ class ExoEngine:
         Raises:
             EngineNotInstalled
         """
-        device = "cpu" if replica.gpu_type == "cpu" else "cuda"
+        device = "cpu" if replica.gpu_type == "cpu" or replica.simulation else "cuda"
+        flags = replica.parameters
+        if replica.simulation:
+            flags = ("--simulation", replica.simulation)
         return (
             str(self._executable or find_executable()),
             "serve",
@@ -101,7 +104,7 @@ class ExoEngine:
             replica.socket,
             "--device",
             device,
-            *replica.parameters,
+            *flags,
         )
 
     def diagnose(self, exit_code: int | None, log_tail: Sequence[str]) -> Failure:
