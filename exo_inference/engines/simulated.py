@@ -1,0 +1,62 @@
+"""vLLM where its GPUs are simulated: vLLM's flags, exo-engine's process.
+
+The local platform starts it on families of `--simulate-gpus` alone. What vLLM would do there is in
+the simulation file that the platform writes; exo-engine behaves by that file. On real GPUs vLLM is
+not started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from exo_inference.engines import vllm
+from exo_inference.engines.base import EngineNotInstalled, Failure, ReplicaCommand
+from exo_inference.engines.exo import ExoEngine
+from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.engines.versions import DEFAULT_VERSION
+from exo_inference.wire import EngineParameter
+
+
+class SimulatedVllm:
+    """The engine `vllm` of simulated GPU families.
+
+    Args:
+        stand_in: what is started in its place.
+    """
+
+    name = "vllm"
+
+    def __init__(self, stand_in: ExoEngine | None = None) -> None:
+        self._stand_in = stand_in or ExoEngine()
+
+    @property
+    def version(self) -> str:
+        """The release whose flags are meant where a deployment names none."""
+        return DEFAULT_VERSION
+
+    def parameters(self, version: str | None = None) -> tuple[EngineParameter, ...]:
+        """Return the flags a user may set in a release of vLLM."""
+        return vllm.parameters(version)
+
+    def check(
+        self, parameters: Sequence[str], version: str | None = None
+    ) -> list[ParameterProblem]:
+        """Return everything that is wrong with a user's flags."""
+        return vllm.check(parameters, version)
+
+    def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
+        """Return the argument vector that starts one simulated replica.
+
+        Raises:
+            EngineNotInstalled: the replica is not simulated.
+        """
+        if replica.simulation is None:
+            raise EngineNotInstalled(
+                f"vLLM is not started on {replica.gpu_type}: here it runs on simulated GPUs only",
+                hint="Create the deployment with the engine `exo`.",
+            )
+        return self._stand_in.command(replica)
+
+    def diagnose(self, exit_code: int | None, log_tail: Sequence[str]) -> Failure:
+        """Say why a replica ended."""
+        return self._stand_in.diagnose(exit_code, log_tail)
