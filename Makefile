@@ -59,6 +59,7 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, generated docs
 	@cd engine-images/exo-engine && $(abspath $(BIN))/python -m mypy --config-file ../../pyproject.toml -p exo_engine
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/generate_sync.py --check
+	@$(BIN)/python scripts/generate_crds.py --check
 	@$(BIN)/python -m exo_inference.cli.reference --check
 
 format: setup-dev ## rewrite what ruff can mend

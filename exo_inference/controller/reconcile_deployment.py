@@ -127,6 +127,7 @@ class DeploymentReconciler:
             observed_generation=metadata.generation,
             observed_restart=deployment.restart,
             replicas=tuple(plan.to_state(replica) for replica in replicas),
+            current_replicas=len(replicas),
             ready_replicas=ready,
             url=f"{self._gateway_url}/{metadata.uid}/v1",
         )
@@ -260,4 +261,4 @@ class DeploymentReconciler:
 
 def route_key(key: InferenceApiKey) -> RouteKey:
     """Return a scoped key as the gateway knows it."""
-    return RouteKey(id=key.metadata.uid, sha256=key.status.sha256)
+    return RouteKey(id=key.metadata.uid, sha256=key.spec.sha256)

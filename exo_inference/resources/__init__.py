@@ -10,6 +10,7 @@ from exo_inference.resources.api_key import (
     InferenceApiKey,
 )
 from exo_inference.resources.base import (
+    API_GROUP,
     API_VERSION,
     Condition,
     ConditionStatus,
@@ -31,8 +32,18 @@ from exo_inference.resources.model import (
     ModelStatus,
     model_object_name,
 )
+from exo_inference.resources.operation import (
+    IdempotentRequest,
+    InferenceOperation,
+    OperationReference,
+    OperationResult,
+    OperationSpec,
+    OperationStatus,
+    OperationSubject,
+)
 
 __all__ = [
+    "API_GROUP",
     "API_VERSION",
     "MAX_REPLICAS",
     "PUBLIC_SCOPE",
@@ -44,12 +55,19 @@ __all__ = [
     "DeploymentSpec",
     "DeploymentStatus",
     "EngineRef",
+    "IdempotentRequest",
     "InferenceApiKey",
     "InferenceDeployment",
     "InferenceModel",
+    "InferenceOperation",
     "ModelSpec",
     "ModelStatus",
     "ObjectMeta",
+    "OperationReference",
+    "OperationResult",
+    "OperationSpec",
+    "OperationStatus",
+    "OperationSubject",
     "ReplicaState",
     "Resource",
     "model_object_name",

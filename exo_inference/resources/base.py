@@ -1,15 +1,44 @@
-"""What all resources share: metadata, conditions, and the camelCase form of YAML and CRDs."""
+"""What all resources share: metadata, conditions, and the camelCase form of YAML and CRDs.
+
+What only the schema of a CRD says (rules in CEL, keys of lists) stands beside the field it is about
+and is ignored by pydantic; `crds.py` collects it.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-API_VERSION = "inference.exo.dev/v1alpha1"
+API_GROUP = "inference.exo.dev"
+API_VERSION = f"{API_GROUP}/v1alpha1"
+
+
+def cel_rules(*rules: tuple[str, str]) -> dict[str, Any]:
+    """Return the schema extension for rules in CEL, each an expression and its message."""
+    found = [{"rule": rule, "message": message} for rule, message in rules]
+    return {"x-kubernetes-validations": found}
+
+
+def keyed_list(*keys: str) -> dict[str, Any]:
+    """Return the schema extension for a list whose items are told apart by these fields."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def immutable(path: str, next_step: str) -> tuple[str, str]:
+    """Return the rule that a field stays as it was created, for the object that has it.
+
+    Args:
+        path: the field below `spec`, as in YAML; the last part is the field.
+        next_step: what to do instead.
+    """
+    field = path.rpartition(".")[2]
+    same = f"has(self.{field}) == has(oldSelf.{field})"
+    rule = f"{same} && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+    return rule, f"{path} cannot be changed; {next_step}"
 
 
 class ResourceModel(BaseModel):
@@ -66,9 +95,10 @@ class ObjectMeta(ResourceModel):
 
 
 class Resource(ResourceModel):
-    """Base of the kinds. A subclass sets `KIND` and adds `spec` and `status`."""
+    """Base of the kinds. A subclass sets `KIND` and `PLURAL` and adds `spec` and `status`."""
 
     KIND: ClassVar[str]
+    PLURAL: ClassVar[str]
 
     api_version: str = API_VERSION
     kind: str

@@ -5,9 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar, Literal
 
-from pydantic import Field, StrictInt
+from pydantic import ConfigDict, Field, StrictInt
 
-from exo_inference.resources.base import Condition, Resource, ResourceModel
+from exo_inference.resources.base import (
+    Condition,
+    Resource,
+    ResourceModel,
+    cel_rules,
+    immutable,
+    keyed_list,
+)
 
 MAX_REPLICAS = 100
 """More than any machine of today runs; keeps a typing error from becoming a plan."""
@@ -16,23 +23,66 @@ RESTART_ANNOTATION = "inference.exo.dev/restarted-at"
 """When a user last asked to start replicas again that had failed; RFC 3339."""
 
 
+MAX_PARAMETERS = 200
+"""Items of `engineParameters`."""
+
+_ANOTHER = "create another InferenceDeployment with it and delete this one"
+
+
 class EngineRef(ResourceModel):
     """Which engine, and which version's flags; None lets the platform choose."""
 
-    name: str = "exo"
-    version: str | None = None
+    model_config = ConfigDict(json_schema_extra=cel_rules(immutable("engine.name", _ANOTHER)))
+
+    name: str = Field(default="exo", json_schema_extra={"minLength": 1, "maxLength": 63})
+    version: str | None = Field(
+        default=None,
+        description="Release whose flags apply; the platform's own if absent.",
+        json_schema_extra={"maxLength": 63},
+    )
 
 
 class DeploymentSpec(ResourceModel):
     """What is wanted. `model` is the source of an InferenceModel."""
 
-    model: str
-    gpu_type: str
-    gpu_count: StrictInt = Field(default=1, ge=1)
-    replicas: StrictInt = Field(default=1, ge=0, le=MAX_REPLICAS)
-    engine: EngineRef = Field(default_factory=EngineRef)
-    engine_parameters: tuple[str, ...] = ()
-    product_name: str | None = None
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(
+            immutable("model", _ANOTHER),
+            immutable("gpuType", _ANOTHER),
+            immutable("gpuCount", _ANOTHER),
+            immutable("productName", _ANOTHER),
+        )
+    )
+
+    model: str = Field(
+        description="Source of an InferenceModel.",
+        json_schema_extra={"minLength": 1, "maxLength": 4096},
+    )
+    gpu_type: str = Field(
+        description="Family of GPUs.", json_schema_extra={"minLength": 1, "maxLength": 63}
+    )
+    gpu_count: StrictInt = Field(default=1, ge=1, description="GPUs per replica.")
+    replicas: StrictInt = Field(
+        default=1,
+        ge=0,
+        le=MAX_REPLICAS,
+        description="Engines that share the load; leave it out where an autoscaler sets it.",
+    )
+    engine: EngineRef = Field(
+        default_factory=EngineRef,
+        # The object must be there for the rule that its name stays.
+        json_schema_extra={"default": {"name": "exo"}},
+    )
+    engine_parameters: tuple[str, ...] = Field(
+        default=(),
+        description="Flags of the engine, one per item.",
+        json_schema_extra={"maxItems": MAX_PARAMETERS, "x-kubernetes-list-type": "atomic"},
+    )
+    product_name: str | None = Field(
+        default=None,
+        description="Identifier that usage is billed under.",
+        json_schema_extra={"maxLength": 253},
+    )
 
 
 class ReplicaState(ResourceModel):
@@ -51,14 +101,17 @@ class DeploymentStatus(ResourceModel):
 
     Conditions: `Admitted`, `ModelReady`, `Progressing` (reason Deploying, Scaling or Updating
     while true), `Available` (enough replicas ready), `Failed`. `observed_restart` is the value of
-    `RESTART_ANNOTATION` that was acted on.
+    `RESTART_ANNOTATION` that was acted on. `current_replicas` counts `replicas`, and `selector`
+    finds their pods on a cluster: both are what an autoscaler asks for.
     """
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_list("type"))
     observed_generation: int = 0
     observed_restart: str = ""
-    replicas: tuple[ReplicaState, ...] = ()
+    replicas: tuple[ReplicaState, ...] = Field(default=(), json_schema_extra=keyed_list("name"))
+    current_replicas: int = 0
     ready_replicas: int = 0
+    selector: str = ""
     url: str = ""
 
 
@@ -66,6 +119,7 @@ class InferenceDeployment(Resource):
     """A deployment. Its name is a DNS label."""
 
     KIND: ClassVar[str] = "InferenceDeployment"
+    PLURAL: ClassVar[str] = "inferencedeployments"
 
     kind: Literal["InferenceDeployment"] = "InferenceDeployment"
     spec: DeploymentSpec

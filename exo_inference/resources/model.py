@@ -6,9 +6,18 @@ import hashlib
 import re
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from exo_inference.resources.base import Condition, Resource, ResourceModel
+from exo_inference.resources.base import (
+    Condition,
+    Resource,
+    ResourceModel,
+    cel_rules,
+    immutable,
+    keyed_list,
+)
+
+_ANOTHER = "create another InferenceModel"
 
 
 class ModelSpec(ResourceModel):
@@ -19,8 +28,19 @@ class ModelSpec(ResourceModel):
         revision: branch, tag or commit; None is the source's default.
     """
 
-    source: str
-    revision: str | None = None
+    model_config = ConfigDict(
+        json_schema_extra=cel_rules(immutable("source", _ANOTHER), immutable("revision", _ANOTHER))
+    )
+
+    source: str = Field(
+        description="org/name on the Hub, file:///path, or exo/... built in.",
+        json_schema_extra={"minLength": 1, "maxLength": 4096},
+    )
+    revision: str | None = Field(
+        default=None,
+        description="Branch, tag or commit; the source's own default if absent.",
+        json_schema_extra={"maxLength": 200},
+    )
 
 
 class ModelStatus(ResourceModel):
@@ -29,7 +49,7 @@ class ModelStatus(ResourceModel):
     Conditions: `Resolved` (found and permitted), `Downloaded`, `Ready`.
     """
 
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_list("type"))
     observed_generation: int = 0
     revision: str | None = None
     size_bytes: int = 0
@@ -41,6 +61,7 @@ class InferenceModel(Resource):
     """A model. `metadata.name` is a slug of the source; `spec.source` is the name on the wire."""
 
     KIND: ClassVar[str] = "InferenceModel"
+    PLURAL: ClassVar[str] = "inferencemodels"
 
     kind: Literal["InferenceModel"] = "InferenceModel"
     spec: ModelSpec

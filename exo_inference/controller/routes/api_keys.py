@@ -25,7 +25,6 @@ from exo_inference.controller.views import view_api_key
 from exo_inference.resources import (
     PUBLIC_SCOPE,
     ApiKeySpec,
-    ApiKeyStatus,
     InferenceApiKey,
     InferenceDeployment,
     ObjectMeta,
@@ -52,15 +51,14 @@ async def create_api_key(request: Request) -> Response:
         uid = str(uuid.uuid4())
         key = InferenceApiKey(
             metadata=ObjectMeta(name=uid, uid=uid),
-            spec=ApiKeySpec(display_name=name, scope=scope),
-            status=ApiKeyStatus(sha256=hash_api_key(value)),
+            spec=ApiKeySpec(display_name=name, scope=scope, sha256=hash_api_key(value)),
         )
         recording = Recording(
             request=None if identity is None else replace(identity, result_id=uid),
             events=(NewEvent("Normal", "Created", f"API key {name!r} was created"),),
         )
         stored = await context.store.create(key, recording)
-    await context.routing.wait_for_key(key.status.sha256, accepted=True)
+    await context.routing.wait_for_key(key.spec.sha256, accepted=True)
     return answer(_show(context, stored, value))
 
 
@@ -89,7 +87,7 @@ async def delete_api_key(request: Request) -> Response:
             return answer(operations.dry_run("api-key", uid))
         operation = operations.succeeded("api-key", uid)
         await context.store.delete(InferenceApiKey, uid, Recording(operation))
-    await context.routing.wait_for_key(key.status.sha256, accepted=False)
+    await context.routing.wait_for_key(key.spec.sha256, accepted=False)
     return answer(operation)
 
 

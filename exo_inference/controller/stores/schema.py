@@ -47,6 +47,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         """CREATE INDEX events_by_owner ON events (owner, number)""",
     ),
+    (  # the hash of an API key is part of what is wanted
+        """UPDATE objects SET
+            spec = json_set(spec, '$.sha256', json_extract(status, '$.sha256')),
+            status = json_remove(status, '$.sha256')
+        WHERE kind = 'InferenceApiKey'""",
+    ),
 )
 
 

@@ -18,7 +18,12 @@ from exo_inference.controller.stores.base import (
 )
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.errors import StoreError
-from exo_inference.resources import InferenceDeployment
+from exo_inference.resources import (
+    ApiKeySpec,
+    InferenceApiKey,
+    InferenceDeployment,
+    ObjectMeta,
+)
 from exo_inference.wire import Operation, OperationState
 from tests.controller.stores.objects import deployment
 
@@ -151,3 +156,21 @@ async def test_a_closed_store_says_so(path: Path) -> None:
     await store.close()
     with pytest.raises(StoreError, match="closed"):
         await store.list(InferenceDeployment)
+
+
+async def test_hashes_of_api_keys_written_by_an_older_version_are_kept(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    key = InferenceApiKey(
+        metadata=ObjectMeta(name="k"),
+        spec=ApiKeySpec(display_name="k", scope="public", sha256="ab" * 32),
+    )
+    made = await store.create(key)
+    await store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE objects SET spec = json_remove(spec, '$.sha256')")
+        db.execute("UPDATE objects SET status = ?", (f'{{"sha256": "{"ab" * 32}"}}',))
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    store = await SqliteStore.open(path)
+    assert await store.get(InferenceApiKey, made.metadata.uid) == made
+    await store.close()
