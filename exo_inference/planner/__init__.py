@@ -14,7 +14,7 @@ make it fit, `accuracy` grades plans against measured starts. Which flags exist 
 
 from __future__ import annotations
 
-from exo_inference.planner.advice import Advice, Improvement, advise, improve
+from exo_inference.planner.advice import Advice, advise
 from exo_inference.planner.architecture import Architecture, read_architecture
 from exo_inference.planner.catalog_models import find_model, load_models
 from exo_inference.planner.checkpoint import (
@@ -25,6 +25,7 @@ from exo_inference.planner.checkpoint import (
 )
 from exo_inference.planner.explain import Step, explain
 from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_gpu, load_gpus
+from exo_inference.planner.improvements import Improvement, improve
 from exo_inference.planner.memory import Component
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan

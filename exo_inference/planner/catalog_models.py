@@ -102,6 +102,51 @@ _SUFFIXES: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
+def quantized_siblings(model: Architecture) -> tuple[Architecture, ...]:
+    """Return the bundled checkpoints of the same model whose published weights are smaller.
+
+    A sibling has the model's name with a quantization added, and the model's shape; who published it
+    is in its name.
+    """
+    wanted = _bare_name(model.name)
+    found = [read_entry(name) for name in _by_bare_name().get(wanted, ())]
+    return tuple(
+        each
+        for each in found
+        if each.quantization is not None
+        and each.name != model.name
+        and _shape(each) == _shape(model)
+        and each.quantization.default.bits < _bits(model)
+    )
+
+
+def _bits(model: Architecture) -> float:
+    return 16.0 if model.quantization is None else model.quantization.default.bits
+
+
+def _shape(model: Architecture) -> tuple[int, ...]:
+    return (
+        model.hidden_size, len(model.layers), model.num_heads, model.kv_elements_per_token, model.intermediate_size,
+    )  # fmt: skip
+
+
+def _bare_name(name: str) -> str:
+    """Return a model's name without its organisation and quantization, for comparing."""
+    short = name.rpartition("/")[2].lower()
+    for pattern, _ in _SUFFIXES:
+        short = re.sub(pattern + r"(?=$|[-_.])", "", short)
+    return short.removesuffix("-hf").removesuffix("-bf16")
+
+
+@cache
+def _by_bare_name() -> Mapping[str, tuple[str, ...]]:
+    names: dict[str, tuple[str, ...]] = {}
+    for name in load_models():
+        bare = _bare_name(name)
+        names[bare] = (*names.get(bare, ()), name)
+    return names
+
+
 def _derive(name: str) -> Architecture | None:
     """Return the bundled model that the name adds a quantization to, in that quantization."""
     short = re.sub(r"\s+", "-", name.rpartition("/")[2].lower())

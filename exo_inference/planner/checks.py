@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from exo_inference.planner.architecture import Architecture
+from exo_inference.planner.engine_rules import EngineRules, rules_for
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.quantization import WeightFormat
 from exo_inference.planner.shapes import KvKind
 from exo_inference.planner.verdict import Problem
 
@@ -98,20 +100,42 @@ def _check_lengths(model: Architecture, parameters: EngineParameters) -> list[Pr
     return []
 
 
+_FP8_CACHE = 8.0
+"""Below Ada vLLM reads an FP8 cache with FlashInfer, whose kernels begin at Ampere
+(v1/attention/backends/flashinfer.py, 0.28.0)."""
+
+
+def _least_capability(form: WeightFormat, method: str, rules: EngineRules) -> float:
+    """Return the oldest GPU a format runs on, by release.
+
+    Source: `get_min_capability` in model_executor/layers/quantization: the Marlin kernels that unpack
+    FP8 and NVFP4 began at Ampere until 0.15.1, ModelOpt's FP8 at Ada until 0.27.
+    """
+    if rules.engine != "vllm":
+        return form.min_capability
+    if method == "modelopt" and form.name == "fp8":
+        return 8.0 if rules.version >= (0, 27, 0) else 8.9
+    if rules.version < (0, 15, 1) and form.native in ("fp8", "nvfp4"):
+        return max(8.0, form.min_capability)
+    return form.min_capability
+
+
 def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> list[Problem]:
     problems = []
+    rules = rules_for(parameters.engine, parameters.engine_version)
     capability = gpu.capability
     if capability is not None and model.quantization is not None:
         for form in model.quantization.formats():
-            if form.min_capability > capability:
-                detail = f"{form.name} weights need compute capability {form.min_capability}"
+            least = _least_capability(form, model.quantization.method, rules)
+            if least > capability:
+                detail = f"{form.name} weights need compute capability {least}"
                 problems.append(Problem("quantization", f"{detail}, {gpu.name} has {capability}"))
     if parameters.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
         detail = f"--dtype is bfloat16, which {gpu.name} does not compute"
         problems.append(Problem("dtype", f"{detail}: expected float16 or auto"))
     kv = parameters.kv_cache_dtype or "auto"
-    if kv.startswith("fp8") and capability is not None and capability < 7.5:
-        detail = f"--kv-cache-dtype is {kv}, which needs compute capability 7.5"
+    if kv.startswith("fp8") and capability is not None and capability < _FP8_CACHE:
+        detail = f"--kv-cache-dtype is {kv}, which needs compute capability {_FP8_CACHE}"
         problems.append(Problem("kv-cache-dtype", f"{detail}, {gpu.name} has {capability}"))
     return problems
 

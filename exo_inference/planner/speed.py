@@ -211,6 +211,14 @@ def _communication(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:
     return seconds + (ranks.pipeline - 1) * (steps * 2e-5 + size / gpu.link_bandwidth)
 
 
+def inter_token_seconds(inputs: SpeedInputs, context: int) -> float | None:
+    """Return the time between tokens of one request alone, or None for a GPU without figures."""
+    _, flops = arithmetic(inputs)
+    if flops <= 0 or inputs.gpu.bandwidth <= 0:
+        return None
+    return _batch(inputs, 1, context, flops).inter_token_seconds
+
+
 def throughput_at_most(speed: Speed | None) -> float:
     """Return the highest throughput of the estimate, 0 where there is none."""
     return max((each.tokens_per_second for each in _batches(speed)), default=0.0)

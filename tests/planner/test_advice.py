@@ -1,83 +1,240 @@
-"""Advice that works: every suggestion, applied, fits."""
+"""Advice that works: every suggestion, pasted as it stands, plans as fitting."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_inference.planner import (
+    Advice,
     EngineParameters,
+    Gpu,
+    Plan,
     Verdict,
     advise,
+    cpu_as_gpu,
     families,
     find_gpu,
     find_model,
-    improve,
     load_models,
+    parse_gpu,
     plan,
 )
-from exo_inference.planner.catalog_models import read_entry
+from exo_inference.planner.catalog_models import quantized_siblings, read_entry
 
+GIB = 2**30
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
+EXO_FLAGS = {
+    "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization",
+}  # fmt: skip
 
 
-def test_the_guides_three_ways_out_are_among_the_advice() -> None:
-    advice = advise(find_model(MINISTRAL), find_gpu("gpua5000"), 1, EngineParameters())
-    kinds = [each.kinds for each in advice]
-    assert ("max-model-len",) in kinds
-    assert ("gpu-count",) in kinds
-    assert any(set(each) == {"kv-cache-dtype", "max-model-len"} for each in kinds)
-    longer = next(each for each in advice if set(each.kinds) == {"kv-cache-dtype", "max-model-len"})
-    assert "--kv-cache-dtype=fp8" in longer.flags
-    assert longer.plan.max_model_len >= 131072
-    more = next(each for each in advice if each.kinds == ("gpu-count",))
-    assert more.options == ("--gpu-count=4",)
-    assert more.usd_per_hour_change == pytest.approx(4.55694 - 1.34028)
+def applied(
+    name: str, gpu: Gpu, count: int, asked: EngineParameters, flags: Sequence[str],
+    options: Sequence[str], *, free_bytes: int | None = None,
+) -> Plan:  # fmt: skip
+    """Plan what a user would have after pasting flags and options."""
+    pasted = EngineParameters.parse(
+        [*asked.format(), *flags], engine=asked.engine, engine_version=asked.engine_version
+    )
+    chosen = dict(option.removeprefix("--").split("=", 1) for option in options)
+    assert set(chosen) <= {"gpu-type", "gpu-count", "model-name"}
+    other = find_gpu(chosen["gpu-type"]) if "gpu-type" in chosen else gpu
+    number = int(chosen.get("gpu-count", count))
+    free = free_bytes if other is gpu else None
+    return plan(find_model(chosen.get("model-name", name)), other, number, pasted, free_bytes=free)
 
 
-@settings(max_examples=60, deadline=None)
+def guide_advice(version: str) -> tuple[Advice, ...]:
+    parameters = EngineParameters(engine_version=version)
+    refused = plan(find_model(MINISTRAL), find_gpu("gpua5000"), 1, parameters)
+    assert refused.verdict is Verdict.REFUSED
+    return advise(find_model(MINISTRAL), find_gpu("gpua5000"), 1, parameters)
+
+
+@pytest.mark.parametrize("version", ["0.25.0", "0.28.0", "0.33.0"])
+class TestTheGuidesThreeWaysOut:
+    """Ministral-3-8B on one gpua5000 with defaults is refused; three things help."""
+
+    def test_four_gpus(self, version: str) -> None:
+        more = next(each for each in guide_advice(version) if each.kinds == ("gpu-count",))
+        assert (more.flags, more.options) == ((), ("--gpu-count=4",))
+        assert more.usd_per_hour_change == pytest.approx(4.55694 - 1.34028)
+        assert more.inter_token_seconds_change is not None
+        assert more.inter_token_seconds_change < 0
+        assert more.max_concurrency_change > 1
+
+    def test_a_context_of_about_60000(self, version: str) -> None:
+        shorter = next(each for each in guide_advice(version) if each.kinds == ("max-model-len",))
+        assert shorter.flags == ("--max-model-len=65536",)
+        parameters = EngineParameters(engine_version=version, max_model_len=60000)
+        result = plan(find_model(MINISTRAL), find_gpu("gpua5000"), 1, parameters)
+        assert result.verdict in (Verdict.FITS, Verdict.TIGHT)
+
+    def test_an_fp8_cache_with_131072(self, version: str) -> None:
+        both = next(each for each in guide_advice(version) if len(each.kinds) == 2)
+        assert set(both.flags) == {"--kv-cache-dtype=fp8", "--max-model-len=131072"}
+        assert both.options == ()
+        assert both.quality == "slightly less exact"
+
+
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(sorted(load_models())),
-    st.sampled_from([*families(), find_gpu("H100"), find_gpu("L4")]),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from(["0.12.0", "0.21.0", "0.33.0"]),
+    st.sampled_from([*families(), find_gpu("H100"), find_gpu("L4"), find_gpu("T4")]),
+    st.sampled_from([1, 2, 3, 4]),
+    st.sampled_from(["0.12.0", "0.21.0", "0.28.0", "0.33.0"]),
+    st.sampled_from([(), ("--max-model-len=32768",), ("--kv-cache-dtype=fp8", "--enforce-eager")]),
 )
-def test_every_piece_of_advice_plans_as_fitting(
-    name: str, gpu: object, count: int, version: str
+def test_every_piece_of_advice_pasted_plans_as_fitting(
+    name: str, gpu: Gpu, count: int, version: str, flags: tuple[str, ...]
 ) -> None:
-    parameters = EngineParameters(engine_version=version)
-    for each in advise(read_entry(name), gpu, count, parameters):  # type: ignore[arg-type]
-        assert each.plan.verdict is Verdict.FITS
+    parameters = EngineParameters.parse(flags, engine_version=version)
+    for each in advise(read_entry(name), gpu, count, parameters):
         assert each.flags or each.options
         assert each.effect
-        if any(option.startswith("--model=") for option in each.options):
-            continue
-        # What is pasted is what was planned.
-        pasted = EngineParameters.parse(
-            [*parameters.format(), *each.flags], engine=parameters.engine, engine_version=version
+        assert "<" not in "".join((*each.flags, *each.options))
+        after = applied(name, gpu, count, parameters, each.flags, each.options)
+        assert after.verdict is Verdict.FITS
+        assert after.to_json() == each.plan.to_json()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([n for n in sorted(load_models()) if n.startswith(("Qwen/Qwen3-", "meta"))]),
+    st.sampled_from([*families(), find_gpu("T4")]),
+    st.sampled_from([1, 2]),
+)
+def test_advice_for_exo_engine_uses_only_flags_that_it_has(name: str, gpu: Gpu, count: int) -> None:
+    parameters = EngineParameters.parse(["--max-model-len=16384"], engine="exo")
+    for each in advise(read_entry(name), gpu, count, parameters):
+        assert {flag.partition("=")[0] for flag in each.flags} <= EXO_FLAGS
+        assert all(o == "--gpu-count=1" or o.startswith("--gpu-type=") for o in each.options)
+        after = applied(name, gpu, count, parameters, each.flags, each.options)
+        assert after.verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count", "flags", "kind"),
+    [
+        (MINISTRAL, "gpua5000", 1, (), "max-model-len"),
+        ("Qwen/Qwen3-32B", "gpua5000", 4, (), "kv-cache-dtype"),
+        ("Qwen/Qwen3-14B", "gpua5000", 1, ("--max-model-len=8192",), "quantization"),
+        ("Qwen/Qwen3-32B", "gpu3", 1, ("--max-model-len=4096",), "checkpoint"),
+        ("Qwen/Qwen3-8B", "gpu3080ti", 1, (), "gpu-count"),
+        ("Qwen/Qwen3-8B", "gpu3080ti", 1, (), "gpu-type"),
+        ("HuggingFaceTB/SmolLM3-3B", "gpu3080ti", 1, (), "max-num-seqs"),
+        ("HuggingFaceTB/SmolLM3-3B", "gpu3080ti", 1, (), "enforce-eager"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_change_is_advised_where_it_helps(
+    name: str, gpu: str, count: int, flags: tuple[str, ...], kind: str
+) -> None:
+    advice = advise(find_model(name), find_gpu(gpu), count, EngineParameters.parse(flags), limit=40)
+    assert kind in {kind for each in advice for kind in each.kinds}
+
+
+def test_a_published_quantized_checkpoint_is_named() -> None:
+    model = find_model("Qwen/Qwen3-8B")
+    asked = EngineParameters(max_model_len=16384)
+    found = [
+        each
+        for each in advise(model, find_gpu("gpu3080ti"), 1, asked, limit=20)
+        if "checkpoint" in each.kinds
+    ]
+    assert found[0].options == ("--model-name=Qwen/Qwen3-8B-AWQ",)
+    assert found[0].quality == "less exact"
+
+
+def test_siblings_are_the_same_model_in_fewer_bits() -> None:
+    names = {each.name for each in quantized_siblings(find_model("Qwen/Qwen3-235B-A22B"))}
+    assert names == {"Qwen/Qwen3-235B-A22B-FP8", "nvidia/Qwen3-235B-A22B-NVFP4"}
+    fewer = quantized_siblings(find_model("Qwen/Qwen3-235B-A22B-FP8"))
+    assert [each.name for each in fewer] == ["nvidia/Qwen3-235B-A22B-NVFP4"]
+    assert quantized_siblings(find_model("Qwen/Qwen3-8B-AWQ")) == ()
+
+
+def test_bitsandbytes_is_advised_only_where_the_engine_has_it() -> None:
+    model, gpu = find_model("meta-llama/Llama-3.3-70B-Instruct"), find_gpu("L40S")
+    for version, is_there in (("0.25.0", True), ("0.28.0", False)):
+        asked = EngineParameters(engine_version=version, max_model_len=4096)
+        flags = {flag for each in advise(model, gpu, 1, asked, limit=40) for flag in each.flags}
+        assert ("--quantization=bitsandbytes" in flags) is is_there
+
+
+def test_a_busy_gpu_is_advised_to_take_what_is_free() -> None:
+    model, gpu, asked = find_model("Qwen/Qwen3-0.6B"), find_gpu("L4"), EngineParameters()
+    advice = advise(model, gpu, 1, asked, free_bytes=10 * GIB)
+    first = advice[0]
+    assert first.kinds == ("gpu-memory-utilization",)
+    assert float(first.flags[0].partition("=")[2]) * gpu.reported_bytes <= 10 * GIB
+    again = applied(model.name, gpu, 1, asked, first.flags, (), free_bytes=10 * GIB)
+    assert again.verdict is Verdict.FITS
+
+
+def test_a_count_that_does_not_divide_the_heads_is_advised_away() -> None:
+    advice = advise(find_model("Qwen/Qwen3-8B"), find_gpu("H100"), 3, EngineParameters())
+    assert ("--gpu-count=4",) in [each.options for each in advice]
+    assert ("--gpu-count=2",) in [each.options for each in advice]
+
+
+def test_exo_engine_is_advised_to_take_one_gpu() -> None:
+    parameters = EngineParameters.parse([], engine="exo")
+    advice = advise(find_model("Qwen/Qwen3-0.6B"), find_gpu("gpua5000"), 2, parameters)
+    assert advice[0].options == ("--gpu-count=1",)
+
+
+def test_fewer_requests_leave_room_for_the_largest_image() -> None:
+    model = find_model("nvidia/Gemma-4-26B-A4B-NVFP4")
+    asked = EngineParameters(max_model_len=8192)
+    advice = advise(model, find_gpu("gpua5000"), 1, asked, limit=20)
+    flags = next(each.flags for each in advice if each.kinds == ("max-num-seqs",))
+    assert not any("batched" in flag for flag in flags)
+
+
+def test_a_draft_model_counts_in_advice_as_in_the_plan() -> None:
+    config = '{"method":"draft_model","model":"me/draft","num_speculative_tokens":2}'
+    asked = EngineParameters.parse([f"--speculative-config={config}"])
+    model, gpu = find_model("meta-llama/Llama-3.1-8B-Instruct"), find_gpu("gpua5000")
+    draft = find_model("meta-llama/Llama-3.2-1B-Instruct")
+    shorter = [
+        next(
+            each.plan.max_model_len
+            for each in advise(model, gpu, 1, asked, draft=each_draft)
+            if each.kinds == ("max-model-len",)
         )
-        chosen = dict(option.removeprefix("--").split("=", 1) for option in each.options)
-        other = find_gpu(chosen["gpu-type"]) if "gpu-type" in chosen else gpu
-        number = int(chosen.get("gpu-count", count))
-        assert plan(read_entry(name), other, number, pasted).verdict is Verdict.FITS  # type: ignore[arg-type]
+        for each_draft in (draft, None)
+    ]
+    assert shorter[0] < shorter[1]
 
 
-def test_what_fits_needs_no_advice() -> None:
+def test_only_the_gpus_that_are_there_are_advised() -> None:
+    mine = parse_gpu("mine", {"memory-gib": 80, "bandwidth-gbps": 2000})
+    advice = advise(
+        find_model(MINISTRAL), find_gpu("gpua5000"), 1, EngineParameters(), other_gpus=(mine,)
+    )
+    types = {option for each in advice for option in each.options if "gpu-type" in option}
+    assert types == {"--gpu-type=mine"}
+    assert (
+        advise(find_model(MINISTRAL), find_gpu("gpua5000"), 1, EngineParameters(), limit=2)[2:]
+        == ()
+    )
+
+
+def test_what_fits_or_cannot_be_sized_gets_no_advice() -> None:
     assert advise(find_model("Qwen/Qwen3-0.6B"), find_gpu("H100"), 1, EngineParameters()) == ()
+    parameters = EngineParameters.parse([], engine="exo")
+    assert advise(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(16 * GIB), 1, parameters) == ()
 
 
-def test_waste_and_cheaper_gpus_are_named_when_it_fits() -> None:
-    asked = EngineParameters(max_model_len=2048, max_num_seqs=4)
-    found = {
-        each.kind: each for each in improve(find_model("Qwen/Qwen3-8B"), find_gpu("H100"), 1, asked)
-    }
-    assert "wasted-memory" in found
-    assert found["quantization"].flags == ("--quantization=fp8",)
-    cheaper = found["cheaper-gpu"]
-    assert cheaper.plan is not None
-    assert cheaper.plan.verdict is Verdict.FITS
-
-
-def test_what_does_not_fit_has_no_improvements() -> None:
-    assert improve(find_model(MINISTRAL), find_gpu("gpua5000"), 1, EngineParameters()) == ()
+def test_the_json_form_is_plain_data() -> None:
+    data = json.loads(json.dumps(guide_advice("0.33.0")[0].to_json()))
+    assert set(data) == {
+        "kinds", "flags", "options", "effect", "quality", "usd_per_hour_change", "max_concurrency_change",
+        "inter_token_seconds_change", "plan",
+    }  # fmt: skip
+    assert data["plan"]["verdict"] == "fits"

@@ -1,0 +1,222 @@
+"""What could be different about a deployment: one change each, with its cost in words and in rank.
+
+`advice.py` tries them singly and in pairs. A change holds the whole wanted deployment with one thing
+changed; whether it helps is not known here. Every change can be written as flags or options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from exo_inference.planner.architecture import Architecture
+from exo_inference.planner.catalog_models import quantized_siblings
+from exo_inference.planner.engine_rules import parse_version
+from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.planning import plan
+from exo_inference.planner.verdict import Plan
+
+UNCHANGED, SLIGHTLY, LESS = "unchanged", "slightly less exact", "less exact"
+"""What an answer's quality comes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A deployment as far as planning goes."""
+
+    model: Architecture
+    gpu: Gpu
+    gpu_count: int
+    parameters: EngineParameters
+    draft: Architecture | None = None
+    free_bytes: int | None = None
+
+    def plan(self) -> Plan:
+        """Plan it."""
+        return plan(
+            self.model, self.gpu, self.gpu_count, self.parameters,
+            draft=self.draft, free_bytes=self.free_bytes,
+        )  # fmt: skip
+
+    def with_flags(self, **changes: object) -> Wanted:
+        """Return it with other parameters."""
+        return replace(self, parameters=replace(self.parameters, **changes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that could be different.
+
+    Attributes:
+        cost: how intrusive it is; only the order matters.
+        wanted: the deployment with this one change.
+    """
+
+    kind: str
+    cost: float
+    effect: str
+    wanted: Wanted
+    quality: str = UNCHANGED
+
+
+def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Iterator[Change]:
+    """Yield every change that this engine knows.
+
+    Args:
+        wanted: what was asked for.
+        before: its plan.
+        others: GPUs that may be taken instead.
+    """
+    yield from _length_changes(wanted, before)
+    yield from _overhead_changes(wanted, before)
+    yield from _share_changes(wanted, before)
+    yield from _count_changes(wanted, before)
+    if wanted.parameters.engine == "vllm":  # exo-engine has none of these
+        yield from _cache_changes(wanted)
+        yield from _eager_changes(wanted, before)
+        yield from _weight_changes(wanted)
+    yield from _family_changes(wanted, before, others)
+
+
+def safe_length(result: Plan) -> int:
+    """Return the longest context that even the pessimistic bound holds."""
+    if result.available_kv_bytes_per_gpu <= 0 or result.available_kv_bytes_low <= 0:
+        return 0
+    share = result.available_kv_bytes_low / result.available_kv_bytes_per_gpu
+    return int(result.largest_max_model_len * min(1.0, share) * 0.995)
+
+
+def round_length(tokens: int) -> int:
+    """Round down to a number that people would write: a power of two where one is near."""
+    power = 1 << max(0, tokens.bit_length() - 1)
+    if power >= 512 and power >= 0.8 * tokens:
+        return power
+    step = 1
+    for candidate in (16, 256, 1000, 4000):
+        if tokens >= 8 * candidate:
+            step = candidate
+    return tokens // step * step
+
+
+def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    length = round_length(safe_length(before))
+    if length >= 512 and length < before.max_model_len:
+        share = length / before.max_model_len
+        # Half the context is a small change, a fiftieth is a large one.
+        cost = (
+            1.0
+            + 2.0 * (1 - share)
+            + (4.0 if length < 4096 else 0.0)
+            + (1.0 if share < 0.1 else 0.0)
+        )
+        yield Change("max-model-len", cost, "", wanted.with_flags(max_model_len=length))
+    elif before.max_model_len > 4096:  # only together with something else, which says how long
+        shorter = wanted.with_flags(max_model_len=before.max_model_len - 1)
+        yield Change("max-model-len", 3.5, "", shorter)
+
+
+def _cache_changes(wanted: Wanted) -> Iterator[Change]:
+    now = (wanted.parameters.kv_cache_dtype or "auto").lower()
+    if now in ("auto", "bfloat16", "float16"):
+        native = "" if wanted.gpu.supports("fp8") else ", converted in software on this GPU"
+        effect = f"KV cache in FP8: half the memory per token{native}"
+        changed = wanted.with_flags(kv_cache_dtype="fp8")
+        yield Change("kv-cache-dtype", 2.0, effect, changed, SLIGHTLY)
+
+
+def _overhead_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    least = max(2048, wanted.model.min_batched_tokens)
+    for seqs, cost in ((64, 1.6), (16, 2.4)):
+        if before.max_num_seqs > seqs:
+            smaller = wanted.with_flags(max_num_seqs=seqs)
+            tokens = wanted.parameters.max_num_batched_tokens
+            if tokens is None and before.max_num_batched_tokens > least:
+                smaller = smaller.with_flags(max_num_batched_tokens=least)
+            effect = f"at most {seqs} requests at once instead of {before.max_num_seqs}"
+            yield Change("max-num-seqs", cost, effect, smaller)
+
+
+def _eager_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    if not wanted.parameters.enforce_eager and before.component("cuda_graphs"):
+        effect = "no CUDA graphs: slower decoding at small batches"
+        yield Change("enforce-eager", 2.6, effect, wanted.with_flags(enforce_eager=True))
+
+
+def _share_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    """Take more of the GPU, or as much as is free."""
+    kind, free = "gpu-memory-utilization", wanted.free_bytes
+    if free is not None and free < before.budget_bytes_per_gpu:
+        share = int(100 * free / max(1, before.total_bytes_per_gpu)) / 100
+        if share >= 0.05:
+            effect = f"takes {share:.0%} of the GPU, which is what others leave free"
+            changed = wanted.with_flags(gpu_memory_utilization=share)
+            yield Change(kind, 1.2, effect, changed)
+        return
+    asked = wanted.parameters.gpu_memory_utilization
+    if (asked is None or asked < 0.95) and wanted.gpu.vendor != "cpu":
+        changed = wanted.with_flags(gpu_memory_utilization=0.95)
+        yield Change(kind, 1.8, "less room for anything else on the GPU", changed)
+
+
+def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    if wanted.parameters.tensor_parallel_size or wanted.parameters.pipeline_parallel_size:
+        return  # the caller fixed the layout
+    is_exo = wanted.parameters.engine == "exo"  # runs on one GPU
+    cannot_split = is_exo or any(each.code == "tensor-parallel" for each in before.problems)
+    for count in (1,) if is_exo else (1, 2, 4, 8):
+        is_wanted = count > wanted.gpu_count or (cannot_split and count < wanted.gpu_count)
+        if is_wanted and count <= wanted.gpu.max_count:
+            effect = f"{count} GPUs per replica instead of {wanted.gpu_count}"
+            changed = replace(wanted, gpu_count=count)
+            yield Change("gpu-count", 2.0 + 0.5 * count, effect, changed)
+
+
+def _weight_changes(wanted: Wanted) -> Iterator[Change]:
+    """Yield smaller weights: quantized by the engine while loading, or a published checkpoint."""
+    model, parameters = wanted.model, wanted.parameters
+    if parameters.quantization:
+        return
+    if model.quantization is None:
+        effect = "weights quantized to FP8 while loading: half their size"
+        changed = wanted.with_flags(quantization="fp8")
+        yield Change("quantization", 3.0, effect, changed, SLIGHTLY)
+        if _has_online_4_bit(wanted):
+            effect = "weights quantized to 4 bits by bitsandbytes while loading: slower decoding"
+            changed = wanted.with_flags(quantization="bitsandbytes")
+            yield Change("quantization", 4.7, effect, changed, LESS)
+    for sibling in quantized_siblings(model):
+        form = sibling.quantization.default if sibling.quantization is not None else None
+        bits = round(form.bits) if form is not None else 16
+        name = form.name.upper() if form is not None else ""
+        effect = f"the published {name} checkpoint {sibling.name} instead of {model.name}"
+        quality = SLIGHTLY if bits >= 8 else LESS
+        cost = 3.1 if bits >= 8 else 4.5
+        yield Change("checkpoint", cost, effect, replace(wanted, model=sibling), quality)
+
+
+def _has_online_4_bit(wanted: Wanted) -> bool:
+    """Whether `--quantization=bitsandbytes` is there: until 0.27, and for dense models."""
+    version = parse_version(wanted.parameters.engine_version) or (0, 33, 0)
+    return version < (0, 28, 0) and wanted.model.moe is None
+
+
+_NEEDS_ANOTHER_KIND = frozenset({"quantization", "dtype", "kv-cache-dtype"})
+"""Problems of the kind of GPU, which one with less memory may not have."""
+
+
+def _family_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Iterator[Change]:
+    gpu, asked = wanted.gpu, wanted.gpu_count
+    is_unable = any(problem.code in _NEEDS_ANOTHER_KIND for problem in before.problems)
+    for other in others:
+        is_larger = other.reported_bytes > gpu.reported_bytes
+        if other.key == gpu.key or not (is_larger or is_unable):
+            continue
+        ratio = other.reported_bytes / max(1, gpu.reported_bytes)
+        for count in dict.fromkeys((asked, 1, 2, 4, 8)):
+            if count == asked or count <= min(other.max_count, max(1, asked)):
+                effect = f"{count} x {other.name} instead of {asked} x {gpu.name}"
+                # What is free on the other kind is not known.
+                changed = replace(wanted, gpu=other, gpu_count=count, free_bytes=None)
+                cost = 3.2 + 0.1 * ratio + 0.5 * count
+                yield Change("gpu-type", cost, effect, changed)
