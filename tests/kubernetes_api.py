@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,10 @@ class KubernetesApi:
     namespace: str
     kubeconfig: Path
 
+    def request(self, method: str, path: str, body: object = None) -> Any:
+        """Send one request as `admin`; raises `ApiError`."""
+        return self.server.client().request(method, path, body)
+
     def kubeconfig_of(self, user: str) -> Path:
         """Return a kubeconfig of `engineer` or `viewer`, who may do only what RBAC gives them."""
         return self.server.kubeconfig(user, self.namespace)
@@ -48,7 +53,7 @@ class KubernetesApi:
     def service_account(self, name: str) -> Path:
         """Create a service account in the namespace; return a kubeconfig with its token."""
         path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts"
-        self.server.request("POST", path, {"metadata": {"name": name}})
+        self.request("POST", path, {"metadata": {"name": name}})
         return self.server.service_account_kubeconfig(self.namespace, name)
 
     def kubectl(
@@ -93,7 +98,7 @@ def kubernetes_server() -> Iterator[ApiServer]:
 def kubernetes_api(kubernetes_server: ApiServer) -> Iterator[KubernetesApi]:
     """A fresh namespace on the API server of this run."""
     namespace = f"test-{uuid.uuid4().hex[:10]}"
-    kubernetes_server.create_namespace(namespace)
+    kubernetes_server.client().create_namespace(namespace)
     yield KubernetesApi(
         kubernetes_server, namespace, kubernetes_server.kubeconfig("admin", namespace)
     )

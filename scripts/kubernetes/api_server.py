@@ -8,35 +8,21 @@ and all state is in one directory. Used by the tests' fixture `kubernetes_api` a
 
 from __future__ import annotations
 
-import base64
-import json
 import secrets
 import signal
 import socket
-import ssl
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from scripts.kubernetes.client import ApiClient, ApiError, write_private
 from scripts.kubernetes.processes import Daemon, DaemonFailed
 
 USERS = {"admin": "system:masters", "engineer": "engineers", "viewer": "viewers"}
 """Users that have a token, and their group; all but `admin` may do nothing until RBAC lets them."""
 
 _START_ATTEMPTS = 3
-_TOKEN_SECONDS = 24 * 3600
-
-
-class ApiError(Exception):
-    """The API server refused a request."""
-
-    def __init__(self, status_code: int, message: str) -> None:
-        super().__init__(f"{status_code}: {message}")
-        self.status_code = status_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +128,9 @@ class ApiServer:
 
     def kubeconfig(self, user: str = "admin", namespace: str = "default") -> Path:
         """Write a kubeconfig for one of `USERS` and return its path."""
-        return self._write_kubeconfig(user, self._tokens[user], namespace)
+        path = self.directory / f"kubeconfig.{user}.{namespace}"
+        self.client(user).write_kubeconfig(path, user, namespace)
+        return path
 
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
         """Write a kubeconfig with a real token of a service account that exists; return its path.
@@ -150,43 +138,18 @@ class ApiServer:
         Raises:
             ApiError: there is no such account.
         """
-        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
-        wanted = {"spec": {"expirationSeconds": _TOKEN_SECONDS}}
-        token = self.request("POST", path, wanted)["status"]["token"]
-        return self._write_kubeconfig(f"{namespace}.{name}", token, namespace)
+        path = self.directory / f"kubeconfig.service-account.{namespace}.{name}"
+        account = self.client().as_service_account(namespace, name)
+        account.write_kubeconfig(path, name, namespace)
+        return path
 
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send one request as `admin` and return the parsed answer.
-
-        Raises:
-            ApiError: the answer is an error.
-            OSError: no answer.
-        """
-        request = urllib.request.Request(
-            self.url + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={
-                "Authorization": f"Bearer {self._tokens['admin']}",
-                "Content-Type": "application/json",
-            },
-        )
-        context = ssl.create_default_context(cafile=str(self.certificate))
-        try:
-            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-                text = answer.read().decode()
-        except urllib.error.HTTPError as exc:
-            raise ApiError(exc.code, exc.read().decode()) from exc
-        return json.loads(text) if text.startswith("{") else text
-
-    def create_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> None:
-        """Create a namespace."""
-        metadata = {"name": name, "labels": dict(labels or {})}
-        self.request("POST", "/api/v1/namespaces", {"metadata": metadata})
+    def client(self, user: str = "admin") -> ApiClient:
+        """Return a client that asks as one of `USERS`."""
+        return ApiClient(self.url, self.certificate.read_text(), self._tokens[user])
 
     def _is_ready(self) -> bool:
         try:
-            return bool(self.request("GET", "/readyz") == "ok")
+            return bool(self.client().request("GET", "/readyz") == "ok")
         except ApiError:
             return False
 
@@ -205,12 +168,12 @@ class ApiServer:
 
     def _write_secrets(self) -> None:
         lines = [f"{self._tokens[user]},{user},{user},{group}" for user, group in USERS.items()]
-        _write_private(self.directory / "tokens.csv", "\n".join(lines) + "\n")
+        write_private(self.directory / "tokens.csv", "\n".join(lines) + "\n")
         if not self.service_account_key.exists():
             key = subprocess.run(
                 ["openssl", "genrsa", "2048"], capture_output=True, text=True, check=True
             )
-            _write_private(self.service_account_key, key.stdout)
+            write_private(self.service_account_key, key.stdout)
 
     def _etcd_command(self) -> list[str | Path]:
         return [
@@ -240,29 +203,8 @@ class ApiServer:
             "--kubelet-preferred-address-types=InternalIP",
         ]
 
-    def _write_kubeconfig(self, user: str, token: str, namespace: str) -> Path:
-        certificate = base64.b64encode(self.certificate.read_bytes()).decode()
-        cluster = {"server": self.url, "certificate-authority-data": certificate}
-        context = {"cluster": "test", "user": user, "namespace": namespace}
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": user, "user": {"token": token}}],
-            "contexts": [{"name": "test", "context": context}],
-            "current-context": "test",
-        }
-        path = self.directory / f"kubeconfig.{user}.{namespace}"
-        _write_private(path, json.dumps(config, indent=1))
-        return path
-
 
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text)

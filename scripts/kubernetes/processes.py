@@ -49,9 +49,14 @@ class Daemon:
         assert self._process is not None, f"{self.name} is not running"
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start it; a daemon that runs is left alone."""
-        if self._process is not None and self._process.poll() is None:
+        if self.is_running:
             return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scripts.kubernetes.api_server import ApiError
+from scripts.kubernetes.client import ApiError
 from tests.kubernetes_api import KubernetesApi
 
 
@@ -25,9 +25,9 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 
 def test_every_test_has_an_empty_namespace_of_its_own(kubernetes_api: KubernetesApi) -> None:
     path, body = configmap(kubernetes_api, "one")
-    assert kubernetes_api.server.request("GET", path)["items"] == []
-    kubernetes_api.server.request("POST", path, body)
-    assert len(kubernetes_api.server.request("GET", path)["items"]) == 1
+    assert kubernetes_api.request("GET", path)["items"] == []
+    kubernetes_api.request("POST", path, body)
+    assert len(kubernetes_api.request("GET", path)["items"]) == 1
 
 
 def test_kubectl_works_with_the_kubeconfig(kubernetes_api: KubernetesApi) -> None:
@@ -38,7 +38,7 @@ def test_kubectl_works_with_the_kubeconfig(kubernetes_api: KubernetesApi) -> Non
 def test_invalid_objects_are_refused(kubernetes_api: KubernetesApi) -> None:
     path, body = configmap(kubernetes_api, "No_DNS_label")
     with pytest.raises(ApiError) as caught:
-        kubernetes_api.server.request("POST", path, body)
+        kubernetes_api.request("POST", path, body)
     assert caught.value.status_code == 422
 
 
@@ -66,12 +66,12 @@ def test_what_was_stored_survives_a_restart_of_the_api_server(
     kubernetes_api: KubernetesApi,
 ) -> None:
     path, body = configmap(kubernetes_api, "kept")
-    kubernetes_api.server.request("POST", path, body)
+    kubernetes_api.request("POST", path, body)
     kubernetes_api.server.stop_api_server()
     with pytest.raises(OSError, match="refused"):
-        kubernetes_api.server.request("GET", path)
+        kubernetes_api.request("GET", path)
     kubernetes_api.server.start_api_server()
-    assert kubernetes_api.server.request("GET", f"{path}/kept")["metadata"]["name"] == "kept"
+    assert kubernetes_api.request("GET", f"{path}/kept")["metadata"]["name"] == "kept"
 
 
 def test_the_next_test_finds_the_server_whole_again(kubernetes_api: KubernetesApi) -> None:
