@@ -7,5 +7,6 @@ of each engine, `replica_dir.py` holds all that is known. Start reading at `plat
 from exo_inference.platforms.local.platform import LocalPlatform
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.shutdown import stop_all
+from exo_inference.platforms.local.simulation import Simulation
 
-__all__ = ["LocalPlatform", "LocalPlatformSettings", "stop_all"]
+__all__ = ["LocalPlatform", "LocalPlatformSettings", "Simulation", "stop_all"]

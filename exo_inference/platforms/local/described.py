@@ -27,7 +27,7 @@ def describe_gpu(gpu: Gpu) -> planner.Gpu:
     beyond 16 bit.
     """
     # The bandwidth of an unknown GPU is not known either; without TFLOP/s no speed is worked out.
-    entry = {"name": gpu.name, "memory-mib": max(1, gpu.memory_mib), "bandwidth-gbps": 1}
+    entry = {"name": gpu.name, "memory-mib": max(1024, gpu.memory_mib), "bandwidth-gbps": 1}
     described = planner.parse_gpu(gpu.family, entry)
     known = _find(gpu.name) or _find(gpu.family)
     if known is None:

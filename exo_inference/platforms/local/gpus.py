@@ -1,7 +1,7 @@
-"""The GPUs of this machine: which families they are, and which are free.
+"""The GPUs of this machine: which families they are. Simulated ones are listed with the real ones.
 
 Asks the driver through `nvidia-smi`, in a subprocess with a time limit, at most twice a minute. A
-machine without the program has no GPUs. `cpu` is a family too, and always there.
+machine without the program has no GPUs of its own. `cpu` is a family too, and always there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from exo_inference.simulated_gpus import SimulatedGpus
 
 logger = logging.getLogger(__name__)
 
 CPU_FAMILY = "cpu"
+SIMULATED_PREFIX = "SIM-"
+"""What the UUIDs of simulated GPUs begin with; the driver's begin with `GPU-` or `MIG-`."""
+
 _QUERY_SECONDS = 20.0
 _FRESH_SECONDS = 30.0
 
@@ -41,16 +46,21 @@ _NOISE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as the driver reports it."""
+    """One GPU as the driver reports it, or one that is simulated.
+
+    Attributes:
+        simulates: what it stands for; None for a GPU that is there.
+    """
 
     uuid: str
     name: str
     memory_mib: int
+    simulates: SimulatedGpus | None = None
 
     @property
     def family(self) -> str:
         """The family a deployment asks for it by."""
-        return family_of(self.name)
+        return self.simulates.family if self.simulates else family_of(self.name)
 
 
 def family_of(name: str) -> str:
@@ -109,14 +119,19 @@ async def query_gpus(environment: Mapping[str, str]) -> list[Gpu] | None:
 
 
 class GpuInventory:
-    """What the machine has. Asks the driver again when the last answer is old.
+    """What the machine has, and what it pretends to have. Asks the driver when the last answer is old.
 
     Args:
         environment: with the PATH to find `nvidia-smi` on.
+        simulated: families that are offered without being there. Real GPUs of these families are
+            not offered: a family is either real or not.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], simulated: Sequence[SimulatedGpus] = ()
+    ) -> None:
         self._environment = environment
+        self._simulated = [gpu for kind in simulated for gpu in _simulated_gpus(kind)]
         self._gpus: list[Gpu] = []
         self._asked_at: float | None = None
         self._lock = asyncio.Lock()
@@ -129,7 +144,20 @@ class GpuInventory:
                 answer = await query_gpus(self._environment)
                 self._gpus = self._gpus if answer is None else answer
                 self._asked_at = now
-            return self._gpus
+            families = {gpu.family for gpu in self._simulated}
+            return [gpu for gpu in self._gpus if gpu.family not in families] + self._simulated
+
+    def simulated(self, family: str) -> SimulatedGpus | None:
+        """Return what a simulated family stands for; None for every other family."""
+        return next((gpu.simulates for gpu in self._simulated if gpu.family == family), None)
+
+
+def _simulated_gpus(kind: SimulatedGpus) -> list[Gpu]:
+    memory_mib = kind.gpu.reported_bytes // 2**20
+    return [
+        Gpu(f"{SIMULATED_PREFIX}{kind.family}-{number}", kind.gpu.name, memory_mib, kind)
+        for number in range(kind.count)
+    ]
 
 
 def num_cores() -> int:

@@ -32,6 +32,7 @@ from exo_inference.platforms.local.processes import (
     spawn_shim,
 )
 from exo_inference.platforms.local.replica_dir import (
+    SIMULATION_NAME,
     SOCKET_NAME,
     Launch,
     ReplicaDir,
@@ -42,6 +43,8 @@ from exo_inference.platforms.local.replica_dir import (
 )
 from exo_inference.platforms.local.restarts import RestartPlan
 from exo_inference.platforms.local.settings import LocalPlatformSettings
+from exo_inference.platforms.local.simulation import Simulation, simulation_document
+from exo_inference.simulated_gpus import SimulatedGpus
 from exo_inference.state_dir import StateDir
 
 logger = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class Lifecycle:
         engines: Callable[[str], Engine],
         placement: Placement,
         environment: Mapping[str, str],
+        simulation: Simulation,
     ) -> None:
         self._replicas_dir = state_dir.replicas_dir
         self._home = state_dir.cache_dir
@@ -78,6 +82,7 @@ class Lifecycle:
         self._engines = engines
         self._placement = placement
         self._environment = environment
+        self._simulation = simulation
         self._children = Children()
         self._obstacles: dict[str, str] = {}
         self._boot_id = read_boot_id()
@@ -146,15 +151,19 @@ class Lifecycle:
         restart: RestartPlan | None,
     ) -> Launch:
         directory = self._replicas_dir / facts.name
-        num_sharing = 1
-        if record.gpu_type == CPU_FAMILY:
-            num_sharing = await self._placement.count_cpu_replicas(desired)
+        gpus = self._placement.simulated(record.gpu_type)
+        num_threads = 1  # of a simulated replica: its small model keeps up with any GPU
+        if gpus is None:
+            num_sharing = 1
+            if record.gpu_type == CPU_FAMILY:
+                num_sharing = await self._placement.count_cpu_replicas(desired)
+            num_threads = max(1, num_cores() // num_sharing)
         environment = engine_environment(
             self._environment,
             directory=directory,
             home=self._home,
-            gpus=record.gpus,
-            num_threads=max(1, num_cores() // num_sharing),
+            gpus=() if gpus else record.gpus,
+            num_threads=num_threads,
         )
         command = ReplicaCommand(
             model_path=Path(desired.model_path),
@@ -164,6 +173,8 @@ class Lifecycle:
             gpu_count=desired.gpu_count,
             parameters=desired.engine_parameters,
         )
+        if gpus is not None:
+            command = await asyncio.to_thread(self._simulate, desired, gpus, command, directory)
         return Launch(
             run=facts.run + 1,
             failures=restart.failures if restart else 0,
@@ -176,6 +187,19 @@ class Lifecycle:
             log_max_files=self._settings.log_max_files,
             restarts=facts.restarts + (restart is not None and restart.crashed),
         )
+
+    def _simulate(
+        self,
+        desired: DesiredDeployment,
+        gpus: SimulatedGpus,
+        command: ReplicaCommand,
+        directory: Path,
+    ) -> ReplicaCommand:
+        """Write what a replica pretends to be; return how the small model is started as that."""
+        document = simulation_document(desired, gpus, self._simulation)
+        ReplicaDir(directory).write_simulation(document)
+        stand_in = self._simulation.stand_in
+        return replace(command, model_path=stand_in, simulation=SIMULATION_NAME)
 
     def _spawn(self, facts: ReplicaFacts, launch: Launch) -> int | None:
         """Start the shim with the replica's lock; None when another run was faster."""

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from exo_inference.engines import Failure
 from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
 from exo_inference.platforms.local.health import Trend
+from exo_inference.platforms.local.placement import is_simulated
 from exo_inference.platforms.local.replica_dir import SOCKET_NAME, ReplicaFacts
 from exo_inference.platforms.local.restarts import RestartPlan
 from exo_inference.platforms.local.settings import LocalPlatformSettings
@@ -79,7 +80,7 @@ def _judge_running(sight: Sight, settings: LocalPlatformSettings) -> tuple[Repli
     if trend is None or sight.facts.process is None:
         return ReplicaPhase.STARTING, "starting the engine"
     if trend.health.ready:
-        return ReplicaPhase.READY, ""
+        return ReplicaPhase.READY, "simulated" if is_simulated(sight.facts.record) else ""
     if not trend.health.answered and sight.facts.was_ready:
         if trend.silent_seconds < settings.unready_after_seconds:
             return ReplicaPhase.READY, ""

@@ -14,8 +14,15 @@ from pathlib import Path
 
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
 from exo_inference.platforms.local.described import describe_cpu, describe_gpu
-from exo_inference.platforms.local.gpus import CPU_FAMILY, Gpu, GpuInventory, num_cores
+from exo_inference.platforms.local.gpus import (
+    CPU_FAMILY,
+    SIMULATED_PREFIX,
+    Gpu,
+    GpuInventory,
+    num_cores,
+)
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaRecord, list_replicas
+from exo_inference.simulated_gpus import FLAG, SimulatedGpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,13 @@ class Placement:
 
     async def find_obstacle(self, record: ReplicaRecord) -> Obstacle | None:
         """Say why a replica cannot be placed now; None when it can, or is already."""
+        simulated = self._inventory.simulated(record.gpu_type)
+        if record.gpus and simulated is None and is_simulated(record):
+            text = (
+                f"its {record.gpu_type} were simulated, and this control plane was started without "
+                f"them. Run `down` and `up {FLAG} {record.gpu_type}=N`, or delete the deployment"
+            )
+            return Obstacle(text, final=True)
         if record.gpus:
             return None
         if record.gpu_type == CPU_FAMILY:
@@ -55,6 +69,10 @@ class Placement:
             )
             return Obstacle(text, final=False)
         return None
+
+    def simulated(self, family: str) -> SimulatedGpus | None:
+        """Return what a simulated family stands for; None for every other family."""
+        return self._inventory.simulated(family)
 
     async def allocate(self, record: ReplicaRecord) -> ReplicaRecord | None:
         """Give a replica its GPUs and record that; None when there are too few."""
@@ -101,13 +119,7 @@ class Placement:
         totals = Counter(gpu.family for gpu in gpus)
         free = Counter(gpu.family for gpu in _free(gpus, records))
         types = [
-            InstanceTypeInfo(
-                family,
-                total,
-                free[family],
-                _describe_family(family, gpus),
-                gpu=describe_gpu(_smallest(family, gpus)),
-            )
+            _describe_family(family, total, free[family], _smallest(family, gpus))
             for family, total in sorted(totals.items())
         ]
         cores = num_cores()
@@ -141,9 +153,24 @@ def _describe_lack(record: ReplicaRecord, gpus: Sequence[Gpu], num_found: int) -
     return f"this machine has no {record.gpu_type}; it has: {families}"
 
 
-def _describe_family(family: str, gpus: Sequence[Gpu]) -> str:
-    gpu = _smallest(family, gpus)
-    return f"{gpu.name}, {gpu.memory_mib} MiB"
+def is_simulated(record: ReplicaRecord) -> bool:
+    """Whether a replica holds GPUs that are not there."""
+    return any(uuid.startswith(SIMULATED_PREFIX) for uuid in record.gpus)
+
+
+def _describe_family(family: str, total: int, free: int, gpu: Gpu) -> InstanceTypeInfo:
+    text = f"{gpu.name}, {gpu.memory_mib} MiB"
+    if gpu.simulates is None:
+        return InstanceTypeInfo(family, total, free, text, gpu=describe_gpu(gpu))
+    return InstanceTypeInfo(
+        family,
+        total,
+        free,
+        f"{text} (simulated)",
+        gpu=gpu.simulates.gpu,
+        engine="vllm",
+        simulated=True,
+    )
 
 
 def _smallest(family: str, gpus: Sequence[Gpu]) -> Gpu:

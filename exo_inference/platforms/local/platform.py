@@ -38,6 +38,7 @@ from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaFacts, 
 from exo_inference.platforms.local.restarts import plan_restart
 from exo_inference.platforms.local.rollout import RolloutReplica, plan_rollout
 from exo_inference.platforms.local.settings import LocalPlatformSettings
+from exo_inference.platforms.local.simulation import Simulation, find_mismatch
 from exo_inference.state_dir import StateDir
 
 _DIAGNOSE_LINES = 200
@@ -58,6 +59,7 @@ class LocalPlatform:
         state_dir: where everything is kept.
         engines: gives the engine of a name; tests put a fake one here.
         environment: the controller's own; None takes that of this process.
+        simulation: GPU families that are offered without being there; by default none.
     """
 
     name = "local"
@@ -69,13 +71,18 @@ class LocalPlatform:
         settings: LocalPlatformSettings | None = None,
         engines: Callable[[str], Engine] = get_engine,
         environment: Mapping[str, str] | None = None,
+        simulation: Simulation | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._settings = settings or LocalPlatformSettings()
         self._engines = engines
         own = dict(os.environ if environment is None else environment)
-        self._placement = Placement(state_dir.replicas_dir, GpuInventory(own))
-        self._lifecycle = Lifecycle(state_dir, self._settings, engines, self._placement, own)
+        simulation = simulation or Simulation()
+        inventory = GpuInventory(own, simulation.gpus)
+        self._placement = Placement(state_dir.replicas_dir, inventory)
+        self._lifecycle = Lifecycle(
+            state_dir, self._settings, engines, self._placement, own, simulation
+        )
         self._history = HealthHistory()
         self._boot_id = read_boot_id()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -206,6 +213,7 @@ class LocalPlatform:
             exit_code = facts.exit.exit_code if facts.exit else None
             failure = self._engines(desired.engine).diagnose(exit_code, tail)
         obstacle = await self._placement.find_obstacle(facts.record)
+        obstacle = obstacle or find_mismatch(desired, self._placement.simulated(desired.gpu_type))
         return Sight(
             facts,
             restart=restart,

@@ -7,6 +7,7 @@ replaced atomically, so that a reader sees all or nothing after a kill at any li
       record.json        what it was made for, and its GPUs       (platform)
       lock               held while the shim lives                (platform, then shim)
       launch.json        the run: its number, argv, environment   (platform, before each start)
+      simulation.json    what it pretends to be, if it does       (platform, before each start)
       process.json       pids of shim and engine                  (shim)
       exit.json          how the run ended                        (shim)
       ready              number of the last run that became ready (platform)
@@ -24,6 +25,7 @@ import logging
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +35,7 @@ from exo_inference.state_dir import write_atomically
 logger = logging.getLogger(__name__)
 
 SOCKET_NAME = "engine.sock"
+SIMULATION_NAME = "simulation.json"
 _Document = TypeVar("_Document")
 
 
@@ -213,6 +216,10 @@ class ReplicaDir:
         """Record the run that is about to start."""
         (self.path / SOCKET_NAME).unlink(missing_ok=True)
         _write(self.path / "launch.json", launch)
+
+    def write_simulation(self, document: Mapping[str, Any]) -> None:
+        """Write what the next run pretends to be."""
+        write_atomically(self.path / SIMULATION_NAME, json.dumps(document, indent=1))
 
     def write_gpus(self, record: ReplicaRecord, gpus: tuple[str, ...]) -> None:
         """Give the replica its GPUs for as long as it exists."""
