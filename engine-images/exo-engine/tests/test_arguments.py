@@ -188,7 +188,7 @@ def test_request_log_can_be_switched_off_in_every_way_that_vllm_has(flag: str) -
 
 def test_catalogue_describes_every_flag_a_deployment_may_set() -> None:
     entries = {entry["name"]: entry for entry in catalogue()}
-    owned = {"model", "host", "port", "uds", "served-model-name", "api-key"}
+    owned = {"model", "host", "port", "uds", "served-model-name", "api-key", "simulation"}
     assert set(entries) == {flag.name for flag in FLAGS} - owned
     for entry in entries.values():
         assert set(entry) - {"allowed-values"} == {
@@ -240,7 +240,7 @@ def test_engine_config_has_no_field_that_the_command_line_forgets() -> None:
         "model_dir", "dtype", "device", "block_size", "num_gpu_blocks_override",
         "gpu_memory_utilization", "kv_cache_bytes", "max_model_len", "max_num_seqs",
         "max_num_batched_tokens", "seed", "enable_prefix_caching", "enable_chunked_prefill",
-        "scheduling_policy", "max_logprobs", "num_threads",
+        "scheduling_policy", "max_logprobs", "num_threads", "simulation",
     }  # fmt: skip
 
 

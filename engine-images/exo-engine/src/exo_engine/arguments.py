@@ -3,7 +3,7 @@
 Called by `exo_engine.server.main` once per process. Builds the parser from the table in
 `exo_engine.flags`, turns every mistake into one `ConfigurationError` with a next step, and maps the
 values to what the two processes need: `ServerOptions` for the HTTP side and `EngineConfig` for the
-core. Reads one environment variable (EXO_ENGINE_API_KEY). Imports no torch, so it answers at once.
+core. Reads one environment variable (EXO_ENGINE_API_KEY) and the file of --simulation. Imports no torch, so it answers at once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from exo_engine import __version__
 from exo_engine.config import EngineConfig
 from exo_engine.errors import ConfigurationError
 from exo_engine.flags import FLAGS, Flag
+from exo_engine.simulation.file import Simulation, read_simulation
 from exo_engine.vllm_flags import REFUSED
 
 API_KEY_VARIABLE = "EXO_ENGINE_API_KEY"
@@ -67,6 +68,8 @@ class ServerOptions:
     max_request_body_bytes: int = 32 * 2**20
     max_num_queued_requests: int | None = None
     max_logprobs: int = 20
+    simulation: Simulation | None = None
+    """What is simulated, to say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,8 @@ def _parse_serve(words: list[str], environment: Mapping[str, str]) -> ServeComma
     model = _model_dir(namespace.model_tag, values["model"])
     if not values["api_key"] and environment.get(API_KEY_VARIABLE):
         values["api_key"] = [environment[API_KEY_VARIABLE]]
+    if values["simulation"] is not None:
+        values["simulation"] = read_simulation(Path(values["simulation"]))
     return ServeCommand(server=_server_options(model, values), engine=_engine_config(model, values))
 
 
@@ -337,6 +342,7 @@ def _server_options(model: str, values: Mapping[str, Any]) -> ServerOptions:
         max_request_body_bytes=values["max_request_body_bytes"],
         max_num_queued_requests=values["max_num_queued_reqs"],
         max_logprobs=values["max_logprobs"],
+        simulation=values["simulation"],
     )
 
 
@@ -358,6 +364,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         scheduling_policy=values["scheduling_policy"],
         max_logprobs=values["max_logprobs"],
         num_threads=values["cpu_threads"],
+        simulation=values["simulation"],
     )
 
 

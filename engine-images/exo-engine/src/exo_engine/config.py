@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from exo_engine.errors import ConfigurationError
+from exo_engine.simulation.file import Simulation
 
 DType = Literal["float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -69,6 +70,8 @@ class EngineConfig:
     """auto: the fastest that this machine has. reference: plain torch."""
     num_threads: int | None = None
     """Threads for CPU kernels; None leaves torch's own choice (OMP_NUM_THREADS, cores)."""
+    simulation: Simulation | None = None
+    """Behave as this deployment would; its figures win over the settings above."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,6 +311,15 @@ FLAGS: Final[tuple[Flag, ...]] = (
         minimum=1,
         description="Threads for computing on the CPU. Left out: one per core. exo-engine only.",
     ),
+    Flag(
+        name="simulation",
+        kind="string",
+        section="DeviceConfig",
+        is_platform_owned=True,
+        description="File with the figures of a big deployment, to behave as that would with this "
+        "small model. Written by the control plane; what it says wins over other flags. exo-engine "
+        "only.",
+    ),
     # ---- Frontend ---------------------------------------------------------------------------
     Flag(
         name="host",

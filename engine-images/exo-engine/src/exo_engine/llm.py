@@ -21,6 +21,7 @@ from exo_engine.core.request import (
     RequestOutput,
     TokenLogprobs,
 )
+from exo_engine.core.start_up import StartUp
 from exo_engine.errors import ConfigurationError
 from exo_engine.sampling_params import SamplingParams
 
@@ -72,7 +73,7 @@ class LLM:
             config = EngineConfig(model_dir=Path(model_dir), **options)
         except TypeError as exc:
             raise ConfigurationError(f"cannot build the engine's configuration: {exc}") from exc
-        self._core = EngineCore(config, progress=progress) if progress else EngineCore(config)
+        self._core = EngineCore(config, start_up=StartUp(progress) if progress else None)
         self._model_dir = config.model_dir
         self._tokenizer: Tokenizer | None = None
         self._ids = itertools.count()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from exo_engine.config import EngineConfig
-from exo_engine.core import engine as engine_module
+from exo_engine.core import loading
 from exo_engine.core.engine import EngineCore
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.sequence import SampledToken
@@ -256,7 +256,7 @@ def test_the_largest_step_fills_its_budget(tiny_model, monkeypatch):
         return forward(token_ids, *rest)
 
     monkeypatch.setattr(decoder, "forward", watched)
-    engine_module._run_largest_step(decoder, config)
+    loading._run_largest_step(decoder, config)
     assert sizes == [64]
 
 

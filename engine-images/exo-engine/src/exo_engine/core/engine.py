@@ -7,32 +7,20 @@ HTTP and processes are others' business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 
 import torch
 
-from exo_engine.attention.kv_cache import KVCache
-from exo_engine.config import EngineConfig, ResolvedConfig, resolve
-from exo_engine.core.block_manager import BlockManager
-from exo_engine.core.memory import check_weights_fit, choose_num_blocks, fit_model_len
+from exo_engine.config import EngineConfig, ResolvedConfig
+from exo_engine.core.loading import LoadedCore, load, make_scheduler
+from exo_engine.core.measurements import Measurements
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
-from exo_engine.core.runner import ModelRunner
-from exo_engine.core.scheduler import Scheduler, SchedulerLimits
+from exo_engine.core.start_up import StartUp
 from exo_engine.errors import InvalidSamplingParams, OutOfMemory, RequestError
-from exo_engine.models.config_file import limits_of, read_spec
-from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
-from exo_engine.models.weights import check_checkpoint, load_weights
 from exo_engine.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def _ignore(message: str) -> None:
-    del message
 
 
 class EngineCore:
@@ -40,48 +28,30 @@ class EngineCore:
 
     Args:
         config: what to load and how.
-        progress: told in words what loading is at, such as `loading weights 43 %`.
+        start_up: told what loading is at, and times it.
 
     Raises:
         ConfigurationError: a setting is wrong (`ModelUnusable`: the model's files are).
         OutOfMemory: weights or cache do not fit.
+        CoreFailed: a simulated start was told to fail.
     """
 
-    def __init__(self, config: EngineConfig, *, progress: Callable[[str], None] = _ignore) -> None:
-        progress("reading configuration")
-        self.spec: DecoderSpec = read_spec(config.model_dir)
-        settings = resolve(config, limits_of(self.spec), has_cuda=torch.cuda.is_available())
-        if settings.num_threads is not None:
-            torch.set_num_threads(settings.num_threads)
-        try:
-            decoder = _load(self.spec, settings, progress)
-            progress("sizing KV cache")
-            num_blocks = choose_num_blocks(
-                self.spec, settings, lambda: _run_largest_step(decoder, settings)
-            )
-            max_model_len = fit_model_len(
-                settings, num_blocks, was_asked=config.max_model_len is not None
-            )
-            self.config: ResolvedConfig = replace(settings, max_model_len=max_model_len)
-            decoder.set_num_positions(max_model_len)
-            progress(f"allocating {num_blocks} KV blocks")
-            self._runner = _make_runner(decoder, self.config, num_blocks)
-        except torch.OutOfMemoryError as exc:
-            raise OutOfMemory(
-                f"loading {config.model_dir} ran out of memory on the {settings.device} device",
-                hint="Lower --gpu-memory-utilization or --max-num-batched-tokens, or free memory.",
-            ) from exc
-        self._scheduler = _make_scheduler(self.spec, self.config, num_blocks)
-        progress("warming up")
-        self._warm_up()
+    def __init__(self, config: EngineConfig, *, start_up: StartUp | None = None) -> None:
+        loaded = _load(config, start_up or StartUp())
+        self.spec: DecoderSpec = loaded.spec
+        self.config: ResolvedConfig = loaded.config
+        self.measurements: Measurements = loaded.measurements
+        self._runner = loaded.runner
+        self._max_scored_tokens = loaded.max_scored_tokens
+        self._scheduler = make_scheduler(self.spec, self.config, loaded.num_blocks)
         logger.info(
             "%s ready on %s in %s: %d KV blocks of %d tokens, sequences of up to %d tokens",
             self.spec.architecture,
             self.config.device,
             self.config.dtype,
-            num_blocks,
+            loaded.num_blocks,
             self.config.block_size,
-            max_model_len,
+            self.config.max_model_len,
         )
 
     def add_request(self, request: EngineRequest) -> None:
@@ -92,6 +62,7 @@ class EngineCore:
         """
         self._check_token_ids(request)
         self._check_params(request.params)
+        self._check_scored_tokens(request)
         self._scheduler.add(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -129,18 +100,6 @@ class EngineCore:
         """Raise InternalError when queues, block tables and reference counts disagree."""
         self._scheduler.check_integrity()
 
-    def _warm_up(self) -> None:
-        """Run a prompt and a token, so that the first request does not pay for lazy set-up."""
-        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-        length = min(8, self.config.max_model_len - 2)
-        if length < 1:
-            return
-        self._scheduler.add(EngineRequest("warm-up", (0,) * length, params))
-        while self.has_unfinished_requests():
-            self.step()
-        # Neither its blocks nor its counts should be seen.
-        self._scheduler = _make_scheduler(self.spec, self.config, self._scheduler.blocks.num_blocks)
-
     def _check_token_ids(self, request: EngineRequest) -> None:
         for token_id in request.prompt_token_ids:
             if not 0 <= token_id < self.spec.vocab_size:
@@ -171,59 +130,20 @@ class EngineCore:
                         param=name,
                     )
 
-
-def _load(spec: DecoderSpec, settings: ResolvedConfig, progress: Callable[[str], None]) -> Decoder:
-    entries = check_checkpoint(settings.model_dir, spec)
-    check_weights_fit(spec, settings)
-    decoder = Decoder(spec, dtype=DTYPES[settings.dtype], device=torch.device(settings.device))
-    with torch.inference_mode():
-        load_weights(decoder, entries, progress)
-    return decoder
-
-
-def _make_scheduler(spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -> Scheduler:
-    limits = SchedulerLimits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len,
-        policy=config.scheduling_policy,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        seed=config.seed,
-        eos_token_ids=frozenset(spec.eos_token_ids),
-    )
-    blocks = BlockManager(
-        num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-    )
-    return Scheduler(limits, blocks)
+    def _check_scored_tokens(self, request: EngineRequest) -> None:
+        longest, length = self._max_scored_tokens, len(request.prompt_token_ids)
+        if request.params.prompt_logprobs is not None and longest is not None and length > longest:
+            raise InvalidSamplingParams(
+                f"prompt_logprobs are asked for a prompt of {length} tokens, but this simulation "
+                f"computes them for at most {longest}",
+                param="prompt_logprobs",
+                hint="Shorten the prompt, or leave prompt_logprobs out.",
+            )
 
 
-def _make_runner(decoder: Decoder, config: ResolvedConfig, num_blocks: int) -> ModelRunner:
-    cache = KVCache(
-        decoder.spec,
-        num_blocks,
-        config.block_size,
-        dtype=decoder.dtype,
-        device=decoder.device,
-    )
-    return ModelRunner(
-        decoder,
-        cache,
-        attention_backend=config.attention_backend,
-        eos_token_ids=decoder.spec.eos_token_ids,
-    )
+def _load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
+    if config.simulation is None:
+        return load(config, start_up)
+    from exo_engine.simulation.loading import load_simulated  # not needed by a real deployment
 
-
-def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> None:
-    """Compute a step that fills the token budget and samples for as many sequences as may run."""
-    num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-    length = min(config.max_num_batched_tokens // num_seqs, config.max_model_len - 1)
-    blocks_each = -(-(length + 1) // config.block_size)
-    decoder.set_num_positions(length + 1)
-    scheduler = _make_scheduler(decoder.spec, config, num_seqs * blocks_each)
-    runner = _make_runner(decoder, config, num_seqs * blocks_each)
-    params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=1)
-    for index in range(num_seqs):
-        prompt = (index % decoder.spec.vocab_size,) + (0,) * (length - 1)
-        scheduler.add(EngineRequest(str(index), prompt, params))
-    runner.run(scheduler.schedule())
-    runner.take_scratch()
+    return load_simulated(config, start_up)

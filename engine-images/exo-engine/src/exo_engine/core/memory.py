@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,43 @@ from exo_engine.errors import OutOfMemory
 from exo_engine.models.spec import DecoderSpec
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """A device's memory at one moment; on a CPU torch keeps no books."""
+
+    total_bytes: int
+    free_bytes: int
+    reserved_bytes: int = 0
+    """Held by torch's allocator in this process."""
+    allocated_bytes: int = 0
+    """In tensors of this process."""
+
+    @property
+    def outside_bytes(self) -> int:
+        """In use by others than torch's allocator: this process's context, other processes."""
+        return self.total_bytes - self.free_bytes - self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    """How many blocks there will be, and what that was reckoned from."""
+
+    num_blocks: int
+    available_bytes: int
+    """For the cache, before it was capped or rounded to blocks."""
+    activation_peak_bytes: int | None = None
+    """What the largest step took; None where it was not run."""
+    non_torch_bytes: int | None = None
+
+
+def read_device_memory(device: str) -> DeviceMemory:
+    """Return the memory of `cpu` or `cuda` as it stands."""
+    if device == "cpu":
+        return DeviceMemory(_total_host_bytes(), free_host_bytes())
+    free, total = torch.cuda.mem_get_info()
+    return DeviceMemory(total, free, torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
 
 
 def block_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
@@ -59,8 +97,8 @@ def check_weights_fit(spec: DecoderSpec, config: ResolvedConfig) -> None:
 
 def choose_num_blocks(
     spec: DecoderSpec, config: ResolvedConfig, profile: Callable[[], None]
-) -> int:
-    """Return how many KV blocks to allocate.
+) -> KVBudget:
+    """Decide how many KV blocks to allocate.
 
     Args:
         spec: the model.
@@ -72,6 +110,7 @@ def choose_num_blocks(
     """
     size = block_bytes(spec, config)
     most = config.max_num_seqs * config.max_blocks_per_seq
+    cuda = None
     if config.num_gpu_blocks_override is not None:
         budget, source = config.num_gpu_blocks_override * size, "--num-gpu-blocks-override"
         most = config.num_gpu_blocks_override
@@ -80,7 +119,8 @@ def choose_num_blocks(
     elif config.device == "cpu":
         budget, source = default_cpu_kv_cache_bytes(free_host_bytes()), "the default KV cache size"
     else:
-        budget, source = _cuda_budget(config, profile), "what --gpu-memory-utilization leaves"
+        cuda = _profile(config, profile)
+        budget, source = cuda.available_bytes, "what --gpu-memory-utilization leaves"
     num_blocks = min(budget // size, most)
     if num_blocks < 1:
         raise OutOfMemory(
@@ -96,7 +136,7 @@ def choose_num_blocks(
             f"{source} is {_gib(num_blocks * size)}, but only {_gib(free)} of memory are free",
             hint=f"Ask for a KV cache of {free // 2**20} MiB or less, or free memory.",
         )
-    return num_blocks
+    return replace(cuda or KVBudget(0, budget), num_blocks=num_blocks)
 
 
 def fit_model_len(config: ResolvedConfig, num_blocks: int, *, was_asked: bool) -> int:
@@ -128,27 +168,53 @@ def fit_model_len(config: ResolvedConfig, num_blocks: int, *, was_asked: bool) -
     return capacity
 
 
-def _cuda_budget(config: ResolvedConfig, profile: Callable[[], None]) -> int:
-    """Return the bytes that weights, other processes and the largest step leave."""
+def cuda_budget(
+    utilization: float, before: DeviceMemory, peak_bytes: int, after: DeviceMemory
+) -> KVBudget:
+    """Return what is left for the KV cache of the share of a GPU that may be used.
+
+    Args:
+        utilization: that share.
+        before: the device's memory before the largest step, with the weights in it.
+        peak_bytes: most that this process had in tensors during that step.
+        after: the device's memory after it, with nothing cached by the allocator.
+    """
+    # What this process holds outside torch, and what other processes hold.
+    elsewhere = after.outside_bytes
+    return KVBudget(
+        num_blocks=0,
+        available_bytes=int(after.total_bytes * utilization) - peak_bytes - elsewhere,
+        activation_peak_bytes=peak_bytes - before.allocated_bytes,
+        non_torch_bytes=elsewhere,
+    )
+
+
+def _profile(config: ResolvedConfig, profile: Callable[[], None]) -> KVBudget:
+    """Run the largest step on the GPU and reckon what it leaves."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    before = read_device_memory("cuda")
     profile()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    # What this process holds outside torch, and what other processes hold.
-    elsewhere = total - free - torch.cuda.memory_reserved()
-    budget = int(total * config.gpu_memory_utilization) - peak - elsewhere
+    budget = cuda_budget(config.gpu_memory_utilization, before, peak, read_device_memory("cuda"))
     logger.info(
         "of %s, %s are used by weights and the largest step, %s elsewhere; %s for the KV cache",
-        _gib(total),
+        _gib(before.total_bytes),
         _gib(peak),
-        _gib(elsewhere),
-        _gib(max(budget, 0)),
+        _gib(budget.non_torch_bytes or 0),
+        _gib(max(budget.available_bytes, 0)),
     )
     return budget
+
+
+def _total_host_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _gib(num_bytes: int) -> str:

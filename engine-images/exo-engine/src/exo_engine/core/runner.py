@@ -84,10 +84,11 @@ class ModelRunner:
         slots: list[int] = []
         spans: list[Span] = []
         for item in items:
-            spans.append(Span(len(token_ids), item.num_tokens, item.end, item.block_table))
+            seen = range(item.start - item.first_seen, item.end - item.first_seen)
+            spans.append(Span(len(token_ids), item.num_tokens, seen.stop, item.block_table))
             token_ids.extend(item.sequence.token_ids[item.start : item.end])
-            positions.extend(range(item.start, item.end))
-            slots.extend(self._slots(item))
+            positions.extend(seen)
+            slots.extend(self._slots(seen, item.block_table))
         num_decodes = sum(1 for span in spans if span.num_tokens == 1)
         # One transfer for all three.
         packed = torch.tensor([token_ids, positions, slots]).to(self._device)
@@ -96,10 +97,10 @@ class ModelRunner:
         )
         return self._decoder.forward(packed[0], packed[1], self._attention)
 
-    def _slots(self, item: ScheduledSequence) -> Iterator[int]:
+    def _slots(self, positions: range, block_table: tuple[int, ...]) -> Iterator[int]:
         size = self._cache.block_size
-        for position in range(item.start, item.end):
-            yield item.block_table[position // size] * size + position % size
+        for position in positions:
+            yield block_table[position // size] * size + position % size
 
     def _sampling_row(self, item: ScheduledSequence) -> SamplingRow:
         sequence = item.sequence

@@ -49,6 +49,9 @@ class ScheduledSequence:
     end: int
     block_table: tuple[int, ...]
     copies: tuple[BlockCopy, ...] = ()
+    first_seen: int = 0
+    """The model sees the sequence from this token on, as if it began there; the block table begins
+    there, too. Only simulations see less than all."""
 
     @property
     def num_tokens(self) -> int:

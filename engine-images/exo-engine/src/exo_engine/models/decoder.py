@@ -88,6 +88,12 @@ class Decoder:
         """Return float32 logits (N, V) for hidden states (N, E)."""
         return F.linear(hidden, self.head).float()
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parameters; tied ones count once."""
+        tensors = self.checkpoint_tensors().values()
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Return, by their names in a checkpoint, views of the parameters to fill."""
         spec = self.spec

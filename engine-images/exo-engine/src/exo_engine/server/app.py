@@ -37,6 +37,7 @@ def build_app(service: Service) -> web.Application:
         ("GET", "/ping", _health, False),
         ("POST", "/ping", _health, False),
         ("GET", "/version", _version, False),
+        ("GET", "/measurements", _measurements, False),
         ("GET", "/metrics", _metrics, False),
         ("GET", "/v1/models", _models, False),
         ("GET", "/v1/models/{model:.+}", _model, False),
@@ -147,18 +148,33 @@ def _log(request: web.Request, status: int, seconds: float) -> None:
 
 
 async def _health(request: web.Request, service: Service) -> web.Response:
+    body = _state(service)
+    if service.options.simulation is not None:
+        body["simulated"] = True
+    return json_response(body, status=200 if body["status"] == "ok" else 503)
+
+
+def _state(service: Service) -> dict[str, object]:
     if service.link.failure is not None:
-        body = {"status": "failed", "detail": service.link.failure.message}
-        return json_response(body, status=503)
+        return {"status": "failed", "detail": service.link.failure.message}
     if service.phase == "starting":
-        return json_response({"status": "starting", "detail": service.progress}, status=503)
-    if service.phase == "draining":
-        return json_response({"status": "draining"}, status=503)
-    return json_response({"status": "ok"})
+        return {"status": "starting", "detail": service.progress}
+    return {"status": "draining" if service.phase == "draining" else "ok"}
 
 
 async def _version(request: web.Request, service: Service) -> web.Response:
-    return json_response({"version": __version__})
+    body: dict[str, object] = {"version": __version__}
+    simulation = service.options.simulation
+    if simulation is not None:
+        keys = ("model", "gpu", "gpu_count", "engine", "engine_version")
+        body["simulation"] = {key: getattr(simulation, key) for key in keys}
+    return json_response(body)
+
+
+async def _measurements(request: web.Request, service: Service) -> web.Response:
+    if service.link.info is None:
+        service.check_open()
+    return json_response(service.measurements)
 
 
 async def _metrics(request: web.Request, service: Service) -> web.Response:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.core.start_up import StartUp
 from exo_engine.errors import EngineError, InternalError, OutOfMemory, RequestError
 from exo_engine.server.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.server.logs import configure_logging
@@ -124,10 +126,12 @@ def _apply(core: Core, messages: Iterable[Message]) -> list[list[Any]]:
 
 
 def _build_core(config: EngineConfig, progress: Callable[[str], None]) -> tuple[Core, CoreInfo]:
-    progress("loading PyTorch")
+    start_up = StartUp(progress)
+    if config.simulation is None:  # whose phases are its own
+        start_up.begin("loading PyTorch")
     from exo_engine.core.engine import EngineCore  # imports torch, so not before it is needed
 
-    core = EngineCore(config, progress=progress)
+    core = EngineCore(config, start_up=start_up)
     resolved, stats = core.config, core.stats()
     info = CoreInfo(
         vocabulary_size=core.spec.vocab_size,
@@ -139,6 +143,7 @@ def _build_core(config: EngineConfig, progress: Callable[[str], None]) -> tuple[
         device=resolved.device,
         gpu_memory_utilization=resolved.gpu_memory_utilization,
         is_prefix_caching_on=resolved.enable_prefix_caching,
+        measurements=dataclasses.asdict(core.measurements),
     )
     return core, info
 

@@ -41,6 +41,8 @@ async def serve(command: ServeCommand) -> int:
         EngineError: it could not start, or its core failed; `exit_code` is the status.
     """
     options = command.server
+    if options.simulation is not None:
+        logger.warning("this is a simulation of %s", options.simulation.title)
     metrics = Metrics(options.served_model_names[0])
     link = CoreLink(on_step=lambda stats, num_outputs: metrics.apply_stats(stats))
     service = Service(options, link, metrics)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
 from exo_engine.sampling_params import SamplingParams
+from exo_engine.simulation import parse_simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class CoreInfo:
     device: str
     gpu_memory_utilization: float
     is_prefix_caching_on: bool
+    measurements: dict[str, Any] = field(default_factory=dict)
+    """What the start has measured, as `GET /measurements` shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +61,15 @@ def pack(value: Any) -> list[Any]:
 
 def pack_config(config: EngineConfig) -> dict[str, Any]:
     """Return the engine's configuration as plain values."""
-    return {
-        each.name: str(value) if isinstance(value, Path) else value
-        for each in dataclasses.fields(config)
-        for value in (getattr(config, each.name),)
-    }
+    return {**dataclasses.asdict(config), "model_dir": str(config.model_dir)}
 
 
 def unpack_config(values: dict[str, Any]) -> EngineConfig:
     """Invert `pack_config`."""
-    return EngineConfig(**{**values, "model_dir": Path(values["model_dir"])})
+    simulation = values["simulation"] and parse_simulation(values["simulation"])
+    return EngineConfig(
+        **{**values, "model_dir": Path(values["model_dir"]), "simulation": simulation}
+    )
 
 
 def pack_request(request: EngineRequest) -> list[Any]:

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from exo_engine.arguments import ServerOptions
 from exo_engine.server.api_errors import DRAINING_HEADER, ApiError, bad_request
@@ -98,6 +98,12 @@ class Service:
     def progress(self) -> str:
         """Where a start stands, in words."""
         return self.link.progress if self.link.info is None else "loading the tokenizer"
+
+    @property
+    def measurements(self) -> dict[str, Any]:
+        """What the start has measured; only once the core is ready."""
+        assert self.link.info is not None, "asked for measurements before the core was ready"
+        return self.link.info.measurements
 
     def become_ready(self, text: TextTools) -> None:
         """Open the doors."""

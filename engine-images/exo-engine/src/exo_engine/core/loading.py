@@ -1,0 +1,218 @@
+"""From a configuration to a core that can compute: weights, KV cache, runner, and what was measured.
+
+`EngineCore` calls `load` once; a simulation puts its own parts together (`exo_engine.simulation`)
+from some of the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from exo_engine.attention.kv_cache import KVCache
+from exo_engine.config import DTYPE_BYTES, EngineConfig, ResolvedConfig, resolve
+from exo_engine.core.block_manager import BlockManager
+from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
+from exo_engine.core.memory import (
+    DeviceMemory,
+    KVBudget,
+    check_weights_fit,
+    choose_num_blocks,
+    fit_model_len,
+    read_device_memory,
+)
+from exo_engine.core.request import EngineRequest
+from exo_engine.core.runner import ModelRunner
+from exo_engine.core.scheduler import ScheduledStep, Scheduler, SchedulerLimits
+from exo_engine.core.sequence import SampledToken
+from exo_engine.core.start_up import StartUp
+from exo_engine.errors import OutOfMemory
+from exo_engine.models.config_file import limits_of, read_spec
+from exo_engine.models.decoder import Decoder
+from exo_engine.models.spec import DecoderSpec
+from exo_engine.models.weights import check_checkpoint, load_weights
+from exo_engine.sampling_params import SamplingParams
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class StepRunner(Protocol):
+    """What the core needs of a runner."""
+
+    def run(self, step: ScheduledStep) -> Mapping[str, SampledToken]:
+        """Compute a step; return the next token of each sequence that reached its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCore:
+    """What `EngineCore` is made of."""
+
+    spec: DecoderSpec
+    config: ResolvedConfig
+    runner: StepRunner
+    num_blocks: int
+    measurements: Measurements
+    max_scored_tokens: int | None = None
+    """Longest prompt whose own log-probabilities can be computed; None: any."""
+
+
+def load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
+    """Load the model and make room for its cache.
+
+    Raises:
+        ConfigurationError: a setting is wrong (`ModelUnusable`: the model's files are).
+        OutOfMemory: weights or cache do not fit.
+    """
+    start_up.begin("reading configuration")
+    spec = read_spec(config.model_dir)
+    settings = resolve(config, limits_of(spec), has_cuda=torch.cuda.is_available())
+    try:
+        return _load_on_device(
+            spec, settings, start_up, was_length_asked=config.max_model_len is not None
+        )
+    except torch.OutOfMemoryError as exc:
+        raise OutOfMemory(
+            f"loading {config.model_dir} ran out of memory on the {settings.device} device",
+            hint="Lower --gpu-memory-utilization or --max-num-batched-tokens, or free memory.",
+        ) from exc
+
+
+def _load_on_device(
+    spec: DecoderSpec, settings: ResolvedConfig, start_up: StartUp, *, was_length_asked: bool
+) -> LoadedCore:
+    at_start = read_device_memory(settings.device)
+    start_up.begin("loading weights", "loading weights 0 %")
+    decoder = load_decoder(spec, settings, start_up.report)
+    start_up.begin("sizing KV cache")
+    budget = choose_num_blocks(spec, settings, lambda: _run_largest_step(decoder, settings))
+    num_blocks = budget.num_blocks
+    max_model_len = fit_model_len(settings, num_blocks, was_asked=was_length_asked)
+    config = replace(settings, max_model_len=max_model_len)
+    decoder.set_num_positions(max_model_len)
+    start_up.begin("allocating KV blocks", f"allocating {num_blocks} KV blocks")
+    runner = make_runner(decoder, config, num_blocks)
+    start_up.begin("warming up")
+    warm_up(runner, spec, config, num_blocks)
+    measurements = _measure(decoder, config, budget, at_start, start_up)
+    return LoadedCore(spec, config, runner, num_blocks, measurements)
+
+
+def load_decoder(
+    spec: DecoderSpec, settings: ResolvedConfig, progress: Callable[[str], None]
+) -> Decoder:
+    """Load the weights.
+
+    Args:
+        spec: the model.
+        settings: where and in which number format.
+        progress: told how much of them is loaded.
+
+    Raises:
+        ModelUnusable: the files are not those of the model.
+        OutOfMemory: there is no room for them.
+    """
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    entries = check_checkpoint(settings.model_dir, spec)
+    check_weights_fit(spec, settings)
+    decoder = Decoder(spec, dtype=DTYPES[settings.dtype], device=torch.device(settings.device))
+    with torch.inference_mode():
+        load_weights(decoder, entries, progress)
+    return decoder
+
+
+def make_scheduler(spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -> Scheduler:
+    """Return an empty scheduler over so many blocks."""
+    limits = SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        policy=config.scheduling_policy,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        seed=config.seed,
+        eos_token_ids=frozenset(spec.eos_token_ids),
+    )
+    blocks = BlockManager(
+        num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+    )
+    return Scheduler(limits, blocks)
+
+
+def make_runner(decoder: Decoder, config: ResolvedConfig, num_blocks: int) -> ModelRunner:
+    """Allocate the cache and return a runner over it."""
+    cache = KVCache(
+        decoder.spec,
+        num_blocks,
+        config.block_size,
+        dtype=decoder.dtype,
+        device=decoder.device,
+    )
+    return ModelRunner(
+        decoder,
+        cache,
+        attention_backend=config.attention_backend,
+        eos_token_ids=decoder.spec.eos_token_ids,
+    )
+
+
+def warm_up(runner: StepRunner, spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -> None:
+    """Run a prompt and a token, so that the first request does not pay for lazy set-up."""
+    length = min(8, config.max_model_len - 2)
+    if length < 1:
+        return
+    # A scheduler of its own: neither its blocks nor its counts should be seen.
+    scheduler = make_scheduler(spec, config, num_blocks)
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    scheduler.add(EngineRequest("warm-up", (0,) * length, params))
+    while scheduler.has_unfinished():
+        step = scheduler.schedule()
+        scheduler.update(step, runner.run(step))
+
+
+def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> None:
+    """Compute a step that fills the token budget and samples for as many sequences as may run."""
+    num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+    length = min(config.max_num_batched_tokens // num_seqs, config.max_model_len - 1)
+    blocks_each = -(-(length + 1) // config.block_size)
+    decoder.set_num_positions(length + 1)
+    scheduler = make_scheduler(decoder.spec, config, num_seqs * blocks_each)
+    runner = make_runner(decoder, config, num_seqs * blocks_each)
+    params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=1)
+    for index in range(num_seqs):
+        prompt = (index % decoder.spec.vocab_size,) + (0,) * (length - 1)
+        scheduler.add(EngineRequest(str(index), prompt, params))
+    runner.run(scheduler.schedule())
+    runner.take_scratch()
+
+
+def _measure(
+    decoder: Decoder,
+    config: ResolvedConfig,
+    budget: KVBudget,
+    at_start: DeviceMemory,
+    start_up: StartUp,
+) -> Measurements:
+    is_cuda = config.device == "cuda"
+    return Measurements(
+        device=config.device,
+        device_name=torch.cuda.get_device_name() if is_cuda else cpu_name(),
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        weights_bytes=decoder.num_bytes,
+        activation_peak_bytes=budget.activation_peak_bytes,
+        non_torch_bytes=budget.non_torch_bytes,
+        available_kv_bytes=budget.available_bytes,
+        kv_bytes_per_token=decoder.spec.kv_bytes_per_token(DTYPE_BYTES[config.dtype]),
+        kv_block_size=config.block_size,
+        num_kv_blocks=budget.num_blocks,
+        kv_capacity_tokens=budget.num_blocks * config.block_size,
+        device_total_bytes=at_start.total_bytes,
+        device_free_bytes=at_start.free_bytes,
+        peak_rss_bytes=peak_rss_bytes(),
+        start_up_seconds=start_up.finish(),
+    )

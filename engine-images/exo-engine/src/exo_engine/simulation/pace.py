@@ -1,0 +1,98 @@
+"""How long a step would take on the simulated GPUs, and holding it for that long.
+
+`Pace` is the arithmetic, pure; `PacedRunner` puts it around a runner. A step of a real deployment
+reads the weights once, however little it computes, so no step is shorter than one that gives a
+single sequence its token; prompt tokens in the step come on top of the sequences being answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from exo_engine.clock import Clock
+from exo_engine.core.loading import StepRunner
+from exo_engine.core.scheduler import ScheduledStep
+from exo_engine.core.sequence import SampledToken
+from exo_engine.simulation.file import Simulation
+
+logger = logging.getLogger(__name__)
+
+_TOLERANCE_SECONDS = 0.001
+"""A step that is late by less is not worth a word."""
+
+
+class Pace:
+    """Durations of steps, by the figures of a simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._steps = [(float(each.batch), each.seconds) for each in simulation.step_seconds]
+        rate = simulation.prefill_seconds_per_token
+        prompts = [(float(each.tokens), each.seconds) for each in simulation.prompt_seconds]
+        self._prompts = [(0.0, 0.0), *([(1.0, rate)] if rate is not None else prompts)]
+
+    def seconds(self, step: ScheduledStep) -> float:
+        """Return how long a step takes there."""
+        items = step.items.values()
+        num_decodes = sum(1 for item in items if item.num_tokens == 1)
+        prefill = sum(
+            self._prompt(item.end) - self._prompt(item.start)
+            for item in items
+            if item.num_tokens > 1
+        )
+        decode = _interpolated(self._steps, num_decodes) if num_decodes else 0.0
+        return max(decode + prefill, self._steps[0][1])
+
+    def _prompt(self, num_tokens: int) -> float:
+        """Return how long the first `num_tokens` of a prompt take."""
+        return _interpolated(self._prompts, num_tokens)
+
+
+class PacedRunner:
+    """A runner that is as slow as the simulated GPUs.
+
+    It is never faster. Where this machine needs longer for the small model than the GPUs would for
+    the big one, the step takes what it takes, and the log says so once.
+    """
+
+    def __init__(self, runner: StepRunner, pace: Pace, clock: Clock) -> None:
+        self._runner = runner
+        self._pace = pace
+        self._clock = clock
+        self._was_late = False
+        self._last_ids: frozenset[str] = frozenset()
+        self._last_end = 0.0
+
+    def run(self, step: ScheduledStep) -> Mapping[str, SampledToken]:
+        """Compute a step, and return when it would be done."""
+        begin = self._clock.now()
+        ids = frozenset(step.items)
+        if ids & self._last_ids:
+            # Who was in the step before has waited since: scheduling is part of a step's time.
+            begin = self._last_end
+        tokens = self._runner.run(step)
+        wanted, taken = self._pace.seconds(step), self._clock.now() - begin
+        if taken > wanted + _TOLERANCE_SECONDS and not self._was_late:
+            self._was_late = True
+            logger.warning(
+                "this machine is slower than what it simulates: a step of %d sequences and %d "
+                "tokens took %.1f ms instead of %.1f; said once",
+                len(step.items),
+                step.num_tokens,
+                taken * 1000,
+                wanted * 1000,
+            )
+        self._clock.wait_until(begin + wanted)
+        self._last_ids, self._last_end = ids, self._clock.now()
+        return tokens
+
+
+def _interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Return y at `x` on straight lines through points of rising x; the first y before them."""
+    if len(points) == 1 or x <= points[0][0]:
+        return points[0][1]
+    # Beyond the last point, the last line goes on.
+    right = min(bisect_left(points, (x,)), len(points) - 1)
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
