@@ -13,6 +13,7 @@ _HERE = "exo_inference.cli.deployment"
     "deployment",
     cls=CommandGroup,
     members=[
+        Member("plan", f"{_HERE}.plan:plan"),
         Member("create", f"{_HERE}.create:create", aliases=("add",)),
         Member("list", f"{_HERE}.list:list_deployments", aliases=("ls",)),
         Member("show", f"{_HERE}.show:show", aliases=("get",)),

@@ -5,10 +5,8 @@ Engine parameters are split as a shell would split them, so that JSON and blanks
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -31,38 +29,39 @@ DEFAULT_TEXT_WIDTH = 57
 MIN_TEXT_WIDTH = 20
 
 
+def parameter_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Add the engine's flags and their version to a command."""
+    flags = click.option(
+        "--inference-engine-params",
+        "parameters",
+        metavar="<flags>",
+        multiple=True,
+        help="Flags of the engine, split as a shell does; may be given several times.",
+    )
+    version = click.option(
+        "--inference-engine-version",
+        "engine_version",
+        metavar="<version>",
+        help="Version of the engine whose flags these are.",
+    )
+    return flags(version(function))
+
+
 def engine_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add the options about the engine to a command."""
-    options = [
-        click.option(
-            "--inference-engine-params",
-            "parameters",
-            metavar="<flags>",
-            multiple=True,
-            help="Flags of the engine, split as a shell does; may be given several times.",
-        ),
-        click.option(
-            "--inference-engine-version",
-            "engine_version",
-            metavar="<version>",
-            help="Version of the engine whose flags these are.",
-        ),
-        click.option(
-            "--inference-engine-parameter-help",
-            "parameter_help",
-            is_flag=True,
-            help="List the flags of the engine and exit.",
-        ),
-        click.option(
-            "--search",
-            "search",
-            metavar="<text>",
-            help="With the list of flags: only those about this, such as context or memory.",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+    """Add the options about the engine to a command: its flags, and the help about them."""
+    parameter_help = click.option(
+        "--inference-engine-parameter-help",
+        "parameter_help",
+        is_flag=True,
+        help="List the flags of the engine and exit.",
+    )
+    search = click.option(
+        "--search",
+        "search",
+        metavar="<text>",
+        help="With the list of flags: only those about this, such as context or memory.",
+    )
+    return parameter_options(parameter_help(search(function)))
 
 
 def split_parameters(texts: Sequence[str]) -> list[str]:
@@ -117,9 +116,8 @@ def print_parameters(parameters: Sequence[EngineParameter], search: str | None) 
 
 def text_width() -> int:
     """Return how wide descriptions may be: what COLUMNS or the terminal leave after the indent."""
-    if os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty():
-        return max(MIN_TEXT_WIDTH, shutil.get_terminal_size().columns - INDENT)
-    return DEFAULT_TEXT_WIDTH
+    columns = shutil.get_terminal_size(fallback=(0, 0)).columns
+    return max(MIN_TEXT_WIDTH, columns - INDENT) if columns else DEFAULT_TEXT_WIDTH
 
 
 def format_parameters(parameters: Sequence[EngineParameter], width: int) -> str:

@@ -1,0 +1,109 @@
+"""`deployment plan --compare`: one model on many GPUs, the cheapest that fits first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from rich.text import Text
+
+from exo_inference.cli.planning import fields, wording
+from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions
+from exo_inference.cli.planning.planners import Planner
+from exo_inference.cli.planning.report import align
+from exo_inference.cli.terminal import harmless
+from exo_inference.errors import UsageError
+from exo_inference.planner import Gpu, families, find_gpu
+from exo_inference.wire import DeploymentPlan, PlanVerdict
+
+COUNTS = (1, 2, 4, 8)
+_MAX_FITTING = 2
+"""Of the counts that fit, the smallest ones that are shown: the next one is faster, more is waste."""
+
+_ORDER = (PlanVerdict.FITS, PlanVerdict.TIGHT, PlanVerdict.REFUSED, PlanVerdict.UNKNOWN)
+_RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
+_HEADS = (
+    "GPUs", "verdict", "longest", "at once", "TTFT", "ITL", "tokens/s", "USD/h", "USD/M",
+)  # fmt: skip
+
+
+def compare(
+    planner: Planner, options: PlanOptions, extra: Mapping[str, Gpu]
+) -> list[DeploymentPlan]:
+    """Plan on every GPU asked for, each in the counts that make sense, and sort the plans.
+
+    Raises:
+        UsageError: a GPU is not known.
+    """
+    plans: list[DeploymentPlan] = []
+    for name, most in _gpus(options, extra):
+        counts = [c for c in COUNTS if c <= most] or [1]
+        counts = [options.gpu_count] if options.gpu_count is not None else counts
+        plans += _sensible([planner.plan(name, c, with_advice=False) for c in counts])
+    return sorted(plans, key=_rank)
+
+
+def _gpus(options: PlanOptions, extra: Mapping[str, Gpu]) -> Iterator[tuple[str, int]]:
+    """Yield the GPUs with how many of them a machine has at most."""
+    asked = options.compare or ALL_FAMILIES
+    if asked == ALL_FAMILIES:
+        for gpu in families():
+            yield gpu.family or gpu.key, gpu.max_count
+        return
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    if not names:
+        raise UsageError(
+            f"--compare is {asked!r}, expected GPUs with commas between them",
+            hint="For example --compare=gpua5000,H100; without a value all families.",
+        )
+    for name in names:
+        yield name, find_gpu(name, extra=extra).max_count
+
+
+def _sensible(plans: Sequence[DeploymentPlan]) -> list[DeploymentPlan]:
+    """Return the plans of one GPU that are worth a row: the first that run, or the largest."""
+    running = [plan for plan in plans if plan.verdict in _RUNS]
+    first_fit = next((n for n, p in enumerate(running) if p.verdict == PlanVerdict.FITS), 0)
+    return running[: first_fit + _MAX_FITTING] if running else list(plans[-1:])
+
+
+def _rank(plan: DeploymentPlan) -> tuple[int, float, int]:
+    order = _ORDER.index(plan.verdict) if plan.verdict in _ORDER else len(_ORDER)
+    price = float("inf") if plan.usd_per_hour is None else plan.usd_per_hour
+    return order, price, plan.gpu_count
+
+
+def table(plans: Sequence[DeploymentPlan], replicas: int) -> list[Text]:
+    """Return the comparison as lines."""
+    first = plans[0]
+    engines = " or ".join(engine for engine, _ in groupby(sorted(map(wording.engine, plans))))
+    title = f"{first.model or 'the model'} with {engines}"
+    if first.max_model_len:
+        title += f", requests of {max(plan.max_model_len for plan in plans):,} tokens"
+    lines = [Text(harmless(title), "bold"), *align(_HEADS, [_row(plan) for plan in plans], left=2)]
+    notes = (
+        "longest: the longest context that fits; at once: requests of full length; TTFT of 1,024",
+        "tokens; ITL of one request; tokens/s and USD per million tokens under full load",
+    )
+    lines += [Text(), *(Text(f"  {note}", "dim") for note in notes)]
+    if replicas > 1:
+        lines.append(Text(f"  of one replica; {replicas} take {replicas} times as much", "dim"))
+    return lines
+
+
+def _row(plan: DeploymentPlan) -> tuple[str, ...]:
+    return (
+        f"{plan.gpu_count} × {plan.gpu_type}",
+        str(plan.verdict),
+        f"{plan.largest_max_model_len:,}" if plan.largest_max_model_len else "-",
+        wording.concurrency(plan.max_concurrency) if plan.max_concurrency else "-",
+        _or_dash(fields.first_token_seconds(plan)),
+        _or_dash(fields.inter_token_seconds(plan)),
+        f"{fields.tokens_per_second(plan):,.0f}" if fields.tokens_per_second(plan) else "-",
+        wording.usd(plan.usd_per_hour),
+        wording.usd(fields.usd_per_million_tokens(plan)),
+    )
+
+
+def _or_dash(seconds: float | None) -> str:
+    return "-" if seconds is None else wording.seconds(seconds)

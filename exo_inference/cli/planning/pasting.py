@@ -1,0 +1,87 @@
+"""Whole command lines that put a piece of advice into effect, ready to be pasted. Pure.
+
+Advice names only what changes; the line has everything that was asked for, with that changed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from exo_inference.engines.argument_vector import Use, split
+from exo_inference.engines.catalogue import ReleaseFlags, flags_of
+
+PROGRAM = ("exo", "ai", "deployment")
+_FIXED = frozenset({"--gpu-type", "--gpu-count", "--model", "--model-name"})
+"""What a deployment cannot change any more once it exists."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What was asked for, so that it can be asked for again with changes.
+
+    Attributes:
+        verb: `create`, `update` or `plan`.
+        name: of the deployment; empty for a plan of none.
+        options: the command's options with their values, in the order in which they are printed.
+        flags: the engine's.
+        version: the release whose flags they are.
+    """
+
+    verb: str
+    name: str
+    options: tuple[tuple[str, str], ...]
+    flags: tuple[str, ...] = field(default=())
+    version: str = ""
+
+    def with_changes(self, options: Sequence[str], flags: Sequence[str]) -> str | None:
+        """Return the line with other options (`--gpu-count=4`) and further flags of the engine.
+
+        Returns:
+            None where a change cannot be made to a deployment that exists.
+        """
+        changed = dict(self.options)
+        for option in options:
+            name, _, value = option.partition("=")
+            if self.verb == "update" and name in _FIXED:
+                return None
+            changed["--model-name" if name == "--model" else name] = value
+        if "--model-name" in changed and "--model" in changed:
+            del changed["--model"]
+        words = [*PROGRAM, self.verb, *([self.name] if self.name else [])]
+        words += [word for pair in changed.items() for word in pair]
+        engine_flags = merge_flags(self.flags, flags, flags_of(self.version))
+        line = shlex.join(words)
+        if not engine_flags:
+            return line
+        quoted = shlex.quote(shlex.join(engine_flags))
+        # In quotes always, so that it is plain where the engine's flags begin and end.
+        return f"{line} --inference-engine-params " + (
+            quoted if quoted.startswith("'") else f"'{quoted}'"
+        )
+
+
+def merge_flags(
+    flags: Sequence[str], changes: Sequence[str], release: ReleaseFlags
+) -> tuple[str, ...]:
+    """Return the flags with others set: each takes the place of its older value."""
+    wanted = {_name(use) for use in split(changes, release).uses}
+    kept: list[str] = []
+    vector = split(flags, release)
+    pieces = [(use.index, use.items, _name(use) in wanted) for use in vector.uses]
+    pieces += [(index, 1, False) for index in vector.strays]
+    for index, count, is_replaced in sorted(pieces):
+        kept += [] if is_replaced else flags[index : index + count]
+    return (*kept, *changes)
+
+
+def _name(use: Use) -> str:
+    return use.flag.name if use.flag is not None else use.spelling.removeprefix("--no-").strip("-")
+
+
+def name_for(model: str) -> str:
+    """Return a deployment's name made from a model's, for lines of which the user gave none."""
+    short = re.sub(r"[^a-z0-9]+", "-", model.rpartition("/")[2].lower()).strip("-")
+    return short[:40].strip("-") or "chat"

@@ -1,0 +1,121 @@
+"""Runs `deployment plan`: ask, print in the form wanted, and tell the verdict by the exit code."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from exo_inference.cli.gitops.report import print_json
+from exo_inference.cli.planning import wording
+from exo_inference.cli.planning.asking import PlanOptions
+from exo_inference.cli.planning.comparison import compare, table
+from exo_inference.cli.planning.fields import PLAN, as_json
+from exo_inference.cli.planning.pasting import CommandLine, name_for
+from exo_inference.cli.planning.planners import find_planner, read_gpu_file
+from exo_inference.cli.planning.report import page_width, print_page, report
+from exo_inference.cli.terminal import harmless
+from exo_inference.errors import ExoError
+from exo_inference.planner import Step
+from exo_inference.wire import DeploymentPlan, PlanVerdict
+
+if TYPE_CHECKING:
+    from exo_inference.cli.output import Output
+    from exo_inference.cli.session import Session
+
+
+def run(session: Session, options: PlanOptions) -> None:
+    """Plan, and print the plan or the comparison.
+
+    Raises:
+        ExoError: nothing fits; what was found has been printed.
+    """
+    output = session.output(PLAN.field_names, configured=False)
+    planner = find_planner(options)
+    if options.compare is not None:
+        extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
+        plans = compare(planner, options, extra)
+        _print_comparison(output, plans, options.replicas)
+        if not any(plan.verdict in (PlanVerdict.FITS, PlanVerdict.TIGHT) for plan in plans):
+            raise ExoError("none of these GPUs can run it")
+        return
+    assert options.gpu_type is not None, "the command checks it"
+    count = options.gpu_count or 1
+    plan = planner.plan(options.gpu_type, count, with_advice=True)
+    steps = planner.steps(options.gpu_type, count) if options.explain else None
+    _print_plan(output, plan, options, steps)
+    conclude(plan, quiet=session.quiet)
+
+
+def conclude(plan: DeploymentPlan, *, quiet: bool) -> None:
+    """Warn of a tight plan on stderr; fail for one that cannot run.
+
+    Raises:
+        ExoError: refused, or nobody knows.
+    """
+    if plan.verdict == PlanVerdict.TIGHT:
+        if not quiet:
+            click.echo(harmless(f"warning: {wording.tight_warning(plan)}"), err=True)
+    elif plan.verdict != PlanVerdict.FITS:
+        raise ExoError(wording.headline(plan))
+
+
+def _print_plan(
+    output: Output, plan: DeploymentPlan, options: PlanOptions, steps: Sequence[Step] | None
+) -> None:
+    if output.template is None and output.format == "json":
+        print_json(as_json(plan, steps))
+    elif output.template is not None or output.format == "text":
+        output.show(PLAN.record(plan))
+    else:
+        width = page_width()
+        lines = report(plan, command_line(options, plan), options.replicas, width)
+        print_page([*lines, *_arithmetic(steps, width)] if steps else lines)
+
+
+def _print_comparison(output: Output, plans: Sequence[DeploymentPlan], replicas: int) -> None:
+    if output.template is None and output.format == "json":
+        print_json([as_json(plan) for plan in plans])
+    elif output.template is not None or output.format == "text":
+        output.show_list([PLAN.record(plan) for plan in plans], PLAN.headers)
+    else:
+        print_page(table(plans, replicas))
+
+
+def command_line(options: PlanOptions, plan: DeploymentPlan) -> CommandLine:
+    """Return the command that asks for this plan's deployment; a plan again for a model on disk."""
+    chosen = {
+        # The whole name, also where the part after the organisation was enough to find it.
+        "--model-name": options.model_name and (plan.model or options.model_name),
+        "--model-id": options.model_id,
+        "--model": str(options.model_path) if options.model_path is not None else None,
+        "--gpu-type": options.gpu_type,
+        "--gpu-count": str(options.gpu_count or 1),
+        "--replicas": str(options.replicas) if options.replicas != 1 else None,
+        "--inference-engine-version": options.engine_version,
+    }
+    can_create = options.model_path is None and options.gpu_file is None
+    if not can_create:
+        chosen["--gpu-file"] = str(options.gpu_file) if options.gpu_file is not None else None
+        chosen["--inference-engine"] = options.engine
+    return CommandLine(
+        verb="create" if can_create else "plan",
+        name=options.name or (name_for(plan.model) if can_create else ""),
+        options=tuple((name, value) for name, value in chosen.items() if value is not None),
+        flags=options.parameters,
+        version=plan.engine_version,
+    )
+
+
+def _arithmetic(steps: Sequence[Step], width: int) -> Iterator[Text]:
+    """Yield the steps: what, how, and from where."""
+    yield Text()
+    yield Text("How these figures come about, for one GPU", "bold")
+    for step in steps:
+        yield Text(harmless(f"  {step.title}: {step.result}"))
+        for text, style in ((step.formula, ""), (step.source and f"[{step.source}]", "dim")):
+            for row in textwrap.wrap(harmless(text), width - 6, break_long_words=False):
+                yield Text(f"      {row}", style)

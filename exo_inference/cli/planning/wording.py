@@ -1,0 +1,102 @@
+"""The words and figures of a plan: verdict, sizes, times, prices. Pure text, no layout.
+
+Used by the report, the comparison, and the one line that `create`, `update` and `apply` print.
+"""
+
+from __future__ import annotations
+
+from exo_inference.wire import DeploymentPlan, PlanVerdict
+
+GIB = 2**30
+
+_ENGINES = {"vllm": "vLLM", "exo": "exo-engine"}
+_MEMORY = frozenset({"memory", "free-memory"})
+
+
+def refusals(plan: DeploymentPlan) -> list[str]:
+    """Return why the engine would not start."""
+    return [problem.detail for problem in plan.problems if problem.refuses]
+
+
+def verdict_words(plan: DeploymentPlan) -> str:
+    """Say the verdict in a word or two."""
+    if plan.verdict == PlanVerdict.REFUSED:
+        codes = {problem.code for problem in plan.problems if problem.refuses}
+        return "Does not fit" if codes and codes <= _MEMORY else "Refused"
+    words = {PlanVerdict.FITS: "Fits", PlanVerdict.TIGHT: "Tight", PlanVerdict.UNKNOWN: "Unknown"}
+    return words.get(plan.verdict, str(plan.verdict))
+
+
+def headline(plan: DeploymentPlan) -> str:
+    """Say what was judged and how, as `Fits: Qwen/Qwen3-8B on 1 x NVIDIA L40S, vLLM 0.28.0`."""
+    return f"{verdict_words(plan)}: {plan.model or 'the model'} on {gpus(plan)}, {engine(plan)}"
+
+
+def summary(plan: DeploymentPlan) -> str:
+    """Say a plan in one line, for commands that are about something else."""
+    words = verdict_words(plan)
+    if plan.verdict in (PlanVerdict.REFUSED, PlanVerdict.UNKNOWN):
+        reasons = refusals(plan) or plan.notes
+        return f"{words}: {'; '.join(reasons)}" if reasons else words
+    parts = [
+        f"{gib(plan.available_kv_bytes_per_gpu, 1)} per GPU for the KV cache",
+        f"{plan.kv_capacity_tokens:,} tokens",
+        f"{concurrency(plan.max_concurrency)} requests of {plan.max_model_len:,} tokens at once",
+    ]
+    if plan.usd_per_hour is not None:
+        parts.append(f"{usd(plan.usd_per_hour)} USD per hour and replica")
+    text = f"{words}: {', '.join(parts)}"
+    return f"{text}. {tight_warning(plan)}" if plan.verdict == PlanVerdict.TIGHT else text
+
+
+def tight_warning(plan: DeploymentPlan) -> str:
+    """Say why a tight plan may fail."""
+    return (
+        f"It may not start: at worst {gib(max(0, plan.available_kv_bytes_low))} per GPU are left "
+        f"for the KV cache, one request of {plan.max_model_len:,} tokens needs "
+        f"{gib(plan.needed_kv_bytes_per_gpu)}"
+    )
+
+
+def gpus(plan: DeploymentPlan) -> str:
+    """Name the GPUs, with the family where that is another name."""
+    name = plan.gpu or plan.gpu_type
+    family = f" ({plan.gpu_type})" if plan.gpu_type and plan.gpu_type not in name.lower() else ""
+    return f"{plan.gpu_count} × {name}{family}"
+
+
+def engine(plan: DeploymentPlan) -> str:
+    """Name the engine; the version is vLLM's, whose flags exo-engine takes too."""
+    name = _ENGINES.get(plan.engine, plan.engine)
+    return name if plan.engine == "exo" else f"{name} {plan.engine_version}"
+
+
+def gib(num_bytes: float, digits: int = 2) -> str:
+    """Format bytes as `10.19 GiB`."""
+    return f"{num_bytes / GIB:,.{digits}f} GiB"
+
+
+def kib(num_bytes: float) -> str:
+    """Format the few bytes of one token."""
+    return f"{num_bytes / 1024:,.1f} KiB"
+
+
+def concurrency(number: float) -> str:
+    """Format how many requests run at once."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:,.1f}"
+
+
+def seconds(number: float) -> str:
+    """Format a latency with two or three digits."""
+    if number < 0.01:
+        return f"{number * 1000:.1f} ms"
+    if number < 1:
+        return f"{number * 1000:.0f} ms"
+    return f"{number:.1f} s" if number < 100 else f"{number:,.0f} s"
+
+
+def usd(number: float | None) -> str:
+    """Format a price; a dash where none is known."""
+    if number is None:
+        return "-"
+    return f"{number:.3f}" if 0 < number < 0.1 else f"{number:,.2f}"
