@@ -28,7 +28,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml engine-images/exo-engine/pyproj
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the test tools into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e engine-images/exo-engine -e '.[server,dev]'
+	@$(PIP) install -c constraints.txt -e engine-images/exo-engine -e '.[server,kubernetes,dev]'
 	@touch $@
 
 setup: $(VENV)/.installed ## create .venv with everything that `exo dedicated-inference up` needs
