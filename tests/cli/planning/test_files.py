@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from exo_inference.cli.planning.model_files import MAX_CONFIG_BYTES
+from tests.cli.conftest import Exo
 
-from ..conftest import Exo
 from .conftest import CONFIG
 
 PLAN = ("ai", "deployment", "plan", "--gpu-type", "l4")

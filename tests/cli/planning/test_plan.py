@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from exo_inference.wire import DeploymentPlan
-
-from ..conftest import Exo
+from tests.cli.conftest import Exo
 
 PLAN = ("ai", "deployment", "plan")
 MINISTRAL = ("--model-name", "mistralai/Ministral-3-8B-Instruct-2512")
