@@ -30,13 +30,11 @@ class Network:
     """Where the API server listens.
 
     Attributes:
-        bind_address: address it listens on.
-        advertise_address: where pods reach it.
+        address: of this machine; pods, if there are any, must reach it there.
         port: None takes a free one.
     """
 
-    bind_address: str = "127.0.0.1"
-    advertise_address: str = "127.0.0.1"
+    address: str = "127.0.0.1"
     port: int | None = None
 
 
@@ -65,7 +63,7 @@ class ApiServer:
     @property
     def url(self) -> str:
         """The server's address for clients on this machine."""
-        return f"https://127.0.0.1:{self._port}"
+        return f"https://{self._network.address}:{self._port}"
 
     @property
     def certificate(self) -> Path:
@@ -191,8 +189,8 @@ class ApiServer:
             self._programs["kube-apiserver"],
             f"--etcd-servers=unix://{self.directory}/etcd.sock",
             f"--cert-dir={self.certificate.parent}",
-            f"--bind-address={self._network.bind_address}",
-            f"--advertise-address={self._network.advertise_address}",
+            f"--bind-address={self._network.address}",
+            f"--advertise-address={self._network.address}",
             f"--secure-port={self._port}",
             f"--token-auth-file={self.directory}/tokens.csv",
             "--authorization-mode=RBAC",

@@ -6,7 +6,6 @@ that was killed. Used by `api_server` and `cluster`.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import time
@@ -80,15 +79,19 @@ class Daemon:
         """
         assert self._process is not None, f"{self.name} was not started"
         deadline = time.monotonic() + timeout_seconds
+        last: OSError | None = None
         while True:
-            with contextlib.suppress(OSError):
+            try:
                 if is_ready():
                     return
+            except OSError as exc:
+                last = exc
             if (status := self._process.poll()) is not None:
                 raise DaemonFailed(f"{self.name} ended with status {status}:\n{self._log_tail()}")
             if time.monotonic() > deadline:
                 raise DaemonFailed(
-                    f"{self.name} is not ready after {timeout_seconds:.0f} s:\n{self._log_tail()}"
+                    f"{self.name} is not ready after {timeout_seconds:.0f} s ({last}):\n"
+                    f"{self._log_tail()}"
                 )
             time.sleep(0.05)
 

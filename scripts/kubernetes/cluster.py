@@ -1,0 +1,221 @@
+"""A real Kubernetes in namespaces of its own: control plane, one real node, simulated GPU nodes.
+
+    python -m scripts.kubernetes.cluster [--image ARCHIVE]... -- COMMAND...
+
+runs COMMAND beside the cluster, in its network, with KUBECONFIG and EXO_TEST_CLUSTER (the directory
+that `control` works on), and ends with its status. Everything is in one network, mount and process
+namespace and in one directory, so nothing outlives the command, however it ends. Daemons that die are
+started again after a moment, as an init system would, unless `control` has stopped them.
+
+Not there: names (DNS), a way out of the namespace, enforcement of NetworkPolicy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.kubernetes import binaries, images, node, prerequisites
+from scripts.kubernetes.api_server import ApiServer, Network
+from scripts.kubernetes.control import CLUSTER_VARIABLE, Control
+from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, node_is_ready
+from scripts.kubernetes.processes import Daemon, DaemonFailed
+
+_INSIDE = "EXO_TEST_CLUSTER_INSIDE"
+_POD_NETWORKS = "10.244.0.0/16"
+_NUM_REAL_GPUS = 4
+_ERRORS = (
+    prerequisites.PrerequisiteMissing,
+    binaries.ProgramsMissing,
+    binaries.BuildFailed,
+    images.BuildFailed,
+    DaemonFailed,
+)
+
+
+class Cluster:
+    """All daemons of one cluster; to be used within its namespaces.
+
+    Args:
+        directory: for everything it keeps.
+        programs: where the programs are.
+        cgroup: cgroup of all pods.
+    """
+
+    def __init__(self, directory: Path, programs: dict[str, Path], cgroup: str) -> None:
+        self.directory = directory
+        self._programs = programs
+        self._network = Network(node.NODE_ADDRESS, 6443)
+        self.server = ApiServer(directory, programs, self._network)
+        self._cgroup = cgroup
+        self.control = Control(directory)
+
+    def start(self, archives: Sequence[Path]) -> Path:
+        """Start everything and wait until the real node is ready; return the kubeconfig.
+
+        Raises:
+            DaemonFailed
+        """
+        _set_up_network()
+        self.server.start()
+        kubeconfig = self.server.kubeconfig()
+        real = node.Node(
+            self.directory / "node", self._programs, kubeconfig, self._cgroup, self.server.logs
+        )
+        others = self._controllers(kubeconfig)
+        for daemon in others:
+            daemon.start()
+        real.start_containerd()
+        real.import_images(archives)
+        real.start_kubelet()
+        real.kubelet.wait_until(lambda: node_is_ready(self.server.client(), node.NODE_NAME))
+        self._give_gpus()
+        self.control.supervise(
+            [self.server.etcd, self.server.api_server, real.containerd, real.kubelet, *others]
+        )
+        return kubeconfig
+
+    def _controllers(self, kubeconfig: Path) -> list[Daemon]:
+        config = f"--kubeconfig={kubeconfig}"
+        commands = {
+            "kube-controller-manager": [
+                config,
+                f"--service-account-private-key-file={self.server.service_account_key}",
+                f"--root-ca-file={self.server.certificate}",
+                "--use-service-account-credentials=true",
+                "--leader-elect=false",
+                # A node that is lost should be seen within a test's patience, not after 40 s.
+                "--node-monitor-period=1s",
+                "--node-monitor-grace-period=10s",
+            ],
+            "kube-scheduler": [config, "--leader-elect=false"],
+            "kube-proxy": [
+                config,
+                "--proxy-mode=iptables",
+                f"--cluster-cidr={_POD_NETWORKS}",
+                f"--hostname-override={node.NODE_NAME}",
+                "--conntrack-max-per-core=0",
+                "--conntrack-min=0",
+                "--iptables-min-sync-period=100ms",
+            ],
+            "kwok": [
+                config,
+                "--manage-all-nodes=false",
+                f"--manage-nodes-with-annotation-selector={FAKE_NODE_ANNOTATION}=fake",
+                "--node-lease-duration-seconds=40",
+                *(f"--config={path}" for path in _stages()),
+            ],
+        }
+        return [
+            Daemon(name, [self._programs[name], *options], self.server.logs)
+            for name, options in commands.items()
+        ]
+
+    def _give_gpus(self) -> None:
+        """Let the real node say that it has GPUs; pods that ask for them really run.
+
+        An extended resource needs no device plugin.
+        """
+        body = [
+            {"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(_NUM_REAL_GPUS)}
+        ]
+        path = f"/api/v1/nodes/{node.NODE_NAME}/status"
+        self.server.client().request("PATCH", path, body, "application/json-patch+json")
+
+
+def _stages() -> list[Path]:
+    """Return the files that say how simulated nodes and their pods behave."""
+    stages = binaries.data_of("kwok", "stages")
+    return [
+        stages / "node" / "fast" / "node-initialize.yaml",
+        stages / "node" / "heartbeat-with-lease" / "node-heartbeat-with-lease.yaml",
+        *sorted((stages / "pod" / "fast").glob("pod-*.yaml")),
+    ]
+
+
+def _set_up_network() -> None:
+    """Give the namespace an address that is not loopback; a bridge without members will do."""
+    for words in (
+        "link set lo up",
+        "link add node0 type bridge",
+        f"addr add {node.NODE_ADDRESS}/32 dev node0",
+        "link set node0 up",
+        "route add default dev node0",
+    ):
+        subprocess.run(["ip", *words.split()], check=True)
+
+
+def run_inside(archives: Sequence[Path], command: Sequence[str], directory: Path) -> int:
+    """Start the cluster in the namespaces that this process is in, and run the command."""
+    programs = binaries.require(binaries.all_programs())
+    # containerd looks for its shim and for runc on the PATH.
+    shims = str(programs["containerd-shim-runc-v2"].parent)
+    os.environ["PATH"] = f"{shims}:{os.environ['PATH']}:/usr/sbin:/sbin"
+    cluster = Cluster(directory, programs, _cgroup_of(directory))
+    kubeconfig = cluster.start(archives)
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(kubeconfig),
+        CLUSTER_VARIABLE: str(directory),
+        "PATH": f"{programs['kubectl'].parent}:{os.environ['PATH']}",
+    }
+    status = subprocess.run(command, env=environment, check=False).returncode
+    if status and (kept := os.environ.get("EXO_TEST_CLUSTER_LOGS")):
+        shutil.copytree(cluster.server.logs, kept, dirs_exist_ok=True)
+    return status
+
+
+def run(archives: Sequence[Path], command: Sequence[str]) -> int:
+    """Make namespaces, run everything in them, and remove what processes cannot take along.
+
+    Raises:
+        PrerequisiteMissing, BuildFailed
+    """
+    prerequisites.ensure(prerequisites.CLUSTER, "run a cluster")
+    binaries.build(binaries.all_programs())
+    archives = [images.build_pause(), *archives]
+    directory = Path(tempfile.mkdtemp(prefix="exo-cluster-"))
+    node.create_cgroup(_cgroup_of(directory))
+    words = [f"--image={archive}" for archive in archives]
+    try:
+        return subprocess.run(
+            [
+                *("setpriv", "--pdeathsig", "KILL", "--"),
+                *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+                *("--", sys.executable, "-m", "scripts.kubernetes.cluster", *words, "--", *command),
+            ],
+            env={**os.environ, _INSIDE: str(directory)},
+            check=False,
+        ).returncode
+    finally:
+        node.remove_cgroup(_cgroup_of(directory))
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _cgroup_of(directory: Path) -> str:
+    return f"/{directory.name}"
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command beside a cluster."""
+    parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
+    parser.add_argument("--image", type=Path, action="append", default=[], help="OCI archive")
+    parser.add_argument("command", nargs="+", help="what to run; put -- before it")
+    options = parser.parse_args(arguments)
+    try:
+        if directory := os.environ.pop(_INSIDE, None):
+            return run_inside(options.image, options.command, Path(directory))
+        return run(options.image, options.command)
+    except _ERRORS as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""What a test cluster needs of this machine, and how it gets there.
+
+`check` says everything that is missing at once; `install_packages` installs the Debian packages, which
+takes root and apt. Nothing else of the machine is changed. Called by `cluster` and `images`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+_CNI = Path("/usr/lib/cni")
+
+PACKAGES = {
+    "buildah": "buildah",
+    "catatonit": "catatonit",
+    "debootstrap": "debootstrap",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "openssl": "openssl",
+    "runc": "runc",
+    "unshare": "util-linux",
+    str(_CNI / "bridge"): "containernetworking-plugins",
+}
+"""Debian package of each program."""
+
+CLUSTER = ("catatonit", "ip", "iptables", "openssl", "runc", "unshare", str(_CNI / "bridge"))
+"""What a cluster needs besides the programs of Kubernetes."""
+
+IMAGES = ("buildah", "catatonit", "debootstrap")
+"""What images need that are built on a base of our own."""
+
+
+class PrerequisiteMissing(Exception):
+    """Something of the machine is missing; the message says all of it."""
+
+
+def missing_packages(programs: Iterable[str]) -> list[str]:
+    """Return the Debian packages of those programs that are not here."""
+    return sorted({PACKAGES[program] for program in programs if shutil.which(program) is None})
+
+
+def ensure(programs: Iterable[str], purpose: str) -> None:
+    """Install the packages of programs that are missing.
+
+    Args:
+        programs: keys of `PACKAGES`.
+        purpose: what they are for, as in "cannot build images".
+
+    Raises:
+        PrerequisiteMissing: this is not root on Debian, or apt failed.
+    """
+    if os.geteuid() != 0:
+        raise PrerequisiteMissing(
+            f"cannot {purpose} as user {os.geteuid()}: namespaces, mounts and cgroups need root. "
+            "Run it as root, in a virtual machine or a privileged container."
+        )
+    packages = missing_packages(programs)
+    if not packages:
+        return
+    if shutil.which("apt-get") is None:
+        raise PrerequisiteMissing(
+            f"cannot {purpose}: missing {', '.join(packages)} (names of Debian packages), and there is "
+            "no apt-get. Install them, or use Debian or Ubuntu."
+        )
+    _install(packages, purpose)
+
+
+def _install(packages: list[str], purpose: str) -> None:
+    print(f"installing {' '.join(packages)} ...", file=sys.stderr, flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        result = subprocess.run(
+            ["apt-get", "-qq", *words], capture_output=True, text=True, env=environment, check=False
+        )
+        if result.returncode:
+            tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-6:])
+            raise PrerequisiteMissing(
+                f"cannot {purpose}: `apt-get {' '.join(words)}` failed:\n{tail}"
+            )
