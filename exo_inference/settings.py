@@ -146,6 +146,12 @@ def load_settings(flags: Flags | None = None, environ: Mapping[str, str] | None 
     )
 
 
+def read_hub_token(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the Hub token of the environment, `HF_TOKEN`, or None."""
+    environ = os.environ if environ is None else environ
+    return environ.get("HF_TOKEN", "").strip() or None
+
+
 def resolve_state_dir(
     flag: Path | str | None = None, environ: Mapping[str, str] | None = None
 ) -> Path:

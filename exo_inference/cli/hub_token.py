@@ -5,7 +5,6 @@ A token in argv stands in the process list and in the shell's history, so that f
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +12,6 @@ from pathlib import Path
 import click
 
 from exo_inference.errors import UsageError
-
-VARIABLE = "HF_TOKEN"
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,9 @@ def read_token(sources: TokenSources) -> str | None:
             err=True,
         )
         return sources.value or None
-    return os.environ.get(VARIABLE, "").strip() or None
+    from exo_inference.settings import read_hub_token
+
+    return read_hub_token()
 
 
 def _read_file(path: Path) -> str:

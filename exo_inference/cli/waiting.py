@@ -6,7 +6,7 @@ The waiting itself is the SDK's; here are the flags and what is shown meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 DEFAULT_WAIT_SECONDS = 1800.0
 
@@ -48,19 +49,35 @@ def wait_options(until: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def wait_for_model(
-    session: Session, client: Client, name: str, model_id: str, limit_seconds: float
-) -> Model:
-    """Wait until a model is ready.
+class Wait(Protocol[R_co]):
+    """One of the SDK's waits."""
+
+    def __call__(
+        self, object_id: str, /, *, timeout: float, on_change: Callable[[Any], None]
+    ) -> R_co:
+        """Wait for one object."""
+
+
+def follow(
+    session: Session, title: str, wait: Wait[R_co], object_id: str, limit_seconds: float
+) -> R_co:
+    """Wait for an object, and show where it stands meanwhile.
+
+    Args:
+        session: the flags.
+        title: what is waited for, as `Waiting for model "x"`.
+        wait: the wait of the SDK, such as `client.models.wait_until_ready`.
+        object_id: of what.
+        limit_seconds: how long.
 
     Raises:
-        NotReady: it is not, and the time is up or it never will be.
+        NotReady: it is not so, and the time is up or it never will be.
     """
-    with step(f'Waiting for model "{name}"', quiet=session.quiet) as running:
-        return client.models.wait_until_ready(
-            model_id,
+    with step(title, quiet=session.quiet) as running:
+        return wait(
+            object_id,
             timeout=limit_seconds,
-            on_change=lambda model: running.detail(model_standing(model)),
+            on_change=lambda item: running.detail(_standing(item)),
         )
 
 
@@ -72,47 +89,17 @@ def wait_for_deployment(
     Raises:
         NotReady: it is not, and the time is up or it never will be.
     """
-    with step(f'Waiting for deployment "{name}"', quiet=session.quiet) as running:
-        return client.deployments.wait_until_ready(
-            deployment_id,
-            timeout=limit_seconds,
-            on_change=lambda deployment: running.detail(deployment_standing(deployment)),
-        )
+    title = f'Waiting for deployment "{name}"'
+    return follow(session, title, client.deployments.wait_until_ready, deployment_id, limit_seconds)
 
 
-def wait_until_deleted(
-    session: Session, client: Client, name: str, deployment_id: str, limit_seconds: float
-) -> None:
-    """Wait until a deployment is gone with all it used.
+def _standing(item: Model | Deployment) -> str:
+    from exo_inference.wire import Model
 
-    Raises:
-        NotReady: it is still there when the time is up.
-    """
-    with step(f'Waiting until deployment "{name}" is gone', quiet=session.quiet) as running:
-        client.deployments.wait_until_deleted(
-            deployment_id,
-            timeout=limit_seconds,
-            on_change=lambda deployment: running.detail(deployment_standing(deployment)),
-        )
+    return _model_standing(item) if isinstance(item, Model) else _deployment_standing(item)
 
 
-def wait_until_model_deleted(
-    session: Session, client: Client, name: str, model_id: str, limit_seconds: float
-) -> None:
-    """Wait until a model is gone with its files.
-
-    Raises:
-        NotReady: it is still there when the time is up.
-    """
-    with step(f'Waiting until model "{name}" is gone', quiet=session.quiet) as running:
-        client.models.wait_until_deleted(
-            model_id,
-            timeout=limit_seconds,
-            on_change=lambda model: running.detail(model_standing(model)),
-        )
-
-
-def model_standing(model: Model) -> str:
+def _model_standing(model: Model) -> str:
     """Say in one line where a model stands."""
     parts = [str(model.state)]
     is_moving = not model.state_details or model.state_details.startswith("downloading")
@@ -123,7 +110,7 @@ def model_standing(model: Model) -> str:
     return ": ".join(parts)
 
 
-def deployment_standing(deployment: Deployment) -> str:
+def _deployment_standing(deployment: Deployment) -> str:
     """Say in one line where a deployment stands."""
     parts = [str(deployment.state)]
     if deployment.ready_replicas is not None and deployment.replicas:

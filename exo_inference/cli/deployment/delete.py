@@ -8,7 +8,7 @@ from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_options, wait_until_deleted
+from exo_inference.cli.waiting import follow, wait_options
 from exo_inference.cli.writing import dry_run_option, force_option
 
 
@@ -58,4 +58,6 @@ def delete(
         deleted = delete_all(session, client, what, DeleteOptions(deployments, force, dry_run))
         if wait and not dry_run:
             for target in deleted:
-                wait_until_deleted(session, client, target.name, target.id, wait_timeout)
+                title = f'Waiting until deployment "{target.name}" is gone'
+                until = client.deployments.wait_until_deleted
+                follow(session, title, until, target.id, wait_timeout)

@@ -178,18 +178,17 @@ def _wait(
     """Wait until the objects of the files are ready and the pruned ones gone, all in one time."""
     from exo_inference.cli.gitops.live import MODEL_KIND
     from exo_inference.cli.gitops.plan import Action
-    from exo_inference.cli.waiting import wait_for_deployment, wait_for_model, wait_until_deleted
+    from exo_inference.cli.waiting import follow
 
     end = time.monotonic() + timeout_seconds
     for change in changes:
         left = max(0.0, end - time.monotonic())
+        is_model = change.kind == MODEL_KIND
+        noun, objects = ("model", client.models) if is_model else ("deployment", client.deployments)
         if change.action == Action.DELETE:
             assert change.live is not None, "only what exists is deleted"
-            if change.kind == MODEL_KIND:
-                client.models.wait_until_deleted(change.live.id, timeout=left)
-            else:
-                wait_until_deleted(session, client, change.name, change.live.id, left)
-        elif change.kind == MODEL_KIND:
-            wait_for_model(session, client, change.name, ids[change.label], left)
+            title = f'Waiting until {noun} "{change.name}" is gone'
+            follow(session, title, objects.wait_until_deleted, change.live.id, left)
         else:
-            wait_for_deployment(session, client, change.name, ids[change.label], left)
+            title = f'Waiting for {noun} "{change.name}"'
+            follow(session, title, objects.wait_until_ready, ids[change.label], left)

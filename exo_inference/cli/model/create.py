@@ -10,7 +10,7 @@ import click
 from exo_inference.cli.hub_token import TokenSources, read_token
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_for_model, wait_options
+from exo_inference.cli.waiting import follow, wait_options
 from exo_inference.cli.writing import changed_id, dry_run_option, finish
 from exo_inference.errors import UsageError
 
@@ -110,4 +110,6 @@ def run(session: Session, options: CreateOptions) -> None:
         session.success("Model created.")
         if options.wait:
             model_id = changed_id(operation) or client.models.find(options.name).id
-            wait_for_model(session, client, options.name, model_id, options.wait_seconds)
+            title = f'Waiting for model "{options.name}"'
+            wait = client.models.wait_until_ready
+            follow(session, title, wait, model_id, options.wait_seconds)

@@ -8,7 +8,7 @@ from exo_inference.cli.completing import complete_models
 from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_options, wait_until_model_deleted
+from exo_inference.cli.waiting import follow, wait_options
 from exo_inference.cli.writing import dry_run_option, force_option
 
 
@@ -53,4 +53,5 @@ def delete(
         deleted = delete_all(session, client, what, DeleteOptions(models, force, dry_run))
         if wait and not dry_run:
             for target in deleted:
-                wait_until_model_deleted(session, client, target.name, target.id, wait_timeout)
+                title = f'Waiting until model "{target.name}" is gone'
+                follow(session, title, client.models.wait_until_deleted, target.id, wait_timeout)
