@@ -82,6 +82,9 @@ def _parse_one(item: str) -> SimulatedGpus:
             f"{FLAG} has {count[:64]!r} for {name[:64]}, expected a number from 1 to {MAX_COUNT}",
             hint=_EXAMPLE,
         )
-    gpu = find_gpu(name[:256])
+    try:
+        gpu = find_gpu(name[:256])
+    except UsageError as error:
+        raise UsageError(f"{FLAG} names {name[:64]!r}: {error.message}", hint=error.hint) from error
     family = gpu.family or re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return SimulatedGpus(family, gpu, int(count))

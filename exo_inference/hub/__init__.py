@@ -1,7 +1,8 @@
 """Where models come from. `base.py` is the seam; the factory picks a source by the form of a name.
 
 ======================  ===================================================
-`org/name`              the Hugging Face Hub, or what `HF_ENDPOINT` names
+`org/name`              the Hugging Face Hub, or what `HF_ENDPOINT` names;
+                        with simulated GPUs the planner's catalogue
 `file:///abs/path`      a directory of this machine, served in place
 `exo/tiny-chat`         built in, comes with this package
 ======================  ===================================================
@@ -26,12 +27,13 @@ def is_in_place(name: str) -> bool:
     return name.startswith((BUILTIN_PREFIX, FILE_PREFIX))
 
 
-def source_for(name: str, *, endpoint: str | None = None) -> ModelSource:
+def source_for(name: str, *, endpoint: str | None = None, simulated: bool = False) -> ModelSource:
     """Return the source that a model's name belongs to; nothing is looked up yet.
 
     Args:
         name: as users write it.
         endpoint: of the Hub; None is what `HF_ENDPOINT` says, else huggingface.co.
+        simulated: models of the Hub are not downloaded, because the GPUs are simulated.
 
     Raises:
         InvalidModelName: the name has no form that any source knows.
@@ -50,6 +52,10 @@ def source_for(name: str, *, endpoint: str | None = None) -> ModelSource:
             f"file:///ABSOLUTE/PATH, or a built-in model such as exo/tiny-chat",
             hint="Copy the name from the model's page on the Hub, for example Qwen/Qwen3-0.6B.",
         )
+    if simulated:
+        from exo_inference.hub.simulated import SimulatedSource  # loads the planner's catalogue
+
+        return SimulatedSource()
     from exo_inference.hub.huggingface import HuggingFaceSource  # brings huggingface_hub
 
     return HuggingFaceSource(endpoint=endpoint)

@@ -1,7 +1,7 @@
 """What a model source is: it can resolve a name and bring the files into a directory.
 
-Called by the controller alone. Implementations: `huggingface.py`, `file.py`, `builtin.py`; the
-factory in `__init__` picks one by the form of the name.
+Called by the controller alone. Implementations: `huggingface.py`, `file.py`, `builtin.py`,
+`simulated.py`; the factory in `__init__` picks one by the form of the name.
 """
 
 from __future__ import annotations

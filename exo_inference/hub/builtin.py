@@ -29,6 +29,11 @@ def builtin_names(directory: Path = _DIRECTORY) -> list[str]:
     return sorted(f"{BUILTIN_PREFIX}{name}" for name in found)
 
 
+def builtin_directory(name: str) -> Path:
+    """Return where a built-in model lies, without checking its files."""
+    return _DIRECTORY / name.removeprefix(BUILTIN_PREFIX)
+
+
 class BuiltinSource:
     """Serves `exo/` names.
 
