@@ -61,6 +61,8 @@ class LocalSettings:
         gateway_host: address the gateway listens on.
         gateway_port: its TCP port; never 0 once saved.
         zone: the one zone this control plane offers.
+        simulate_gpus: GPU families that are offered without being there, as `FAMILY=COUNT,…`.
+        simulate_speedup: durations on simulated GPUs are divided by it.
     """
 
     host: str = "127.0.0.1"
@@ -68,11 +70,20 @@ class LocalSettings:
     gateway_host: str = "127.0.0.1"
     gateway_port: int = 0
     zone: str = "ch-dk-2"
+    simulate_gpus: str = ""
+    simulate_speedup: int = 1
 
     @property
     def endpoint(self) -> str:
         """Base URL of the API as a client on this machine reaches it; ends in `/v2`."""
         return f"http://{_reachable(self.host)}:{self.port}/v2"
+
+    @property
+    def simulated(self) -> str:
+        """What is simulated, for people; empty where nothing is."""
+        if not self.simulate_gpus or self.simulate_speedup == 1:
+            return self.simulate_gpus
+        return f"{self.simulate_gpus}, {self.simulate_speedup} times faster"
 
     @property
     def gateway_url(self) -> str:
@@ -116,12 +127,16 @@ def load_settings(state: StateDir) -> LocalSettings | None:
         raise _bad_settings(path, str(exc)) from exc
     if not isinstance(data, dict):
         raise _bad_settings(path, f"expected an object, found {type(data).__name__}")
-    kinds = {"port": int, "gateway_port": int}
+    kinds = {"port": int, "gateway_port": int, "simulate_speedup": int}
     known: dict[str, Any] = {f.name: data[f.name] for f in fields(LocalSettings) if f.name in data}
     for name, value in known.items():
         kind = kinds.get(name, str)
         if type(value) is not kind:
             raise _bad_settings(path, f"{name} is {value!r}, expected {kind.__name__}")
+    if known.get("simulate_speedup", 1) < 1:
+        raise _bad_settings(
+            path, f"simulate_speedup is {data['simulate_speedup']}, expected 1 or more"
+        )
     return LocalSettings(**known)
 
 
@@ -138,6 +153,8 @@ def prepare_settings(
     gateway_host: str | None = None,
     gateway_port: int | None = None,
     zone: str | None = None,
+    simulate_gpus: str | None = None,
+    simulate_speedup: int | None = None,
 ) -> PreparedSettings:
     """Merge flags over the saved settings and choose the ports. Saves nothing.
 
@@ -160,6 +177,8 @@ def prepare_settings(
         host=host or saved.host,
         gateway_host=gateway_host or saved.gateway_host,
         zone=zone or saved.zone,
+        simulate_gpus=saved.simulate_gpus if simulate_gpus is None else simulate_gpus,
+        simulate_speedup=simulate_speedup or saved.simulate_speedup,
     )
     with ExitStack() as held:  # both stay bound until both are chosen, so they never coincide
         ports = _PortChooser(state, held)

@@ -93,6 +93,16 @@ def test_listener_on_all_addresses_is_noticed(state):
             prepare_settings(state, port=port)
 
 
+def test_what_is_simulated_is_kept_until_it_is_changed(state):
+    first = prepare_settings(state, simulate_gpus="gpua5000=4", simulate_speedup=20).settings
+    assert (first.simulate_gpus, first.simulate_speedup) == ("gpua5000=4", 20)
+    assert first.simulated == "gpua5000=4, 20 times faster"
+    save_settings(state, first)
+    assert prepare_settings(state).settings.simulate_gpus == "gpua5000=4"
+    cleared = prepare_settings(state, simulate_gpus="", simulate_speedup=1).settings
+    assert (cleared.simulate_gpus, cleared.simulated) == ("", "")
+
+
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_port_out_of_range_is_refused(state, port):
     with pytest.raises(UsageError, match="--port"):
@@ -122,6 +132,9 @@ def test_zones_are_those_of_the_published_api():
         pytest.param("[]", "expected an object", id="not an object"),
         pytest.param('{"port": "8"}', "port is '8'", id="text port"),
         pytest.param('{"port": true}', "port is True", id="boolean port"),
+        pytest.param('{"simulate_gpus": 4}', "simulate_gpus is 4", id="numeric GPUs"),
+        pytest.param('{"simulate_speedup": "2"}', "simulate_speedup is '2'", id="text speed-up"),
+        pytest.param('{"simulate_speedup": 0}', "expected 1 or more", id="speed-up of zero"),
     ],
 )
 def test_damaged_settings_are_named(state, content, complaint):

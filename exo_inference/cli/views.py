@@ -168,6 +168,7 @@ INSTANCE_TYPE_LIST: View[InZone[InstanceType]] = View(
         Column("family", "Family", "Family", lambda row: row.item.family),
         Column("authorized", "Authorized", "Authorized", lambda row: row.item.authorized),
         Column("zone", "Zone", "Zone", lambda row: row.zone),
+        Column("description", "Description", "", lambda row: row.item.description, added=True),
     )
 )
 

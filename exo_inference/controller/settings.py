@@ -13,6 +13,7 @@ from pathlib import Path
 from exo_inference.errors import ConfigurationError
 from exo_inference.local_settings import load_settings
 from exo_inference.settings import resolve_state_dir
+from exo_inference.simulated_gpus import SimulatedGpus, parse_simulated_gpus
 from exo_inference.state_dir import StateDir
 
 
@@ -38,6 +39,12 @@ class ControllerSettings:
     public_endpoint: str | None = None
     """What the zone list says; None derives it from each request's Host and X-Forwarded headers."""
 
+    simulated_gpus: tuple[SimulatedGpus, ...] = ()
+    """GPU families that are offered without being there; with any, models of the Hub are simulated too."""
+
+    simulation_speedup: int = 1
+    """Durations on simulated GPUs are divided by it; 1 is real time."""
+
     resync_seconds: float = 30.0
     """How often orphans are looked for and every object is looked at again."""
 
@@ -55,7 +62,7 @@ def read_settings(argv: Sequence[str] | None = None) -> ControllerSettings:
     """Build the settings of this process.
 
     Raises:
-        UsageError: settings.json is not readable.
+        UsageError: settings.json is not readable, or names GPUs that nobody knows.
         ConfigurationError: this control plane was never prepared.
     """
     parser = argparse.ArgumentParser(
@@ -78,4 +85,6 @@ def read_settings(argv: Sequence[str] | None = None) -> ControllerSettings:
         zone=saved.zone,
         gateway_url=saved.gateway_url,
         public_endpoint=arguments.public_endpoint,
+        simulated_gpus=parse_simulated_gpus(saved.simulate_gpus),
+        simulation_speedup=saved.simulate_speedup,
     )

@@ -136,6 +136,52 @@ def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.Monkey
     assert named.err.endswith(f"Run `exo dedicated-inference up --state-dir '{state.root}'`.\n")
 
 
+def test_simulated_gpus_are_kept_shown_and_not_changed_while_it_runs(
+    exo: Exo, state: StateDir
+) -> None:
+    first = up("--simulate-gpus", "gpua5000=4,H100=8", "--simulate-speedup", "20")
+    assert first.code == 0, first.err
+    status = status_of(exo)
+    assert status["simulated_gpus"] == "gpua5000=4,h100=8, 20 times faster"
+    assert "Simulated GPUs" in exo("ai", "status").out
+    listed = exo("ai", "deployment", "instance-type", "-O", "json")
+    types = {each["family"]: each["description"] for each in json.loads(listed.out)}
+    assert types["gpua5000"].endswith("(simulated)")
+    assert "(simulated)" not in types["cpu"]
+    assert listed.err == "note: simulated, not real GPUs: gpua5000, h100\n"
+
+    assert up().code == 0
+    for value in ("gpua5000=5", "none"):
+        changed = exo("ai", "up", "--simulate-gpus", value)
+        assert changed.code == 2
+        assert f"--simulate-gpus is {value}, but the control plane is running" in changed.err
+    assert exo("ai", "up", "--simulate-speedup", "2").code == 2
+
+    assert exo("ai", "down").code == 0
+    assert up("--simulate-gpus", "none").code == 0
+    assert "simulated_gpus" not in status_of(exo)
+    assert exo("ai", "down").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--simulate-gpus", "gpua5000"), "'gpua5000', expected FAMILY=COUNT"),
+        (("--simulate-gpus", "gpua9000=2"), "no GPU 'gpua9000'"),
+        (("--simulate-gpus", "gpua5000=0"), "expected a number from 1 to 64"),
+        (("--simulate-speedup", "0"), "not in the range"),
+    ],
+    ids=["syntax", "family", "count", "speed-up"],
+)
+def test_simulated_gpus_that_make_no_sense_are_refused(
+    exo: Exo, state: StateDir, arguments: tuple[str, ...], complaint: str
+) -> None:
+    refused = exo("ai", "up", *arguments)
+    assert refused.code == 2
+    assert complaint in refused.err
+    assert not state.root.exists()
+
+
 def test_down_ends_what_a_killed_supervisor_left(exo: Exo, state: StateDir) -> None:
     assert up("-Q").code == 0
     running = pids(status_of(exo))

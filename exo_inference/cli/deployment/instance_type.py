@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import click
+
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.views import INSTANCE_TYPE_LIST
 from exo_inference.cli.zones import print_list
+
+if TYPE_CHECKING:
+    from exo_inference.sdk import Client
+    from exo_inference.wire import InstanceType
+
+_SIMULATED = "(simulated)"
 
 
 @command(
@@ -24,6 +34,16 @@ def instance_type(session: Session) -> None:
     """List the GPU families a deployment may use.
 
     `AUTHORIZED` says whether a deployment of that family can be placed now. On one machine the
-    families are those of its GPUs, and `cpu`.
+    families are those of its GPUs, and `cpu`. Families of `up --simulate-gpus` say `(simulated)` in
+    their description, which JSON has.
     """
-    print_list(session, INSTANCE_TYPE_LIST, lambda client: client.deployments.instance_types())
+    simulated: set[str] = set()
+
+    def fetch(client: Client) -> list[InstanceType]:
+        types = client.deployments.instance_types()
+        simulated.update(each.family for each in types if _SIMULATED in (each.description or ""))
+        return types
+
+    print_list(session, INSTANCE_TYPE_LIST, fetch)
+    if simulated:
+        click.echo(f"note: simulated, not real GPUs: {', '.join(sorted(simulated))}", err=True)

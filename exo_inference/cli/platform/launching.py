@@ -16,6 +16,12 @@ import click
 
 from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ExoError, UsageError
+from exo_inference.simulated_gpus import (
+    MAX_SPEEDUP,
+    NO_GPUS,
+    format_simulated_gpus,
+    parse_simulated_gpus,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +51,8 @@ class LaunchOptions:
     gateway_host: str | None
     gateway_port: int | None
     zone: str | None
+    simulate_gpus: str | None = None
+    simulate_speedup: int | None = None
 
 
 def launch_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -77,10 +85,30 @@ def launch_options(function: Callable[P, R]) -> Callable[P, R]:
             shell_complete=_complete_zones,
             help="Name of the one zone it offers (default ch-dk-2).",
         ),
+        click.option(
+            "--simulate-gpus",
+            metavar="<family=count,...>",
+            callback=_read_gpus,
+            help="Offer GPUs that are not there, such as gpua5000=4,h100=8: memory and speed are "
+            "the planner's, a small model answers. Kept until changed; none switches it off.",
+        ),
+        click.option(
+            "--simulate-speedup",
+            metavar="<factor>",
+            type=click.IntRange(1, MAX_SPEEDUP),
+            help="Let simulated GPUs start and compute so many times faster (default 1).",
+        ),
     ]
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def _read_gpus(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Check the families and return them in the form that is saved."""
+    if value is None:
+        return None
+    return format_simulated_gpus(parse_simulated_gpus(value))
 
 
 def _complete_zones(
@@ -186,6 +214,8 @@ def configure(state: StateDir, options: LaunchOptions) -> LocalSettings:
         gateway_host=options.gateway_host,
         gateway_port=options.gateway_port,
         zone=options.zone,
+        simulate_gpus=options.simulate_gpus,
+        simulate_speedup=options.simulate_speedup,
     )
     for notice in prepared.notices:
         click.echo(f"notice: {harmless(notice)}", err=True)
@@ -213,7 +243,8 @@ def refuse_changes(options: LaunchOptions, settings: LocalSettings) -> None:
         if wanted not in (None, 0) and wanted != present:
             flag = "--" + name.replace("_", "-")
             raise UsageError(
-                f"{flag} is {wanted}, but the control plane is running with {present}",
+                f"{flag} is {wanted or NO_GPUS}, but the control plane is running with "
+                f"{present or NO_GPUS}",
                 hint="Run `exo dedicated-inference down` first.",
             )
 

@@ -76,6 +76,7 @@ class Overview:
     def record(self) -> Record:
         """Return the fields to print."""
         settings = self.settings
+        simulated = settings.simulated if settings else ""
         return (
             Field("state", "State", "State", self.state),
             Field("endpoint", "Endpoint", "Endpoint", settings.endpoint if settings else ""),
@@ -84,6 +85,10 @@ class Overview:
             Field("api_key", "APIKey", "API Key", self.api_key),
             Field("config_file", "ConfigFile", "Configuration", str(self.state_dir.config_file)),
             Field("state_dir", "StateDir", "State Directory", str(self.state_dir.root)),
+            *(
+                [Field("simulated_gpus", "SimulatedGPUs", "Simulated GPUs", simulated, added=True)]
+                * bool(simulated)
+            ),
             Field(
                 "processes",
                 "Processes",

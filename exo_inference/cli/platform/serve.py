@@ -44,6 +44,8 @@ def serve(
     gateway_host: str | None,
     gateway_port: int | None,
     zone: str | None,
+    simulate_gpus: str | None,
+    simulate_speedup: int | None,
 ) -> None:
     """Run a control plane on this machine, in the foreground.
 
@@ -58,7 +60,15 @@ def serve(
                 f"a control plane is already running in {state.root}",
                 hint="Run `exo dedicated-inference down` first, or choose another --state-dir.",
             )
-        options = LaunchOptions(host, port, gateway_host, gateway_port, zone or session.flags.zone)
+        options = LaunchOptions(
+            host=host,
+            port=port,
+            gateway_host=gateway_host,
+            gateway_port=gateway_port,
+            zone=zone or session.flags.zone,
+            simulate_gpus=simulate_gpus,
+            simulate_speedup=simulate_speedup,
+        )
         settings = configure(state, options)
         session.success(f"Endpoint {settings.endpoint}, configuration {state.config_file}")
         sys.stdout.flush()

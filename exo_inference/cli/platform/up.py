@@ -63,6 +63,10 @@ class _Started:
             "Choose the ports",
             "exo dedicated-inference up --port 8080 --gateway-port 8081",
         ),
+        Example(
+            "Try deployments on GPUs that this machine lacks, 20 times faster",
+            "exo dedicated-inference up --simulate-gpus gpua5000=4,h100=8 --simulate-speedup 20",
+        ),
     ],
 )
 @launch_options
@@ -82,6 +86,8 @@ def up(
     gateway_host: str | None,
     gateway_port: int | None,
     zone: str | None,
+    simulate_gpus: str | None,
+    simulate_speedup: int | None,
     start_timeout: float,
 ) -> None:
     """Start a control plane on this machine, in the background.
@@ -89,7 +95,15 @@ def up(
     It keeps everything it owns in one directory, so several can run side by side. What was deployed
     when it was stopped is started again. Running it again changes nothing.
     """
-    options = LaunchOptions(host, port, gateway_host, gateway_port, zone or session.flags.zone)
+    options = LaunchOptions(
+        host=host,
+        port=port,
+        gateway_host=gateway_host,
+        gateway_port=gateway_port,
+        zone=zone or session.flags.zone,
+        simulate_gpus=simulate_gpus,
+        simulate_speedup=simulate_speedup,
+    )
     output = session.output(FIELD_NAMES, configured=False)
     state = state_dir_of(session)
     check_installation()

@@ -46,7 +46,7 @@ def start_phases(found: Plan, speedup: int) -> list[dict[str, Any]]:
     has_graphs = graphs is not None and graphs.num_bytes > 0
     is_compiled = found.parameters.engine == "vllm" and not found.parameters.enforce_eager
     phases = [
-        ("starting the engine", PROCESS_SECONDS, [_headline(found)]),
+        ("starting the engine", PROCESS_SECONDS, []),
         ("loading weights", _checkpoint_bytes(found) / LOAD_BYTES_PER_SECOND, _weight_lines(found)),
         ("compiling", COMPILE_SECONDS * is_compiled, []),
         (_PROFILING, PROFILE_SECONDS, []),
@@ -124,14 +124,6 @@ def _suggest(found: Plan) -> str:
             f"Set --max-model-len={found.largest_max_model_len} or less, or use more GPUs; {plan}"
         )
     return f"Use more or larger GPUs, or a quantized checkpoint; {plan}"
-
-
-def _headline(found: Plan) -> str:
-    parameters = found.parameters
-    return (
-        f"simulation of {parameters.engine} {parameters.engine_version}: {found.model} on "
-        f"{found.gpu_count} x {found.gpu}; memory and speed are the planner's figures"
-    )
 
 
 def _checkpoint_bytes(found: Plan) -> int:
