@@ -35,7 +35,6 @@ from exo_inference.resources.model import (
 from exo_inference.resources.operation import (
     IdempotentRequest,
     InferenceOperation,
-    OperationReference,
     OperationResult,
     OperationSpec,
     OperationStatus,
@@ -63,7 +62,6 @@ __all__ = [
     "ModelSpec",
     "ModelStatus",
     "ObjectMeta",
-    "OperationReference",
     "OperationResult",
     "OperationSpec",
     "OperationStatus",

@@ -21,21 +21,16 @@ class OperationSubject(ResourceModel):
     uid: str
 
 
-class OperationReference(ResourceModel):
-    """The same as clients are told it."""
-
-    id: str
-    link: str | None = None
-    command: str | None = None
-
-
 class OperationResult(ResourceModel):
-    """What the API answers about the write."""
+    """What the API answers about the write.
+
+    Attributes:
+        state: of the operation, for who lists them.
+        answer: all of it, in the JSON of the API, which has words of its own.
+    """
 
     state: str
-    reason: str | None = None
-    message: str | None = None
-    reference: OperationReference | None = None
+    answer: str
 
 
 class IdempotentRequest(ResourceModel):

@@ -1,8 +1,8 @@
 """What an object store is: get, list, create, update with optimistic concurrency, status apart.
 
-The reconciler and the routes are the only callers. `sqlite.py` implements it on one machine; the
-same test suite holds every implementation to this contract. What belongs to a write (its operation,
-events, secrets) is handed over with it as a `Recording` and stored in the same transaction.
+The reconciler and the routes are the only callers. `sqlite.py` implements it on one machine,
+`kubernetes/` on a cluster; the same test suite holds every implementation to this contract. What
+belongs to a write (its operation, events, secrets) is handed over with it as a `Recording`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,24 @@ class StoreUnwritable(StoreError):
     """The store cannot take the write (disk full, read-only); nothing of it was stored."""
 
 
+class StoreUnreachable(StoreUnwritable):
+    """The store did not answer for too long; whether a write was made may not be known."""
+
+
+class ObjectRefused(StoreError):
+    """The store's own rules refuse the object, or may not be asked with these credentials."""
+
+
+class RequestRepeated(VersionConflict):
+    """A create with this idempotency key was recorded, or is being recorded, by someone else."""
+
+
 class StoreDamaged(StoreError):
     """The store's data cannot be read; nothing was changed."""
 
 
 class StoreTooNew(StoreError):
-    """A newer version of this program wrote the store; nothing was changed."""
+    """A newer version of this program wrote the store or the object; nothing was changed."""
 
 
 class ChangeType(StrEnum):
@@ -85,6 +97,8 @@ class RecordedRequest:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What is stored together with the write of an object: all of it, or nothing.
+
+    Only events may be lost where there is no transaction: they are a log, and no state hangs on them.
 
     Attributes:
         secrets: encrypted values of the object, by name; they go when the object goes.
@@ -160,7 +174,11 @@ class ObjectStore(Protocol):
         ...
 
     def watch(self, kind: type[R]) -> AsyncIterator[Change]:
-        """Yield every change from now on."""
+        """Yield what changes from now on.
+
+        The newest state of an object always comes; one that was replaced at once may be left out
+        where others write, too.
+        """
         ...
 
 

@@ -12,7 +12,9 @@ from exo_inference.resources import (
 
 def deployment(name: str = "chat", *, finalizers: tuple[str, ...] = ()) -> InferenceDeployment:
     return InferenceDeployment(
-        metadata=ObjectMeta(name=name, finalizers=finalizers, labels={"team": "é"}),
+        metadata=ObjectMeta(
+            name=name, finalizers=finalizers, labels={"team": "ml"}, annotations={"for": "é"}
+        ),
         spec=DeploymentSpec(model="org/m1", gpu_type="cpu", engine_parameters=("--seed=1",)),
     )
 

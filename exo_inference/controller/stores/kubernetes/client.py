@@ -1,0 +1,242 @@
+"""Requests to the Kubernetes API: plain JSON in and out, repeated through short outages.
+
+The other modules of the package and `controller/leader.py` call it. It is the only import of the
+`kubernetes` client, of which it uses the asynchronous half: configuration, credentials and their
+renewal, connections. Its errors end here and become errors of the store contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+
+from exo_inference.controller.stores.base import ObjectRefused, StoreUnreachable
+from exo_inference.errors import ConfigurationError
+
+MERGE_PATCH = "application/merge-patch+json"
+
+FIELD_MANAGER = "exo-inference"
+"""The owner that `metadata.managedFields` names for what the controller writes."""
+
+ATTEMPT_SECONDS = 5.0
+"""How long one attempt waits for its answer."""
+
+OUTAGE_SECONDS = 10.0
+"""How long a request is repeated: an API server that is restarted is back before that."""
+
+WATCH_IDLE_SECONDS = 90.0
+"""A watch that is silent for longer is dead: the server sends a bookmark about every minute."""
+
+_BUSY = frozenset({429, 500, 502, 503, 504})
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class ApiRefusal(ObjectRefused):
+    """The API server answered with an error.
+
+    Attributes:
+        status_code: of the answer.
+        reason: the word that Kubernetes has for it, such as `AlreadyExists`.
+    """
+
+    def __init__(self, message: str, *, status_code: int, reason: str) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+        self.reason = reason
+
+
+class KubernetesApi:
+    """One API server, and the namespace that everything is kept in.
+
+    Args:
+        client: knows the server and the credentials; closed by `close`.
+        namespace: of the objects.
+    """
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self.namespace = namespace
+        self._client = client
+
+    @classmethod
+    async def connect(
+        cls, kubeconfig: Path | None = None, namespace: str | None = None
+    ) -> KubernetesApi:
+        """Read the credentials; nothing is asked of the server yet.
+
+        Args:
+            kubeconfig: its current context is used; None is the pod's own service account.
+            namespace: None is the context's, or the pod's.
+
+        Raises:
+            ConfigurationError: there are no credentials that can be read.
+        """
+        configuration = Configuration()
+        try:
+            if kubeconfig is None:
+                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+                found = await asyncio.to_thread(_NAMESPACE_FILE.read_text)
+            else:
+                await config.load_kube_config(  # type: ignore[no-untyped-call]
+                    config_file=str(kubeconfig), client_configuration=configuration
+                )
+                _, context = config.list_kube_config_contexts(str(kubeconfig))  # type: ignore[no-untyped-call]
+                found = context["context"].get("namespace", "default")
+        except (config.ConfigException, OSError, KeyError, TypeError) as exc:
+            place = "of this pod" if kubeconfig is None else f"in {kubeconfig}"
+            raise ConfigurationError(
+                f"cannot read the Kubernetes credentials {place}: {exc}",
+                hint="Run it in a pod with a service account, or name a kubeconfig.",
+            ) from exc
+        return cls(ApiClient(configuration), namespace or found.strip())
+
+    async def close(self) -> None:
+        """Close all connections. Idempotent."""
+        await self._client.close()  # type: ignore[no-untyped-call]
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Read an object or a list."""
+        return await self._repeat("GET", path, query=query)
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object in a collection.
+
+        An attempt whose answer was lost is repeated, so `AlreadyExists` may mean this very object.
+        """
+        return await self._repeat("POST", path, body=body, query={"fieldManager": FIELD_MANAGER})
+
+    async def merge(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the fields that the body names, and own these alone."""
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._repeat("PATCH", path, body=body, query=query, content_type=MERGE_PATCH)
+
+    async def replace(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace an object."""
+        return await self._repeat("PUT", path, body=body, query={"fieldManager": FIELD_MANAGER})
+
+    async def delete(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Delete an object, or all of a collection that a selector finds."""
+        return await self._repeat("DELETE", path, body=body, query=query)
+
+    async def watch(
+        self, path: str, query: Mapping[str, str]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the events of one watch request until the server ends it.
+
+        Raises:
+            ApiRefusal: it was refused.
+            StoreUnreachable: it broke off, or was silent for too long.
+        """
+        limits = aiohttp.ClientTimeout(
+            sock_connect=ATTEMPT_SECONDS, sock_read=WATCH_IDLE_SECONDS, total=None
+        )
+        try:
+            response = await self._send("GET", path, {**query, "watch": "true"}, limits=limits)
+            async with contextlib.aclosing(_lines(response)) as lines:
+                async for line in lines:
+                    yield json.loads(line)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+            raise StoreUnreachable(f"the watch on {path} broke off: {exc!r}"[:300]) from exc
+
+    async def _repeat(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str | None = None,
+    ) -> dict[str, Any]:
+        """Send a request until there is an answer that another attempt would not change."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + OUTAGE_SECONDS
+        delay = 0.1
+        while True:
+            problem: Exception
+            try:
+                limits = aiohttp.ClientTimeout(total=ATTEMPT_SECONDS)
+                response = await self._send(method, path, query, body, content_type, limits)
+                parsed: dict[str, Any] = json.loads(await response.read())
+                return parsed
+            except ApiRefusal as exc:
+                if exc.status_code not in _BUSY:
+                    raise
+                problem = exc
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+                problem = exc
+            if loop.time() + delay > deadline:
+                raise StoreUnreachable(
+                    f"the Kubernetes API did not answer for {OUTAGE_SECONDS:.0f} s "
+                    f"({method} {path}): {problem!r}"[:400],
+                    hint="Check that the API server is up; what runs goes on. Then repeat.",
+                ) from problem
+            await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 -- not a secret
+            delay = min(delay * 2, 1.0)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str | None = None,
+        limits: aiohttp.ClientTimeout | None = None,
+    ) -> aiohttp.ClientResponse:
+        """Send one request; return the answer, unread, if it is a success."""
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = content_type or "application/json"
+        method, url, headers, data, _ = await self._client.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._client.rest_client.request(  # type: ignore[no-untyped-call]
+            method, url, headers=headers, body=data, _request_timeout=limits
+        )
+        response: aiohttp.ClientResponse = answer.response
+        if response.status >= 400:
+            raise _refusal(method, path, response.status, await response.read())
+        return response
+
+
+def object_path(api: KubernetesApi, plural: str, name: str = "", *, group: str = "") -> str:
+    """Return the path of a collection, or of one object in it; no group is the core's."""
+    root = f"/apis/{group}" if group else "/api/v1"
+    path = f"{root}/namespaces/{api.namespace}/{plural}"
+    return f"{path}/{name}" if name else path
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    try:
+        async for line in response.content:
+            yield line
+    finally:
+        response.close()
+
+
+def _refusal(method: str, path: str, status: int, body: bytes) -> ApiRefusal:
+    try:
+        found = json.loads(body)
+        reason, message = str(found.get("reason", "")), str(found.get("message", ""))
+    except (ValueError, AttributeError):
+        reason, message = "", body.decode(errors="replace")
+    text = message[:256] or f"{method} {path} was answered {status}"
+    return ApiRefusal(text, status_code=status, reason=reason)

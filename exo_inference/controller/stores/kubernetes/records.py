@@ -1,0 +1,270 @@
+"""Operations, idempotent creates and facts: what is remembered beside the objects.
+
+`store.py` is the only caller. Operations and creates are `InferenceOperation` objects, facts the
+entries of one ConfigMap. The name of a create's memory is made of its idempotency key, so that the
+API server lets only one of two controllers begin it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from exo_inference.controller.stores.base import (
+    ObjectNotFound,
+    RecordedRequest,
+    RequestRepeated,
+)
+from exo_inference.controller.stores.kubernetes.client import (
+    ApiRefusal,
+    KubernetesApi,
+    object_path,
+)
+from exo_inference.controller.stores.kubernetes.objects import UID_LABEL, read_object
+from exo_inference.errors import StoreError
+from exo_inference.resources import (
+    API_GROUP,
+    API_VERSION,
+    IdempotentRequest,
+    InferenceApiKey,
+    InferenceDeployment,
+    InferenceModel,
+    InferenceOperation,
+    OperationResult,
+    OperationSpec,
+    OperationSubject,
+    Resource,
+)
+from exo_inference.wire import Operation
+
+KINDS: dict[str, type[Resource]] = {
+    kind.KIND: kind for kind in (InferenceModel, InferenceDeployment, InferenceApiKey)
+}
+"""The kinds of objects that operations are about."""
+
+RECORD_LABEL = f"{API_GROUP}/record"
+ABANDONED_AFTER = timedelta(seconds=60)
+"""A create that has not made its object by then was cut off: no request lives so long."""
+
+_FACTS = "exo-inference-facts"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_DELETIONS_AT_ONCE = 20
+
+
+class Records:
+    """What is remembered in one namespace."""
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+
+    async def add_operation(self, operation: Operation, subject: OperationSubject) -> bool:
+        """Store an operation; return False if this very one was stored before.
+
+        Raises:
+            StoreError: there is another operation with the id.
+        """
+        answer = operation.model_dump_json(by_alias=True, exclude_none=True)
+        result = OperationResult(state=operation.state.value, answer=answer)
+        spec = OperationSpec(subject=subject, result=result)
+        try:
+            await self._api.create(self._path(), _record(operation.id, "operation", spec))
+        except ApiRefusal as exc:
+            if exc.reason != "AlreadyExists":
+                raise
+            if await self._load(operation.id) == spec:
+                return False
+            raise StoreError(f"there is an operation {operation.id!r} already") from exc
+        return True
+
+    async def get_operation(self, uid: str) -> Operation:
+        """Return one operation.
+
+        Raises:
+            ObjectNotFound
+        """
+        spec = await self._load(uid)
+        if spec is None or spec.result is None:
+            raise ObjectNotFound(f"there is no operation {uid[:64]!r}")
+        return Operation.model_validate_json(spec.result.answer)
+
+    async def claim(self, request: RecordedRequest, subject: OperationSubject) -> bool:
+        """Begin an idempotent create; return False if this very one was begun before.
+
+        Raises:
+            RequestRepeated: it was recorded, or someone else is recording it.
+        """
+        wanted = IdempotentRequest(fingerprint=request.fingerprint, result_id=request.result_id)
+        body = _record(
+            _request_name(request.key), "request", OperationSpec(subject=subject, request=wanted)
+        )
+        try:
+            await self._api.create(self._path(), body)
+        except ApiRefusal as exc:
+            if exc.reason != "AlreadyExists":
+                raise
+        else:
+            return True
+        return await self._take_over(request.key, body, subject)
+
+    async def find_request(self, key: str) -> RecordedRequest | None:
+        """Return the create with this idempotency key, if its object was made."""
+        raw = await self._get(_request_name(key))
+        if raw is None:
+            return None
+        spec = _read(raw).spec
+        if spec.request is None or not await self._is_recorded(raw):
+            return None
+        return RecordedRequest(key, spec.request.fingerprint, spec.request.result_id)
+
+    async def confirm(self, key: str) -> None:
+        """Note that the object of a create was made, so that it need not be looked for."""
+        path = f"{self._path(_request_name(key))}/status"
+        await self._api.merge(path, {"status": {"recorded": True}})
+
+    async def remove_operation(self, uid: str) -> None:
+        """Forget an operation whose write was refused."""
+        await self._remove(uid)
+
+    async def remove_request(self, key: str) -> None:
+        """Forget a create that was refused."""
+        await self._remove(_request_name(key))
+
+    async def ensure_fact(self, name: str, value: str) -> str:
+        """Return the stored fact; store `value` if there is none."""
+        path = object_path(self._api, "configmaps", _FACTS)
+        while True:
+            try:
+                found = await self._api.get(path)
+            except ApiRefusal as exc:
+                if exc.status_code != 404:
+                    raise
+                body = {"metadata": {"name": _FACTS}, "data": {name: value}}
+                await self._try(self._api.create(object_path(self._api, "configmaps"), body))
+                continue
+            facts: dict[str, str] = found.get("data", {})
+            if name in facts:
+                return facts[name]
+            version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+            await self._try(self._api.merge(path, {"metadata": version, "data": {name: value}}))
+
+    async def prune(self, record: str, before: datetime) -> None:
+        """Remove the records of one sort (`operation`, `request`) that are older."""
+        query = {"labelSelector": f"{RECORD_LABEL}={record}", "limit": "500"}
+        while True:
+            page = await self._api.get(self._path(), query)
+            old = [
+                item["metadata"]["name"]
+                for item in page["items"]
+                if _created(item["metadata"]) < before
+            ]
+            for start in range(0, len(old), _DELETIONS_AT_ONCE):
+                part = old[start : start + _DELETIONS_AT_ONCE]
+                await asyncio.gather(*(self._remove(name) for name in part))
+            if not page["metadata"].get("continue"):
+                return
+            query = {**query, "continue": page["metadata"]["continue"]}
+
+    async def _take_over(self, key: str, body: dict[str, Any], subject: OperationSubject) -> bool:
+        """Go on with a create that was begun before and cut off."""
+        raw = await self._get(_request_name(key))
+        if raw is None:  # pruned in this moment
+            raise RequestRepeated("the same create was forgotten meanwhile", hint="Repeat it.")
+        if await self._is_recorded(raw):
+            raise RequestRepeated(
+                "another controller recorded the same create meanwhile",
+                hint="Repeat the request: it is answered with what was created.",
+            )
+        if _read(raw).spec.subject.uid == subject.uid:
+            return False
+        if datetime.now(UTC) - _created(raw["metadata"]) < ABANDONED_AFTER:
+            raise RequestRepeated(
+                "the same create is being recorded by another controller",
+                hint="Repeat the request in a minute.",
+            )
+        version = {"resourceVersion": raw["metadata"]["resourceVersion"]}
+        body = {**body, "metadata": {**body["metadata"], **version}}
+        try:
+            await self._api.replace(self._path(_request_name(key)), body)
+        except ApiRefusal as exc:
+            raise RequestRepeated("the same create was begun twice", hint="Repeat it.") from exc
+        return True
+
+    async def _is_recorded(self, raw: Mapping[str, Any]) -> bool:
+        """Whether the object of a create was made; it may be gone again since."""
+        record = _read(raw)
+        if record.status.recorded:
+            return True
+        subject = record.spec.subject
+        kind = KINDS[subject.kind]
+        try:
+            found = await self._api.get(
+                object_path(self._api, kind.PLURAL, subject.name, group=API_VERSION)
+            )
+        except ApiRefusal as exc:
+            if exc.status_code == 404:
+                return False
+            raise
+        return read_object(kind, found).resource_uid == subject.uid
+
+    async def _load(self, name: str) -> OperationSpec | None:
+        raw = await self._get(name)
+        return None if raw is None else _read(raw).spec
+
+    async def _get(self, name: str) -> dict[str, Any] | None:
+        if not _NAME.fullmatch(name):
+            return None
+        try:
+            return await self._api.get(self._path(name))
+        except ApiRefusal as exc:
+            if exc.status_code == 404:
+                return None
+            raise
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._api.delete(self._path(name))
+        except ApiRefusal as exc:
+            if exc.status_code != 404:
+                raise
+
+    async def _try(self, write: Any) -> None:
+        """Make a write that someone else may have made first; the caller looks again."""
+        try:
+            await write
+        except ApiRefusal as exc:
+            if exc.status_code != 409:
+                raise
+
+    def _path(self, name: str = "") -> str:
+        return object_path(self._api, InferenceOperation.PLURAL, name, group=API_VERSION)
+
+
+def _request_name(key: str) -> str:
+    return f"request-{hashlib.sha256(key.encode()).hexdigest()[:40]}"
+
+
+def _record(name: str, record: str, spec: OperationSpec) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": InferenceOperation.KIND,
+        "metadata": {
+            "name": name,
+            "labels": {RECORD_LABEL: record, UID_LABEL: spec.subject.uid},
+        },
+        "spec": spec.model_dump(mode="json", by_alias=True, exclude_none=True),
+    }
+
+
+def _read(raw: Mapping[str, Any]) -> InferenceOperation:
+    stored = read_object(InferenceOperation, raw).resource
+    if not isinstance(stored, InferenceOperation):
+        raise StoreError(f"the operation {raw['metadata']['name']!r} cannot be read")
+    return stored
+
+
+def _created(metadata: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(metadata["creationTimestamp"])

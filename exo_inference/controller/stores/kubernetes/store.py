@@ -1,0 +1,453 @@
+"""The store of a cluster: objects in the Kubernetes API. The contract is in `stores/base.py`.
+
+Reads come from a cache that watches keep; a miss is asked of the API server, as another controller
+may have written in this moment. There is no transaction over several objects, so a write has an
+order (docs/decisions/0007-kubernetes-store.md): what belongs to it is written first, then the object
+itself, whose write decides whether it happened, then what may be lost or is made good by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar, cast
+
+from exo_inference.controller.stores.base import (
+    Change,
+    NameTaken,
+    ObjectNotFound,
+    RecordedRequest,
+    Recording,
+    StoreDamaged,
+    StoreTooNew,
+    StoreUnreachable,
+    VersionConflict,
+)
+from exo_inference.controller.stores.kubernetes.cache import Cache
+from exo_inference.controller.stores.kubernetes.client import (
+    ApiRefusal,
+    KubernetesApi,
+    object_path,
+)
+from exo_inference.controller.stores.kubernetes.events import Events
+from exo_inference.controller.stores.kubernetes.objects import (
+    UID_LABEL,
+    Stored,
+    dump_part,
+    new_object,
+    plan_change,
+)
+from exo_inference.controller.stores.kubernetes.records import KINDS, Records
+from exo_inference.controller.stores.kubernetes.secrets import Secrets
+from exo_inference.controller.stores.kubernetes.watching import Follower
+from exo_inference.errors import StoreError
+from exo_inference.resources import API_GROUP, API_VERSION, OperationSubject, Resource
+from exo_inference.wire import Event, Operation
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Resource)
+
+REPAIR_SECONDS = 600.0
+"""How often old records and orphaned secrets are looked for: that reads them all."""
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_Events = list[Event]  # inside the class, `list` is the method
+_Undo = list[Callable[[], Awaitable[None]]]
+
+
+class KubernetesStore:
+    """Implements `Store`. Open it with `await KubernetesStore.open(api)`."""
+
+    def __init__(self, api: KubernetesApi, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._clock = clock
+        self._records = Records(api)
+        self._secrets = Secrets(api)
+        self._events = Events(api)
+        self._caches = {name: Cache(kind) for name, kind in KINDS.items()}
+        self._followers: list[asyncio.Task[None]] = []
+        self._next_repair = float("-inf")
+        self._is_closed = False
+
+    @classmethod
+    async def open(
+        cls, api: KubernetesApi, clock: Callable[[], float] = time.monotonic
+    ) -> KubernetesStore:
+        """Read everything and begin to watch; `close` closes the API, too.
+
+        Args:
+            api: the server and the namespace.
+            clock: seconds, for how often is repaired.
+
+        Raises:
+            StoreUnreachable: the API does not answer.
+            StoreDamaged: the CRDs are not installed.
+            StoreTooNew: those of a newer version are.
+        """
+        store = cls(api, clock)
+        try:
+            followers = [Follower(api, cache) for cache in store._caches.values()]
+            for follower in followers:
+                await store._list_all(follower)
+        except BaseException:
+            await store.close()
+            raise
+        store._followers = [
+            asyncio.create_task(follower.run(), name=f"follow-{name}")
+            for follower, name in zip(followers, KINDS, strict=True)
+        ]
+        return store
+
+    async def close(self) -> None:
+        """Stop watching and close the connections. Idempotent."""
+        self._is_closed = True
+        for task in self._followers:
+            task.cancel()
+        await asyncio.gather(*self._followers, return_exceptions=True)
+        await self._api.close()
+
+    # -- objects
+
+    async def create(self, obj: R, recording: Recording | None = None) -> R:
+        """Store a new object; see `ObjectStore.create`.
+
+        Raises:
+            RequestRepeated: the same create is known already.
+        """
+        cache = self._cache(type(obj))
+        meta = obj.metadata.model_copy(update={"uid": obj.metadata.uid or str(uuid.uuid4())})
+        obj = obj.model_copy(update={"metadata": meta})
+        holder = cache.by_name(meta.name)
+        if holder is not None and holder.resource_uid != meta.uid:
+            raise _name_taken(obj)
+        subject = OperationSubject(kind=obj.KIND, name=meta.name, uid=meta.uid)
+        undo: _Undo = []
+        try:
+            await self._record_before(recording, subject, undo, is_new=True)
+            raw = await self._post(obj)
+        except StoreError as exc:
+            await self._undo(exc, undo)
+            raise
+        stored = cache.observe(await self._post_status(obj, raw))
+        await self._record_after(type(obj), stored, recording)
+        return cast(R, self._present(cache, stored))
+
+    async def get(self, kind: type[R], uid: str) -> R:
+        """Return the object with this uid; see `ObjectStore.get`."""
+        cache = self._cache(kind)
+        return cast(R, self._present(cache, await self._find(cache, uid)))
+
+    async def get_by_name(self, kind: type[R], name: str) -> R:
+        """Return the object with this name; see `ObjectStore.get_by_name`."""
+        cache = self._cache(kind)
+        if cache.by_name(name) is None and _NAME.fullmatch(name):
+            await self._look_up(cache, name)
+        if (stored := cache.by_name(name)) is None:
+            raise ObjectNotFound(f"there is no {kind.KIND} with name {name!r}")
+        return cast(R, self._present(cache, stored))
+
+    async def list(self, kind: type[R]) -> list[R]:
+        """Return all objects of a kind that can be read, oldest first."""
+        cache = self._cache(kind)
+        return [cast(R, cache.present(s)) for s in cache.all() if s.resource is not None]
+
+    async def update(self, obj: R, recording: Recording | None = None) -> R:
+        """Replace spec and metadata; see `ObjectStore.update`."""
+        cache = self._cache(type(obj))
+        stored = await self._find(cache, obj.metadata.uid)
+        present = self._present(cache, stored)
+        _check_version(obj, stored)
+        name = obj.metadata.name
+        if name != present.metadata.name and cache.by_name(name) not in (None, stored):
+            raise _name_taken(obj)
+        patch = plan_change(stored, obj)
+        if patch:
+            patch.setdefault("metadata", {})["resourceVersion"] = str(stored.version)
+        after = await self._write(
+            type(obj), stored, recording, lambda: self._patch(cache, stored, "", patch)
+        )
+        return cast(R, self._present(cache, after))
+
+    async def update_status(self, obj: R, recording: Recording | None = None) -> R:
+        """Replace the status alone; see `ObjectStore.update_status`."""
+        cache = self._cache(type(obj))
+        stored = await self._find(cache, obj.metadata.uid)
+        present = self._present(cache, stored)
+        _check_version(obj, stored)
+        patch: dict[str, Any] = {}
+        if dump_part(obj, "status") != dump_part(present, "status"):
+            patch = {
+                "metadata": {"resourceVersion": str(stored.version)},
+                "status": dump_part(obj, "status", with_nulls=True),
+            }
+        after = await self._write(
+            type(obj), stored, recording, lambda: self._patch(cache, stored, "/status", patch)
+        )
+        return cast(R, self._present(cache, after))
+
+    async def delete(self, kind: type[R], uid: str, recording: Recording | None = None) -> R | None:
+        """Remove the object or mark it; see `ObjectStore.delete`."""
+        cache = self._cache(kind)
+        stored = await self._find(cache, uid)
+        after = await self._write(kind, stored, recording, lambda: self._delete(cache, stored))
+        is_gone = cache.by_uid(uid) is None
+        return None if is_gone else cast(R, self._present(cache, after))
+
+    def watch(self, kind: type[R]) -> AsyncIterator[Change]:
+        """Yield what changes from this call on."""
+        return self._cache(kind).subscribe()
+
+    # -- records
+
+    async def get_operation(self, uid: str) -> Operation:
+        """Return a recorded operation; see `RecordStore.get_operation`."""
+        return await self._records.get_operation(uid)
+
+    async def find_request(self, key: str) -> RecordedRequest | None:
+        """Return the create that carried this idempotency key, if it is still remembered."""
+        return await self._records.find_request(key)
+
+    async def get_secret(self, uid: str, name: str) -> bytes | None:
+        """Return an encrypted value of an object, or None."""
+        return await self._secrets.get(uid, name)
+
+    async def list_events(self, uid: str) -> _Events:
+        """Return what happened to an object, oldest first."""
+        for cache in self._caches.values():
+            if (stored := cache.by_uid(uid)) is not None:
+                return await self._events.list(stored)
+        return []
+
+    async def ensure_fact(self, name: str, value: str) -> str:
+        """Return the stored fact of this name; store `value` if there is none yet."""
+        return await self._records.ensure_fact(name, value)
+
+    async def prune(self, *, requests_before: datetime, operations_before: datetime) -> None:
+        """Forget what is old, and remove what a crash left; at most every `REPAIR_SECONDS`."""
+        if self._clock() < self._next_repair:
+            return
+        self._next_repair = self._clock() + REPAIR_SECONDS
+        await self._records.prune("request", requests_before)
+        await self._records.prune("operation", operations_before)
+        owners = {s.resource_uid for cache in self._caches.values() for s in cache.all()}
+        await self._secrets.remove_orphans(owners)
+
+    # -- parts
+
+    def _cache(self, kind: type[Resource]) -> Cache:
+        if self._is_closed:
+            raise StoreError("the store is closed")
+        return self._caches[kind.KIND]
+
+    async def _list_all(self, follower: Follower) -> None:
+        try:
+            await follower.list_all()
+        except ApiRefusal as exc:
+            if exc.status_code != 404:
+                raise
+            await self._refuse_version(exc)
+
+    async def _refuse_version(self, cause: ApiRefusal) -> None:
+        """Say why the cluster does not know the kinds."""
+        hint = "Install the chart exo-inference: its CRDs are missing."
+        try:
+            group = await self._api.get(f"/apis/{API_GROUP}")
+        except ApiRefusal:
+            raise StoreDamaged(f"the cluster has no {API_VERSION}", hint=hint) from cause
+        served = [version["groupVersion"] for version in group.get("versions", ())]
+        if API_VERSION in served:
+            raise StoreDamaged(f"the cluster has {API_VERSION} in parts", hint=hint) from cause
+        raise StoreTooNew(
+            f"the cluster has {', '.join(served)}; this program knows {API_VERSION}",
+            hint="Start the exo-inference that fits the CRDs. Nothing was changed.",
+        ) from cause
+
+    async def _find(self, cache: Cache, uid: str) -> Stored:
+        """Return an object that is in the cluster; one that cannot be read, too."""
+        if cache.by_uid(uid) is None and _LABEL_VALUE.fullmatch(uid):
+            query = {"labelSelector": f"{UID_LABEL}={uid}"}
+            path = object_path(self._api, cache.kind.PLURAL, group=API_VERSION)
+            page = await self._api.get(path, query)
+            for item in page["items"]:
+                cache.observe({"apiVersion": page["apiVersion"], **item})
+        if (stored := cache.by_uid(uid)) is None:
+            raise ObjectNotFound(f"there is no {cache.kind.KIND} with uid {uid[:64]!r}")
+        return stored
+
+    async def _look_up(self, cache: Cache, name: str) -> dict[str, Any] | None:
+        """Read one object by the name it has in the cluster, past the cache."""
+        path = object_path(self._api, cache.kind.PLURAL, name, group=API_VERSION)
+        try:
+            raw = await self._api.get(path)
+        except ApiRefusal as exc:
+            if exc.status_code != 404:
+                raise
+            return None
+        cache.observe(raw)
+        return raw
+
+    def _present(self, cache: Cache, stored: Stored) -> Resource:
+        if stored.resource is None:
+            raise StoreTooNew(
+                f"the {cache.kind.KIND} {stored.name!r} cannot be read: {stored.problem}",
+                hint="A newer exo-inference may have written it: run that one, or mend the object.",
+            )
+        return cache.present(stored)
+
+    async def _post(self, obj: Resource) -> dict[str, Any]:
+        """Create an object; one with this name and uid is the outcome of an attempt before."""
+        path = object_path(self._api, obj.PLURAL, group=API_VERSION)
+        try:
+            return await self._api.create(path, new_object(obj, datetime.now(UTC)))
+        except ApiRefusal as exc:
+            if exc.reason != "AlreadyExists":
+                raise
+            cache = self._cache(type(obj))
+            raw = await self._look_up(cache, obj.metadata.name)
+            if raw is not None and cache.observe(raw).resource_uid == obj.metadata.uid:
+                return raw
+            raise _name_taken(obj) from exc
+
+    async def _post_status(self, obj: Resource, raw: dict[str, Any]) -> dict[str, Any]:
+        """Write what is known of a new object; should it be lost, the reconciler finds it out."""
+        field = type(obj).model_fields["status"]
+        if getattr(obj, "status") == field.get_default(call_default_factory=True):  # noqa: B009
+            return raw
+        status = dump_part(obj, "status")
+        path = object_path(self._api, obj.PLURAL, obj.metadata.name, group=API_VERSION)
+        try:
+            return await self._api.merge(f"{path}/status", {"status": status})
+        except StoreError as exc:
+            logger.warning("the first status of %s was lost: %s", obj.metadata.name, exc.message)
+            return raw
+
+    async def _write(
+        self,
+        kind: type[Resource],
+        stored: Stored,
+        recording: Recording | None,
+        write: Callable[[], Awaitable[Stored]],
+    ) -> Stored:
+        """Record what belongs to a write, make it, record the rest."""
+        subject = OperationSubject(kind=kind.KIND, name=stored.name, uid=stored.resource_uid)
+        undo: _Undo = []
+        try:
+            await self._record_before(recording, subject, undo, is_new=False)
+            after = await write()
+        except StoreError as exc:
+            await self._undo(exc, undo)
+            raise
+        if self._caches[kind.KIND].by_uid(stored.resource_uid) is None:
+            await self._forget(stored)
+        else:
+            await self._record_after(kind, after, recording)
+        return after
+
+    async def _patch(self, cache: Cache, stored: Stored, part: str, patch: Any) -> Stored:
+        if not patch:
+            return stored
+        path = object_path(self._api, cache.kind.PLURAL, stored.name, group=API_VERSION) + part
+        try:
+            raw = await self._api.merge(path, patch)
+        except ApiRefusal as exc:
+            raise await self._explain(cache, stored, exc) from exc
+        after = cache.observe(raw)
+        meta = raw["metadata"]
+        if meta.get("deletionTimestamp") and not meta.get("finalizers"):
+            cache.forget(stored.name, stored.uid)
+        return after
+
+    async def _delete(self, cache: Cache, stored: Stored) -> Stored:
+        """Delete an object, or mark it while something holds it; return it as it then is."""
+        if stored.resource is not None and stored.resource.metadata.deletion_timestamp is not None:
+            return stored
+        path = object_path(self._api, cache.kind.PLURAL, stored.name, group=API_VERSION)
+        try:
+            raw = await self._api.delete(path, {"preconditions": {"uid": stored.uid}})
+        except ApiRefusal as exc:
+            if exc.status_code not in (404, 409):
+                raise
+            cache.forget(stored.name, stored.uid)
+            return stored
+        if raw.get("kind") == cache.kind.KIND and raw["metadata"].get("finalizers"):
+            return cache.observe(raw)
+        cache.forget(stored.name, stored.uid)
+        return stored
+
+    async def _explain(self, cache: Cache, stored: Stored, exc: ApiRefusal) -> StoreError:
+        """Return the error of a refused change, having read the object again."""
+        if exc.status_code == 404:
+            cache.forget(stored.name, stored.uid)
+            return ObjectNotFound(f"there is no {cache.kind.KIND} {stored.name!r} any more")
+        if exc.status_code != 409:
+            return exc
+        await self._look_up(cache, stored.name)
+        return VersionConflict(f"{cache.kind.KIND} {stored.name!r} changed meanwhile")
+
+    async def _record_before(
+        self, recording: Recording | None, subject: OperationSubject, undo: _Undo, *, is_new: bool
+    ) -> None:
+        """Write what must not be missing once the object is written."""
+        if recording is None:
+            return
+        operation, request = recording.operation, recording.request
+        if request is not None and await self._records.claim(request, subject):
+            undo.append(functools.partial(self._records.remove_request, request.key))
+        if operation is not None and await self._records.add_operation(operation, subject):
+            undo.append(functools.partial(self._records.remove_operation, operation.id))
+        store = self._secrets.add if is_new else self._secrets.put
+        for name, value in recording.secrets.items():
+            if await store(subject.uid, name, value):
+                undo.append(functools.partial(self._secrets.remove, subject.uid, name))
+
+    async def _record_after(
+        self, kind: type[Resource], stored: Stored, recording: Recording | None
+    ) -> None:
+        """Write what may be missing: the memory of a create finds its object without it."""
+        if recording is None:
+            return
+        if recording.request is not None:
+            try:
+                await self._records.confirm(recording.request.key)
+            except StoreError as exc:
+                logger.warning("a create is remembered by its object alone: %s", exc.message)
+        if recording.events:
+            await self._events.add(kind, stored, recording.events)
+
+    async def _undo(self, exc: StoreError, undo: _Undo) -> None:
+        """Take back what was written before a refused write; not if its outcome is unknown."""
+        if isinstance(exc, StoreUnreachable):
+            return
+        for action in reversed(undo):
+            try:
+                await action()
+            except StoreError as failure:
+                logger.warning("something of a refused write is left: %s", failure.message)
+
+    async def _forget(self, stored: Stored) -> None:
+        self._events.forget(stored.uid)
+        try:
+            await self._secrets.forget(stored.resource_uid)
+        except StoreError as exc:
+            logger.warning("secrets of %s are removed later: %s", stored.name, exc.message)
+
+
+def _check_version(given: Resource, stored: Stored) -> None:
+    expected = given.metadata.resource_version
+    if expected and expected != str(stored.version):
+        raise VersionConflict(
+            f"{given.KIND} {given.metadata.name!r} changed meanwhile: version {stored.version}, "
+            f"expected {expected}"
+        )
+
+
+def _name_taken(obj: Resource) -> NameTaken:
+    return NameTaken(f"another {obj.KIND} has the name {obj.metadata.name!r}")
