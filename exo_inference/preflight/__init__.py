@@ -1,12 +1,20 @@
 """The verdict before anything is started: flags, model rules and memory, judged together. Pure.
 
 Admission, `POST /ai/plan` and `deployment plan` call `judge` with what they know and get everything
-that is wrong at once, the plan, and ways out; `to_wire` gives it the form that users read. The
-parts are `engines` (which flags exist) and `planner` (what fits); looking models up is the
+that is wrong at once, the plan, and ways out; `to_wire` gives it the form that users read,
+`describe_advice` one way out as a line. The parts are `engines` (which flags exist) and `planner` (what fits); looking models up is the
 caller's work.
 """
 
-from exo_inference.preflight.judging import Judgement, Subject, judge
-from exo_inference.preflight.report import to_wire
+from exo_inference.preflight.judging import ENGINES, Judgement, Subject, judge
+from exo_inference.preflight.report import describe_advice, locate, to_wire
 
-__all__ = ["Judgement", "Subject", "judge", "to_wire"]
+__all__ = [
+    "ENGINES",
+    "Judgement",
+    "Subject",
+    "describe_advice",
+    "judge",
+    "locate",
+    "to_wire",
+]

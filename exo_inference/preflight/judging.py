@@ -1,7 +1,8 @@
 """`judge`: everything that is wrong with a deployment, and its plan. Pure.
 
-Flags come first, since a plan of flags that the engine refuses would say nothing. A rule that names
-the user's flag is preferred to the planner's own check of the same thing.
+Flags that the engine refuses leave no plan: it would be of another deployment than was meant. Rules
+between flags, model and GPU are reported beside them. A rule that names the user's flag is preferred
+to the planner's own check of the same thing.
 """
 
 from __future__ import annotations
@@ -118,15 +119,17 @@ def judge(
         UsageError: the release of the engine is not one that can be judged.
     """
     problems = _check_flags(subject)
+    reported = {problem.flag for problem in problems}
+    rules = [problem for problem in _check_rules(subject) if problem.flag not in reported]
     if problems:
-        return Judgement(subject, flag_problems=tuple(problems))
+        together = sorted([*problems, *rules], key=lambda problem: problem.index)
+        return Judgement(subject, flag_problems=tuple(together))
     try:
         parameters = EngineParameters.parse(
             subject.flags, engine=subject.engine, engine_version=subject.version
         )
     except UsageError as error:
-        return Judgement(subject, flag_problems=(ParameterProblem(0, error.text, "", "type"),))
-    rules = _check_rules(subject)
+        return Judgement(subject, flag_problems=(_unparsed(subject, error), *rules))
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
     found = plan(
@@ -153,6 +156,13 @@ def _check_flags(subject: Subject) -> list[ParameterProblem]:
     if subject.engine == "vllm":
         return vllm.check(subject.flags, subject.version)
     return get_engine(subject.engine).check(subject.flags, subject.engine_version)
+
+
+def _unparsed(subject: Subject, error: UsageError) -> ParameterProblem:
+    """Return the planner's refusal of a value as a problem of the flag that it names first."""
+    spelled = [item.partition("=")[0] for item in subject.flags]
+    index = next((i for i, flag in enumerate(spelled) if error.text.startswith(flag)), 0)
+    return ParameterProblem(index, error.text, spelled[index], "type")
 
 
 def _check_rules(subject: Subject) -> list[ParameterProblem]:

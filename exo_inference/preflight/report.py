@@ -5,6 +5,7 @@ The names of its fields are public and documented in docs/reference/plan.md.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 
 from exo_inference.engines.parameters import ParameterProblem
@@ -25,6 +26,7 @@ from exo_inference.wire import (
 
 FLAGS_FIELD = "inference-engine-parameters"
 _GPU_TYPE = "--gpu-type="
+_PARAMS = "--inference-engine-params"
 
 
 def to_wire(judgement: Judgement) -> DeploymentPlan:
@@ -42,6 +44,26 @@ def to_wire(judgement: Judgement) -> DeploymentPlan:
         bare = _bare(subject)
         return bare.model_copy(update={**head, "notes": list(judgement.notes)})
     return _plan(judgement.plan, _gpu_type(subject.gpu)).model_copy(update=head)
+
+
+def locate(problem: ParameterProblem, subject: Subject) -> str:
+    """Return the JSON path of what a problem is about: a flag, or the GPUs where no flag says it."""
+    spelled = [item.partition("=")[0].replace("_", "-") for item in subject.flags]
+    if problem.reason != "model" or spelled[problem.index : problem.index + 1] == [problem.flag]:
+        return f"$['{FLAGS_FIELD}'][{problem.index}]"
+    return "$['gpu-count']" if "parallel" in problem.flag else "$['gpu-type']"
+
+
+def describe_advice(advice: PlanAdvice) -> str:
+    """Return a way out on one line: what to paste after `deployment create`, and what it costs.
+
+    The engine's flags are all those of the deployment, because the option replaces them.
+    """
+    pasted = list(advice.options)
+    if advice.flags:
+        flags = advice.plan.parameters if advice.plan is not None else advice.flags
+        pasted.append(f"{_PARAMS}={shlex.quote(shlex.join(flags))}")
+    return f"{' '.join(pasted)}: {advice.effect}"
 
 
 def _bare(subject: Subject) -> DeploymentPlan:
@@ -126,13 +148,11 @@ def _improvement(improvement: Improvement) -> PlanImprovement:
 
 
 def _flag_problem(problem: ParameterProblem, subject: Subject) -> PlanProblem:
-    # Without flags it is the number of GPUs that does not go with the model.
-    location = f"$['{FLAGS_FIELD}'][{problem.index}]" if subject.flags else "$['gpu-count']"
     return PlanProblem(
         code=problem.reason or "flag",
         detail=problem.detail,
         flag=problem.flag or None,
-        location=location,
+        location=locate(problem, subject),
     )
 
 
