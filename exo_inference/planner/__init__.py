@@ -24,7 +24,7 @@ from exo_inference.planner.checkpoint import (
     with_tensors,
 )
 from exo_inference.planner.explain import Step, explain
-from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_gpu, load_gpus
+from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_family, find_gpu, load_gpus
 from exo_inference.planner.improvements import Improvement, improve
 from exo_inference.planner.memory import Component
 from exo_inference.planner.parameters import EngineParameters
@@ -50,6 +50,7 @@ __all__ = [
     "cpu_as_gpu",
     "explain",
     "families",
+    "find_family",
     "find_gpu",
     "find_model",
     "improve",

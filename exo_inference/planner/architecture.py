@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from exo_inference.planner.compressed_layers import hyper_head
 from exo_inference.planner.config_fields import ConfigFields, FieldProblem, derived_max_model_len
 from exo_inference.planner.families import FAMILIES, UNCHECKED, Family
 from exo_inference.planner.layers import build_layers, read_moe
 from exo_inference.planner.quantization import (
     BF16,
+    MXFP4,
     FormatChooser,
     Quantization,
     read_quantization,
@@ -126,6 +128,8 @@ class Architecture:
             return "hybrid" if len(kinds) > 1 else "state-space"
         if KvKind.LATENT in kinds:
             return "MLA"
+        if KvKind.COMPRESSED in kinds:
+            return "compressed"
         if KvKind.SLIDING in kinds or KvKind.CHUNKED in kinds:
             name = "sliding window" if KvKind.SLIDING in kinds else "chunked"
             return f"{name} + full" if KvKind.FULL in kinds else name
@@ -244,7 +248,7 @@ def _weights_error(
         notes.append("its parameter count could not be compared with a published one")
         error += 0.04
     if not is_known_vision:
-        notes.append("its image encoder is not known here and is sized as an ordinary one")
+        notes.append("the size of its image encoder is known only roughly")
         error += 0.02
     if quantization is not None and not quantization.is_complete:
         notes.append("its list of unquantized modules is known only in part")
@@ -280,8 +284,8 @@ def _find_quantization(
     for form in quantization.formats() if quantization is not None else ():
         if not 0.5 <= form.bits <= 64:
             raise FieldProblem(f"its quantization comes to {form.bits:.3g} bits per weight")
-    if quantization is not None and fields.text("expert_dtype") == "fp4":
-        quantization = replace(quantization, overrides=())
+    if quantization is not None and fields.text("expert_dtype") == "fp4":  # DeepSeek-V4
+        quantization = replace(quantization, expert_format=MXFP4)
     return quantization
 
 
@@ -332,13 +336,15 @@ def _outer_weights(
         weights.append(Weight("lm_head", "lm_head", vocab, hidden))
     final = 0 if fields.text_type == "none" else hidden * (2 if family.norm_bias else 1)
     weights.append(Weight("norm", "norm", final, 1, shard=Shard.REPLICATED))
+    if fields.text_type == "deepseek_v4":
+        weights.append(hyper_head(fields))
     if family.positions is not None:
         rows = fields.integer("max_position_embeddings") + family.positions
         weights.append(Weight("embed_positions", "embedding", rows, hidden, shard=Shard.REPLICATED))
     if fields.text_type == "gptj":
         weights.append(Weight("lm_head.bias", "norm", vocab, 1))
     extra = fields.integer("hidden_size_per_layer_input", 0)
-    if extra and fields.text_type.startswith("gemma4"):
+    if extra and fields.text_type.startswith(("gemma3n", "gemma4")):
         width = extra * fields.integer("num_hidden_layers")
         rows = fields.integer("vocab_size_per_layer_input", vocab)
         weights += [
@@ -346,8 +352,9 @@ def _outer_weights(
             Weight("per_layer_model_projection", "mlp", width, hidden),
             Weight("per_layer_projection_norm", "norm", extra, shard=Shard.REPLICATED),
         ]
-    if extra and fields.text_type.startswith("gemma3n"):
-        raise FieldProblem("Gemma 3n (AltUp, per-layer embeddings, MobileNet) is not modelled")
+    if fields.text_type.startswith("gemma3n"):
+        copies = 2 * (fields.integer("altup_num_inputs") - 1)
+        weights.append(Weight("altup_projections", "mlp", hidden, hidden, max(1, copies)))
     built = build_vision(fields)
     if built is None:
         return weights, None, True

@@ -85,7 +85,7 @@ def _check_blocks(model: Architecture, ranks: Ranks) -> list[Problem]:
 
 
 def _splits(kind: KvKind) -> bool:
-    return kind not in (KvKind.LATENT, KvKind.STATE)
+    return kind not in (KvKind.LATENT, KvKind.STATE, KvKind.COMPRESSED)
 
 
 def _check_lengths(model: Architecture, parameters: EngineParameters) -> list[Problem]:
@@ -137,7 +137,19 @@ def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) ->
     if kv.startswith("fp8") and capability is not None and capability < _FP8_CACHE:
         detail = f"--kv-cache-dtype is {kv}, which needs compute capability {_FP8_CACHE}"
         problems.append(Problem("kv-cache-dtype", f"{detail}, {gpu.name} has {capability}"))
+    if _is_compressed(model) and not kv.startswith("fp8") and parameters.engine == "vllm":
+        detail = "DeepSeek-V4's cache is planned in 16 bit; its recipes say --kv-cache-dtype=fp8"
+        problems.append(
+            Problem("kv-cache-dtype", f"{detail}, without which it does not start on Hopper", False)
+        )
     return problems
+
+
+def _is_compressed(model: Architecture) -> bool:
+    return any(
+        layer.kv is not None and layer.kv.kind is KvKind.COMPRESSED
+        for layer, _ in model.layer_counts
+    )
 
 
 def _check_exo(model: Architecture, gpu_count: int) -> list[Problem]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from exo_inference.planner.compressed_cache import row_bytes
 from exo_inference.planner.gpus import GIB
 from exo_inference.planner.kv_cache import KvGroup, KvLayout, state_page_bytes, token_bytes
 from exo_inference.planner.memory import absorbed_bytes, pads_experts, rank_bytes, stage_weights
@@ -233,6 +234,7 @@ _KINDS = {
     KvKind.FULL: "full attention", KvKind.SLIDING: "sliding-window attention",
     KvKind.CHUNKED: "chunked attention", KvKind.LATENT: "latent attention (MLA)",
     KvKind.STATE: "states (Mamba or linear attention)",
+    KvKind.COMPRESSED: "compressed attention",
 }  # fmt: skip
 
 
@@ -247,6 +249,10 @@ def _spec_step(spec: KvSpec, count: int, setting: Setting) -> Step:
         )
         return Step(title, formula, f"{size:,} bytes per request and layer", setting.model.source)
     each = token_bytes(spec, setting.kv)
+    if spec.kind is KvKind.COMPRESSED:
+        title += f", {spec.compress_ratio} to 1" if spec.compress_ratio else ", window alone"
+        formula = _compressed_formula(spec, count, setting)
+        return Step(title, formula, _per_token(count * each), setting.model.source)
     width = f"{spec.key_dim} + {spec.value_dim}" if spec.value_dim else f"{spec.key_dim}"
     heads = spec.heads_per_rank(setting.ranks.tensor)
     formula = (
@@ -261,6 +267,14 @@ def _spec_step(spec: KvSpec, count: int, setting: Setting) -> Step:
     if spec.window:
         formula += f", for at most {spec.window:,} tokens back"
     return Step(title, formula, _per_token(count * each), setting.model.source)
+
+
+def _compressed_formula(spec: KvSpec, count: int, setting: Setting) -> str:
+    row = f"{row_bytes(spec, setting.kv.dtype_bytes):g}"
+    window = f"{row} bytes for {spec.window:,} tokens back"
+    if not spec.compress_ratio:
+        return f"{count} layers x {window}"
+    return f"{count} layers x ({window} + ({row} + {spec.index_bytes}) / {spec.compress_ratio} for good)"
 
 
 def _per_token(size: float) -> str:
@@ -295,11 +309,10 @@ def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
 
 
 def _block_formula(result: Plan, layout: KvLayout) -> str:
-    if layout.layers_per_group is None:
+    if not layout.block_formula:
         return f"{layout.block_size} tokens x {result.kv_bytes_per_token:,.10g} bytes"
     groups = ", ".join(_group_text(group) for group in layout.groups)
-    page = layout.bytes_per_block // layout.layers_per_group
-    return f"a page of {page:,} bytes x {layout.layers_per_group} layers per group; {groups}"
+    return f"{layout.block_formula}; {groups}"
 
 
 def _group_text(group: KvGroup) -> str:

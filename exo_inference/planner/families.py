@@ -69,7 +69,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(ties_by_default=True, default_head_dim=256),
     "gemma2": Family(norms=4, ties_by_default=True, default_head_dim=256),
     "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma4": _GEMMA4, "gemma4_text": _GEMMA4,
-    "gemma3n": _GEMMA3,
+    "gemma3n": _GEMMA3, "gemma3n_text": _GEMMA3, "deepseek_v4": Family(rope_caches=2),
     "olmo2": Family(qk_norm="full"), "olmo3": Family(qk_norm="full"),
     "exaone4": _QWEN3, "apertus": Family(qk_norm="head", gated_mlp=False),
     "glm4_moe": Family(o_bias=False), "gpt_oss": Family(qkv_bias=True, o_bias=True),

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from exo_inference.planner.compressed_cache import BLOCK_TOKENS, compressed_groups, row_bytes
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.shapes import KvKind, KvSpec
 
@@ -63,8 +64,8 @@ class KvLayout:
     states_per_request: int
     batches_in_flight: int
     context_parallel_size: int = 1
-    layers_per_group: int | None = None
-    """Where kinds are mixed: a block is a page of each of so many layers."""
+    block_formula: str = ""
+    """Where kinds are mixed: how the bytes of a block come about."""
 
     @property
     def is_uniform(self) -> bool:
@@ -110,6 +111,10 @@ def token_bytes(spec: KvSpec, settings: KvSettings) -> float:
         padding = settings.rules.latent_padding
         width = -(-spec.key_dim // padding) * padding
         return width * settings.dtype_bytes + spec.index_bytes
+    if spec.kind is KvKind.COMPRESSED:
+        row = row_bytes(spec, settings.dtype_bytes)
+        kept = (row + spec.index_bytes) / spec.compress_ratio if spec.compress_ratio else 0.0
+        return row + kept
     heads = spec.heads_per_rank(settings.tensor_parallel_size)
     return heads * (spec.key_dim + spec.value_dim) * settings.dtype_bytes
 
@@ -132,6 +137,8 @@ def build_layout(specs: Iterable[KvSpec], settings: KvSettings) -> KvLayout | No
     attention = {spec: count for spec, count in buckets.items() if spec.kind is not KvKind.STATE}
     per_token = sum(token_bytes(spec, settings) * count for spec, count in attention.items())
     kinds = {spec.kind for spec in buckets}
+    if KvKind.COMPRESSED in kinds:
+        return _compressed(buckets, settings, per_token)
     is_simple = not rules.groups_hybrids or kinds <= {KvKind.FULL, KvKind.LATENT}
     if is_simple and attention:
         group = KvGroup(KvKind.FULL, settings.block_size, 0, 1)
@@ -173,7 +180,18 @@ def _grouped(buckets: Counter[KvSpec], settings: KvSettings, per_token: float) -
     total = sum(group.count for group in groups)
     smallest = min((g.block_size for g in groups if g.kind is not KvKind.STATE), default=block)
     layout = _layout(page * group_size, smallest, tuple(groups), total, per_token, settings)
-    return replace(layout, layers_per_group=group_size)
+    return replace(
+        layout, block_formula=f"a page of {page:,} bytes x {group_size} layers per group"
+    )
+
+
+def _compressed(buckets: Counter[KvSpec], settings: KvSettings, per_token: float) -> KvLayout:
+    """Lay out DeepSeek-V4's windows, compressed entries and running states."""
+    size, pages = compressed_groups(buckets, settings.dtype_bytes, settings.rules)
+    groups = tuple(KvGroup(each.kind, each.block_tokens, each.window, 1) for each in pages)
+    layout = _layout(size, BLOCK_TOKENS, groups, len(groups), per_token, settings)
+    widest = ", ".join(f"{each.num_bytes:,}" for each in pages)
+    return replace(layout, block_formula=f"room for any of the groups, whose pages take {widest}")
 
 
 def _merge_buckets(buckets: Counter[KvSpec]) -> list[tuple[KvSpec, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from exo_inference.planner.compressed_layers import compress_ratios, compressed_layer
 from exo_inference.planner.config_fields import ConfigFields, FieldProblem, whole_number
 from exo_inference.planner.families import Family
 from exo_inference.planner.shapes import KvKind, KvSpec, Layer, MoeShape, Shard, Weight
@@ -41,6 +42,8 @@ def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
     if fields.text_type == "nemotron-nas":
         return list(_nas_layers(fields, family))
     kinds = attention_kinds(fields, count)
+    if fields.text_type == "deepseek_v4":
+        return _compressed_layers(fields, family, count)
     cache: dict[tuple[object, ...], Layer] = {}
     layers = []
     for index in range(count):
@@ -49,6 +52,20 @@ def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
         if key not in cache:
             cache[key] = _build_layer(fields, family, index, kinds[index], count)
         layers.append(cache[key])
+    return layers
+
+
+def _compressed_layers(fields: ConfigFields, family: Family, count: int) -> list[Layer]:
+    """Return the layers of DeepSeek-V4, all of them with experts."""
+    known: dict[int, Layer] = {}
+    layers = []
+    for ratio in compress_ratios(fields, count):
+        if ratio not in known:
+            weights, kv = compressed_layer(fields, ratio)
+            weights += moe_weights(fields, family)
+            weights += _norms(fields, family, fields.integer("hidden_size"))
+            known[ratio] = Layer(tuple(weights), kv, uses_moe=True)
+        layers.append(known[ratio])
     return layers
 
 
@@ -374,10 +391,24 @@ def _norms(fields: ConfigFields, family: Family, hidden: int) -> Iterator[Weight
         count = 2
     yield _vector("norms", hidden * count * (2 if family.norm_bias else 1))
     extra = fields.integer("hidden_size_per_layer_input", 0)
-    if extra and fields.text_type.startswith("gemma4"):
+    if extra and fields.text_type.startswith(("gemma3n", "gemma4")):
         yield Weight("per_layer_input_gate", "mlp", extra, hidden, shard=Shard.REPLICATED)
         yield Weight("per_layer_projection", "mlp", hidden, extra, shard=Shard.REPLICATED)
         yield _vector("post_per_layer_input_norm", hidden)
+    if fields.text_type.startswith("gemma3n"):
+        yield from _altup(fields, hidden)
+
+
+def _altup(fields: ConfigFields, hidden: int) -> Iterator[Weight]:
+    """Yield what Gemma 3n adds to a layer: alternating updates (AltUp) and a low-rank branch (LAuReL)."""
+    inputs, rank = fields.integer("altup_num_inputs"), fields.integer("laurel_rank")
+    one = Shard.REPLICATED
+    # Coefficients, a router and its norm, and a scale per channel.
+    yield _vector("altup.vectors", inputs * inputs * (1 + inputs) + 2 * hidden)
+    yield Weight("altup.modality_router", "router", inputs, hidden, shard=one)
+    yield Weight("laurel.linear_left", "mlp", rank, hidden, shard=one)
+    yield Weight("laurel.linear_right", "mlp", hidden, rank, shard=one)
+    yield _vector("laurel.post_laurel_norm", hidden)
 
 
 def _vector(path: str, size: int) -> Weight:

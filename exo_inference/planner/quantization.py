@@ -100,10 +100,13 @@ class Quantization:
     includes_embeddings: bool = False
     kv_cache_dtype: str | None = None
     is_complete: bool = True
+    expert_format: WeightFormat | None = None
+    """Of routed experts, where it is not the default."""
 
     def formats(self) -> tuple[WeightFormat, ...]:
         """Return every quantized format in use."""
-        return tuple(dict.fromkeys((self.default, *(form for _, form in self.overrides))))
+        experts = () if self.expert_format is None else (self.expert_format,)
+        return tuple(dict.fromkeys((self.default, *(form for _, form in self.overrides), *experts)))
 
 
 class FormatChooser:
@@ -126,6 +129,8 @@ class FormatChooser:
         quantization = self._quantization
         if quantization is None or part in _NEVER_QUANTIZED:
             return self._plain
+        if part == "routed_experts" and quantization.expert_format is not None:
+            return quantization.expert_format
         if part in ("embedding", "lm_head") and quantization.includes_embeddings:
             return quantization.default
         if self._overrides:
@@ -153,7 +158,9 @@ class FormatChooser:
 
 
 _LAYER_NUMBER = re.compile(r"(^|\.)\d+(\.|$)")
-_NEVER_QUANTIZED = frozenset({"norm", "router", "vision", "projector", "per_layer_embedding"})
+_NEVER_QUANTIZED = frozenset(
+    {"norm", "router", "compressor", "vision", "projector", "per_layer_embedding"}
+)
 
 
 def read_quantization(

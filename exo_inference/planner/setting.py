@@ -15,7 +15,7 @@ from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.requantize import with_quantization
-from exo_inference.planner.shapes import KvSpec
+from exo_inference.planner.shapes import KvKind, KvSpec
 from exo_inference.planner.speculation import Speculation, read_speculation
 
 _ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
@@ -172,5 +172,7 @@ def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> 
 
 def _default_block(model: Architecture, rules: EngineRules) -> int:
     """Return tokens per block; MLA kernels force 64 (vLLM: platforms/cuda.py)."""
-    is_latent = any(layer.kv is not None and layer.kv.kind == "latent" for layer in model.layers)
-    return 64 if is_latent and rules.engine == "vllm" and not rules.is_legacy else 16
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    if rules.engine != "vllm" or rules.is_legacy:
+        return 16
+    return 64 if KvKind.LATENT in kinds else 16

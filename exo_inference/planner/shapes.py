@@ -61,6 +61,8 @@ class KvKind(StrEnum):
     """MLA: one compressed vector per token, the same on every rank."""
     STATE = "state"
     """Mamba or linear attention: a state of fixed size per request."""
+    COMPRESSED = "compressed"
+    """DeepSeek-V4: one vector per token for a window, and one per several tokens for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ class KvSpec:
         num_heads: KV heads (1 for a latent).
         key_dim, value_dim: elements per head and token; a latent has no values.
         window: tokens that a sliding or chunked layer looks back.
-        index_bytes: bytes per token of the sparse-attention index beside it.
+        index_bytes: bytes per token (or compressed entry) of the sparse-attention index beside it.
+        compress_ratio: tokens per compressed entry, 0 for a window alone.
+        index_elements: elements of the index per compressed entry.
         conv_elements: elements of the convolution state per position it looks back.
         conv_positions: positions that the convolution looks back.
         state_elements: elements of the recurrent state.
@@ -88,15 +92,20 @@ class KvSpec:
     conv_positions: int = 0
     state_elements: int = 0
     state_bytes_per_element: int | None = None
+    compress_ratio: int = 0
+    index_elements: int = 0
 
     @property
     def elements_per_token(self) -> int:
         """Elements that one token adds to the whole layer (all ranks); 0 for a state."""
+        if self.kind is KvKind.COMPRESSED:
+            kept = self.key_dim + self.index_elements if self.compress_ratio else 0
+            return self.key_dim + kept // max(1, self.compress_ratio)
         return self.num_heads * (self.key_dim + self.value_dim)
 
     def heads_per_rank(self, tensor_parallel_size: int) -> int:
         """Return the KV heads that one rank holds: vLLM replicates them beyond one per rank."""
-        if self.kind is KvKind.LATENT:
+        if self.kind in (KvKind.LATENT, KvKind.COMPRESSED):
             return 1
         return max(1, self.num_heads // tensor_parallel_size)
 

@@ -58,9 +58,16 @@ def _prediction_layers(model: Architecture, count: int) -> Speculation:
     if not model.mtp_weights:
         detail = f"{model.name} has no multi-token-prediction layers"
         return Speculation(count, problems=(Problem("speculative-config", detail),))
-    specs = _attending(model)[-1:] * model.num_mtp_layers
+    specs = [_uncompressed(spec) for spec in _attending(model)[-1:]] * model.num_mtp_layers
     source = f"{model.num_mtp_layers} prediction layers, built like the model's last"
     return Speculation(count, model.mtp_weights, tuple(specs), source, 0.15)
+
+
+def _uncompressed(spec: KvSpec) -> KvSpec:
+    """Return the cache of a prediction layer: DeepSeek-V4's has the window alone."""
+    if spec.kind is not KvKind.COMPRESSED:
+        return spec
+    return replace(spec, compress_ratio=0, index_bytes=0, index_elements=0)
 
 
 def _eagle(model: Architecture, count: int) -> Speculation:

@@ -180,6 +180,10 @@ def _cached_tokens(model: Architecture, context: int) -> float:
             continue
         elements = count * layer.kv.elements_per_token
         total += elements
+        if layer.kv.kind is KvKind.COMPRESSED:
+            window = count * layer.kv.key_dim
+            read += window * min(context, layer.kv.window) + (elements - window) * context
+            continue
         read += elements * (min(context, layer.kv.window) if layer.kv.window else context)
     return read / total if total else 0.0
 

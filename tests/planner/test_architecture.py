@@ -26,22 +26,16 @@ from exo_inference.planner.shapes import KvKind
 GIB = 2**30
 
 # The published config leaves the vocabulary at 128,896; the class it was counted with has 128,815.
-COUNTED_WITH_OTHER_FIELDS = {"stepfun-ai/Step-3.7-Flash": 81 * 2 * 4096}
-
-NOT_SIZED = {
-    "deepseek-ai/DeepSeek-V4-Flash",
-    "deepseek-ai/DeepSeek-V4-Pro",
-    "deepseek-ai/DeepSeek-V4-Flash-0731",
-    "google/gemma-3n-E4B-it",
+# Gemma 3n was counted without its encoders (audio, image, and the embeddings that join them).
+COUNTED_WITH_OTHER_FIELDS = {
+    "stepfun-ai/Step-3.7-Flash": 81 * 2 * 4096,
+    "google/gemma-3n-E4B-it": 681_348_640 + 300_000_000 + 2048 * (2048 + 1536 + 2 * 128),
 }
 
 
 @pytest.mark.parametrize("name", sorted(load_models()))
-def test_every_bundled_model_is_sized_exactly_or_says_why_not(name: str) -> None:
+def test_every_bundled_model_is_sized_exactly(name: str) -> None:
     entry, model = load_models()[name], read_entry(name)
-    if name in NOT_SIZED:
-        assert model.cannot_size
-        return
     assert model.cannot_size is None
     counted = entry.get("num_parameters")
     if counted is not None:
@@ -58,6 +52,10 @@ def plain_kv_arithmetic(config: Mapping[str, Any]) -> int:
         return full * (c["kv_lora_rank"] + c["qk_rope_head_dim"])
     if c.get("kv_lora_rank"):
         return layers * (c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    if "compress_ratios" in c:  # a vector per token, and one with an index per 4 or 128 tokens
+        ratios, dim = c["compress_ratios"][:layers], c["head_dim"]
+        four = ratios.count(4) * (dim + c["index_head_dim"]) // 4
+        return layers * dim + four + ratios.count(128) * dim // 128
     heads = c.get("num_attention_heads") or c.get("n_head")
     hidden = c.get("hidden_size") or c.get("n_embd")
     default_dim = 256 if str(c["model_type"]).startswith("gemma") else hidden // heads
@@ -113,6 +111,20 @@ def test_a_quantized_checkpoint_has_its_published_size() -> None:
     assert off == {}
 
 
+def test_deepseek_v4_has_its_published_size_with_the_prediction_layer() -> None:
+    model = find_model("deepseek-ai/DeepSeek-V4-Pro")
+    published = load_models()[model.name]["published_bytes"]
+    draft = sum(
+        w.format.matrix_bytes(w.out_features, w.in_features) * w.copies
+        if w.format is not None
+        else w.num_elements * 2
+        for w in model.mtp_weights
+    )
+    assert stored_bytes(model) + draft == pytest.approx(published, rel=0.001)
+    forms = {w.format.name if w.format else "" for w in model.layers[2].weights}
+    assert {"fp8-block", "mxfp4", "fp32", ""} == forms
+
+
 @pytest.mark.parametrize(
     ("name", "summary"),
     [
@@ -123,6 +135,7 @@ def test_a_quantized_checkpoint_has_its_published_size() -> None:
         ("openai/gpt-oss-20b", "sliding window + full"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "chunked + full"),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "hybrid"),
+        ("deepseek-ai/DeepSeek-V4-Pro", "compressed"),
     ],
 )
 def test_attention_is_named(name: str, summary: str) -> None:
@@ -134,7 +147,23 @@ def test_attention_is_named(name: str, summary: str) -> None:
     [
         ({}, "unknown"),
         ({"model_type": "no-such-model"}, "no-such-model"),
-        ({"model_type": "t5", "is_encoder_decoder": True}, "decoder"),
+        (
+            {"model_type": "t5", "is_encoder_decoder": True},
+            "t5 has an encoder and a decoder, which is not modelled",
+        ),
+        (
+            {"model_type": "whisper", "is_encoder_decoder": True},
+            "whisper has an encoder and a decoder",
+        ),
+        ({"model_type": "bart", "is_encoder_decoder": True}, "bart has an encoder and a decoder"),
+        (
+            {"model_type": "deepseek_v4", "num_hidden_layers": 2},
+            "no compress_ratios for its 2 layers",
+        ),
+        (
+            {"model_type": "deepseek_v4", "num_hidden_layers": 1, "compress_ratios": [7]},
+            "compress_ratios holds 7",
+        ),
         ({"model_type": "llama"}, "num_hidden_layers"),
         ({"model_type": "llama", "num_hidden_layers": "many"}, "expected a number"),
         ({"model_type": "llama", "num_hidden_layers": 10**9}, "expected 1 to"),

@@ -70,7 +70,7 @@ def check_steps(result: Plan) -> None:
         }
         per_token = number_in(steps["KV bytes per token"].result)
         assert per_token == pytest.approx(result.kv_bytes_per_token, rel=1e-9)
-        parts = [s.result for t, s in steps.items() if t.startswith("KV cache:")]
+        parts = [s.result for s in explain(result) if s.title.startswith("KV cache:")]
         sums = sum(number_in(part) for part in parts if part.endswith("per token"))
         assert sums == pytest.approx(result.kv_bytes_per_token, rel=1e-9)
     for title, figure in expected.items():

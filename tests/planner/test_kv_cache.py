@@ -73,6 +73,24 @@ def test_v0_padded_the_latent() -> None:
     assert plan_with_memory("deepseek-ai/DeepSeek-V3", 8, "0.7.3", 8).kv_bytes_per_token == 78_080
 
 
+def test_a_refusal_of_deepseek_v4_is_reproduced() -> None:
+    """With vLLM 0.22 on two GH200: 6.66 GiB for 30,000 tokens, and 13,528 tokens from 5.44 (issue 44376)."""
+    name = "deepseek-ai/DeepSeek-V4-Flash"
+    flags = ("--kv-cache-dtype=fp8", "--max-model-len=30000", "--max-num-batched-tokens=16384")
+    result = plan_with_memory(name, 5.44, "0.22.0", 2, *flags)
+    assert round(result.needed_kv_bytes_per_gpu / GIB, 2) == 6.66
+    assert result.largest_max_model_len == pytest.approx(13_528, abs=16)
+
+
+def test_deepseek_v4_takes_blocks_in_five_groups() -> None:
+    """The groups of V4-Pro as computed with vLLM 0.27's own planner: 1,435,968 bytes a block."""
+    result = plan_with_memory(
+        "deepseek-ai/DeepSeek-V4-Pro", 10, "0.27.1", 8, "--kv-cache-dtype=fp8"
+    )
+    assert result.num_kv_blocks == 7477
+    assert result.kv_block_size == 256
+
+
 def test_fp8_halves_the_cache_of_a_token() -> None:
     name = "meta-llama/Llama-3.1-8B-Instruct"
     assert plan_with_memory(name, 8, "0.33.0", 1).kv_bytes_per_token == 131_072
