@@ -1,22 +1,26 @@
 """Whether a wanted change may be recorded: the one seam where requests are judged. Pure.
 
 Routes hand over the fields of the body and a `World` (what is stored and what the platform has)
-and get back a spec, or one refusal that lists every problem. Checked here: shape, and parameters
-against the engine's catalogue. Memory joins when the planner (`exo_inference.planner`) is asked here.
+and get back a spec, or one refusal that lists every problem: shape first, then flags, rules and
+memory (`fitting.py`), then whether the machine has the GPUs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from exo_inference.controller.architectures import KnownModel
 from exo_inference.controller.body import Fields
+from exo_inference.controller.fitting import MAX_GPUS, Candidate, Fit, judge_fit
 from exo_inference.controller.problems import Issue, Refused, choice_issue, field_issue, refuse
 from exo_inference.controller.states import model_state
-from exo_inference.engines import VERSIONS, Engine, UnknownEngine
+from exo_inference.controller.stores.base import NewEvent
+from exo_inference.engines import VERSIONS
 from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.preflight import ENGINES
 from exo_inference.resources import (
     MAX_REPLICAS,
     DeploymentSpec,
@@ -25,7 +29,7 @@ from exo_inference.resources import (
     InferenceModel,
     Resource,
 )
-from exo_inference.wire import ModelRef, ModelState
+from exo_inference.wire import DeploymentPlan, ModelRef, ModelState
 
 MAX_PARAMETERS = 200
 """Items of `inference-engine-parameters`."""
@@ -50,24 +54,35 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a request is judged against. Objects that are being deleted are in it, marked."""
+    """What a request is judged against. Objects that are being deleted are in it, marked.
+
+    Attributes:
+        known: models that were looked up for this request, by name.
+    """
 
     models: tuple[InferenceModel, ...]
     deployments: tuple[InferenceDeployment, ...]
     families: tuple[InstanceTypeInfo, ...]
-    find_engine: Callable[[str], Engine]
+    known: Mapping[str, KnownModel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedDeployment:
-    """A deployment that may be recorded."""
+    """A deployment that may be recorded, with its plan and the event that tells of it."""
 
     name: str
     spec: DeploymentSpec
+    plan: DeploymentPlan
+    event: NewEvent
 
 
-def admit_create(fields: Fields, world: World) -> AdmittedDeployment:
+def admit_create(fields: Fields, world: World, *, force: bool = False) -> AdmittedDeployment:
     """Judge the creation of a deployment.
+
+    Args:
+        fields: of the body.
+        world: what it is judged against.
+        force: admit it although it does not fit into memory.
 
     Raises:
         Refused
@@ -76,28 +91,44 @@ def admit_create(fields: Fields, world: World) -> AdmittedDeployment:
     values = fields.values
     name = _check_name(values, world, issues, uid=None)
     model = _check_model(values.get("model"), world, issues)
-    gpu_type = _check_gpus(values, world, issues)
-    engine = _check_engine(values.get("inference_engine") or "exo", world, issues)
+    family = _check_family(values, world, issues)
+    engine = _check_engine(values, family, issues)
     version = _check_version(values, issues)
-    parameters = _check_parameters(values, engine, version, issues)
+    parameters = _check_number_of_parameters(values, issues)
     # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
     replicas = check_replicas(values.get("replicas", 1) or 1, issues)
-    if issues:
-        raise refuse("Deployment not created", issues)
+    fit = None
+    if parameters is not None and engine is not None and _can_judge(engine, version):
+        gpu_type, count = values.get("gpu_type", ""), values.get("gpu_count", 1)
+        candidate = Candidate(model, gpu_type, count, engine, version, parameters)
+        fit = _check_fit(candidate, world, issues, force=force)
+    _check_capacity(values, family, issues)
+    if issues or fit is None:
+        raise _refuse("Deployment not created", issues, fit)
     spec = DeploymentSpec(
         model=model,
-        gpu_type=gpu_type,
-        gpu_count=values["gpu_count"],
+        gpu_type=candidate.gpu_type,
+        gpu_count=candidate.gpu_count,
         replicas=replicas,
-        engine=EngineRef(name=engine.name if engine else "exo", version=version),
-        engine_parameters=parameters,
+        engine=EngineRef(name=candidate.engine, version=version),
+        engine_parameters=candidate.flags,
         product_name=values.get("product_name"),
     )
-    return AdmittedDeployment(name, spec)
+    return AdmittedDeployment(name, spec, fit.plan, fit.event)
 
 
-def admit_update(fields: Fields, present: InferenceDeployment, world: World) -> AdmittedDeployment:
+def admit_update(
+    fields: Fields, present: InferenceDeployment, world: World, *, force: bool = False
+) -> AdmittedDeployment:
     """Judge an update; fields that were not sent stay as they are.
+
+    Flags and version that stay as they are have been admitted before, and are not refused now.
+
+    Args:
+        fields: of the body.
+        present: the deployment as it is.
+        world: what it is judged against.
+        force: admit it although it does not fit into memory.
 
     Raises:
         Refused
@@ -107,17 +138,21 @@ def admit_update(fields: Fields, present: InferenceDeployment, world: World) -> 
     values = {"name": present.metadata.name, **fields.values}
     spec = present.spec
     name = _check_name(values, world, issues, uid=present.metadata.uid)
-    engine = _check_engine(spec.engine.name, world, issues)
     version = _check_version(values, issues) or spec.engine.version
     values.setdefault("inference_engine_parameters", list(spec.engine_parameters))
-    parameters = _check_parameters(values, engine, version, issues)
-    if issues:
-        raise refuse("Deployment not updated", issues)
-    changed = {
-        "engine": spec.engine.model_copy(update={"version": version}),
-        "engine_parameters": parameters,
-    }
-    return AdmittedDeployment(name, spec.model_copy(update=changed))
+    parameters = _check_number_of_parameters(values, issues)
+    fit = None
+    if parameters is not None and _can_judge(spec.engine.name, version):
+        engine = spec.engine.model_copy(update={"version": version})
+        changed = spec.model_copy(update={"engine": engine, "engine_parameters": parameters})
+        candidate = Candidate(
+            spec.model, spec.gpu_type, spec.gpu_count, spec.engine.name, version, parameters
+        )
+        found = issues if changed != spec else []
+        fit = _check_fit(candidate, world, found, force=force, is_update=True)
+    if issues or fit is None:
+        raise _refuse("Deployment not updated", issues, fit)
+    return AdmittedDeployment(name, changed, fit.plan, fit.event)
 
 
 def admit_scale(fields: Fields, present: InferenceDeployment) -> DeploymentSpec:
@@ -163,6 +198,15 @@ def check_replicas(replicas: int, issues: list[Issue], *, minimum: int = 1) -> i
     return replicas
 
 
+def find_model(ref: ModelRef, models: Sequence[InferenceModel]) -> InferenceModel | None:
+    """Return the model that a reference means, by id, by name, or by both; None if there is none."""
+    for model in models:
+        is_named = not ref.name or model.spec.source == ref.name
+        if is_named and (not ref.id or _has_id(model, ref.id)) and (ref.id or ref.name):
+            return model
+    return None
+
+
 def suggest_name(name: str) -> str:
     """Return a valid deployment name that resembles this one."""
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "my-deployment"
@@ -204,12 +248,10 @@ def _check_model(ref: ModelRef | None, world: World, issues: list[Issue]) -> str
     if not ref.id and not ref.name:
         issues.append(field_issue("model", "needs an id or a name"))
         return ""
-    wanted = [model for model in world.models if ref.id in (None, "") or _has_id(model, ref.id)]
-    wanted = [model for model in wanted if not ref.name or model.spec.source == ref.name]
-    if not wanted:
-        issues.append(_no_model(ref))
+    model = find_model(ref, world.models)
+    if model is None:
+        issues.append(no_model_issue(ref))
         return ref.name or ""
-    model = wanted[0]
     state, details = model_state(model)
     if model.metadata.deletion_timestamp is not None:
         text = f"the model {model.spec.source} is being deleted"
@@ -224,7 +266,8 @@ def _has_id(model: InferenceModel, uid: str | None) -> bool:
     return uid is not None and model.metadata.uid == uid.lower()
 
 
-def _no_model(ref: ModelRef) -> Issue:
+def no_model_issue(ref: ModelRef) -> Issue:
+    """Return the issue of a reference that means no model here."""
     if ref.id and ref.name:
         text = f"no model has both the id {ref.id[:64]!r} and the name {ref.name[:256]!r}"
     elif ref.name:
@@ -237,7 +280,9 @@ def _no_model(ref: ModelRef) -> Issue:
     return Issue(text, "$['model']", text)
 
 
-def _check_gpus(values: dict[str, Any], world: World, issues: list[Issue]) -> str:
+def _check_family(
+    values: dict[str, Any], world: World, issues: list[Issue]
+) -> InstanceTypeInfo | None:
     gpu_type, count = values.get("gpu_type"), values.get("gpu_count")
     family = next((f for f in world.families if f.family == gpu_type), None)
     if isinstance(gpu_type, str) and family is None:
@@ -245,21 +290,38 @@ def _check_gpus(values: dict[str, Any], world: World, issues: list[Issue]) -> st
         issues.append(choice_issue("gpu-type", gpu_type[:64], families))
     if isinstance(count, int) and count < 1:
         issues.append(field_issue("gpu-count", f"must be at least 1, found {_short(count)}"))
-    elif isinstance(count, int) and family is not None and count > family.total_gpus:
-        text = (
-            f"asks for {_short(count)} of {family.family}, found {family.total_gpus} on the "
-            "largest machine"
-        )
-        issues.append(field_issue("gpu-count", text, status=412))
-    return gpu_type if isinstance(gpu_type, str) else ""
+    return family
 
 
-def _check_engine(name: str, world: World, issues: list[Issue]) -> Engine | None:
-    try:
-        return world.find_engine(name)
-    except UnknownEngine:
-        issues.append(choice_issue("inference-engine", name[:64], ["exo"]))
+def _check_capacity(
+    values: dict[str, Any], family: InstanceTypeInfo | None, issues: list[Issue]
+) -> None:
+    count = values.get("gpu_count")
+    if family is None or not isinstance(count, int) or count <= family.total_gpus:
+        return
+    text = (
+        f"asks for {_short(count)} of {family.family}, found {family.total_gpus} on the "
+        "largest machine"
+    )
+    issues.append(field_issue("gpu-count", text, status=412))
+
+
+def _check_engine(
+    values: dict[str, Any], family: InstanceTypeInfo | None, issues: list[Issue]
+) -> str | None:
+    name: str | None = values.get("inference_engine")
+    choices = ENGINES if family is None else tuple(sorted({"exo", family.engine}))
+    if not name:
+        return "exo" if family is None else family.engine
+    if name not in choices:
+        issues.append(choice_issue("inference-engine", name[:64], choices))
         return None
+    return name
+
+
+def _can_judge(engine: str, version: str | None) -> bool:
+    """Whether flags can be judged; those of exo-engine are the same for every version."""
+    return engine == "exo" or version in (None, *VERSIONS)
 
 
 def _check_version(values: dict[str, Any], issues: list[Issue]) -> str | None:
@@ -269,19 +331,45 @@ def _check_version(values: dict[str, Any], issues: list[Issue]) -> str | None:
     return version
 
 
-def _check_parameters(
-    values: dict[str, Any], engine: Engine | None, version: str | None, issues: list[Issue]
-) -> tuple[str, ...]:
-    field = "inference-engine-parameters"
+def _check_number_of_parameters(
+    values: dict[str, Any], issues: list[Issue]
+) -> tuple[str, ...] | None:
     parameters = tuple(values.get("inference_engine_parameters") or ())
-    if len(parameters) > MAX_PARAMETERS:
-        found = f"must have at most {MAX_PARAMETERS} items, found {len(parameters)}"
-        issues.append(field_issue(field, found))
-    elif engine is not None:
-        for problem in engine.check(parameters, version):
-            location = f"$['{field}'][{problem.index}]"
-            issues.append(Issue(problem.detail, location, problem.detail))
-    return parameters
+    if len(parameters) <= MAX_PARAMETERS:
+        return parameters
+    found = f"must have at most {MAX_PARAMETERS} items, found {len(parameters)}"
+    issues.append(field_issue("inference-engine-parameters", found))
+    return None
+
+
+def _check_fit(
+    candidate: Candidate,
+    world: World,
+    issues: list[Issue],
+    *,
+    force: bool,
+    is_update: bool = False,
+) -> Fit | None:
+    """Add what is wrong with flags and memory; GPU counts beyond reason are left to the others."""
+    count = candidate.gpu_count
+    judged = candidate if 1 <= count <= MAX_GPUS else replace(candidate, gpu_type="", gpu_count=1)
+    fit = judge_fit(judged, world.families, world.known, force=force, is_update=is_update)
+    issues += fit.issues
+    return fit
+
+
+def _refuse(title: str, issues: list[Issue], fit: Fit | None) -> Refused:
+    if fit is None:
+        return refuse(title, issues)
+    ways_out, hint = fit.ways_out, None
+    if len(issues) > 1:
+        ways_out = tuple(f"to make it fit: {way}" for way in ways_out)
+    elif ways_out:
+        hint = "Any one of these makes it fit:"
+    elif fit.issues and fit.issues[0].location is None:
+        hint = "Choose a smaller model, or one whose weights are quantized."
+    plan = fit.plan if fit.issues else None
+    return refuse(title, issues, hint=hint, ways_out=ways_out, plan=plan)
 
 
 def _short(number: int) -> str:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from exo_inference.controller.auth import FindSecret, Verifier
 from exo_inference.controller.context import Context
 from exo_inference.controller.middleware import RequestBoundary, SignatureGate
-from exo_inference.controller.routes import api_keys, deployments, logs, models, platform
+from exo_inference.controller.routes import api_keys, deployments, logs, models, plans, platform
 
 
 def create_app(
@@ -41,6 +41,7 @@ class _Routes:
             *deployments.ROUTES,
             *logs.ROUTES,
             *api_keys.ROUTES,
+            *plans.ROUTES,
             *platform.ROUTES,
         ]
         # A redirect to the path without its slash would be followed with the old signature.

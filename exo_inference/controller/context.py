@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 
-from exo_inference.controller.admission import World
+from exo_inference.controller.admission import World, find_model
+from exo_inference.controller.architectures import (
+    Architectures,
+    KnownModel,
+    find_bundled,
+    read_draft_name,
+)
 from exo_inference.controller.model_source import FindSource
 from exo_inference.controller.routing_table import RoutingTable
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.stores.base import Store
 from exo_inference.engines import Engine
+from exo_inference.planner import Gpu
 from exo_inference.platforms.base import InstanceTypeInfo, Platform
 from exo_inference.resources import InferenceDeployment, InferenceModel
+from exo_inference.wire import ModelRef
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,8 @@ class Context:
 
     Attributes:
         org_uuid: the organization that owns everything here; made once per store.
+        architectures: looks models up for judging.
+        user_gpus: GPUs that the user described in `gpus.toml`, by name.
         writing: held from judging a change until it is recorded, so that two of them cannot both
             be right alone and wrong together.
         stopping: set when the process is asked to stop; ends log streams.
@@ -38,17 +48,54 @@ class Context:
     secret_box: SecretBox
     routing: RoutingTable
     org_uuid: str
+    architectures: Architectures = field(default_factory=Architectures)
+    user_gpus: Mapping[str, Gpu] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def load_world(self, families: list[InstanceTypeInfo]) -> World:
-        """Return what a request is judged against."""
+    async def families(self) -> list[InstanceTypeInfo]:
+        """Return what the platform has, with what the user says of GPUs of the same name."""
+        offered = await self.platform.instance_types()
+        return [replace(each, gpu=self.user_gpus.get(each.family, each.gpu)) for each in offered]
+
+    async def load_world(
+        self,
+        families: Sequence[InstanceTypeInfo] = (),
+        ref: ModelRef | None = None,
+        flags: Sequence[str] = (),
+    ) -> World:
+        """Return what a request is judged against.
+
+        Args:
+            families: what the platform has; none where GPUs are not judged.
+            ref: the deployment's model, looked up for judging.
+            flags: of the engine; they may name a draft model.
+        """
+        models = tuple(await self.store.list(InferenceModel))
         return World(
-            models=tuple(await self.store.list(InferenceModel)),
+            models=models,
             deployments=tuple(await self.store.list(InferenceDeployment)),
             families=tuple(families),
-            find_engine=self.find_engine,
+            known={} if ref is None else await self.look_up(ref, flags, models),
         )
+
+    async def look_up(
+        self, ref: ModelRef, flags: Sequence[str], models: Sequence[InferenceModel]
+    ) -> dict[str, KnownModel]:
+        """Return what is known about a model of `models` and the draft model of the flags."""
+        known = {}
+        model = find_model(ref, models)
+        if model is not None:
+            known[model.spec.source] = await self.architectures.of_model(model)
+        draft_name = read_draft_name(flags)
+        if draft_name is not None:
+            draft = find_model(ModelRef(name=draft_name), models)
+            known[draft_name] = (
+                find_bundled(draft_name)
+                if draft is None
+                else await self.architectures.of_model(draft)
+            )
+        return known
 
 
 def context_of(request: Request) -> Context:

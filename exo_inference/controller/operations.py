@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from exo_inference.controller.problems import Refused
 from exo_inference.controller.stores.base import ObjectNotFound, RecordedRequest, RecordStore
-from exo_inference.wire import Operation, OperationState, Reference
+from exo_inference.wire import DeploymentPlan, Operation, OperationState, Reference
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
@@ -25,7 +25,12 @@ _COMMANDS = {
 }
 
 
-def succeeded(noun: str, uid: str | None, message: str | None = None) -> Operation:
+def succeeded(
+    noun: str,
+    uid: str | None,
+    message: str | None = None,
+    plan: DeploymentPlan | None = None,
+) -> Operation:
     """Return the operation of a write that was recorded, about the object it changed."""
     command, prefix = _COMMANDS[noun]
     reference = None if uid is None else Reference(id=uid, link=prefix + uid, command=command)
@@ -34,12 +39,13 @@ def succeeded(noun: str, uid: str | None, message: str | None = None) -> Operati
         state=OperationState.SUCCESS,
         message=message,
         reference=reference,
+        plan=plan,
     )
 
 
-def dry_run(noun: str, uid: str | None) -> Operation:
+def dry_run(noun: str, uid: str | None, plan: DeploymentPlan | None = None) -> Operation:
     """Return the answer of an admitted dry run; it is recorded nowhere."""
-    return succeeded(noun, uid, "dry run: admitted, nothing was recorded")
+    return succeeded(noun, uid, "dry run: admitted, nothing was recorded", plan)
 
 
 async def identify_request(request: Request) -> RecordedRequest | None:

@@ -1,8 +1,9 @@
 """Refusals: what is wrong with a request, and the problem body that says so.
 
 Raised by admission, routes, auth and body parsing; turned into an answer by `middleware.py`. The
-form follows what every client shows: RFC 9457 with a title that adds to the status phrase, the
-same text as `message`, and one entry in `errors` per field.
+form follows what every client shows: RFC 9457 with a title that adds to the status phrase, one entry
+in `errors` per field, and the whole text as `message`. Clients print `detail` and then `errors`, so
+nothing is said in both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exo_inference.errors import ExoError
-from exo_inference.wire import FieldProblem, Problem
+from exo_inference.wire import DeploymentPlan, FieldProblem, Problem
 
 _STATUS_ORDER = (400, 403, 404, 409, 412)
 
@@ -42,6 +43,8 @@ class Refused(ExoError):
         title: the class of failure; it must say more than the status phrase.
         type: URI of the class of failure, where programs must be able to tell it.
         issues: what is wrong, field by field.
+        ways_out: what to ask for instead, one line each.
+        plan: of a deployment that does not fit.
         deployments: names of the deployments in the way.
     """
 
@@ -53,6 +56,8 @@ class Refused(ExoError):
         *,
         hint: str | None = None,
         issues: Sequence[Issue] = (),
+        ways_out: Sequence[str] = (),
+        plan: DeploymentPlan | None = None,
         deployments: Sequence[str] | None = None,
         headers: dict[str, str] | None = None,
         type: str = "about:blank",  # the word of RFC 9457
@@ -62,35 +67,58 @@ class Refused(ExoError):
         self.title = title
         self.type = type
         self.issues = tuple(issues)
+        self.ways_out = tuple(ways_out)
+        self.plan = plan
         self.deployments = deployments
         self.headers = headers or {}
 
     def to_problem(self) -> Problem:
         """Return the body of the answer."""
-        errors = [
-            FieldProblem(detail=issue.detail or issue.sentence, location=issue.location)
-            for issue in self.issues
-            if issue.location is not None
+        listed = [
+            FieldProblem(detail=i.detail or i.sentence, location=i.location) for i in self._listed
         ]
+        listed += [FieldProblem(detail=text) for text in self.ways_out]
         return Problem(
             type=self.type,
             title=self.title,
             status=self.status_code,
-            detail=self.text,
-            message=self.text,
-            errors=errors or None,
+            detail=self._detail(),
+            message="\n".join([self.text, *(f"  - {text}" for text in self.ways_out)]),
+            errors=listed or None,
+            plan=self.plan,
             deployments=None if self.deployments is None else list(self.deployments),
         )
 
+    @property
+    def _listed(self) -> tuple[Issue, ...]:
+        """The issues that go to `errors`: all of them, unless there is one and no field has it."""
+        is_alone = len(self.issues) == 1 and self.issues[0].location is None
+        return () if is_alone else self.issues
 
-def refuse(title: str, issues: Sequence[Issue], *, hint: str | None = None) -> Refused:
+    def _detail(self) -> str:
+        """Return what is not in `errors`."""
+        if not self._listed:
+            return self.text
+        counted = "1 problem" if len(self._listed) == 1 else f"{len(self._listed)} problems"
+        return counted if self.hint is None else f"{counted}. {self.hint}"
+
+
+def refuse(
+    title: str,
+    issues: Sequence[Issue],
+    *,
+    hint: str | None = None,
+    ways_out: Sequence[str] = (),
+    plan: DeploymentPlan | None = None,
+) -> Refused:
     """Return one refusal for all issues; a wrong form (400) outranks what else is in the way."""
     ranked = sorted(issues, key=lambda issue: _STATUS_ORDER.index(issue.status))
     if len(issues) == 1:
         detail = issues[0].sentence
     else:
         detail = f"{len(issues)} problems: " + "; ".join(issue.sentence for issue in issues)
-    return Refused(ranked[0].status, title, detail, hint=hint, issues=issues)
+    status = ranked[0].status
+    return Refused(status, title, detail, hint=hint, issues=issues, ways_out=ways_out, plan=plan)
 
 
 def field_issue(field: str, text: str, *, status: int = 400) -> Issue:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import uvicorn
 
 from exo_inference.controller.app import create_app
+from exo_inference.controller.architectures import Architectures, FetchArchitecture
 from exo_inference.controller.auth import CredentialFile
 from exo_inference.controller.context import Context
 from exo_inference.controller.gateway_link import SocketGatewayLink
@@ -30,8 +31,10 @@ from exo_inference.controller.routing_table import RoutingTable
 from exo_inference.controller.secret_box import open_secret_box
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.controller.user_gpus import FILE_NAME, read_user_gpus
 from exo_inference.engines import Engine, get_engine
 from exo_inference.errors import ConfigurationError
+from exo_inference.hub.architecture import fetch_architecture
 from exo_inference.platforms.base import Platform
 from exo_inference.state_dir import StateDir
 
@@ -68,14 +71,16 @@ async def open_context(
     platform: Platform,
     find_source: FindSource,
     find_engine: Callable[[str], Engine] = get_engine,
+    fetch: FetchArchitecture = fetch_architecture,
 ) -> AsyncIterator[Context]:
     """Open the store and put together what the routes and the reconciler need.
 
     Raises:
         StoreError: the database cannot be used.
-        ConfigurationError: the key file does not fit the database.
+        ConfigurationError: the key file does not fit the database, or gpus.toml is wrong.
     """
     state = settings.state
+    user_gpus = await asyncio.to_thread(read_user_gpus, state.root / FILE_NAME)
     store = await SqliteStore.open(state.database_file)
     try:
         yield Context(
@@ -91,6 +96,8 @@ async def open_context(
                 timeout_seconds=settings.gateway_timeout_seconds,
             ),
             org_uuid=await store.ensure_fact("org-uuid", str(uuid.uuid4())),
+            architectures=Architectures(fetch),
+            user_gpus=user_gpus,
         )
     finally:
         await store.close()
@@ -102,6 +109,7 @@ async def serve(
     platform: Platform,
     find_source: FindSource,
     find_engine: Callable[[str], Engine] = get_engine,
+    fetch: FetchArchitecture = fetch_architecture,
     started: Callable[[Running], None] = lambda running: None,
     listener: socket.socket | None = None,
 ) -> None:
@@ -112,6 +120,7 @@ async def serve(
         platform: where replicas run.
         find_source: where models come from.
         find_engine: which engines there are.
+        fetch: asks the Hub what a model is, without fetching it.
         started: called once requests are answered.
         listener: a socket that listens at the address already, inherited from the supervisor.
 
@@ -122,7 +131,11 @@ async def serve(
     settings.state.create()
     with lock_state_dir(settings.state), listener or _listen(settings) as listening:
         async with open_context(
-            settings, platform=platform, find_source=find_source, find_engine=find_engine
+            settings,
+            platform=platform,
+            find_source=find_source,
+            find_engine=find_engine,
+            fetch=fetch,
         ) as context:
             credentials = CredentialFile(settings.state)
             app = create_app(context, credentials.find_secret)

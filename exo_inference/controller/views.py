@@ -9,6 +9,7 @@ from exo_inference.controller.states import deployment_state, model_state
 from exo_inference.engines import DEFAULT_VERSION, get_engine
 from exo_inference.resources import (
     Condition,
+    EngineRef,
     InferenceApiKey,
     InferenceDeployment,
     InferenceModel,
@@ -67,10 +68,17 @@ def view_deployment(
         "state_details": state_details,
         "inference_engine_parameters": list(spec.engine_parameters),
         "inference_engine_version": engine.version or DEFAULT_VERSION,
-        "inference_engine": f"{engine.name} {get_engine(engine.name).version}",
+        "inference_engine": f"{engine.name} {_engine_release(engine)}",
         "replica_status": [_view_replica(replica) for replica in status.replicas],
     }
     return view.model_copy(update=more)
+
+
+def _engine_release(engine: EngineRef) -> str:
+    """Return the release that runs: exo-engine's own, or that whose flags were asked for."""
+    if engine.name == "exo":
+        return get_engine("exo").version
+    return engine.version or DEFAULT_VERSION
 
 
 def _view_replica(replica: ReplicaState) -> ReplicaView:

@@ -61,7 +61,11 @@ def check_answer(method: str, path: str, status: int, body: Any) -> None:
         errors = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(body)]
         assert not errors, (method, path, status, body, errors)
     if status >= 400:
-        assert body["message"] == body["detail"]
+        # Go prints `detail` and then `errors`; what reads `message` alone gets all of it there.
+        assert body["message"]
+        assert "errors" in body or body["message"] == body["detail"]
+        texts = [entry["detail"] for entry in body.get("errors", [])]
+        assert not [text for text in texts if text in body["detail"]], "said twice"
         assert body["status"] == status
         assert body["title"]
 

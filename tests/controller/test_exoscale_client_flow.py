@@ -148,7 +148,7 @@ def test_refusals_reach_the_client_as_documented(idle_controller: Controller, ca
     error = ExoscaleAPIAuthException if status == 403 else ExoscaleAPIClientException
     with pytest.raises(error, match=str(status)) as refused:
         call(idle_controller.client())
-    assert len(refused.value.response.json()["detail"]) > 10
+    assert len(refused.value.response.json()["message"]) > 10
 
 
 def test_a_wrong_secret_is_an_authentication_error(controller: Controller) -> None:

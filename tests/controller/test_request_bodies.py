@@ -120,7 +120,8 @@ def test_all_mistakes_are_reported_at_once(idle_controller: Controller) -> None:
     )
     assert answer.status_code == 400
     assert len(answer.json()["errors"]) == 8
-    assert answer.json()["detail"].startswith("8 problems: ")
+    assert answer.json()["detail"] == "8 problems"
+    assert answer.json()["message"].startswith("8 problems: replicas must be a whole number")
     assert answer.json()["title"] == "Deployment not created"
 
 
@@ -169,7 +170,7 @@ def test_an_update_refuses_what_it_cannot_change(controller: Controller) -> None
 def test_unreadable_bodies_say_where(idle_controller: Controller, body: bytes, words: str) -> None:
     answer = idle_controller.call("POST", "/v2/ai/deployment", data=body)
     assert answer.status_code == 400
-    assert words in answer.json()["detail"]
+    assert words in answer.json()["message"]
 
 
 def test_a_body_over_the_limit_is_refused_readably(idle_controller: Controller) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -35,7 +36,9 @@ from exo_inference.wire import (
     CreateDeployment,
     DeploymentApiKey,
     DeploymentList,
+    DeploymentPlan,
     EventList,
+    ModelRef,
     Operation,
     ScaleDeployment,
     UpdateDeployment,
@@ -50,25 +53,38 @@ _RESTARTED = (ReplicaPhase.FAILED, ReplicaPhase.BACKOFF)
 _MAX_ATTEMPTS = 10
 """A change is tried again when the reconciler wrote a status meanwhile."""
 
-Judge = Callable[[InferenceDeployment], tuple[ObjectMeta, DeploymentSpec]]
-"""Returns the metadata and spec that a deployment shall have; raises Refused."""
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a deployment shall be after a change that was admitted."""
+
+    metadata: ObjectMeta
+    spec: DeploymentSpec
+    plan: DeploymentPlan | None = None
+    planned: NewEvent | None = None
+
+
+Judge = Callable[[InferenceDeployment], Wanted]
+"""Says what a deployment shall become; raises Refused."""
 
 
 async def create_deployment(request: Request) -> Response:
     """Record a deployment with its key."""
     context = context_of(request)
-    is_dry_run = read_flag(request, "dry-run")
+    is_dry_run, is_forced = read_flag(request, "dry-run"), read_flag(request, "force")
     fields = Fields(CreateDeployment, parse_object(await request.body()))
     identity = await operations.identify_request(request)
-    families = await context.platform.instance_types()
+    families = await context.families()
+    flags = fields.values.get("inference_engine_parameters") or ()
     async with context.writing:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
-        admitted = admission.admit_create(fields, await context.load_world(families))
+        world = await context.load_world(families, fields.values.get("model"), flags)
+        admitted = await asyncio.to_thread(admission.admit_create, fields, world, force=is_forced)
         if is_dry_run:
-            return answer(operations.dry_run("deployment", None))
+            return answer(operations.dry_run("deployment", None, admitted.plan))
         uid = str(uuid.uuid4())
-        operation = operations.succeeded("deployment", uid)
+        operation = operations.succeeded("deployment", uid, plan=admitted.plan)
         deployment = InferenceDeployment(
             metadata=ObjectMeta(name=admitted.name, uid=uid, finalizers=(FINALIZER,)),
             spec=admitted.spec,
@@ -78,7 +94,10 @@ async def create_deployment(request: Request) -> Response:
             operation,
             None if identity is None else replace(identity, result_id=operation.id),
             {KEY_SECRET: key},
-            (NewEvent("Normal", "Created", f"deployment {admitted.name} was created"),),
+            (
+                NewEvent("Normal", "Created", f"deployment {admitted.name} was created"),
+                admitted.event,
+            ),
         )
         try:
             await context.store.create(deployment, recording)
@@ -112,17 +131,21 @@ async def update_deployment(request: Request) -> Response:
     A body without fields does the latter alone: it is how a user says that the cause is mended.
     """
     context = context_of(request)
-    is_dry_run = read_flag(request, "dry-run")
+    is_dry_run, is_forced = read_flag(request, "dry-run"), read_flag(request, "force")
     fields = Fields(UpdateDeployment, parse_object(await request.body()))
-    world = await context.load_world([])
+    before = await load(context.store, InferenceDeployment, request)
+    flags = fields.values.get("inference_engine_parameters") or before.spec.engine_parameters
+    families = await context.families()
+    world = await context.load_world(families, ModelRef(name=before.spec.model), flags)
 
-    def judge(present: InferenceDeployment) -> tuple[ObjectMeta, DeploymentSpec]:
-        admitted = admission.admit_update(fields, present, world)
+    def judge(present: InferenceDeployment) -> Wanted:
+        admitted = admission.admit_update(fields, present, world, force=is_forced)
         changed: dict[str, object] = {"name": admitted.name}
         if any(replica.state in _RESTARTED for replica in present.status.replicas):
             now = datetime.now(UTC).isoformat()
             changed["annotations"] = {**present.metadata.annotations, RESTART_ANNOTATION: now}
-        return present.metadata.model_copy(update=changed), admitted.spec
+        metadata = present.metadata.model_copy(update=changed)
+        return Wanted(metadata, admitted.spec, admitted.plan, admitted.event)
 
     event = NewEvent("Normal", "Updated", "a change was asked for")
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
@@ -134,8 +157,8 @@ async def scale_deployment(request: Request) -> Response:
     is_dry_run = read_flag(request, "dry-run")
     fields = Fields(ScaleDeployment, parse_object(await request.body()))
 
-    def judge(present: InferenceDeployment) -> tuple[ObjectMeta, DeploymentSpec]:
-        return present.metadata, admission.admit_scale(fields, present)
+    def judge(present: InferenceDeployment) -> Wanted:
+        return Wanted(present.metadata, admission.admit_scale(fields, present))
 
     wanted = fields.values.get("replicas")
     asked = "1 replica was" if wanted == 1 else f"{wanted} replicas were"
@@ -190,24 +213,32 @@ async def _change(
                     f"the deployment {present.metadata.name!r} is being deleted",
                     hint="Create it again when it is gone.",
                 )
-            metadata, spec = judge(present)
+            wanted = await asyncio.to_thread(judge, present)
             uid = present.metadata.uid
             if is_dry_run:
-                return operations.dry_run("deployment", uid)
-            operation = operations.succeeded("deployment", uid)
-            wanted = present.model_copy(update={"metadata": metadata, "spec": spec})
-            changed = metadata != present.metadata or spec != present.spec
-            recording = Recording(operation, events=(event,) if changed else ())
+                return operations.dry_run("deployment", uid, wanted.plan)
+            operation = operations.succeeded("deployment", uid, plan=wanted.plan)
+            recording = Recording(operation, events=_events_of(present, wanted, event))
+            new = {"metadata": wanted.metadata, "spec": wanted.spec}
             try:
-                await context.store.update(wanted, recording)
+                await context.store.update(present.model_copy(update=new), recording)
             except NameTaken as exc:
-                raise _name_taken(metadata.name) from exc
+                raise _name_taken(wanted.metadata.name) from exc
             except VersionConflict:
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise
                 continue
             return operation
     raise AssertionError("the loop returns or raises")
+
+
+def _events_of(
+    present: InferenceDeployment, wanted: Wanted, event: NewEvent
+) -> tuple[NewEvent, ...]:
+    """Return what is recorded of a change: nothing where nothing changes, a plan with a new spec."""
+    if wanted.spec != present.spec and wanted.planned is not None:
+        return (event, wanted.planned)
+    return (event,) if (wanted.metadata, wanted.spec) != (present.metadata, present.spec) else ()
 
 
 async def _model_ids(context: Context) -> dict[str, str]:

@@ -97,7 +97,7 @@ async def delete_model(request: Request) -> Response:
     is_dry_run = read_flag(request, "dry-run")
     async with context.writing:
         model = await load(context.store, InferenceModel, request)
-        admission.admit_model_deletion(model, await context.load_world([]))
+        admission.admit_model_deletion(model, await context.load_world())
         uid = model.metadata.uid
         if is_dry_run:
             return answer(operations.dry_run("model", uid))

@@ -1,0 +1,140 @@
+"""What is known about models, for judging deployments: read once, kept while the files stay the same.
+
+Routes ask before they judge, because judging is pure and this reads files, or asks the Hub. A model
+that is still being fetched is looked up by its name in the planner's catalogue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from exo_inference import planner
+from exo_inference.errors import HubError, UsageError
+from exo_inference.hub.architecture import fetch_architecture, read_directory, weight_files
+from exo_inference.hub.base import ModelUnusable
+from exo_inference.hub.model_directory import CONFIG_NAME
+from exo_inference.planner import Architecture, EngineParameters
+from exo_inference.resources import InferenceModel
+from exo_inference.simulated_gpus import MODEL_MARKER
+
+__all__ = ["Architectures", "FetchArchitecture", "KnownModel", "find_bundled", "read_draft_name"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MAX_KEPT = 256
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """What is known about one model.
+
+    Attributes:
+        architecture: None where nothing is known.
+        reason: why nothing is known, for people; empty where something is.
+        revision_pinned: its files cannot change; None where that is not known.
+    """
+
+    architecture: Architecture | None = None
+    reason: str = ""
+    revision_pinned: bool | None = None
+
+
+class FetchArchitecture(Protocol):
+    """Asks the Hub; see `hub.architecture.fetch_architecture`."""
+
+    async def __call__(
+        self, name: str, *, revision: str | None = None, token: str | None = None
+    ) -> Architecture:
+        """Return the architecture of a model of the Hub.
+
+        Raises:
+            HubError
+        """
+        ...
+
+
+class Architectures:
+    """Looks models up. One object per application.
+
+    Args:
+        fetch: asks the Hub.
+    """
+
+    def __init__(self, fetch: FetchArchitecture = fetch_architecture) -> None:
+        self._fetch = fetch
+        self._kept: dict[str, tuple[Stamp, KnownModel]] = {}
+
+    async def of_model(self, model: InferenceModel) -> KnownModel:
+        """Return what is known about a model of this control plane; asks nobody."""
+        pinned = _is_pinned(model)
+        name, path = model.spec.source, model.status.path
+        if path is None:
+            return find_bundled(name, pinned, "its files are not here yet")
+        return await asyncio.to_thread(self._of_directory, Path(path), name, pinned)
+
+    async def of_hub(
+        self, name: str, *, revision: str | None = None, token: str | None = None
+    ) -> KnownModel:
+        """Ask the Hub about a model."""
+        try:
+            found = await self._fetch(name, revision=revision, token=token)
+        except HubError as error:
+            return KnownModel(reason=error.text)
+        is_commit = None if revision is None else _COMMIT.fullmatch(revision) is not None
+        return KnownModel(found, revision_pinned=is_commit)
+
+    def _of_directory(self, directory: Path, name: str, pinned: bool | None) -> KnownModel:
+        if (directory / MODEL_MARKER).exists():
+            return find_bundled(name, pinned, "its weights are simulated")
+        try:
+            stamp = _stamp(directory)
+            kept = self._kept.get(str(directory))
+            if kept is not None and kept[0] == stamp:
+                return kept[1]
+            known = KnownModel(read_directory(directory, name), revision_pinned=pinned)
+        except (ModelUnusable, OSError) as error:
+            return find_bundled(name, pinned, str(error))
+        if len(self._kept) >= _MAX_KEPT:
+            self._kept.clear()
+        self._kept[str(directory)] = (stamp, known)
+        return known
+
+
+def find_bundled(name: str, pinned: bool | None = None, otherwise: str = "") -> KnownModel:
+    """Return a model of the planner's catalogue; what is not in it is unknown, and says why."""
+    try:
+        return KnownModel(planner.find_model(name), revision_pinned=pinned)
+    except UsageError as error:
+        reason = f"{otherwise}, and {error.message}" if otherwise else error.text
+        return KnownModel(reason=reason, revision_pinned=pinned)
+
+
+def read_draft_name(flags: Sequence[str]) -> str | None:
+    """Return the draft model that flags name, if they can be read."""
+    try:
+        name = EngineParameters.parse(flags).speculative.get("model")
+    except UsageError:
+        return None
+    return name if isinstance(name, str) and name else None
+
+
+def _is_pinned(model: InferenceModel) -> bool | None:
+    """Whether the files cannot change: the control plane pins each model when it resolves it."""
+    if model.status.revision is not None:
+        return True
+    return True if _COMMIT.fullmatch(model.spec.revision or "") else None
+
+
+def _stamp(directory: Path) -> Stamp:
+    paths = [directory / CONFIG_NAME, *weight_files(directory)]
+    return tuple(
+        (path.name, status.st_size, status.st_mtime_ns)
+        for path in paths
+        for status in [path.stat()]
+    )

@@ -1,0 +1,196 @@
+"""Whether flags, model and memory go together: what admission asks once the shape is right. Pure.
+
+`judge_fit` turns one judgement of `preflight` into issues, ways out, the plan of the answer and the
+event that is recorded. Memory refuses with 412 and can be forced; flags refuse with 400 and cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from exo_inference.controller.architectures import KnownModel, read_draft_name
+from exo_inference.controller.problems import Issue
+from exo_inference.controller.stores.base import NewEvent
+from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.planner import Gpu
+from exo_inference.planner.verdict import Problem
+from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.preflight import Judgement, Subject, describe_advice, judge, locate, to_wire
+from exo_inference.wire import DeploymentPlan, PlanAdvice, PlanVerdict
+
+MAX_GPUS = 1024
+"""GPUs of one replica that are planned; more is a typing error."""
+
+_MAX_WAYS_OUT = 6
+_MEMORY = frozenset({"memory", "free-memory"})
+_NOT_OF_FLAGS = frozenset({"engine", "quantization", "unknown-model"})
+"""Codes of the planner's problems that no flag of the user mends; the others refuse as flags do."""
+
+_GIB = 2**30
+_UNKNOWN = KnownModel()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One deployment to be judged; its shape is right."""
+
+    model: str
+    gpu_type: str
+    gpu_count: int
+    engine: str
+    version: str | None
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What was found.
+
+    Attributes:
+        issues: what refuses it.
+        ways_out: lines that say what would fit; only where memory refuses it.
+        plan: for the answer; with advice only where memory refuses it.
+        event: what is recorded if it is admitted.
+    """
+
+    issues: tuple[Issue, ...]
+    ways_out: tuple[str, ...]
+    plan: DeploymentPlan
+    event: NewEvent
+
+
+def judge_fit(
+    candidate: Candidate,
+    families: Sequence[InstanceTypeInfo],
+    known: Mapping[str, KnownModel],
+    *,
+    force: bool,
+    is_update: bool = False,
+) -> Fit:
+    """Judge the flags and the memory of a deployment.
+
+    Args:
+        candidate: what is asked for.
+        families: what the platform has.
+        known: models that were looked up, by name.
+        force: admit it although memory refuses it.
+        is_update: only flags can still be changed.
+    """
+    subject = make_subject(candidate, families, known)
+    judgement = judge(subject, with_advice=False)
+    lacks_memory = _lacks_memory(judgement)
+    if lacks_memory and not force:
+        judgement = judge(subject, other_gpus=other_gpus(candidate.gpu_type, families))
+    plan = complete_plan(judgement, candidate.gpu_type, known.get(candidate.model, _UNKNOWN))
+    issues = [_flag_issue(problem, subject) for problem in judgement.flag_problems]
+    issues += [
+        _plan_issue(problem, candidate)
+        for problem in judgement.plan_problems
+        if problem.refuses and not (force and problem.code in _MEMORY)
+    ]
+    advice = [each for each in plan.advice if not (is_update and each.options)]
+    ways_out = _describe_all(advice) if lacks_memory and not force else ()
+    return Fit(tuple(issues), ways_out, plan, _event(plan, is_forced=force and lacks_memory))
+
+
+def make_subject(
+    candidate: Candidate, families: Sequence[InstanceTypeInfo], known: Mapping[str, KnownModel]
+) -> Subject:
+    """Return what is judged, with what is known about model, draft model and GPU."""
+    model = known.get(candidate.model, _UNKNOWN)
+    draft_name = read_draft_name(candidate.flags)
+    draft = known.get(draft_name, _UNKNOWN) if draft_name is not None else _UNKNOWN
+    family = next((each for each in families if each.family == candidate.gpu_type), None)
+    return Subject(
+        model=model.architecture,
+        gpu=None if family is None else offered_gpu(family),
+        gpu_count=candidate.gpu_count,
+        flags=candidate.flags,
+        engine=candidate.engine,
+        engine_version=candidate.version,
+        draft=draft.architecture,
+        revision_pinned=model.revision_pinned,
+    )
+
+
+def offered_gpu(family: InstanceTypeInfo) -> Gpu | None:
+    """Return the GPU of a family as advice may offer it: by the family's name, up to what is there."""
+    if family.gpu is None:
+        return None
+    count = max(1, min(family.gpu.max_count, family.total_gpus))
+    return replace(family.gpu, family=family.family, max_count=count)
+
+
+def other_gpus(gpu_type: str, families: Sequence[InstanceTypeInfo]) -> tuple[Gpu, ...]:
+    """Return the GPUs of the platform's other families, which advice may take instead."""
+    offered = (offered_gpu(family) for family in families if family.family != gpu_type)
+    return tuple(gpu for gpu in offered if gpu is not None and gpu.vendor != "cpu")
+
+
+def complete_plan(judgement: Judgement, gpu_type: str, model: KnownModel) -> DeploymentPlan:
+    """Return the plan in the API's form, with the user's GPU type and why something is not known."""
+    plan = to_wire(judgement)
+    notes = [*plan.notes, model.reason] if model.reason else plan.notes
+    return plan.model_copy(update={"gpu_type": gpu_type, "notes": notes})
+
+
+def describe_plan(plan: DeploymentPlan) -> str:
+    """Return the verdict and the main figures in one line."""
+    if plan.verdict == PlanVerdict.UNKNOWN or not plan.total_bytes_per_gpu:
+        reasons = [*(problem.detail for problem in plan.problems), *plan.notes]
+        return f"memory was not judged: {'; '.join(reasons) or 'nothing is known'}"
+    return (
+        f"{plan.weights_bytes_per_gpu / _GIB:.1f} GiB of weights and "
+        f"{max(0, plan.available_kv_bytes_per_gpu) / _GIB:.1f} GiB of KV cache per GPU: "
+        f"{plan.kv_capacity_tokens} tokens, {plan.max_concurrency:.1f} requests of "
+        f"{plan.max_model_len} tokens at once"
+    )
+
+
+def _lacks_memory(judgement: Judgement) -> bool:
+    return any(each.refuses and each.code in _MEMORY for each in judgement.plan_problems)
+
+
+def _flag_issue(problem: ParameterProblem, subject: Subject) -> Issue:
+    location = locate(problem, subject)
+    detail = problem.detail
+    if "inference-engine-parameters" not in location:  # the field's name stands before it already
+        detail = detail.removeprefix(f"{problem.flag}: ")
+    return Issue(detail, location, detail)
+
+
+def _plan_issue(problem: Problem, candidate: Candidate) -> Issue:
+    if problem.code in _MEMORY:
+        text = (
+            f"{candidate.model} does not fit {candidate.gpu_count} x {candidate.gpu_type}: "
+            f"{problem.detail}"
+        )
+        return Issue(text, status=412)
+    if problem.code in _NOT_OF_FLAGS:
+        return Issue(problem.detail, "$['model']", problem.detail, 412)
+    return Issue(problem.detail, _locate_code(problem.code, candidate.flags), problem.detail)
+
+
+def _locate_code(code: str, flags: Sequence[str]) -> str:
+    """Return the JSON path of the flag that a problem of the planner is called after."""
+    names = [flag.partition("=")[0].replace("_", "-") for flag in flags]
+    if f"--{code}" in names:
+        return f"$['inference-engine-parameters'][{names.index(f'--{code}')}]"
+    return "$['gpu-count']" if "parallel" in code or "gpu" in code else "$['model']"
+
+
+def _describe_all(advice: Sequence[PlanAdvice]) -> tuple[str, ...]:
+    return tuple(describe_advice(each) for each in advice[:_MAX_WAYS_OUT])
+
+
+def _event(plan: DeploymentPlan, *, is_forced: bool) -> NewEvent:
+    figures = describe_plan(plan)
+    if is_forced:
+        lack = next((each.detail for each in plan.problems if each.code in _MEMORY), figures)
+        return NewEvent("Warning", "Planned", f"refused, and admitted by force: {lack}")
+    if plan.verdict == PlanVerdict.FITS:
+        return NewEvent("Normal", "Planned", f"fits: {figures}")
+    if plan.verdict == PlanVerdict.TIGHT:
+        return NewEvent("Warning", "Planned", f"tight, it may not fit: {figures}")
+    return NewEvent("Warning", "Planned", f"{plan.verdict.value}: {figures}")
