@@ -10,15 +10,22 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from exo_inference.controller.server import serve
-from exo_inference.controller.settings import read_settings
+from exo_inference.controller.settings import ControllerSettings, read_settings
 from exo_inference.controller.stores.base import StoreDamaged, StoreTooNew
 from exo_inference.errors import ConfigurationError, ExoError, UsageError
 from exo_inference.hub import source_for
+from exo_inference.hub.architecture import read_directory
+from exo_inference.hub.builtin import builtin_directory
 from exo_inference.local_settings import take_inherited_listener
 from exo_inference.logs import set_up_logging
 from exo_inference.platforms import platform_for
+from exo_inference.platforms.local import Simulation
+
+STAND_IN = "exo/tiny-chat"
+"""The model that runs on simulated GPUs in place of the one asked for."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,13 +36,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings.state.create()
         listener = take_inherited_listener()
         os.chdir(settings.state.root)  # sockets of replicas are named relative to it
-        platform = platform_for("local", settings.state)
-        asyncio.run(serve(settings, platform=platform, find_source=source_for, listener=listener))
+        find_source = partial(source_for, simulated=bool(settings.simulated_gpus))
+        platform = platform_for("local", settings.state, simulation=_simulation(settings))
+        asyncio.run(serve(settings, platform=platform, find_source=find_source, listener=listener))
     except (ConfigurationError, UsageError, StoreDamaged, StoreTooNew) as exc:
         return _fail(exc, os.EX_CONFIG)
     except ExoError as exc:
         return _fail(exc, 1)
     return 0
+
+
+def _simulation(settings: ControllerSettings) -> Simulation:
+    return Simulation(
+        gpus=settings.simulated_gpus,
+        speedup=settings.simulation_speedup,
+        stand_in=builtin_directory(STAND_IN),
+        read_model=read_directory,
+    )
 
 
 def _fail(exc: ExoError, code: int) -> int:
