@@ -28,7 +28,10 @@ found) and a `hint`: the one next step, printed on a line of its own.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from exo_inference.wire import DeploymentPlan
 
 
 class ExoError(Exception):
@@ -83,6 +86,7 @@ class ApiError(ExoError):
         title, detail: the problem details of RFC 9457, empty where the body had none.
         problems: further problems of the same request, each with its location.
         retry_after_seconds: what the server asked us to wait, when it did.
+        plan: of a deployment that was refused: why, and what would fit (additive).
     """
 
     def __init__(
@@ -95,9 +99,11 @@ class ApiError(ExoError):
         problems: tuple[tuple[str, str], ...] = (),
         deployments: tuple[str, ...] = (),
         retry_after_seconds: float | None = None,
+        plan: DeploymentPlan | None = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
+        self.plan = plan
         self.status_code = status_code
         self.title = title
         self.detail = detail

@@ -14,8 +14,10 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
+from pydantic import ValidationError
+
 from exo_inference import errors
-from exo_inference.wire import SIGNATURE_PROBLEM
+from exo_inference.wire import SIGNATURE_PROBLEM, DeploymentPlan
 
 MAX_TEXT = 256
 """How much of a body that is not ours is repeated in a message: it may be a whole page."""
@@ -46,7 +48,7 @@ def api_error(
         action: what was being done, for the message.
     """
     fields = _decode(body)
-    title, detail = _text(fields.get("title")), _text(fields.get("detail"))
+    title, detail = _text(fields.get("title")), _detail(fields)
     phrase = _phrase(status_code)
     text = _headline(fields, title, detail, phrase)
     deployments = tuple(_text(entry) for entry in _list(fields.get("deployments")))
@@ -61,6 +63,7 @@ def api_error(
         problems=tuple(_problem(entry) for entry in _list(fields.get("errors"))),
         deployments=deployments,
         retry_after_seconds=retry_after(headers),
+        plan=_plan(fields.get("plan")),
         hint=_text(fields.get("hint")) or _hint(kind, status_code, headers, deployments),
     )
 
@@ -91,6 +94,25 @@ def _decode(body: bytes) -> dict[str, Any]:
     if isinstance(value, list):
         return {"errors": value}
     return {"message": _cut(_text(value))}
+
+
+def _detail(fields: Mapping[str, Any]) -> str:
+    """Return `detail`, or the whole sentence of `message` where one field alone is wrong.
+
+    Problems of several fields are listed one by one, and `detail` has their number.
+    """
+    problems = _list(fields.get("errors"))
+    if len(problems) == 1 and isinstance(problems[0], dict) and problems[0].get("location"):
+        return _text(fields.get("message")) or _text(fields.get("detail"))
+    return _text(fields.get("detail"))
+
+
+def _plan(value: Any) -> DeploymentPlan | None:
+    """Return the plan of a refusal; one of a form that is not ours is left out."""
+    try:
+        return None if value is None else DeploymentPlan.model_validate(value)
+    except ValidationError:
+        return None
 
 
 def _headline(fields: Mapping[str, Any], title: str, detail: str, phrase: str) -> str:

@@ -32,6 +32,7 @@ from exo_inference.wire import (
     Deployment,
     DeploymentApiKey,
     DeploymentList,
+    DeploymentPlan,
     EngineParameterList,
     EventList,
     InstanceTypeList,
@@ -98,20 +99,31 @@ def get_deployment(deployment_id: str) -> Call[Deployment]:
     )
 
 
-def create_deployment(name: str, fields: dict[str, Any], *, dry_run: bool) -> Call[Operation]:
+def create_deployment(
+    name: str, fields: dict[str, Any], *, dry_run: bool, force: bool = False
+) -> Call[Operation]:
     """Create a deployment; `fields` are the other fields of the body, by their wire names."""
     body = {"name": name, **fields}
-    return _create(Operation, "/ai/deployment", f'creating deployment "{name}"', body, dry_run)
+    action = f'creating deployment "{name}"'
+    return _create(Operation, "/ai/deployment", action, body, dry_run, force=force)
 
 
 def update_deployment(
-    deployment_id: str, fields: dict[str, Any], *, dry_run: bool
+    deployment_id: str, fields: dict[str, Any], *, dry_run: bool, force: bool = False
 ) -> Call[Operation]:
     """Change some fields of a deployment; those that are None stay as they are."""
     action = f"updating deployment {deployment_id}"
     path = f"/ai/deployment/{_id(deployment_id)}"
     body = encode_json(_given(fields))
-    return _operation(Request(action, "PATCH", path, _dry(dry_run), body))
+    return _operation(Request(action, "PATCH", path, _dry(dry_run) + _forced(force), body))
+
+
+def plan_deployment(fields: dict[str, Any]) -> Call[DeploymentPlan]:
+    """Plan a deployment; nothing is created, so it may be repeated."""
+    action = "planning a deployment"
+    body = encode_json(_given(fields))
+    request = Request(action, "POST", "/ai/plan", body=body, repeatable=True)
+    return Call(request, reader(DeploymentPlan, action))
 
 
 def scale_deployment(deployment_id: str, replicas: int, *, dry_run: bool) -> Call[Operation]:
@@ -197,9 +209,10 @@ def list_instance_types() -> Call[InstanceTypeList]:
     return _get(InstanceTypeList, "/ai/instance-type", "listing the instance types")
 
 
-def list_parameters(version: str | None) -> Call[EngineParameterList]:
-    """List the engine's parameters."""
-    query = (("version", version),) if version else ()
+def list_parameters(version: str | None, *, engine: str | None = None) -> Call[EngineParameterList]:
+    """List the parameters of an engine."""
+    given = (("version", version), ("engine", engine))
+    query = tuple((name, value) for name, value in given if value)
     path = "/ai/help/inference-engine-parameters"
     return _get(EngineParameterList, path, "listing the inference engine parameters", query)
 
@@ -273,10 +286,19 @@ def _get(model: type[M], path: str, action: str, query: Query = ()) -> Call[M]:
     return Call(Request(action, "GET", path, query, repeatable=True), reader(model, action))
 
 
-def _create(model: type[M], path: str, action: str, body: dict[str, Any], dry_run: bool) -> Call[M]:
+def _create(
+    model: type[M],
+    path: str,
+    action: str,
+    body: dict[str, Any],
+    dry_run: bool,
+    *,
+    force: bool = False,
+) -> Call[M]:
     key = ("Idempotency-Key", str(uuid.uuid4()))
     encoded = encode_json(_given(body))
-    request = Request(action, "POST", path, _dry(dry_run), encoded, (key,), repeatable=True)
+    query = _dry(dry_run) + _forced(force)
+    request = Request(action, "POST", path, query, encoded, (key,), repeatable=True)
     return Call(request, reader(model, action))
 
 
@@ -290,6 +312,10 @@ def _operation(request: Request) -> Call[Operation]:
 
 def _dry(dry_run: bool) -> Query:
     return (("dry-run", "true"),) if dry_run else ()
+
+
+def _forced(force: bool) -> Query:
+    return (("force", "true"),) if force else ()
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,9 @@ class AsyncDeployments:
         engine: str | None = None,
         product_name: str | None = None,
         dry_run: bool = False,
+        force: bool = False,
     ) -> Operation:
-        """Create a deployment; `reference.id` of the answer is its id.
+        """Create a deployment; `reference.id` of the answer is its id, `plan` what it takes.
 
         Args:
             name: a DNS label.
@@ -58,6 +59,10 @@ class AsyncDeployments:
             engine: which engine (additive).
             product_name: identifier that usage is billed under.
             dry_run: only ask whether it would be admitted (additive).
+            force: admit it although the plan says that it does not fit into memory (additive).
+
+        Raises:
+            BadRequest, PreconditionFailed: it is refused; `plan` of the error says what would fit.
         """
         fields = {
             "model": _requests.model_ref(model),
@@ -69,7 +74,7 @@ class AsyncDeployments:
             "inference-engine": engine,
             "product-name": product_name,
         }
-        call = _requests.create_deployment(name, fields, dry_run=dry_run)
+        call = _requests.create_deployment(name, fields, dry_run=dry_run, force=force)
         return await self._client.send_write(call, dry_run=dry_run)
 
     async def list(self) -> list[Deployment]:
@@ -96,6 +101,7 @@ class AsyncDeployments:
         engine_parameters: Sequence[str] | None = None,
         engine_version: str | None = None,
         dry_run: bool = False,
+        force: bool = False,
     ) -> Operation:
         """Change what can be changed in place; None leaves a field as it is.
 
@@ -107,6 +113,7 @@ class AsyncDeployments:
             engine_parameters: all of its flags from now on; an empty list clears them.
             engine_version: the release whose flags they are.
             dry_run: only ask whether it would be admitted (additive).
+            force: admit it although the plan says that it does not fit into memory (additive).
         """
         parameters = engine_parameters
         fields = {
@@ -116,7 +123,7 @@ class AsyncDeployments:
             else _requests.parameter_list(parameters),
             "inference-engine-version": engine_version,
         }
-        call = _requests.update_deployment(deployment_id, fields, dry_run=dry_run)
+        call = _requests.update_deployment(deployment_id, fields, dry_run=dry_run, force=force)
         return await self._client.send_write(call, dry_run=dry_run)
 
     async def scale(self, deployment_id: str, replicas: int, *, dry_run: bool = False) -> Operation:
@@ -173,9 +180,17 @@ class AsyncDeployments:
         """List the GPU families, and whether a deployment may use each."""
         return (await self._client.send(_requests.list_instance_types())).instance_types
 
-    async def parameters(self, version: str | None = None) -> builtins.list[EngineParameter]:
-        """List the flags of the engine, of the default version or of another one."""
-        return (await self._client.send(_requests.list_parameters(version))).parameters
+    async def parameters(
+        self, version: str | None = None, *, engine: str | None = None
+    ) -> builtins.list[EngineParameter]:
+        """List the flags of an engine.
+
+        Args:
+            version: the release whose flags they are; None is the default one.
+            engine: `exo` or `vllm`; None is the server's own (additive).
+        """
+        call = _requests.list_parameters(version, engine=engine)
+        return (await self._client.send(call)).parameters
 
     async def wait_until_ready(
         self,

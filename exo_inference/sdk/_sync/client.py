@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,7 @@ from exo_inference.sdk._sync.operations import Operations
 from exo_inference.sdk._sync.zones import Zones
 from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Settings
-from exo_inference.wire import ConsumptionQuota, Operation, Zone
+from exo_inference.wire import ConsumptionQuota, DeploymentPlan, ModelRef, Operation, Zone
 
 
 class Client:
@@ -147,6 +148,48 @@ class Client:
     def quota(self) -> ConsumptionQuota:
         """Return the consumption quota of the organisation."""
         return self.send(_requests.get_quota())
+
+    def plan(
+        self,
+        *,
+        model: str | ModelRef | None = None,
+        gpu_type: str,
+        gpu_count: int = 1,
+        engine_parameters: Sequence[str] = (),
+        engine_version: str | None = None,
+        engine: str | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        with_advice: bool = True,
+    ) -> DeploymentPlan:
+        """Say what a deployment would take and give, without creating it (additive).
+
+        Args:
+            model: name, id or reference: of a model here, of the bundled catalogue, or of the Hub.
+            gpu_type: a family, or a common name such as `H100`.
+            gpu_count: GPUs of one replica.
+            engine_parameters: flags of the engine, one item each.
+            engine_version: the release whose flags they are.
+            engine: `exo` or `vllm`; None is what the server runs on that GPU.
+            model_config: a config.json, for a model that the server cannot look up.
+            with_advice: look for what would fit, or be faster or cheaper.
+
+        Returns:
+            The plan; a deployment that does not fit has the verdict `refused`.
+
+        Raises:
+            BadRequest: the request makes no sense, such as an unknown GPU.
+        """
+        fields = {
+            "model": None if model is None else _requests.model_ref(model),
+            "model-config": None if model_config is None else dict(model_config),
+            "gpu-type": gpu_type,
+            "gpu-count": gpu_count,
+            "inference-engine-parameters": _requests.parameter_list(engine_parameters) or None,
+            "inference-engine-version": engine_version,
+            "inference-engine": engine,
+            "without-advice": None if with_advice else True,
+        }
+        return self.send(_requests.plan_deployment(fields))
 
     def close(self) -> None:
         """Close the connections. Idempotent; a client from `for_zone` leaves them open."""

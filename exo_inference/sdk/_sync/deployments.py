@@ -45,8 +45,9 @@ class Deployments:
         engine: str | None = None,
         product_name: str | None = None,
         dry_run: bool = False,
+        force: bool = False,
     ) -> Operation:
-        """Create a deployment; `reference.id` of the answer is its id.
+        """Create a deployment; `reference.id` of the answer is its id, `plan` what it takes.
 
         Args:
             name: a DNS label.
@@ -59,6 +60,10 @@ class Deployments:
             engine: which engine (additive).
             product_name: identifier that usage is billed under.
             dry_run: only ask whether it would be admitted (additive).
+            force: admit it although the plan says that it does not fit into memory (additive).
+
+        Raises:
+            BadRequest, PreconditionFailed: it is refused; `plan` of the error says what would fit.
         """
         fields = {
             "model": _requests.model_ref(model),
@@ -70,7 +75,7 @@ class Deployments:
             "inference-engine": engine,
             "product-name": product_name,
         }
-        call = _requests.create_deployment(name, fields, dry_run=dry_run)
+        call = _requests.create_deployment(name, fields, dry_run=dry_run, force=force)
         return self._client.send_write(call, dry_run=dry_run)
 
     def list(self) -> list[Deployment]:
@@ -97,6 +102,7 @@ class Deployments:
         engine_parameters: Sequence[str] | None = None,
         engine_version: str | None = None,
         dry_run: bool = False,
+        force: bool = False,
     ) -> Operation:
         """Change what can be changed in place; None leaves a field as it is.
 
@@ -108,6 +114,7 @@ class Deployments:
             engine_parameters: all of its flags from now on; an empty list clears them.
             engine_version: the release whose flags they are.
             dry_run: only ask whether it would be admitted (additive).
+            force: admit it although the plan says that it does not fit into memory (additive).
         """
         parameters = engine_parameters
         fields = {
@@ -117,7 +124,7 @@ class Deployments:
             else _requests.parameter_list(parameters),
             "inference-engine-version": engine_version,
         }
-        call = _requests.update_deployment(deployment_id, fields, dry_run=dry_run)
+        call = _requests.update_deployment(deployment_id, fields, dry_run=dry_run, force=force)
         return self._client.send_write(call, dry_run=dry_run)
 
     def scale(self, deployment_id: str, replicas: int, *, dry_run: bool = False) -> Operation:
@@ -174,9 +181,17 @@ class Deployments:
         """List the GPU families, and whether a deployment may use each."""
         return (self._client.send(_requests.list_instance_types())).instance_types
 
-    def parameters(self, version: str | None = None) -> builtins.list[EngineParameter]:
-        """List the flags of the engine, of the default version or of another one."""
-        return (self._client.send(_requests.list_parameters(version))).parameters
+    def parameters(
+        self, version: str | None = None, *, engine: str | None = None
+    ) -> builtins.list[EngineParameter]:
+        """List the flags of an engine.
+
+        Args:
+            version: the release whose flags they are; None is the default one.
+            engine: `exo` or `vllm`; None is the server's own (additive).
+        """
+        call = _requests.list_parameters(version, engine=engine)
+        return (self._client.send(call)).parameters
 
     def wait_until_ready(
         self,
