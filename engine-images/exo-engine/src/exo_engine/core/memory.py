@@ -64,18 +64,32 @@ def block_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
 
 def free_host_bytes() -> int:
     """Return the memory that could be taken without swapping, within the cgroup's limit."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-            break
-    else:
-        available = 2**31
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii").strip()
-    except OSError:
+    available = _meminfo_bytes("MemAvailable") or 2**31
+    limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
+    if limit is None or used is None:
         return available
-    return available if limit == "max" else max(0, min(available, int(limit) - int(used)))
+    return max(0, min(available, limit - used))
+
+
+def _total_host_bytes() -> int:
+    total, limit = _meminfo_bytes("MemTotal") or 0, _cgroup_bytes("memory.max")
+    return total if limit is None else min(total, limit)
+
+
+def _meminfo_bytes(name: str) -> int | None:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_bytes(name: str) -> int | None:
+    """Return a figure of the cgroup; None where there is none, or no limit."""
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return None if text == "max" else int(text)
 
 
 def check_weights_fit(spec: DecoderSpec, config: ResolvedConfig) -> None:
@@ -208,13 +222,6 @@ def _profile(config: ResolvedConfig, profile: Callable[[], None]) -> KVBudget:
         _gib(max(budget.available_bytes, 0)),
     )
     return budget
-
-
-def _total_host_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _gib(num_bytes: int) -> str:
