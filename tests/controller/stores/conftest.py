@@ -15,7 +15,7 @@ from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.resources.crds import custom_resource_definitions
 from scripts.kubernetes.api_server import ApiServer
 from scripts.kubernetes.client import ApiError
-from tests.kubernetes_api import KubernetesApi as TestApi
+from tests.kubernetes_api import KubernetesApi as Cluster
 
 OpenStore = Callable[[], Awaitable[Store]]
 
@@ -53,12 +53,12 @@ def crds(kubernetes_server: ApiServer) -> None:
 
 
 @pytest.fixture
-def cluster(kubernetes_api: TestApi, crds: None) -> TestApi:
+def cluster(kubernetes_api: Cluster, crds: None) -> Cluster:
     """A namespace of its own on a server that knows our kinds."""
     return kubernetes_api
 
 
-async def open_kubernetes_store(cluster: TestApi) -> KubernetesStore:
+async def open_kubernetes_store(cluster: Cluster) -> KubernetesStore:
     return await KubernetesStore.open(await KubernetesApi.connect(cluster.kubeconfig))
 
 

@@ -61,11 +61,15 @@ class KubernetesApi:
     Args:
         client: knows the server and the credentials; closed by `close`.
         namespace: of the objects.
+        outage_seconds: how long a request is repeated.
     """
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
+    def __init__(
+        self, client: ApiClient, namespace: str, outage_seconds: float = OUTAGE_SECONDS
+    ) -> None:
         self.namespace = namespace
         self._client = client
+        self._outage_seconds = outage_seconds
 
     @classmethod
     async def connect(
@@ -98,6 +102,10 @@ class KubernetesApi:
                 hint="Run it in a pod with a service account, or name a kubeconfig.",
             ) from exc
         return cls(ApiClient(configuration), namespace or found.strip())
+
+    def impatient(self) -> KubernetesApi:
+        """Return the same API for callers that must know soon that it does not answer."""
+        return KubernetesApi(self._client, self.namespace, 0.0)
 
     async def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -163,7 +171,7 @@ class KubernetesApi:
     ) -> dict[str, Any]:
         """Send a request until there is an answer that another attempt would not change."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + OUTAGE_SECONDS
+        deadline = loop.time() + self._outage_seconds
         delay = 0.1
         while True:
             problem: Exception
@@ -180,8 +188,8 @@ class KubernetesApi:
                 problem = exc
             if loop.time() + delay > deadline:
                 raise StoreUnreachable(
-                    f"the Kubernetes API did not answer for {OUTAGE_SECONDS:.0f} s "
-                    f"({method} {path}): {problem!r}"[:400],
+                    f"the Kubernetes API did not answer {method} {path}, repeated for "
+                    f"{self._outage_seconds:.0f} s: {problem!r}"[:400],
                     hint="Check that the API server is up; what runs goes on. Then repeat.",
                 ) from problem
             await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 -- not a secret
