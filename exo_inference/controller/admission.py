@@ -29,6 +29,7 @@ from exo_inference.resources import (
     InferenceModel,
     Resource,
 )
+from exo_inference.simulated_gpus import MODEL_REVISION
 from exo_inference.wire import DeploymentPlan, ModelRef, ModelState
 
 MAX_PARAMETERS = 200
@@ -92,6 +93,7 @@ def admit_create(fields: Fields, world: World, *, force: bool = False) -> Admitt
     name = _check_name(values, world, issues, uid=None)
     model = _check_model(values.get("model"), world, issues)
     family = _check_family(values, world, issues)
+    _check_has_weights(model, family, world, issues)
     engine = _check_engine(values, family, issues)
     version = _check_version(values, issues)
     parameters = _check_number_of_parameters(values, issues)
@@ -291,6 +293,27 @@ def _check_family(
     if isinstance(count, int) and count < 1:
         issues.append(field_issue("gpu-count", f"must be at least 1, found {_short(count)}"))
     return family
+
+
+def _check_has_weights(
+    source: str, family: InstanceTypeInfo | None, world: World, issues: list[Issue]
+) -> None:
+    """Refuse a model whose weights were never downloaded on GPUs that are there."""
+    model = next((model for model in world.models if model.spec.source == source), None)
+    if model is None or family is None or family.simulated:
+        return
+    if model.status.revision == MODEL_REVISION:
+        simulated = sorted(each.family for each in world.families if each.simulated)
+        step = (
+            f"choose one of: {', '.join(simulated)}"
+            if simulated
+            else "delete it and create it again, which downloads it"
+        )
+        text = (
+            f"the model {source} is simulated, without its weights, and {family.family} is real; "
+            f"{step}"
+        )
+        issues.append(Issue(text, "$['model']", text, 412))
 
 
 def _check_capacity(

@@ -99,7 +99,7 @@ def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeploym
         condition("Admitted", True, "Admitted"),
         condition("ModelReady", True, "ModelReady"),
         progressing,
-        _available(len(ready), wanted),
+        _available(ready, wanted),
         failed or condition("Failed", False, "NoFailure"),
     )
     return Assessment(
@@ -180,11 +180,13 @@ def _explain(replicas: Sequence[ObservedReplica], wanted: int) -> str:
     return f"{head}: {'; '.join(parts)}" if parts else head
 
 
-def _available(ready: int, wanted: int) -> Condition:
+def _available(replicas: Sequence[ObservedReplica], wanted: int) -> Condition:
+    ready = len(replicas)
     if wanted == 0 and ready == 0:
         text = "scaled to 0: requests are answered 503 until you scale it up"
         return condition("Available", True, "ScaledToZero", text)
-    text = "" if ready >= wanted else f"ready {ready} of {wanted}"
+    # What a ready replica has to say, all of them say: that they are simulated.
+    text = replicas[0].details if ready >= wanted else f"ready {ready} of {wanted}"
     return condition("Available", ready > 0, "ReplicasReady" if ready else "NoReplicas", text)
 
 

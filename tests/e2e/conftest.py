@@ -62,11 +62,11 @@ def run_exo(
     return result
 
 
-def start_stack(state_dir: Path) -> Stack:
-    """Run `up` and read the secret from the one file that has it."""
+def start_stack(state_dir: Path, *flags: str) -> Stack:
+    """Run `up` with some flags, and read the secret from the one file that has it."""
     import tomllib
 
-    run_exo(state_dir, "up")
+    run_exo(state_dir, "up", *flags)
     status = json.loads(run_exo(state_dir, "status", "-O", "json").stdout)
     account = tomllib.loads(Path(status["config_file"]).read_text())["accounts"][0]
     return Stack(

@@ -123,7 +123,7 @@ async def test_simulated_gpus_are_handed_out_like_real_ones(rig: Rig, ministral:
     held = [uuid for path in records for uuid in json.loads(path.read_text())["gpus"]]
     assert sorted(held) == [f"SIM-gpua5000-{number}" for number in range(4)]
     assert gpus_of(rig, observed) == ["", ""], "no engine sees a GPU"
-    assert [replica.details for replica in observed.replicas] == ["simulated", "simulated"]
+    assert [replica.details for replica in observed.replicas] == ["runs on simulated GPUs"] * 2
     (types, _) = await rig.platform.instance_types()
     assert types.free_gpus == 0
 

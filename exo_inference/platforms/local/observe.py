@@ -17,6 +17,9 @@ from exo_inference.platforms.local.replica_dir import SOCKET_NAME, ReplicaFacts
 from exo_inference.platforms.local.restarts import RestartPlan
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 
+SIMULATED = "runs on simulated GPUs"
+"""What a ready replica says for itself where its GPUs are not there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -80,7 +83,7 @@ def _judge_running(sight: Sight, settings: LocalPlatformSettings) -> tuple[Repli
     if trend is None or sight.facts.process is None:
         return ReplicaPhase.STARTING, "starting the engine"
     if trend.health.ready:
-        return ReplicaPhase.READY, "simulated" if is_simulated(sight.facts.record) else ""
+        return ReplicaPhase.READY, SIMULATED if is_simulated(sight.facts.record) else ""
     if not trend.health.answered and sight.facts.was_ready:
         if trend.silent_seconds < settings.unready_after_seconds:
             return ReplicaPhase.READY, ""

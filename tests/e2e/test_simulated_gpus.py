@@ -1,0 +1,181 @@
+"""The guide's story on a machine without a GPU: Ministral on an RTX A5000, refused, then three ways out.
+
+Everything is real but the GPUs: the command line, admission, the engine's process, the gateway. The
+figures that are compared with the planner's come from the engine's log and from a client's clock.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import openai
+import pytest
+
+from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
+
+from .conftest import Stack, processes_of, run_exo, start_stack
+
+pytestmark = pytest.mark.slow
+
+MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
+GIB = 2**30
+
+
+@contextmanager
+def simulated_stack(state_dir: Path, speedup: int) -> Iterator[Stack]:
+    """Run a control plane with simulated GPUs that has the model."""
+    gpus = ("--simulate-gpus", "gpua5000=4,gpurtx6000pro=8")
+    running = start_stack(state_dir, *gpus, "--simulate-speedup", str(speedup))
+    try:
+        running.exo("model", "create", MINISTRAL, "--wait")
+        yield running
+    finally:
+        run_exo(state_dir, "down", check=False)
+        assert processes_of(state_dir) == {}
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with simulated_stack(tmp_path_factory.mktemp("fast") / "state", 200) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def real_time(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with simulated_stack(tmp_path_factory.mktemp("real") / "state", 1) as stack:
+        yield stack
+
+
+def create(
+    stack: Stack, count: int, flags: str = "", *more: str, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    parameters = ("--inference-engine-params", flags) if flags else ()
+    return stack.exo(
+        *("deployment", "create", "chat", "--model-name", MINISTRAL),
+        *("--gpu-type", "gpua5000", "--gpu-count", str(count), *parameters, *more),
+        check=check,
+        timeout=400,
+    )
+
+
+@contextmanager
+def deployed(
+    stack: Stack, count: int, flags: str = ""
+) -> Iterator[tuple[dict[str, object], openai.OpenAI]]:
+    create(stack, count, flags, "--wait")
+    shown = json.loads(stack.exo("deployment", "show", "chat", "-O", "json").stdout)
+    key = json.loads(stack.exo("deployment", "reveal-api-key", "chat", "-O", "json").stdout)
+    try:
+        with openai.OpenAI(
+            base_url=shown["deployment_url"], api_key=key["api_key"], max_retries=0
+        ) as client:
+            yield shown, client
+    finally:
+        stack.exo("deployment", "delete", "chat", "--force")
+        until_gone(stack)
+
+
+def until_gone(stack: Stack) -> None:
+    end = time.monotonic() + 60
+    while json.loads(stack.exo("deployment", "list", "-O", "json").stdout):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def planned(count: int, flags: str) -> Plan:
+    parameters = EngineParameters.parse(flags.split(), engine_version="0.28.0")
+    return plan(find_model(MINISTRAL), find_gpu("gpua5000"), count, parameters)
+
+
+def ask(client: openai.OpenAI, content: str = "What is a KV cache?", max_tokens: int = 40) -> str:
+    answer = client.chat.completions.create(
+        model=MINISTRAL,
+        messages=[{"role": "user", "content": content}],
+        temperature=0,
+        max_tokens=max_tokens,
+    )
+    assert answer.model == MINISTRAL
+    return answer.choices[0].message.content or ""
+
+
+def test_the_model_is_ready_without_its_weights(fast: Stack) -> None:
+    (model,) = json.loads(fast.exo("model", "list", "-O", "json").stdout)
+    assert (model["name"], model["state"]) == (MINISTRAL, "ready")
+    files = [path for path in fast.state_dir.rglob("*") if path.is_file()]
+    assert not [path for path in files if path.suffix == ".safetensors"]
+
+
+def test_one_gpu_with_defaults_is_refused_with_the_ways_out(fast: Stack) -> None:
+    refused = create(fast, 1, check=False)
+    assert refused.returncode != 0
+    text = refused.stderr
+    assert "Precondition Failed" in text
+    assert "34.00 GiB of KV cache" in text
+    assert "--gpu-count=4" in text
+    assert "--max-model-len=131072 --kv-cache-dtype=fp8" in text
+    assert "--inference-engine-params=--max-model-len=" in text
+    assert json.loads(fast.exo("deployment", "list", "-O", "json").stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "flags"),
+    [
+        (4, ""),
+        (1, "--max-model-len=60000"),
+        (1, "--max-model-len=131072 --kv-cache-dtype=fp8"),
+    ],
+    ids=["four GPUs", "shorter context", "FP8 cache"],
+)
+def test_each_way_out_deploys_answers_and_logs_the_planners_figures(
+    fast: Stack, count: int, flags: str
+) -> None:
+    wanted = planned(count, flags)
+    with deployed(fast, count, flags) as (shown, client):
+        assert shown["state_details"] == "runs on simulated GPUs"
+        assert [model.id for model in client.models.list()] == [MINISTRAL]
+        assert "key" in ask(client).lower()
+        log = fast.exo("deployment", "logs", "chat", "--tail", "200").stdout
+    assert f"available KV cache memory: {wanted.available_kv_bytes_per_gpu / GIB:.2f} GiB" in log
+    assert f"KV cache size: {wanted.kv_capacity_tokens:,} tokens" in log
+    assert f"{wanted.max_concurrency:.2f}x" in log
+    assert f"weights: {wanted.weights_bytes_per_gpu / GIB:.2f} GiB" in log
+
+
+def test_a_simulated_model_does_not_run_on_the_cpu(fast: Stack) -> None:
+    refused = fast.exo(
+        *("deployment", "create", "chat", "--model-name", MINISTRAL),
+        *("--gpu-type", "cpu", "--gpu-count", "1"),
+        check=False,
+    )
+    assert refused.returncode != 0
+    assert "is simulated, without its weights, and cpu is real" in refused.stderr
+
+
+def test_a_model_outside_the_catalogue_is_refused(fast: Stack) -> None:
+    refused = fast.exo("model", "create", "mistralai/Ministral-9-8B", check=False)
+    assert refused.returncode != 0
+    assert "nothing is downloaded" in refused.stderr
+
+
+def stream(client: openai.OpenAI, prompt: str, max_tokens: int) -> tuple[float, list[float]]:
+    """Return when the first token of an answer came, and the times between the others."""
+    start = time.monotonic()
+    moments = []
+    for event in client.completions.create(
+        model=MINISTRAL,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    ):
+        if event.choices:
+            moments.append(time.monotonic())
+    return moments[0] - start, [b - a for a, b in zip(moments, moments[1:], strict=False)]
