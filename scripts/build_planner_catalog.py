@@ -174,6 +174,19 @@ REPORTED_GIB = {
     "h100-sxm": 79.19, "h100-pcie": 79.19, "a100-80gb-sxm": 79.25, "a100-80gb-pcie": 79.25,
     "rtx-pro-6000": 95.01, "h200": 139.81,
 }  # fmt: skip
+# NVLink bridges join two cards (NVIDIA's product briefs of each); SXM boards join all of a machine.
+BRIDGED = frozenset(
+    {
+        "a30",
+        "a40",
+        "rtx-a5000",
+        "rtx-3090",
+        "a100-40gb-pcie",
+        "a100-80gb-pcie",
+        "h100-pcie",
+        "h100-nvl",
+    }
+)
 # Not in the collected facts, but in the collected starts.
 EXTRA_GPUS = {
     "gb10": {
@@ -286,6 +299,8 @@ def gpu_entry(key: str, gpu: dict[str, Any], exoscale: dict[str, Any]) -> dict[s
         "pcie_gbps": (gpu["interconnect"]["pcie"] or {}).get("gbps_per_direction"),
         "source": sources.get("all") or sources.get("bandwidth") or next(iter(sources.values())),
     }
+    if key in BRIDGED:
+        entry["nvlink_size"] = 2
     if reported is not None:
         entry["reported_mib"] = round(reported * 1024)
         entry["reported_source"] = REPORTED_SOURCE

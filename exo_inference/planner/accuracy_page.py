@@ -74,11 +74,16 @@ def render(
         everything: grades of the same cases with `includes_unstated`.
         unseen: grades of starts that were found after the constants were set.
     """
-    lines = [_HEAD, f"{grades.num_cases} cases.\n", *_table(grades), *_fit_lines(grades)]
+    lines = [_HEAD, f"{grades.num_cases} cases.\n", *_table(grades)]
+    lines += _fit_lines(grades, explanations)
     if everything is not None:
-        lines += [_EVERYTHING, *_table(everything), *_fit_lines(everything)]
+        lines += [_EVERYTHING, *_table(everything), *_fit_lines(everything, explanations)]
+        above = {(each.case, each.quantity) for each in grades.graded}
+        for quantity in LIMITS:
+            added = [g for g in everything.of(quantity) if (g.case, quantity) not in above]
+            lines += _miss_lines(f"{quantity}, left out above", quantity, added, explanations)
     for quantity in LIMITS:
-        lines += _miss_lines(quantity, grades.of(quantity), explanations)
+        lines += _miss_lines(quantity, quantity, grades.of(quantity), explanations)
     if unseen is not None:
         lines += _unseen_lines(unseen)
     lines += ["## Not graded\n", "| case | what | why |", "| --- | --- | --- |"]
@@ -127,27 +132,31 @@ def _row(row: Summary, mean: float | None, most: float | None) -> str:
     )
 
 
-def _fit_lines(grades: Grades) -> list[str]:
+def _fit_lines(grades: Grades, explanations: Mapping[str, str]) -> list[str]:
     right = sum(each.is_right for each in grades.fits)
     count = len(grades.fits)
     share = right / count if count else 0.0
     lines = [f"Fit or not: right in {right} of {count} ({share:.1%}; asked for: 95 %).\n"]
     lines += [
-        f"- {each.case}: predicted {each.predicted}{f' ({each.note})' if each.note else ''}, was {each.observed}"
+        f"- {each.case}: predicted {each.predicted}{f' ({each.note})' if each.note else ''}, was "
+        f"{each.observed}. {explanations.get(each.case, _UNEXPLAINED)}"
         for each in grades.fits
         if not each.is_right
     ]
     return [*lines, ""] if len(lines) > 1 else lines
 
 
+_UNEXPLAINED = "not explained"
+
+
 def _miss_lines(
-    quantity: str, graded: Sequence[Graded], explanations: Mapping[str, str]
+    title: str, quantity: str, graded: Sequence[Graded], explanations: Mapping[str, str]
 ) -> list[str]:
     missed = [each for each in graded if abs(each.error) > _limit(quantity)]
     if not missed:
         return []
     lines = [
-        f"## Beyond {_limit(quantity):.0%}: {quantity}\n",
+        f"## Beyond {_limit(quantity):.0%}: {title}\n",
         "| case | predicted | printed | error | explanation |",
         "| --- | ---: | ---: | ---: | --- |",
     ]
@@ -155,7 +164,7 @@ def _miss_lines(
         why = (
             explanations.get(f"{each.case}/{quantity}")
             or explanations.get(each.case)
-            or "not explained"
+            or _UNEXPLAINED
         )
         form = ",.0f" if each.observed > 1000 else ".2f"
         lines.append(

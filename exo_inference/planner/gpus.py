@@ -37,7 +37,9 @@ class Gpu:
         tflops: dense, by number type (fp16, bf16, fp8, int8, fp4).
         capability: CUDA compute capability; None for another vendor's.
         native: number types it computes in hardware.
-        link_bandwidth: bytes per second per direction between GPUs of one machine.
+        link_bandwidth: bytes per second per direction between GPUs of one machine, by NVLink if it has it.
+        nvlink_size: GPUs that one NVLink joins: a bridge joins two, a switch all.
+        pcie_bandwidth: the same between GPUs that NVLink does not join.
         is_unified: CPU and GPU share the memory.
         usd_per_hour: price by number of GPUs, empty where none is known.
     """
@@ -53,6 +55,8 @@ class Gpu:
     native: frozenset[str] = frozenset()
     link_bandwidth: float = 16e9
     has_nvlink: bool = False
+    nvlink_size: int = 8
+    pcie_bandwidth: float = 16e9
     is_unified: bool = False
     family: str | None = None
     usd_per_hour: Mapping[int, float] = field(default_factory=dict)
@@ -73,6 +77,18 @@ class Gpu:
             return self.usd_per_hour[min(larger)] if larger else None
         one = self.usd_per_hour.get(1)
         return one * count if one is not None else None
+
+    def is_linked(self, count: int) -> bool:
+        """Whether NVLink joins `count` GPUs."""
+        return self.has_nvlink and count <= self.nvlink_size
+
+    def bandwidth_between(self, count: int) -> float:
+        """Return bytes per second per direction between `count` GPUs that all talk."""
+        return (
+            self.pcie_bandwidth
+            if self.has_nvlink and not self.is_linked(count)
+            else self.link_bandwidth
+        )
 
     def supports(self, kind: str) -> bool:
         """Whether it computes that number type in hardware."""
@@ -182,6 +198,8 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         native=frozenset(entry["native"]),
         link_bandwidth=(nvlink / 2 if nvlink else entry.get("pcie_gbps") or 16) * 1e9,
         has_nvlink=bool(nvlink),
+        nvlink_size=entry.get("nvlink_size") or 8,
+        pcie_bandwidth=(entry.get("pcie_gbps") or 16) * 1e9,
         is_unified=bool(entry.get("unified")),
         family=family.get("name"),
         usd_per_hour=prices,

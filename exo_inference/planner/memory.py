@@ -296,7 +296,7 @@ def non_torch_component(ranks: Ranks, rules: EngineRules, gpu: Gpu) -> Component
     if rules.version >= (0, 26, 0) and rules.engine == "vllm":
         value, high = 0.3, 0.6
     source = "middle of what starts printed on one GPU"
-    if ranks.tensor > 1 and gpu.has_nvlink:
+    if ranks.tensor > 1 and gpu.is_linked(ranks.tensor):
         value += 1.04 + 0.12 * ranks.tensor
         low, high, source = 0.4, 2 * value, "middle of printed figures with NCCL over NVLink"
     elif ranks.tensor * ranks.pipeline > 1:

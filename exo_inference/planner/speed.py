@@ -209,10 +209,12 @@ def _communication(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:
     size = num_tokens * inputs.model.hidden_size * 2
     seconds = 0.0
     if ranks.tensor > 1:
-        per = steps * _ALLREDUCE_SECONDS[gpu.has_nvlink]
-        per += 2 * size * (ranks.tensor - 1) / ranks.tensor / gpu.link_bandwidth
+        per = steps * _ALLREDUCE_SECONDS[gpu.is_linked(ranks.tensor)]
+        link = gpu.bandwidth_between(ranks.tensor)
+        per += 2 * size * (ranks.tensor - 1) / ranks.tensor / link
         seconds += 2 * len(inputs.model.layers) * per
-    return seconds + (ranks.pipeline - 1) * (steps * 2e-5 + size / gpu.link_bandwidth)
+    handed_on = steps * 2e-5 + size / gpu.bandwidth_between(ranks.pipeline * ranks.tensor)
+    return seconds + (ranks.pipeline - 1) * handed_on
 
 
 def inter_token_seconds(inputs: SpeedInputs, context: int) -> float | None:

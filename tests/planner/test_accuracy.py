@@ -81,6 +81,19 @@ def test_the_collected_starts_are_within_the_limits() -> None:
     assert len(grades.fits) >= 35
 
 
+@pytest.mark.skipif(not CASES.exists(), reason="the collected starts are not on this machine")
+def test_the_page_in_the_documentation_is_current_and_explains_every_miss(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "docs" / "benchmarks"
+    written = tmp_path / "planner.md"
+    main([
+        "--cases", str(CASES), "--explanations", str(folder / "planner-explanations.json"),
+        "--unseen", str(folder / "planner-unseen.json"), "--write", str(written),
+    ])  # fmt: skip
+    page = written.read_text(encoding="utf-8")
+    assert page == (folder / "planner.md").read_text(encoding="utf-8")
+    assert "not explained" not in page
+
+
 def test_starts_that_were_not_seen_before_are_near() -> None:
     """Kept with the documentation: found after the constants were set."""
     path = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner-unseen.json"

@@ -43,6 +43,14 @@ def test_every_gpu_keeps_its_source_and_reports_less_than_the_box_says() -> None
     assert find_gpu("A100-80GB").reported_bytes < 80 * GIB
 
 
+def test_a_bridge_joins_two_gpus_and_a_switch_all() -> None:
+    bridged, switched = find_gpu("gpua5000"), find_gpu("H100")
+    assert [bridged.is_linked(count) for count in (2, 4)] == [True, False]
+    assert [switched.is_linked(count) for count in (2, 8)] == [True, True]
+    assert bridged.bandwidth_between(2) > bridged.bandwidth_between(4) == 32e9
+    assert find_gpu("L40S").bandwidth_between(4) == find_gpu("L40S").link_bandwidth
+
+
 def test_families_are_priced_by_size_and_others_by_the_piece() -> None:
     assert find_gpu("gpua5000").price(4) == pytest.approx(4.55694)
     assert find_gpu("gpua5000").price(3) == pytest.approx(4.55694)  # the next larger size
