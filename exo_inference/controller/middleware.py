@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from exo_inference.controller.auth import SignedRequest, Verifier
 from exo_inference.controller.body import MAX_BODY_BYTES
 from exo_inference.controller.problems import Refused
-from exo_inference.controller.stores.base import StoreUnwritable, VersionConflict
+from exo_inference.controller.stores.base import ObjectRefused, StoreUnwritable, VersionConflict
 from exo_inference.errors import ExoError, PlatformError
 
 logger = logging.getLogger(__name__)
@@ -138,6 +138,7 @@ def _to_refused(exc: Exception) -> Refused | None:
     # 412 rather than 503: some clients repeat every 5xx for 15 s and then hide its text.
     titles: dict[type[ExoError], tuple[int, str]] = {
         StoreUnwritable: (412, "Change not stored"),
+        ObjectRefused: (412, "Change not stored"),
         VersionConflict: (409, "Changed meanwhile"),
         PlatformError: (412, "Platform not able"),
     }

@@ -18,6 +18,9 @@ from exo_inference.wire import DeploymentPlan, Operation, OperationState, Refere
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
+_REQUESTS = uuid.UUID("6c0b1f0e-6f0e-4d58-9a53-0d9f3b4b7c11")
+"""The namespace of uids that are made of idempotent requests."""
+
 _COMMANDS = {
     "model": ("get-model", "/v2/ai/model/"),
     "deployment": ("get-deployment", "/v2/ai/deployment/"),
@@ -66,6 +69,16 @@ async def identify_request(request: Request) -> RecordedRequest | None:
         )
     text = f"{request.method} {request.url.path}\n".encode() + await request.body()
     return RecordedRequest(key, hashlib.sha256(text).hexdigest(), result_id="")
+
+
+def new_uid(request: RecordedRequest | None) -> str:
+    """Return the uid of a new object: the same one whenever an idempotent create is repeated.
+
+    So a repeat after a crash goes on with what was begun, instead of beginning beside it.
+    """
+    if request is None:
+        return str(uuid.uuid4())
+    return str(uuid.uuid5(_REQUESTS, f"{request.key}:{request.fingerprint}"))
 
 
 async def find_repeated(store: RecordStore, request: RecordedRequest | None) -> str | None:

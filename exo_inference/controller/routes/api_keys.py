@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -48,7 +47,7 @@ async def create_api_key(request: Request) -> Response:
             return answer(await _show_again(context, identity, repeated))
         name, scope = await _admit(context, fields)
         value = _make_value(context, identity)
-        uid = str(uuid.uuid4())
+        uid = operations.new_uid(identity)
         key = InferenceApiKey(
             metadata=ObjectMeta(name=uid, uid=uid),
             spec=ApiKeySpec(display_name=name, scope=scope, sha256=hash_api_key(value)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -83,7 +82,7 @@ async def create_deployment(request: Request) -> Response:
         admitted = await asyncio.to_thread(admission.admit_create, fields, world, force=is_forced)
         if is_dry_run:
             return answer(operations.dry_run("deployment", None, admitted.plan))
-        uid = str(uuid.uuid4())
+        uid = operations.new_uid(identity)
         operation = operations.succeeded("deployment", uid, plan=admitted.plan)
         deployment = InferenceDeployment(
             metadata=ObjectMeta(name=admitted.name, uid=uid, finalizers=(FINALIZER,)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -60,8 +59,8 @@ async def create_model(request: Request) -> Response:
     async with context.writing:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
-        model = _new_model(source, revision, found)
-        uid = model.metadata.uid
+        uid = operations.new_uid(identity)
+        model = _new_model(uid, source, revision, found)
         operation = operations.succeeded("model", uid)
         sealed = {}
         if token is not None:
@@ -123,10 +122,12 @@ async def _refuse_taken(store: Store, source: str) -> None:
     raise _taken(source)
 
 
-def _new_model(source: str, revision: str | None, found: ResolvedModel | str) -> InferenceModel:
+def _new_model(
+    uid: str, source: str, revision: str | None, found: ResolvedModel | str
+) -> InferenceModel:
     name = model_object_name(source)
     return InferenceModel(
-        metadata=ObjectMeta(name=name, uid=str(uuid.uuid4()), finalizers=(FINALIZER,)),
+        metadata=ObjectMeta(name=name, uid=uid, finalizers=(FINALIZER,)),
         spec=ModelSpec(source=source, revision=revision),
         status=_first_status(source, found),
     )

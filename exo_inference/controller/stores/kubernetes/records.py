@@ -92,7 +92,7 @@ class Records:
         return Operation.model_validate_json(spec.result.answer)
 
     async def claim(self, request: RecordedRequest, subject: OperationSubject) -> bool:
-        """Begin an idempotent create; return False if this very one was begun before.
+        """Begin an idempotent create; return False if it was begun before, for the same uid.
 
         Raises:
             RequestRepeated: it was recorded, or someone else is recording it.
@@ -178,9 +178,8 @@ class Records:
                 "another controller recorded the same create meanwhile",
                 hint="Repeat the request: it is answered with what was created.",
             )
-        if _read(raw).spec.subject.uid == subject.uid:
-            return False
-        if datetime.now(UTC) - _created(raw["metadata"]) < ABANDONED_AFTER:
+        is_ours = _read(raw).spec.subject.uid == subject.uid
+        if not is_ours and datetime.now(UTC) - _created(raw["metadata"]) < ABANDONED_AFTER:
             raise RequestRepeated(
                 "the same create is being recorded by another controller",
                 hint="Repeat the request in a minute.",
@@ -191,7 +190,7 @@ class Records:
             await self._api.replace(self._path(_request_name(key)), body)
         except ApiRefusal as exc:
             raise RequestRepeated("the same create was begun twice", hint="Repeat it.") from exc
-        return True
+        return not is_ours
 
     async def _is_recorded(self, raw: Mapping[str, Any]) -> bool:
         """Whether the object of a create was made; it may be gone again since."""
