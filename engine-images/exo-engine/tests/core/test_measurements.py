@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
 from exo_engine.core.measurements import cpu_name, peak_rss_bytes
 from exo_engine.core.memory import DeviceMemory, cuda_budget, read_device_memory
 from exo_engine.core.start_up import StartUp

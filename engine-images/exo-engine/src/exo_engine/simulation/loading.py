@@ -80,6 +80,9 @@ def simulated_settings(
         max_model_len=simulation.max_model_len,
         max_num_seqs=simulation.max_num_seqs,
         max_num_batched_tokens=simulation.max_num_batched_tokens,
+        # Several replicas share this machine, and threads that wait for each other are slower there
+        # than one alone.
+        num_threads=config.num_threads or 1,
     )
     limits = replace(limits_of(spec), max_position_embeddings=simulation.max_model_len)
     return resolve(asked, limits, has_cuda=False)

@@ -24,7 +24,7 @@ from typing import Final
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.loading import StepRunner
 from exo_engine.core.scheduler import ScheduledSequence, ScheduledStep
-from exo_engine.core.sequence import SampledToken, Sequence
+from exo_engine.core.sequence import SampledToken
 
 WINDOW_TOKENS: Final = 512
 _MAX_TOKENS_AT_ONCE: Final = 2048
@@ -33,9 +33,14 @@ _MAX_TOKENS_AT_ONCE: Final = 2048
 
 @dataclass(slots=True)
 class _Seen:
-    """What of a sequence is in the small cache: tokens [first, end)."""
+    """What of a sequence is in the small cache: tokens [first, end).
 
-    sequence: Sequence
+    The sequence itself is not kept: it may have ended, and a long one takes memory.
+    """
+
+    sequence_id: str
+    arrival: int
+    """Tells the sequence from another with its id."""
     first: int
     end: int
 
@@ -67,62 +72,52 @@ class WindowRunner:
         """Cut a step into steps that the small cache has room for, each valid until the next."""
         part = ScheduledStep()
         for item in items:
-            seen = self._place(item.sequence, item.end)
-            num_new = item.end - seen.end
-            is_full = part.num_tokens + num_new > _MAX_TOKENS_AT_ONCE
+            seen = self._place(item)
+            is_full = part.num_tokens + item.end - seen.end > _MAX_TOKENS_AT_ONCE
             if part.items and (is_full or not self._make_room(seen, item.end, part)):
                 yield part
                 part = ScheduledStep()
             self._make_room(seen, item.end, part)
-            part.add(self._take_in(seen, item.end))
+            part.add(self._take_in(seen, item))
         if part.items:
             yield part
 
-    def _place(self, sequence: Sequence, end: int) -> _Seen:
-        """Return what is known of a sequence, beginning anew where that does not reach `end`."""
-        sequence_id = sequence.sequence_id
+    def _place(self, item: ScheduledSequence) -> _Seen:
+        """Return what is seen of a sequence, beginning anew where that does not reach its end."""
+        sequence_id, arrival = item.sequence.sequence_id, item.sequence.arrival
         seen = self._seen.get(sequence_id)
         if seen is not None and not (
-            seen.sequence is sequence and seen.end < end <= seen.first + self._window
+            seen.arrival == arrival and seen.end < item.end <= seen.first + self._window
         ):
             self._forget(sequence_id)
             seen = None
         if seen is None:
-            first = 0 if end <= self._window else end - self._window // 2
-            seen = self._seen[sequence_id] = _Seen(sequence, first, first)
+            first = 0 if item.end <= self._window else item.end - self._window // 2
+            seen = self._seen[sequence_id] = _Seen(sequence_id, arrival, first, first)
             self._blocks.open(sequence_id)
         self._seen.move_to_end(sequence_id)
         return seen
 
     def _make_room(self, seen: _Seen, end: int, part: ScheduledStep) -> bool:
         """Forget what was not seen for longest until a sequence can grow to `end`."""
-        own_id = seen.sequence.sequence_id
         while self._num_missing_blocks(seen, end) > 0:
             oldest = next(iter(self._seen))
-            if oldest == own_id or oldest in part.items:
+            if oldest == seen.sequence_id or oldest in part.items:
                 return False
             self._forget(oldest)
         return True
 
     def _num_missing_blocks(self, seen: _Seen, end: int) -> int:
-        sequence_id = seen.sequence.sequence_id
         needed = self._blocks.num_blocks_to_write(
-            sequence_id, seen.end - seen.first, end - seen.first
+            seen.sequence_id, seen.end - seen.first, end - seen.first
         )
         return needed - self._blocks.num_free_blocks
 
-    def _take_in(self, seen: _Seen, end: int) -> ScheduledSequence:
-        sequence_id = seen.sequence.sequence_id
-        self._blocks.prepare_write(sequence_id, seen.end - seen.first, end - seen.first)
-        item = ScheduledSequence(
-            seen.sequence,
-            seen.end,
-            end,
-            tuple(self._blocks.table(sequence_id)),
-            first_seen=seen.first,
-        )
-        seen.end = end
-        return item
+    def _take_in(self, seen: _Seen, item: ScheduledSequence) -> ScheduledSequence:
+        start, seen.end = seen.end, item.end
+        self._blocks.prepare_write(seen.sequence_id, start - seen.first, item.end - seen.first)
+        table = tuple(self._blocks.table(seen.sequence_id))
+        return ScheduledSequence(item.sequence, start, item.end, table, first_seen=seen.first)
 
     def _forget(self, sequence_id: str) -> None:
         del self._seen[sequence_id]
