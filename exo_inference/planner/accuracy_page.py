@@ -47,15 +47,11 @@ _RULES = """## How it is graded
 
 ## Published figures that the arithmetic contradicts
 
-- Llama-3.3-Nemotron-Super-49B: tables that multiply 80 layers by the config's 64 heads give 1,310,720
-  KV elements per token. Its `block_configs` leave attention in 49 layers, with 8 KV heads each: 49 x 2 x 8 x 128
-  = 100,352.
 - Step-3.7-Flash: the count of 197,824,847,872 parameters is of a vocabulary of 128,815; the published
   config has 128,896 rows, 663,552 parameters more.
 - gpt-oss in vLLM takes more than its checkpoint: the kernel for MXFP4 pads 2,880 to 3,072 and 2,944, so the
   experts of the 20B model take 9 % more (13.72 GiB printed, 12.82 GiB stored).
-- A cache size in tokens is not a capacity where windows or states are mixed in: before 0.21 vLLM printed
-  blocks / groups x block size, since then concurrency x max-model-len, ten times apart for the same memory.
+- Tables of caches and checkpoints that are wrong, with the arithmetic: [planning](../concepts/planning.md).
 """
 
 
