@@ -20,7 +20,7 @@ from exo_inference.controller.server import Running, serve
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.local_settings import LocalSettings, ensure_credentials
 from exo_inference.state_dir import StateDir
-from tests.controller.fakes import FakePlatform, FakeSource
+from tests.controller.fakes import FakeHub, FakePlatform, FakeSource
 from tests.controller.openapi import check_response
 
 
@@ -31,6 +31,7 @@ class Controller:
     state: StateDir
     platform: FakePlatform = field(default_factory=FakePlatform)
     source: FakeSource = field(default_factory=FakeSource)
+    hub: FakeHub = field(default_factory=FakeHub, repr=False)
     zone: str = "ch-dk-2"
     gateway_timeout_seconds: float = 0.0
     port: int = 0
@@ -82,7 +83,11 @@ class Controller:
                 model_retry_seconds=0.1,
             )
             await serve(
-                settings, platform=self.platform, find_source=self.source.find, started=started
+                settings,
+                platform=self.platform,
+                find_source=self.source.find,
+                fetch=self.hub.fetch,
+                started=started,
             )
 
         try:

@@ -22,6 +22,7 @@ from exo_inference.hub.base import (
     SourceUnreachable,
     TokenRejected,
 )
+from exo_inference.planner import Architecture, cpu_as_gpu, find_gpu
 from exo_inference.platforms.base import (
     DesiredDeployment,
     InstanceTypeInfo,
@@ -43,6 +44,22 @@ class FakeReplica:
     failure: str | None = None
 
 
+FAMILIES = (
+    InstanceTypeInfo("gpua5000", total_gpus=4, free_gpus=0),
+    InstanceTypeInfo("cpu", total_gpus=2, free_gpus=2, description="two cores"),
+)
+
+GPU_FAMILIES = (
+    InstanceTypeInfo("gpua5000", 4, 4, gpu=find_gpu("gpua5000"), engine="vllm", simulated=True),
+    InstanceTypeInfo(
+        "gpurtx6000pro", 8, 8, gpu=find_gpu("gpurtx6000pro"), engine="vllm", simulated=True
+    ),
+    InstanceTypeInfo("gpu2", 2, 2, gpu=find_gpu("gpu2"), engine="vllm", simulated=True),
+    InstanceTypeInfo("cpu", total_gpus=2, free_gpus=2, gpu=cpu_as_gpu(16 * 2**30)),
+)
+"""Families whose GPUs the planner knows; put them into `FakePlatform.families`."""
+
+
 @dataclass
 class FakePlatform:
     """Replicas that become ready after so many looks, and stop only once they are unrouted."""
@@ -58,6 +75,7 @@ class FakePlatform:
     is_log_endless: bool = False
     is_log_quiet: bool = False
     open_logs: int = 0
+    families: tuple[InstanceTypeInfo, ...] = FAMILIES
     count: int = 0
 
     async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
@@ -132,10 +150,7 @@ class FakePlatform:
             self.open_logs -= 1
 
     async def instance_types(self) -> list[InstanceTypeInfo]:
-        return [
-            InstanceTypeInfo("gpua5000", total_gpus=4, free_gpus=0),
-            InstanceTypeInfo("cpu", total_gpus=2, free_gpus=2, description="two cores"),
-        ]
+        return list(self.families)
 
 
 def log_line(number: int) -> LogLine:
@@ -205,6 +220,22 @@ class FakeSource:
 
 
 @dataclass
+class FakeHub:
+    """What the Hub says of models that are not here; as good as offline where it knows nothing."""
+
+    known: dict[str, Architecture] = field(default_factory=dict)
+    asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+
+    async def fetch(
+        self, name: str, *, revision: str | None = None, token: str | None = None
+    ) -> Architecture:
+        self.asked.append((name, revision, token))
+        if name not in self.known:
+            raise SourceUnreachable("cannot reach the Hub", hint="Check the network.")
+        return self.known[name]
+
+
+@dataclass
 class FakeGateway:
     """Applies tables only when told to."""
 
@@ -214,4 +245,13 @@ class FakeGateway:
         return self.version
 
 
-__all__ = ["FakeGateway", "FakePlatform", "FakeReplica", "FakeSource", "FetchCancelled", "log_line"]
+__all__ = [
+    "GPU_FAMILIES",
+    "FakeGateway",
+    "FakeHub",
+    "FakePlatform",
+    "FakeReplica",
+    "FakeSource",
+    "FetchCancelled",
+    "log_line",
+]
