@@ -106,7 +106,7 @@ def token_bytes(spec: KvSpec, settings: KvSettings) -> float:
     if spec.kind is KvKind.STATE:
         return 0.0
     if spec.kind is KvKind.LATENT:
-        if spec.index_bytes and settings.dtype_bytes == 1:
+        if spec.is_sparse and settings.dtype_bytes == 1:
             return _SPARSE_FP8_LATENT_BYTES + spec.index_bytes
         padding = settings.rules.latent_padding
         width = -(-spec.key_dim // padding) * padding

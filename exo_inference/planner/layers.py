@@ -286,7 +286,8 @@ def _latent_spec(fields: ConfigFields, *, has_index: bool) -> KvSpec:
     dim = fields.integer("index_head_dim") if has_index else 0
     index_bytes = dim + -(-dim // 128) * 4
     size = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim")
-    return KvSpec(KvKind.LATENT, 1, size, 0, index_bytes=index_bytes)
+    is_sparse = bool(fields.get("index_n_heads"))
+    return KvSpec(KvKind.LATENT, 1, size, 0, index_bytes=index_bytes, is_sparse=is_sparse)
 
 
 def _feed_forward(

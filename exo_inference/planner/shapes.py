@@ -74,6 +74,7 @@ class KvSpec:
         key_dim, value_dim: elements per head and token; a latent has no values.
         window: tokens that a sliding or chunked layer looks back.
         index_bytes: bytes per token (or compressed entry) of the sparse-attention index beside it.
+        is_sparse: the model attends by an index, though perhaps another layer's.
         compress_ratio: tokens per compressed entry, 0 for a window alone.
         index_elements: elements of the index per compressed entry.
         conv_elements: elements of the convolution state per position it looks back.
@@ -92,6 +93,7 @@ class KvSpec:
     conv_positions: int = 0
     state_elements: int = 0
     state_bytes_per_element: int | None = None
+    is_sparse: bool = False
     compress_ratio: int = 0
     index_elements: int = 0
 

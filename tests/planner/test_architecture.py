@@ -98,6 +98,37 @@ def plain_kv_arithmetic(config: Mapping[str, Any]) -> int:
     return total
 
 
+def plain_index_bytes(config: Mapping[str, Any]) -> float:
+    """Bytes per token of sparse attention's index: fp8 and a 4-byte scale per vector of 128."""
+    c = {**config, **config.get("text_config", {})}
+    layers = c.get("num_hidden_layers") or c.get("n_layer") or 0
+    if not c.get("index_n_heads"):
+        return 0.0
+    size = c["index_head_dim"] + 4
+    if "compress_ratios" in c:
+        return c["compress_ratios"][:layers].count(4) * size / 4
+    kinds = c.get("indexer_types") or ["full"] * layers
+    return float(kinds[:layers].count("full") * size)
+
+
+@pytest.mark.parametrize("dtype_bytes", [2, 1], ids=["16 bit", "fp8"])
+@pytest.mark.parametrize("name", sorted(load_models()))
+def test_a_planned_token_takes_the_configs_bytes(name: str, dtype_bytes: int) -> None:
+    config = load_models()[name]["config"]
+    flags = ["--kv-cache-dtype=bfloat16" if dtype_bytes == 2 else "--kv-cache-dtype=fp8"]
+    result = plan(read_entry(name), find_gpu("H200"), 1, EngineParameters.parse(flags))
+    elements, index = plain_kv_arithmetic(config), plain_index_bytes(config)
+    expected = elements * dtype_bytes + index
+    c = {**config, **config.get("text_config", {})}
+    if "compress_ratios" in c:  # the index is in the elements as well
+        ratios, dim = c["compress_ratios"][: c["num_hidden_layers"]], c["head_dim"]
+        row = dim * 2 if dtype_bytes == 2 else 584
+        expected = len(ratios) * row + (ratios.count(4) / 4 + ratios.count(128) / 128) * row + index
+    elif index and dtype_bytes == 1:  # fp8_ds_mla: 656 bytes per latent
+        expected = 656 * c["num_hidden_layers"] + index
+    assert result.kv_bytes_per_token == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_quantized_checkpoint_has_its_published_size() -> None:
     off = {}
     for name, entry in load_models().items():
