@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,21 @@ def render_scenario(scenario: str) -> tuple[Object, ...]:
     return render(chart, scenario=name)
 
 
+def notes(chart: str, *arguments: str) -> str:
+    """Return what a chart says when it has been installed; `helm template` leaves it out."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / chart
+        shutil.copytree(CHARTS / chart, copy)
+        (copy / "templates" / "NOTES.txt").rename(copy / "notes.tpl")
+        shown = 'shown: {{ tpl (.Files.Get "notes.tpl") . | quote }}\n'
+        (copy / "templates" / "notes.yaml").write_text(shown)
+        text = helm(
+            "template", "chat", str(copy), "--show-only", "templates/notes.yaml", *arguments
+        )
+    found: str = yaml.safe_load(text)["shown"]
+    return found.strip()
+
+
 def only(objects: tuple[Object, ...], kind: str, name: str | None = None) -> Object:
     """Return the one object of a kind (and a name)."""
     found = [
@@ -106,8 +122,16 @@ def pod_templates(item: Object) -> list[Object]:
 
 def problems(item: Object, minor: str) -> list[str]:
     """Return what the schemas of a Kubernetes minor version have against an object."""
+    return list(_problems(json.dumps(item), minor))
+
+
+@functools.cache
+def _problems(text: str, minor: str) -> tuple[str, ...]:
+    """Many scenarios share most of their objects, so each is validated once."""
+    item = json.loads(text)
     validator = _validator(minor, f"{item['apiVersion']}/{item['kind']}")
-    return [f"{error.json_path}: {error.message}"[:400] for error in validator.iter_errors(item)]
+    errors = validator.iter_errors(item)
+    return tuple(f"{error.json_path}: {error.message}"[:400] for error in errors)
 
 
 @functools.cache

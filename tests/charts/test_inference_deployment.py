@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.charts.rendering import Object, Refused, kinds, only, render, template
+from tests.charts.rendering import Object, Refused, kinds, notes, only, render, template
 
 CHART = "inference-deployment"
 MINIMAL = ("--set", "model.source=a/b,model.claimName=weights")
@@ -380,3 +380,10 @@ def test_model_image_without_a_version_is_refused(reference: str) -> None:
     values = f"model.source=a/b,model.image.reference={reference}"
     with pytest.raises(Refused, match="names no version"):
         template(CHART, "--set", values)
+
+
+def test_notes_end_with_the_next_command() -> None:
+    said = notes(CHART, *MINIMAL)
+    assert said.splitlines()[-1].strip().startswith("kubectl --namespace inference get pods")
+    assert "WARNING" not in said
+    assert "WARNING" in notes(CHART, *MINIMAL, "--set", "networkPolicy.enabled=false")

@@ -1,0 +1,107 @@
+"""docs/reference/rbac.md has every rule of the rendered roles, its reason, and no other rule."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from tests.charts.rendering import CHARTS, ROOT, only, render
+
+PAGE = (ROOT / "docs/reference/rbac.md").read_text("utf-8")
+SECTIONS = {
+    "Controller, in the namespace of the inference objects": ("Role", "chat-controller"),
+    "Gateway, in the namespace of the inference objects": ("Role", "chat-gateway"),
+    "Controller, on the whole cluster": ("ClusterRole", "chat-inference"),
+}
+ALL = "features.leaderWorkerSet=true,features.keda=true,features.resourceClaims=true"
+
+
+@dataclass(frozen=True, order=True)
+class Rule:
+    group: str
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+
+def rendered(kind: str, name: str, *arguments: str) -> list[Rule]:
+    rules = only(render("exo-inference", *arguments), kind, name)["rules"]
+    return sorted(
+        Rule(
+            rule["apiGroups"][0],
+            tuple(sorted(rule["resources"])),
+            tuple(sorted(rule["verbs"])),
+            tuple(rule.get("resourceNames", ())),
+        )
+        for rule in rules
+    )
+
+
+def documented(section: str) -> list[tuple[Rule, str, str]]:
+    """Return the rules of a section's table, each with its condition and its reason."""
+    body = PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    rows = [line for line in body.splitlines() if line.startswith("| ")][2:]
+    found = []
+    for row in rows:
+        group, resources, verbs, condition, why = (c.strip() for c in row.strip("| ").split("|"))
+        words = re.findall(r"`([^`]+)`", resources)
+        names = tuple(w.replace("RELEASE", "chat") for w in words if w.startswith("RELEASE"))
+        plain = tuple(sorted(w for w in words if not w.startswith("RELEASE")))
+        key = "" if group == "core" else group.strip("`")
+        rule = Rule(key, plain, tuple(sorted(verbs.split())), names)
+        found.append((rule, condition.strip("`"), why))
+    return found
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_page_and_chart_have_the_same_rules(section: str) -> None:
+    kind, name = SECTIONS[section]
+    rows = documented(section)
+    assert rows
+    assert sorted(rule for rule, _, _ in rows) == rendered(kind, name, "--set", ALL)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_rule_has_the_reason_that_the_template_gives(section: str) -> None:
+    text = "".join(p.read_text() for p in (CHARTS / "exo-inference/templates").glob("*-role.yaml"))
+    for rule, _, why in documented(section):
+        first_sentence = why.partition(". Their")[0].rstrip(".")
+        assert f"# {first_sentence}" in text, rule
+
+
+@pytest.mark.parametrize("feature", ["leaderWorkerSet", "keda", "resourceClaims"])
+def test_a_permission_for_a_feature_comes_with_it_alone(feature: str) -> None:
+    section = "Controller, in the namespace of the inference objects"
+    (expected,) = [
+        r for r, condition, _ in documented(section) if condition == f"features.{feature}"
+    ]
+    without = rendered("Role", "chat-controller")
+    given = rendered("Role", "chat-controller", "--set", f"features.{feature}=true")
+    assert [rule for rule in given if rule not in without] == [expected]
+
+
+def test_no_rule_is_open() -> None:
+    for item in render("exo-inference", "--set", ALL):
+        for rule in item.get("rules", ()) if item["kind"] in ("Role", "ClusterRole") else ():
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            assert len(rule["apiGroups"]) == 1
+
+
+def test_controller_may_make_all_that_the_release_charts_make() -> None:
+    """A kind that a chart renders and the role lacks would fail on the cluster only."""
+    may = {
+        (rule.group, resource)
+        for rule in rendered("Role", "chat-controller", "--set", ALL)
+        for resource in rule.resources
+        if {"get", "create", "patch", "delete"} <= set(rule.verbs)
+    }
+    needed = set()
+    for chart in ("inference-deployment", "inference-model"):
+        for path in (CHARTS / chart / "ci").glob("*-values.yaml"):
+            for item in render(chart, scenario=path.name.removesuffix("-values.yaml")):
+                group, slash, _ = item["apiVersion"].partition("/")
+                plural = re.sub("y$", "ie", item["kind"].lower()) + "s"
+                needed.add((group if slash else "", plural))
+    assert needed <= may
