@@ -177,20 +177,22 @@ class HubServer:
         self, request: web.Request, repo: Repo, path: str, headers: dict[str, str]
     ) -> web.StreamResponse:
         content = repo.files[path]
-        start = 0
+        start, end, is_part = 0, len(content), False
         if "Range" in request.headers and not self.ignores_ranges:
-            start = int(request.headers["Range"].removeprefix("bytes=").rstrip("-"))
+            first, _, last = request.headers["Range"].removeprefix("bytes=").partition("-")
+            start, end = int(first), min(end, int(last) + 1) if last else end
+            is_part = (start, end) != (0, len(content))
             if start >= len(content):
                 return web.Response(
                     status=416, headers={"Content-Range": f"bytes */{len(content)}"}
                 )
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        body = content[start:]
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+        body = content[start:end]
         if request.method != "HEAD" and repo.damages.get(path, 0) > 0:
             repo.damages[path] -= 1
             body = bytes([body[0] ^ 1]) + body[1:]
         headers["Content-Length"] = str(len(body))
-        response = web.StreamResponse(status=206 if start else 200, headers=headers)
+        response = web.StreamResponse(status=206 if is_part else 200, headers=headers)
         await response.prepare(request)
         if request.method == "HEAD":
             return response
