@@ -1,0 +1,52 @@
+"""The adapter's own HTTP server: `/health` and `/live`, from what the watcher saw last."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+Answer = tuple[int, str]
+
+
+class ProbeServer:
+    """Answers probes from a thread, until the process ends.
+
+    Args:
+        port: where to listen, on all addresses; 0 takes a free one.
+        answers: status and detail by path.
+
+    Raises:
+        OSError: the port cannot be listened on.
+    """
+
+    def __init__(self, port: int, answers: dict[str, Callable[[], Answer]]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                answer = answers.get(self.path.partition("?")[0])
+                status, detail = answer() if answer else (404, "there are /health and /live")
+                body = json.dumps({"detail": detail}).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Connection", "close")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing: probes come every few seconds."""
+
+        self._server = ThreadingHTTPServer(("", port), Handler)
+        self._server.daemon_threads = True
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Start answering."""
+        threading.Thread(target=self._server.serve_forever, name="probes", daemon=True).start()
