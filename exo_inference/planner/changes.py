@@ -207,7 +207,7 @@ _NEEDS_ANOTHER_KIND = frozenset({"quantization", "dtype", "kv-cache-dtype"})
 
 def _family_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Iterator[Change]:
     gpu, asked = wanted.gpu, wanted.gpu_count
-    is_unable = any(problem.code in _NEEDS_ANOTHER_KIND for problem in before.problems)
+    is_unable = any(p.refuses and p.code in _NEEDS_ANOTHER_KIND for p in before.problems)
     for other in others:
         is_larger = other.reported_bytes > gpu.reported_bytes
         if other.key == gpu.key or not (is_larger or is_unable):

@@ -130,6 +130,11 @@ def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) ->
             if least > capability:
                 detail = f"{form.name} weights need compute capability {least}"
                 problems.append(Problem("quantization", f"{detail}, {gpu.name} has {capability}"))
+    if parameters.quantization and model.quantization is None:
+        detail = f"--quantization is {parameters.quantization}, which is not planned"
+        problems.append(
+            Problem("quantization", f"{detail}: weights are counted as they are stored", False)
+        )
     if parameters.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
         detail = f"--dtype is bfloat16, which {gpu.name} does not compute"
         problems.append(Problem("dtype", f"{detail}: expected float16 or auto"))

@@ -207,7 +207,7 @@ def quantization_named(name: str) -> Quantization:
         return Quantization("gguf", form, includes_embeddings=True)
     known: dict[str, WeightFormat] = {
         "fp8": FP8_TENSOR, "fp8-channel": FP8_CHANNEL, "fp8-block": FP8_BLOCK,
-        "int8": INT8_CHANNEL, "w8a8": INT8_CHANNEL, "nvfp4": NVFP4, "mxfp4": MXFP4,
+        "int8": INT8_CHANNEL, "w8a8": INT8_CHANNEL, "nvfp4": NVFP4, "mxfp4": MXFP4, "mxfp8": MXFP8,
         "awq": grouped_int(4, 128, has_zeros=True, name="awq"),
         "gptq": grouped_int(4, 128, has_zeros=True, name="gptq"),
         "w4a16": grouped_int(4, 128, has_zeros=False, name="w4a16"),

@@ -6,12 +6,19 @@ checkpoint") and for catalogue names that say their quantization.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.quantization import FormatChooser, Quantization, quantization_named
 from exo_inference.planner.shapes import Weight
+
+ONLINE: Mapping[str, str] = {
+    "fp8": "fp8", "fp8_per_tensor": "fp8", "fp8_per_channel": "fp8-channel", "fp8_per_block": "fp8-block",
+    "int8_per_channel_weight_only": "int8", "mxfp8": "mxfp8", "bitsandbytes": "bitsandbytes",
+}  # fmt: skip
+"""Values of vLLM's --quantization that quantize 16-bit weights while they are loaded, and their form."""
 
 
 @lru_cache(maxsize=256)

@@ -14,11 +14,10 @@ from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
-from exo_inference.planner.requantize import with_quantization
+from exo_inference.planner.requantize import ONLINE, with_quantization
 from exo_inference.planner.shapes import KvKind, KvSpec
 from exo_inference.planner.speculation import Speculation, read_speculation
 
-_ONLINE_QUANTIZATIONS = ("fp8", "bitsandbytes")
 _DEFAULT_LENGTH = 32768
 
 
@@ -95,8 +94,8 @@ def settle(
 def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architecture:
     """Return the model as the flags load it: quantized on the way, or without parts."""
     asked = (parameters.quantization or "").lower()
-    if model.quantization is None and asked in _ONLINE_QUANTIZATIONS:
-        model = with_quantization(model, asked)
+    if model.quantization is None and asked in ONLINE:
+        model = with_quantization(model, ONLINE[asked])
     if parameters.runner == "pooling" or model.is_embedding:
         model = _without(model, ("lm_head",))
     if _skips_encoder(parameters):

@@ -105,6 +105,25 @@ def test_what_an_engine_refuses_is_refused(
     assert code in {problem.code for problem in result.problems if problem.refuses}
 
 
+@pytest.mark.parametrize(
+    ("method", "bits"),
+    [("fp8", 8), ("fp8_per_block", 8), ("int8_per_channel_weight_only", 8), ("bitsandbytes", 4.5)],
+)
+def test_weights_quantized_while_loading_are_planned_so(method: str, bits: float) -> None:
+    name = "meta-llama/Llama-3.1-8B-Instruct"
+    result = plan_named(name, "H100", 1, f"--quantization={method}")
+    kept = 2 * 128_256 * 4096  # embeddings and head stay in 16 bit
+    linear = find_model(name).num_parameters - kept
+    expected = kept * 2 + linear * bits / 8
+    assert result.weights_bytes_per_gpu == pytest.approx(expected, rel=0.01)
+
+
+def test_a_quantization_that_is_not_planned_says_so() -> None:
+    result = plan_named("Qwen/Qwen3-8B", "H100", 1, "--quantization=torchao")
+    assert result.verdict is Verdict.FITS
+    assert "not planned" in next(p.detail for p in result.problems if p.code == "quantization")
+
+
 def test_an_unknown_model_gets_an_honest_verdict() -> None:
     model = read_architecture({"model_type": "mystery"}, name="org/mystery")
     result = plan(model, find_gpu("H100"), 1, EngineParameters())
