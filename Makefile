@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-slow test-chaos kubernetes-binaries lint format docs bench gpu-check clean
+.PHONY: help setup setup-dev demo down test test-slow test-chaos test-kubernetes kubernetes-binaries images lint format docs bench gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -49,8 +49,15 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --timeout 900 -s
 
+test-kubernetes: setup-dev ## everything on a real Kubernetes, built once from Go modules; as root (10 minutes more, once)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine -- \
+	  $(abspath $(BIN))/python -m pytest -m kubernetes --timeout 600
+
 kubernetes-binaries: ## build the Kubernetes programs that are not on this machine (10 minutes, once)
 	@$(PYTHON) -m scripts.kubernetes.binaries
+
+images: ## build all images, or IMAGES="NAME..."; OFFLINE=1 builds those that need no container registry
+	@$(PYTHON) -m scripts.kubernetes.images $(if $(OFFLINE),--offline) $(IMAGES)
 
 lint: setup-dev ## ruff, mypy --strict, import contracts, generated docs
 	@$(BIN)/ruff check .
@@ -60,6 +67,7 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, generated docs
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/generate_sync.py --check
 	@$(BIN)/python scripts/generate_crds.py --check
+	@$(BIN)/python scripts/generate_chart_pages.py --check
 	@$(BIN)/python -m exo_inference.cli.reference --check
 
 format: setup-dev ## rewrite what ruff can mend
@@ -68,6 +76,7 @@ format: setup-dev ## rewrite what ruff can mend
 docs: setup-dev ## regenerate the generated pages of docs/reference
 	@$(BIN)/python scripts/generate_sync.py
 	@$(BIN)/python scripts/generate_sdk_reference.py
+	@$(BIN)/python scripts/generate_chart_pages.py
 	@$(BIN)/python -m exo_inference.cli.reference --write
 
 bench: setup-dev ## the benchmarks that run on this machine, one after the other

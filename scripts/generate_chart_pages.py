@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "reference" / "charts.md"
 EMBEDDED = {"inference-deployment": "deploymentValues", "inference-model": "modelValues"}
 """Charts whose values are part of another's (`platform.…` of exo-inference), and under which name."""
 
-_SHAPE = ("type", "additionalProperties", "properties")
+_SHAPE = ("type", "additionalProperties")
 _KEY = re.compile(r"( *)([A-Za-z][\w-]*):(?: (.*))?$")
 _INTRODUCTION = """\
 # Charts
@@ -75,7 +75,8 @@ def fill_schemas() -> dict[Path, str]:
         schema = json.loads(path.read_text("utf-8"))
         files[path] = _fill(schema, known)
         if name := EMBEDDED.get(chart):
-            known[name] = {key: schema[key] for key in _SHAPE}
+            own = {k: v for k, v in schema["properties"].items() if k != "global"}
+            known[name] = {key: schema[key] for key in _SHAPE} | {"properties": own}
             known |= _own(schema, known)
     return files
 
@@ -108,12 +109,10 @@ def render_page() -> str:
     for chart in CHARTS:
         folder = ROOT / "charts" / chart
         description = yaml.safe_load((folder / "Chart.yaml").read_text("utf-8"))["description"]
-        parts.append(
-            f"## {chart}\n\n{description}\n\n| value | default | meaning |\n| --- | --- | --- |"
-        )
         rows = [_row(value) for value in read_values((folder / "values.yaml").read_text("utf-8"))]
-        parts.append("\n".join(rows) + "\n")
-    return "\n".join(parts).replace("|\n\n| `", "|\n| `")
+        head = "| value | default | meaning |\n| --- | --- | --- |"
+        parts.append("\n".join([f"## {chart}\n\n{description}\n\n{head}", *rows]) + "\n")
+    return "\n".join(parts)
 
 
 def read_values(text: str) -> list[Value]:
@@ -139,8 +138,8 @@ def read_values(text: str) -> list[Value]:
 
 
 def _row(value: Value) -> str:
-    default = "" if value.default is None else f"`{value.default}`"
-    return f"| `{value.path}` | {default} | {value.comment} |".replace("||", "")
+    default = "" if value.default is None else f" `{value.default}`"
+    return f"| `{value.path}` |{default} | {value.comment} |"
 
 
 def _references(schema: Any) -> set[str]:

@@ -1,0 +1,119 @@
+"""Alerts and dashboards ask for metrics that the gateway, the controller and the engine really have."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from exo_engine.server.metrics import Metrics
+
+from exo_inference.gateway.metrics import GatewayMetrics
+from exo_inference.gateway.routing import Balancer
+from exo_inference.gateway.table import TableWatcher
+from exo_inference.gateway.usage import UsageLedger
+from tests.charts.rendering import CHARTS, only, render
+
+DASHBOARDS = sorted((CHARTS / "exo-inference/files/dashboards").glob("*.json"))
+SERIES = re.compile(r"\b((?:exo_(?:gateway|controller)_|vllm:)\w+)")
+
+
+def published(tmp_path: Path) -> set[str]:
+    """Return the names of all series that real exporters describe."""
+    ledger = UsageLedger(tmp_path / "usage.json")
+    gateway = GatewayMetrics(ledger, Balancer(), TableWatcher(tmp_path / "routes.json"))
+    text = (gateway.render() + Metrics("model").render()).decode()
+    names = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE):
+        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        names |= {f"{name}{suffix}" for suffix in suffixes}
+    return names
+
+
+def rule_expressions() -> Iterator[str]:
+    rule = only(render("exo-inference", scenario="monitoring"), "PrometheusRule")
+    for group in rule["spec"]["groups"]:
+        for alert in group["rules"]:
+            yield alert["expr"]
+
+
+def dashboard_expressions() -> Iterator[str]:
+    for path in DASHBOARDS:
+        dashboard = json.loads(path.read_text())
+        for panel in dashboard["panels"]:
+            yield from (target["expr"] for target in panel["targets"])
+        yield from (v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query")
+
+
+@pytest.mark.parametrize("expressions", [rule_expressions, dashboard_expressions])
+def test_every_metric_that_is_asked_for_exists(expressions: object, tmp_path: Path) -> None:
+    assert callable(expressions)
+    asked = {name for text in expressions() for name in SERIES.findall(text)}
+    assert len(asked) > 5
+    assert asked - published(tmp_path) == set()
+
+
+def test_metrics_of_autoscaling_exist(tmp_path: Path) -> None:
+    keda = only(render("inference-deployment", scenario="keda"), "ScaledObject")
+    query = keda["spec"]["triggers"][0]["metadata"]["query"]
+    asked = set(SERIES.findall(query))
+    scaler = only(render("inference-deployment", scenario="hpa"), "HorizontalPodAutoscaler")
+    asked |= {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]}
+    assert len(asked) == 4
+    assert asked <= published(tmp_path)
+
+
+def test_alerts_say_what_is_wrong_and_what_to_do() -> None:
+    rule = only(render("exo-inference", scenario="monitoring"), "PrometheusRule")
+    alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+    assert len({alert["alert"] for alert in alerts}) == len(alerts) >= 8
+    for alert in alerts:
+        assert alert["annotations"]["summary"].endswith(".")
+        assert len(alert["annotations"]["description"]) > 30
+        assert alert["labels"]["severity"] in ("warning", "critical")
+        assert "{{ " not in alert["expr"]
+
+
+def test_alerts_watch_the_jobs_that_the_services_make() -> None:
+    """Prometheus names a job after its Service, so the two have to agree."""
+    objects = render("exo-inference", scenario="monitoring")
+    jobs = {job for text in rule_expressions() for job in re.findall(r'job="([^"]+)"', text)}
+    services = {item["metadata"]["name"] for item in objects if item["kind"] == "Service"}
+    assert jobs == {"chat-controller-metrics", "chat-gateway-metrics"}
+    assert jobs <= services
+
+
+def test_thresholds_are_values() -> None:
+    text = "\n".join(rule_expressions())
+    assert "> 2.5" in text
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_dashboards_are_whole(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    identifiers = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(identifiers)) == len(identifiers)
+    assert all(panel["title"] and panel["targets"] for panel in dashboard["panels"])
+    data = only(
+        render("exo-inference", scenario="monitoring"),
+        "ConfigMap",
+        f"chat-dashboard-{path.stem}",
+    )["data"]
+    assert json.loads(data[path.name]) == dashboard
+
+
+@pytest.mark.slow
+def test_promtool_accepts_the_alerts(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not on the PATH; it comes with Prometheus")
+    rule = only(render("exo-inference", scenario="monitoring"), "PrometheusRule")
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": rule["spec"]["groups"]}))
+    result = subprocess.run([promtool, "check", "rules", str(path)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
