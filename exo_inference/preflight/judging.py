@@ -145,10 +145,14 @@ def judge(
     improvements: tuple[Improvement, ...] = ()
     if with_advice and found.verdict in (Verdict.REFUSED, Verdict.TIGHT):
         advice = advise(
-            subject.model, subject.gpu, subject.gpu_count, parameters, other_gpus=other_gpus
-        )
+            subject.model, subject.gpu, subject.gpu_count, parameters,
+            other_gpus=other_gpus, draft=subject.draft, free_bytes=subject.free_bytes,
+        )  # fmt: skip
     elif with_advice and found.verdict is Verdict.FITS and not rules:
-        improvements = improve(subject.model, subject.gpu, subject.gpu_count, parameters)
+        improvements = improve(
+            subject.model, subject.gpu, subject.gpu_count, parameters,
+            other_gpus=other_gpus, draft=subject.draft, free_bytes=subject.free_bytes,
+        )  # fmt: skip
     return Judgement(subject, tuple(rules), found, others, advice, improvements)
 
 
