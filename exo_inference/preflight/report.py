@@ -62,7 +62,9 @@ def describe_advice(advice: PlanAdvice) -> str:
     pasted = list(advice.options)
     if advice.flags:
         flags = advice.plan.parameters if advice.plan is not None else advice.flags
-        pasted.append(f"{_PARAMS}={shlex.quote(shlex.join(flags))}")
+        text = shlex.join(flags)
+        # One flag alone needs no quotes, and reads better with them.
+        pasted.append(f"{_PARAMS}=" + (shlex.quote(text) if "'" in text else f"'{text}'"))
     return f"{' '.join(pasted)}: {advice.effect}"
 
 
@@ -133,7 +135,10 @@ def _advice(advice: Advice, subject: Subject) -> PlanAdvice:
         flags=list(advice.flags),
         options=list(advice.options),
         effect=advice.effect,
+        quality=advice.quality,
         usd_per_hour_change=advice.usd_per_hour_change,
+        max_concurrency_change=advice.max_concurrency_change,
+        inter_token_seconds_change=advice.inter_token_seconds_change,
         plan=_plan(advice.plan, gpu_type),
     )
 

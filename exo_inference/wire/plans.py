@@ -96,7 +96,10 @@ class PlanAdvice(WireModel):
     flags: list[str] = Field(default_factory=list)
     options: list[str] = Field(default_factory=list)
     effect: str
+    quality: str = ""
     usd_per_hour_change: float | None = None
+    max_concurrency_change: float = 0.0
+    inter_token_seconds_change: float | None = None
     plan: DeploymentPlan | None = None
 
 

@@ -80,7 +80,7 @@ def test_memory_that_is_not_there_is_refused_with_the_three_known_ways_out(
     lines = [entry["detail"] for entry in problem["errors"]]
     assert not [entry for entry in problem["errors"] if "location" in entry]
     assert any(line.startswith("--gpu-count=4: ") for line in lines)
-    assert any(line.startswith("--inference-engine-params=--max-model-len=") for line in lines)
+    assert any(line.startswith("--inference-engine-params='--max-model-len=") for line in lines)
     assert any("--kv-cache-dtype=fp8" in line and "--max-model-len=1" in line for line in lines)
     assert problem["plan"]["verdict"] == "refused"
     assert len(problem["plan"]["advice"]) >= len(lines)
@@ -92,6 +92,8 @@ def test_every_way_out_is_admitted_when_it_is_pasted(controller: Controller) -> 
     for entry in problem["errors"]:
         words = shlex.split(entry["detail"].partition(": ")[0])
         options = dict(word.removeprefix("--").split("=", 1) for word in words)
+        if "model-name" in options:
+            continue  # a checkpoint that is not here
         operation = create(
             controller,
             gpu_count=int(options.get("gpu-count", 1)),

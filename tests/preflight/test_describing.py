@@ -32,12 +32,11 @@ def test_what_is_pasted_fits() -> None:
     for line in ways_out():
         words = shlex.split(line.partition(": ")[0])
         options = dict(word.removeprefix("--").split("=", 1) for word in words)
-        if "model" in options:
-            continue  # names a checkpoint that the reader has to look for
+        model = options.get("model-name", MINISTRAL)
         flags = shlex.split(options.get("inference-engine-params", ""))
         gpu, count = find_gpu(options.get("gpu-type", "gpua5000")), int(options.get("gpu-count", 1))
         found = plan(
-            find_model(MINISTRAL),
+            find_model(model),
             gpu,
             count,
             EngineParameters.parse(flags, engine_version="0.28.0"),
