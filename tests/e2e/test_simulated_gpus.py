@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -178,4 +179,54 @@ def stream(client: openai.OpenAI, prompt: str, max_tokens: int) -> tuple[float, 
     ):
         if event.choices:
             moments.append(time.monotonic())
-    return moments[0] - start, [b - a for a, b in zip(moments, moments[1:], strict=False)]
+    return moments[0] - start, [b - a for a, b in pairwise(moments)]
+
+
+@pytest.mark.timeout(300)
+def test_a_client_measures_the_planned_speed(real_time: Stack) -> None:
+    """At real durations: a prompt of 4,000 tokens, the least disturbed of three, and a short answer."""
+    flags = "--max-model-len=60000 --enforce-eager"  # the shortest start
+    wanted = planned(1, flags)
+    assert wanted.speed is not None
+    with deployed(real_time, 1, flags) as (_, client):
+        stream(client, "warm-up", 4)
+        prompts = [f"{number} " + "what is a key " * 1000 for number in range(3)]
+        measured = [stream(client, prompt, 24) for prompt in prompts]
+        used = client.completions.create(model=MINISTRAL, prompt=prompts[0], max_tokens=1).usage
+    assert used is not None
+    ttft = min(first for first, _ in measured)
+    itl = median(gap for _, gaps in measured for gap in gaps)
+    print(f"TTFT {ttft:.3f} s, ITL {itl * 1000:.1f} ms")
+    assert ttft == pytest.approx(seconds_of_prompt(wanted, used.prompt_tokens), rel=0.2)
+    assert itl == pytest.approx(wanted.speed.batches[0].inter_token_seconds, rel=0.2)
+
+
+def seconds_of_prompt(wanted: Plan, num_tokens: int) -> float:
+    """Return the planned time to first token, between the lengths that the plan lists."""
+    assert wanted.speed is not None
+    points = [(each.num_tokens, each.ttft_seconds) for each in wanted.speed.prompts]
+    (x0, y0), (x1, y1) = next(pair for pair in pairwise(points) if pair[1][0] >= num_tokens)
+    return y0 + (y1 - y0) * (num_tokens - x0) / (x1 - x0)
+
+
+@pytest.mark.timeout(300)
+def test_requests_beyond_the_capacity_wait_for_their_turn(fast: Stack) -> None:
+    """The cache holds 1.3 requests of full length: of three that need most of it, one runs at a time."""
+    flags = "--max-model-len=60000"
+    assert planned(1, flags).max_concurrency < 2
+    with deployed(fast, 1, flags) as (_, client):
+        prompts = [f"{number} " + "what is a key " * 12000 for number in range(3)]
+        tokens = client.completions.create(model=MINISTRAL, prompt=prompts[0], max_tokens=1).usage
+        assert tokens is not None
+        assert planned(1, flags).kv_capacity_tokens / 2 < tokens.prompt_tokens < 60000
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda prompt: ask_raw(client, prompt), prompts))
+    starts, ends = zip(*sorted(answers), strict=True)
+    assert all(end <= start + 0.1 for start, end in zip(starts[1:], ends, strict=False))
+
+
+def ask_raw(client: openai.OpenAI, prompt: str) -> tuple[float, float]:
+    """Return when the first and the last token of an answer came."""
+    begin = time.monotonic()
+    first, gaps = stream(client, prompt, 32)
+    return begin + first, begin + first + sum(gaps)
