@@ -46,13 +46,17 @@ def documented(section: str) -> list[tuple[Rule, str, str]]:
     found = []
     for row in rows:
         group, resources, verbs, condition, why = (c.strip() for c in row.strip("| ").split("|"))
-        words = re.findall(r"`([^`]+)`", resources)
-        names = tuple(w.replace("RELEASE", "chat") for w in words if w.startswith("RELEASE"))
-        plain = tuple(sorted(w for w in words if not w.startswith("RELEASE")))
+        kinds, _, named = resources.partition(", the one named ")
+        names = tuple(name.replace("RELEASE", "chat") for name in quoted(named))
+        plain = tuple(sorted(quoted(kinds)))
         key = "" if group == "core" else group.strip("`")
         rule = Rule(key, plain, tuple(sorted(verbs.split())), names)
         found.append((rule, condition.strip("`"), why))
     return found
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
