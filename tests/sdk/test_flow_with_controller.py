@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from exo_inference import errors
+from exo_inference.planner import load_models
 from exo_inference.sdk import AsyncClient, Client
 from exo_inference.sdk import _requests as sdk_requests
 from exo_inference.state_dir import StateDir
 from tests.controller.conftest import Controller
-from tests.controller.fakes import log_line
+from tests.controller.fakes import GPU_FAMILIES, log_line
 
 
 @pytest.fixture
@@ -182,3 +183,73 @@ async def test_asynchronous_flow(controller: Controller):
         await client.api_keys.delete(key.id)
         with pytest.raises(errors.NotFound):
             await client.api_keys.get(key.id)
+
+
+MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
+
+
+@pytest.fixture
+def gpu_client(controller: Controller, client: Client) -> Client:
+    """A client of a control plane with GPUs and one model of the catalogue."""
+    controller.platform.families = GPU_FAMILIES
+    controller.create_model(MINISTRAL)
+    return client
+
+
+def test_a_refusal_carries_its_plan(gpu_client: Client):
+    with pytest.raises(errors.PreconditionFailed) as caught:
+        gpu_client.deployments.create("m", model=MINISTRAL, gpu_type="gpua5000")
+    plan = caught.value.plan
+    assert plan is not None
+    assert (plan.verdict, plan.max_model_len) == ("refused", 262144)
+    flags = next(advice.flags for advice in plan.advice if advice.kinds == ["max-model-len"])
+    operation = gpu_client.deployments.create(
+        "m", model=MINISTRAL, gpu_type="gpua5000", engine_parameters=flags
+    )
+    assert operation.plan is not None
+    assert operation.plan.verdict == "fits"
+
+
+def test_force_admits_what_memory_refuses(gpu_client: Client):
+    made = gpu_client.deployments.create("m", model=MINISTRAL, gpu_type="gpua5000", force=True)
+    assert made.plan.verdict == "refused"
+    uid = made.reference.id
+    with pytest.raises(errors.PreconditionFailed):
+        gpu_client.deployments.update(uid, engine_parameters=["--max-model-len=200000"])
+    forced = gpu_client.deployments.update(
+        uid, engine_parameters=["--max-model-len=200000"], force=True
+    )
+    assert forced.plan.max_model_len == 200000
+
+
+def test_a_plan_says_the_same_as_the_refusal_without_raising(gpu_client: Client):
+    plan = gpu_client.plan(model=MINISTRAL, gpu_type="gpua5000")
+    assert plan.verdict == "refused"
+    assert plan.advice
+    assert not gpu_client.plan(model=MINISTRAL, gpu_type="gpua5000", with_advice=False).advice
+    config = load_models()["Qwen/Qwen3-8B"]["config"]
+    sent = gpu_client.plan(
+        model_config=config,
+        gpu_type="H100",
+        gpu_count=2,
+        engine_parameters=["--max-model-len=8192"],
+        engine_version="0.28.0",
+        engine="vllm",
+    )
+    assert (sent.verdict, sent.gpu_type, sent.tensor_parallel_size) == ("fits", "H100", 2)
+    with pytest.raises(errors.BadRequest, match="there is no GPU"):
+        gpu_client.plan(model=MINISTRAL, gpu_type="H1000")
+
+
+async def test_the_asynchronous_client_plans_too(controller: Controller):
+    async with AsyncClient(
+        controller.key, controller.secret, endpoint=controller.endpoint
+    ) as client:
+        plan = await client.plan(model="Qwen/Qwen3-8B", gpu_type="RTX 4090")
+        assert plan.gpu == "NVIDIA GeForce RTX 4090"
+
+
+def test_parameters_are_those_of_the_engine_asked_for(client: Client):
+    own = {parameter.name for parameter in client.deployments.parameters()}
+    vllm = {parameter.name for parameter in client.deployments.parameters("0.28.0", engine="vllm")}
+    assert len(vllm) > len(own)

@@ -138,3 +138,22 @@ def test_redirect_says_where_the_endpoint_went():
     found = error(308, b"", {"location": "https://new/v2"})
     assert "https://new/v2" in found.hint
     assert found.status_code == 308
+
+
+def test_one_problem_of_one_field_is_told_in_its_whole_sentence():
+    found = error(
+        400,
+        {
+            "title": "Not created",
+            "detail": "1 problem",
+            "message": "replicas must be at least 1",
+            "errors": [{"location": "$['replicas']", "detail": "must be at least 1"}],
+        },
+    )
+    assert found.message == "creating x: Bad Request: Not created: replicas must be at least 1"
+    assert found.problems == (("replicas", "must be at least 1"),)
+
+
+@pytest.mark.parametrize("plan", [7, [], {"verdict": "fits"}], ids=["number", "list", "half"])
+def test_a_plan_of_another_form_is_left_out(plan):
+    assert error(412, {"title": "t", "detail": "d", "plan": plan}).plan is None
