@@ -35,7 +35,7 @@ class Advice:
     Attributes:
         kinds: what changes (`max-model-len`, `kv-cache-dtype`, `quantization`, `checkpoint`, `gpu-count`,
             `gpu-type`, `max-num-seqs`, `enforce-eager`, `gpu-memory-utilization`).
-        flags: to be pasted: the engine's flags that change.
+        flags: to be pasted: the engine's flags that change, instead of those of the same name.
         options: to be pasted: the deployment's options that change (`--gpu-type`, `--gpu-count`,
             `--model-name`).
         effect: what it changes and costs, in words.
@@ -57,11 +57,17 @@ class Advice:
     inter_token_seconds_change: float | None
     plan: Plan
 
+    @property
+    def all_flags(self) -> tuple[str, ...]:
+        """Every engine flag after the change, to be pasted instead of all that were given."""
+        return tuple(self.plan.parameters.format())
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data, its plan included, with the names that the documentation lists."""
         return {
             "kinds": list(self.kinds),
             "flags": list(self.flags),
+            "all_flags": list(self.all_flags),
             "options": list(self.options),
             "effect": self.effect,
             "quality": self.quality,

@@ -105,16 +105,24 @@ _FP8_CACHE = 8.0
 (v1/attention/backends/flashinfer.py, 0.28.0)."""
 
 
+_MODELOPT = {
+    "modelopt": ((0, 27, 0), 8.9, 8.0), "modelopt_mixed": ((0, 24, 0), 8.9, 7.5),
+    "modelopt_fp4": ((0, 15, 1), 8.0, 7.5), "modelopt_mxfp8": ((0, 20, 0), 10.0, 8.0),
+}  # fmt: skip
+"""Oldest GPUs of ModelOpt's checkpoints: the release that changed it, before and since."""
+
+
 def _least_capability(form: WeightFormat, method: str, rules: EngineRules) -> float:
     """Return the oldest GPU a format runs on, by release.
 
     Source: `get_min_capability` in model_executor/layers/quantization: the Marlin kernels that unpack
-    FP8 and NVFP4 began at Ampere until 0.15.1, ModelOpt's FP8 at Ada until 0.27.
+    FP8 and NVFP4 began at Ampere until 0.15.1; ModelOpt's checkpoints have rules of their own.
     """
     if rules.engine != "vllm":
         return form.min_capability
-    if method == "modelopt" and form.name == "fp8":
-        return 8.0 if rules.version >= (0, 27, 0) else 8.9
+    if method in _MODELOPT:
+        since, before, after = _MODELOPT[method]
+        return max(form.min_capability, after if rules.version >= since else before)
     if rules.version < (0, 15, 1) and form.native in ("fp8", "nvfp4"):
         return max(8.0, form.min_capability)
     return form.min_capability

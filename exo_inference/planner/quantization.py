@@ -300,6 +300,7 @@ def _scheme_format(weights: Mapping[str, Any]) -> WeightFormat:
 
 
 def _read_modelopt(config: Mapping[str, Any]) -> Quantization:
+    """Read ModelOpt's form; the method has the name that vLLM gives it by what it finds."""
     algo = str(config.get("quant_algo") or "").upper()
     asked_kv = config.get("kv_cache_quant_algo") or config.get("kv_cache_scheme")
     kv_dtype = "fp8" if asked_kv else None
@@ -310,9 +311,11 @@ def _read_modelopt(config: Mapping[str, Any]) -> Quantization:
             for path, layer in layers.items()
         )
         default = overrides[0][1] if overrides else NVFP4
-        return Quantization("modelopt", default, overrides=overrides, kv_cache_dtype=kv_dtype)
+        return Quantization("modelopt_mixed", default, overrides=overrides, kv_cache_dtype=kv_dtype)
     ignored = config.get("exclude_modules") or config.get("ignore")
-    return _with_ignored("modelopt", _algo_format(algo), ignored, kv_cache_dtype=kv_dtype)
+    form = _algo_format(algo)
+    method = {"nvfp4": "modelopt_fp4", "mxfp8": "modelopt_mxfp8"}.get(form.name, "modelopt")
+    return _with_ignored(method, form, ignored, kv_cache_dtype=kv_dtype)
 
 
 def _algo_format(algo: str) -> WeightFormat:

@@ -234,7 +234,7 @@ def test_what_fits_or_cannot_be_sized_gets_no_advice() -> None:
 def test_the_json_form_is_plain_data() -> None:
     data = json.loads(json.dumps(guide_advice("0.33.0")[0].to_json()))
     assert set(data) == {
-        "kinds", "flags", "options", "effect", "quality", "usd_per_hour_change", "max_concurrency_change",
+        "kinds", "flags", "all_flags", "options", "effect", "quality", "usd_per_hour_change", "max_concurrency_change",
         "inter_token_seconds_change", "plan",
     }  # fmt: skip
     assert data["plan"]["verdict"] == "fits"

@@ -1,0 +1,55 @@
+"""Advice is not only true for memory: pasted, it passes the rules about flags and GPUs as well."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exo_inference.planner import Gpu, Verdict, families, find_gpu, find_model, load_models
+from exo_inference.planner.catalog_models import read_entry
+from exo_inference.preflight.judging import Subject, judge
+
+
+def pasted(subject: Subject, flags: tuple[str, ...], options: tuple[str, ...]) -> Subject:
+    chosen = dict(option.removeprefix("--").split("=", 1) for option in options)
+    return Subject(
+        find_model(chosen["model-name"]) if "model-name" in chosen else subject.model,
+        find_gpu(chosen["gpu-type"]) if "gpu-type" in chosen else subject.gpu,
+        int(chosen.get("gpu-count", subject.gpu_count)),
+        flags,
+        engine=subject.engine,
+        engine_version=subject.engine_version,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(load_models())),
+    st.sampled_from([*families(), find_gpu("T4"), find_gpu("H100")]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["0.12.0", "0.15.1", "0.20.0", "0.28.0", "0.33.0"]),
+)
+def test_advice_for_vllm_is_admitted(name: str, gpu: Gpu, count: int, version: str) -> None:
+    subject = Subject(read_entry(name), gpu, count, engine_version=version)
+    judged = judge(subject)
+    for each in (*judged.advice, *judged.improvements):
+        if not each.flags and not each.options:
+            continue
+        assert each.plan is not None
+        flags = tuple(each.plan.parameters.format())
+        again = judge(pasted(subject, flags, each.options), with_advice=False)
+        assert again.flag_problems == ()
+        assert again.verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize("gpu", ["gpu3080ti", "gpua5000"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_advice_for_exo_engine_is_admitted(gpu: str, count: int) -> None:
+    flags = ("--max-model-len=32768",)
+    subject = Subject(find_model("Qwen/Qwen3-8B"), find_gpu(gpu), count, flags, engine="exo")
+    advice = judge(subject).advice
+    assert advice or judge(subject).verdict is Verdict.FITS
+    for each in advice:
+        again = judge(pasted(subject, each.all_flags, each.options), with_advice=False)
+        assert again.verdict is Verdict.FITS
