@@ -18,6 +18,7 @@ from exo_inference.cli.failures import name_flags
 from exo_inference.cli.flags import GlobalFlags, given_flags
 from exo_inference.cli.output import Output
 from exo_inference.cli.template import parse_template
+from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ApiError, ConnectionFailed
 
 if TYPE_CHECKING:
@@ -126,6 +127,11 @@ class Session:
     def success(self, line: str) -> None:
         """Say on stdout that a change was made, unless `-Q` was given."""
         Output(quiet=self.quiet).success(line)
+
+    def remark(self, line: str) -> None:
+        """Say something on stderr, where stdout has data, unless `-Q` was given."""
+        if not self.quiet:
+            click.echo(harmless(line), err=True)
 
 
 def pass_session(function: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:

@@ -21,6 +21,10 @@ dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Only check whether the control plane would accept it."
 )
 
+override_option = click.option(
+    "--force", is_flag=True, help="Go ahead although the plan says that it does not fit."
+)
+
 force_option = click.option("-f", "--force", is_flag=True, help="Do not ask.")
 
 
@@ -49,7 +53,10 @@ def finish(
         OperationFailed: it was accepted and then failed.
     """
     with step(title, quiet=session.quiet):
-        return client.operations.wait(write())
+        operation = write()
+        done = client.operations.wait(operation)
+    # Only the answer to the change itself has the plan.
+    return done if operation.plan is None else done.model_copy(update={"plan": operation.plan})
 
 
 def changed_id(operation: Operation) -> str | None:

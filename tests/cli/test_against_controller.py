@@ -43,7 +43,9 @@ def test_a_built_in_model_is_ready_and_listed_once(exo: Exo) -> None:
 
 
 def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(exo: Exo) -> None:
-    assert exo(*CREATE, *MODEL, "--dry-run").out == "Deployment would be created (dry run).\n"
+    asked = exo(*CREATE, *MODEL, "--dry-run")
+    assert asked.out.startswith("Fits: exo/tiny-chat on 1 × CPU, exo-engine\n")
+    assert asked.err.endswith("Deployment would be created (dry run).\n")
     assert exo("ai", "deployment", "list", "-O", "json").out == "[]\n"
     refused = exo(*CREATE, *MODEL, "--dry-run", "--replicas", "-1")
     assert refused.code == 1
@@ -104,3 +106,18 @@ def test_the_engines_flags_are_listed(exo: Exo) -> None:
     result = exo("ai", "deployment", "create", "--inference-engine-parameter-help")
     assert result.code == 0
     assert "  --max-model-len MAX_MODEL_LEN\n" in result.out
+
+
+def test_plans_of_models_that_only_the_control_plane_has(exo: Exo) -> None:
+    argv = ("ai", "deployment", "plan", *MODEL, "--gpu-type", "cpu", "-O", "json")
+    plan = json.loads(exo(*argv).out)
+    assert (plan["verdict"], plan["model"], plan["engine"]) == ("fits", "exo/tiny-chat", "exo")
+    assert plan["weights_bytes_per_gpu"] > 0
+    assert exo(*argv, "--offline").code == 2
+
+
+def test_refusal_for_memory_shows_where_it_goes(exo: Exo) -> None:
+    flags = ("--inference-engine-params", "--max-model-len=512 --kv-cache-memory-bytes=4K")
+    refused = exo(*CREATE, *MODEL, *flags, "--dry-run")
+    assert refused.code == 1
+    assert "█ weights" in refused.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +18,13 @@ from exo_inference.cli.deployment.engine_flags import (
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
-from exo_inference.cli.writing import changed_id, dry_run_option, finish
-from exo_inference.errors import UsageError
+from exo_inference.cli.writing import changed_id, dry_run_option, finish, override_option
+from exo_inference.errors import ApiError, UsageError
+
+if TYPE_CHECKING:
+    from exo_inference.cli.planning.pasting import CommandLine
+    from exo_inference.sdk import Client
+    from exo_inference.wire import DeploymentPlan, Operation
 
 _HELP_HINT = "Run `exo dedicated-inference deployment create --help` for examples."
 
@@ -38,6 +44,7 @@ class CreateOptions:
     wait: bool
     wait_seconds: float
     dry_run: bool
+    force: bool
 
 
 @command(
@@ -53,6 +60,11 @@ class CreateOptions:
             "Serve two replicas, with flags for the engine",
             "exo ai deployment create chat --model-name Qwen/Qwen3-0.6B --gpu-type gpua5000 "
             "--gpu-count 1 --replicas 2 --inference-engine-params '--max-model-len=8192'",
+        ),
+        Example(
+            "See what it would take of the GPUs, and change nothing",
+            "exo ai deployment create chat --model-name Qwen/Qwen3-0.6B "
+            "--gpu-type gpua5000 --gpu-count 1 --dry-run",
         ),
         Example(
             "See which flags the engine takes",
@@ -93,6 +105,7 @@ class CreateOptions:
 @engine_options
 @wait_options("the deployment answers")
 @dry_run_option
+@override_option
 @pass_session
 def create(
     session: Session,
@@ -109,12 +122,14 @@ def create(
     wait: bool,
     wait_timeout: float,
     dry_run: bool,
+    force: bool,
 ) -> None:
     """Serve a model behind a URL and an API key of its own.
 
     The model has to exist (`model create`), but need not be fetched yet. The command returns as
     soon as the deployment is accepted and recorded; `--wait` follows it until it answers, and ends
-    with exit code 8 and the reason if it does not.
+    with exit code 8 and the reason if it does not. What cannot fit into the GPUs' memory is refused,
+    with what would; `--dry-run` shows the whole plan.
     """
     if wants_parameter_help(parameter_help, search):
         print_parameter_help(session, engine_version, search)
@@ -137,16 +152,34 @@ def create(
         wait=wait,
         wait_seconds=wait_timeout,
         dry_run=dry_run,
+        force=force,
     )
     run(session, options)
 
 
 def run(session: Session, options: CreateOptions) -> None:
     """Create the deployment, and wait for it when asked to."""
+    with session.connect() as client:
+        operation = _send(session, client, options)
+        plan = operation.plan or _plan_here(options)
+        if options.dry_run:
+            _conclude_dry_run(session, options, plan)
+            return
+        session.success("Deployment created.")
+        if plan is not None:
+            from exo_inference.cli.planning.telling import tell
+
+            tell(session, plan)
+        if options.wait:
+            deployment_id = changed_id(operation) or client.deployments.find(options.name).id
+            wait_for_deployment(session, client, options.name, deployment_id, options.wait_seconds)
+
+
+def _send(session: Session, client: Client, options: CreateOptions) -> Operation:
     from exo_inference.wire import ModelRef
 
-    with session.connect() as client:
-        operation = finish(
+    try:
+        return finish(
             session,
             client,
             f'Creating deployment "{options.name}"',
@@ -159,15 +192,54 @@ def run(session: Session, options: CreateOptions) -> None:
                 engine_parameters=options.parameters,
                 engine_version=options.engine_version,
                 dry_run=options.dry_run,
+                force=options.force,
             ),
         )
-        if options.dry_run:
-            session.success("Deployment would be created (dry run).")
-            return
-        session.success("Deployment created.")
-        if options.wait:
-            deployment_id = changed_id(operation) or client.deployments.find(options.name).id
-            wait_for_deployment(session, client, options.name, deployment_id, options.wait_seconds)
+    except ApiError as error:
+        if error.plan is not None:
+            from exo_inference.cli.planning.telling import explain_refusal
+
+            explain_refusal(error, _command_line(options, error.plan))
+        raise
+
+
+def _conclude_dry_run(
+    session: Session, options: CreateOptions, plan: DeploymentPlan | None
+) -> None:
+    outcome = "Deployment would be created (dry run)."
+    if plan is None:
+        session.success(outcome)
+        return
+    from exo_inference.cli.planning.telling import show
+
+    show(session, plan, _command_line(options, plan), options.replicas)
+    session.remark(outcome)  # stdout is the plan's
+
+
+def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
+    from exo_inference.cli.planning.telling import plan_here
+
+    return plan_here(
+        options.model_name, options.gpu_type, options.gpu_count, options.parameters,
+        options.engine_version,
+    )  # fmt: skip
+
+
+def _command_line(options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
+    from exo_inference.cli.planning.asking import PlanOptions
+    from exo_inference.cli.planning.running import command_line
+
+    asked = PlanOptions(
+        name=options.name,
+        model_name=options.model_name,
+        model_id=options.model_id,
+        gpu_type=options.gpu_type,
+        gpu_count=options.gpu_count,
+        replicas=options.replicas,
+        parameters=options.parameters,
+        engine_version=options.engine_version,
+    )
+    return command_line(asked, plan)
 
 
 def _checked_id(text: str) -> str:

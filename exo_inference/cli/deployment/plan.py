@@ -120,9 +120,9 @@ def plan(
 ) -> None:
     """Say whether a deployment would fit, and how fast and how dear it would be.
 
-    Works offline for the models of the bundled catalogue and for models on disk. Nothing is created.
-    Exits with 0 when it fits, with a warning when only just, and with 1 when it does not or nobody
-    can say.
+    Works offline for the models of the bundled catalogue and for models on disk; another name is
+    looked up on the control plane and on the Hub. Nothing is created. Exits with 0 when it fits,
+    with a warning when only just, and with 1 when it does not or nobody can say.
     """
     options = PlanOptions(
         name=name,

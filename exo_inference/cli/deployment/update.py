@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,8 +17,13 @@ from exo_inference.cli.deployment.engine_flags import (
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
-from exo_inference.cli.writing import by_name, dry_run_option, finish
-from exo_inference.errors import UsageError
+from exo_inference.cli.writing import by_name, dry_run_option, finish, override_option
+from exo_inference.errors import ApiError, UsageError
+
+if TYPE_CHECKING:
+    from exo_inference.cli.planning.pasting import CommandLine
+    from exo_inference.sdk import Client
+    from exo_inference.wire import Deployment, DeploymentPlan, Operation
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class UpdateOptions:
     wait: bool
     wait_seconds: float
     dry_run: bool
+    force: bool
+    migrate: bool
 
 
 @command(
@@ -41,6 +49,10 @@ class UpdateOptions:
             "Serve longer prompts, without dropping a request meanwhile",
             "exo ai deployment update chat --inference-engine-params "
             "'--max-model-len=16384' --wait",
+        ),
+        Example(
+            "Go to another version of the engine, and take the flags along",
+            "exo ai deployment update chat --inference-engine-version 0.28.0 --migrate",
         ),
         Example(
             "Go back to the engine's defaults",
@@ -59,8 +71,14 @@ class UpdateOptions:
     is_flag=True,
     help="Remove all flags of the engine.",
 )
+@click.option(
+    "--migrate",
+    is_flag=True,
+    help="With another engine version: take the present flags there, rewritten where they have to be.",
+)
 @wait_options("the change is in effect")
 @dry_run_option
+@override_option
 @pass_session
 def update(
     session: Session,
@@ -71,14 +89,17 @@ def update(
     parameter_help: bool,
     search: str | None,
     clear: bool,
+    migrate: bool,
     wait: bool,
     wait_timeout: float,
     dry_run: bool,
+    force: bool,
 ) -> None:
     """Change a deployment's name or its engine.
 
     Only what is given changes; the flags of the engine are replaced as a whole. Replicas are
-    replaced one after the other, each only when its successor answers.
+    replaced one after the other, each only when its successor answers. Flags that do not exist in
+    another version of the engine stop the change, unless `--migrate` is given.
     """
     if wants_parameter_help(parameter_help, search):
         print_parameter_help(session, engine_version, search)
@@ -94,6 +115,11 @@ def update(
             "--clear-inference-engine-params and --inference-engine-params were both given",
             hint="The latter replaces all flags anyway.",
         )
+    if migrate and (given or clear or not engine_version):
+        raise UsageError(
+            "--migrate takes the present flags to another version of the engine",
+            hint="Give it with --inference-engine-version, and without other flags.",
+        )
     options = UpdateOptions(
         deployment=deployment,
         name=name or None,
@@ -102,6 +128,8 @@ def update(
         wait=wait,
         wait_seconds=wait_timeout,
         dry_run=dry_run,
+        force=force,
+        migrate=migrate,
     )
     run(session, options)
 
@@ -110,8 +138,32 @@ def run(session: Session, options: UpdateOptions) -> None:
     """Change the deployment, and wait until the change is in effect when asked to."""
     with session.connect() as client:
         found = client.deployments.find(options.deployment)
+        if options.engine_version is not None and options.parameters is None:
+            from exo_inference.cli.deployment.migrating import migrated_flags
+
+            present = client.deployments.get(found.id)
+            flags = migrated_flags(
+                session, present, options.engine_version, migrate=options.migrate
+            )
+            options = replace(options, parameters=flags)
+        plan = _send(session, client, found, options).plan or _plan_here(found, options)
+        if options.dry_run:
+            _conclude_dry_run(session, found, options, plan)
+            return
+        session.success("Deployment updated.")
+        if plan is not None:
+            from exo_inference.cli.planning.telling import tell
+
+            tell(session, plan)
+        if options.wait:
+            name = options.name or found.name
+            wait_for_deployment(session, client, name, found.id, options.wait_seconds)
+
+
+def _send(session: Session, client: Client, found: Deployment, options: UpdateOptions) -> Operation:
+    try:
         with by_name(found):
-            finish(
+            return finish(
                 session,
                 client,
                 f'Updating deployment "{options.deployment}"',
@@ -121,12 +173,44 @@ def run(session: Session, options: UpdateOptions) -> None:
                     engine_parameters=options.parameters,
                     engine_version=options.engine_version,
                     dry_run=options.dry_run,
+                    force=options.force,
                 ),
             )
-        if options.dry_run:
-            session.success("Deployment would be updated (dry run).")
-            return
-        session.success("Deployment updated.")
-        if options.wait:
-            name = options.name or found.name
-            wait_for_deployment(session, client, name, found.id, options.wait_seconds)
+    except ApiError as error:
+        if error.plan is not None:
+            from exo_inference.cli.planning.telling import explain_refusal
+
+            explain_refusal(error, _command_line(found, options, error.plan))
+        raise
+
+
+def _conclude_dry_run(
+    session: Session, found: Deployment, options: UpdateOptions, plan: DeploymentPlan | None
+) -> None:
+    outcome = "Deployment would be updated (dry run)."
+    if plan is None:
+        session.success(outcome)
+        return
+    from exo_inference.cli.planning.telling import show
+
+    show(session, plan, _command_line(found, options, plan), found.replicas or 1)
+    session.remark(outcome)  # stdout is the plan's
+
+
+def _plan_here(found: Deployment, options: UpdateOptions) -> DeploymentPlan | None:
+    """Plan the new flags; without any, the present ones, which a list lacks, go on as they are."""
+    if options.parameters is None or found.gpu_type is None:
+        return None
+    from exo_inference.cli.planning.telling import plan_here
+
+    count, version = found.gpu_count or 1, options.engine_version
+    return plan_here(found.model.name, found.gpu_type, count, options.parameters, version)
+
+
+def _command_line(found: Deployment, options: UpdateOptions, plan: DeploymentPlan) -> CommandLine:
+    from exo_inference.cli.planning.pasting import CommandLine
+
+    version = options.engine_version
+    chosen = (("--inference-engine-version", version),) if version is not None else ()
+    flags = plan.parameters if options.parameters is None else options.parameters
+    return CommandLine("update", found.name, chosen, tuple(flags), plan.engine_version)

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from exo_inference.cli.gitops.live import MODEL_KIND, is_on_the_hub
-from exo_inference.cli.gitops.plan import Action, Change
+from exo_inference.cli.gitops.plan import Action, Change, merged_spec
 from exo_inference.errors import AuthenticationFailed, ConnectionFailed, ExoError
 from exo_inference.wire import Operation
 
 if TYPE_CHECKING:
     from exo_inference.cli.gitops.report import Report
     from exo_inference.sdk import Client
+    from exo_inference.wire import DeploymentPlan
 
 REPLACE_SECONDS = 300.0
 """How long a replacement waits until the old object is gone; then it says so."""
@@ -125,7 +126,7 @@ class Executor:
                 dry_run=dry_run,
             )
         engine = spec.get("engine", {})
-        return self.client.deployments.create(
+        operation = self.client.deployments.create(
             change.name,
             model=spec["model"],
             gpu_type=spec["gpuType"],
@@ -137,6 +138,8 @@ class Executor:
             product_name=spec.get("productName"),
             dry_run=dry_run,
         )
+        self.report.planned(change, operation.plan or _plan_here(spec))
+        return operation
 
     def _update(self, change: Change, *, dry_run: bool) -> list[Operation]:
         assert change.live is not None, "only what exists is updated"
@@ -144,14 +147,14 @@ class Executor:
         deployments, object_id = self.client.deployments, change.live.id
         operations = []
         if after.keys() - {"replicas"}:
-            operations.append(
-                deployments.update(
-                    object_id,
-                    engine_parameters=after.get("engineParameters"),
-                    engine_version=after.get("engine.version"),
-                    dry_run=dry_run,
-                )
+            operation = deployments.update(
+                object_id,
+                engine_parameters=after.get("engineParameters"),
+                engine_version=after.get("engine.version"),
+                dry_run=dry_run,
             )
+            self.report.planned(change, operation.plan or _plan_here(merged_spec(change)))
+            operations.append(operation)
         if "replicas" in after:
             operations.append(deployments.scale(object_id, after["replicas"], dry_run=dry_run))
         return operations
@@ -175,3 +178,16 @@ class Executor:
     def _wanted(self, change: Change) -> dict[str, Any]:
         assert change.manifest is not None, "only what the files have is created"
         return change.manifest.spec
+
+
+def _plan_here(spec: dict[str, Any]) -> DeploymentPlan | None:
+    """Plan for a control plane that does not; its engine is vLLM."""
+    from exo_inference.cli.planning.telling import plan_here
+
+    engine = spec.get("engine", {})
+    if engine.get("name", "vllm") != "vllm":
+        return None
+    return plan_here(
+        spec.get("model"), spec.get("gpuType", ""), spec.get("gpuCount", 1),
+        spec.get("engineParameters", ()), engine.get("version"),
+    )  # fmt: skip

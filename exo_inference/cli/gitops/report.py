@@ -11,10 +11,11 @@ import click
 
 from exo_inference.cli.gitops.plan import Action, Change
 from exo_inference.cli.terminal import for_stream
-from exo_inference.errors import ExoError
+from exo_inference.errors import ApiError, ExoError
 
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
+    from exo_inference.wire import DeploymentPlan
 
 _PAST = {
     Action.CREATE: "created",
@@ -45,18 +46,33 @@ class Report:
     session: Session
     dry_run: str | None = None
     failures: list[tuple[Change, ExoError]] = field(default_factory=list)
+    _plans: dict[str, DeploymentPlan] = field(default_factory=dict)
     _entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def planned(self, change: Change, plan: DeploymentPlan | None) -> None:
+        """Note what a deployment would take, for when it is done."""
+        if plan is not None:
+            self._plans[change.label] = plan
 
     def done(self, change: Change) -> None:
         """Note that an object is as it was wanted."""
-        self._entries.append(as_json(change, dry_run=self.dry_run, error=None))
+        plan = self._plans.get(change.label)
+        verdict = None if plan is None else str(plan.verdict)
+        self._entries.append(as_json(change, dry_run=self.dry_run, error=None, verdict=verdict))
+        if plan is not None:
+            from exo_inference.cli.planning.telling import tell
+
+            tell(self.session, plan, change.label)
         if not self._is_json:
             suffix = f" ({self.dry_run} dry run)" if self.dry_run else ""
             self.session.success(f"{change.label} {_PAST[change.action]}{suffix}")
 
     def failed(self, change: Change, error: ExoError) -> None:
         """Note that an object could not be brought to what was wanted."""
-        self._entries.append(as_json(change, dry_run=self.dry_run, error=str(error)))
+        plan = error.plan if isinstance(error, ApiError) else None
+        verdict = None if plan is None else str(plan.verdict)
+        entry = as_json(change, dry_run=self.dry_run, error=str(error), verdict=verdict)
+        self._entries.append(entry)
         self.failures.append((change, error))
 
     def finish(self) -> None:

@@ -36,6 +36,7 @@ _LOOKS = {
     "reserve": Look("left alone", ".", "bright_black"),
 }
 _ORDER = list(_LOOKS)
+_RESERVE = "reserve"
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,22 @@ def _limiting_parts(plan: DeploymentPlan) -> tuple[Part, ...]:
     parts = [
         (_rank(each.name), Part(_look(each.name), each.num_bytes, each.low, each.high))
         for each in plan.components
-        if each.num_bytes > 0
+        if each.num_bytes > 0 and each.name != _RESERVE
     ]
-    rest = plan.total_bytes_per_gpu - sum(part.num_bytes for _, part in parts)
-    if rest > 0.001 * plan.total_bytes_per_gpu:  # on a CPU, where nothing is set apart
-        parts.append((_rank("reserve"), Part(_look("reserve"), rest, rest, rest)))
+    left = _left_alone(plan)
+    if left > 0:
+        parts.append((_rank(_RESERVE), Part(_look(_RESERVE), left, left, left)))
     return tuple(part for _, part in sorted(parts, key=lambda pair: pair[0]))
+
+
+def _left_alone(plan: DeploymentPlan) -> int:
+    """Return what nothing uses, or what must not be used where the engine's share is overdrawn."""
+    others = [each for each in plan.components if each.name != _RESERVE]
+    if plan.available_kv_bytes_per_gpu > 0:
+        return plan.total_bytes_per_gpu - sum(each.num_bytes for each in others)
+    # Older releases take CUDA graphs from beyond the share.
+    beyond = sum(each.num_bytes for each in others if not each.in_budget)
+    return plan.total_bytes_per_gpu - plan.budget_bytes_per_gpu - beyond
 
 
 def _stage_parts(plan: DeploymentPlan, weights: int, available: int) -> tuple[Part, ...]:

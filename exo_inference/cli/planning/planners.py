@@ -1,15 +1,21 @@
-"""Who makes a plan, from what is known of the model: a file, or the bundled catalogue."""
+"""Who makes a plan: this process from what it knows of the model, or the control plane.
+
+`find_planner` looks for the model in the order that needs least: a file, the bundled catalogue,
+the control plane, the Hub.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from exo_inference.cli.planning.asking import PlanOptions
-from exo_inference.errors import UsageError
+from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.planner import (
     Architecture,
     EngineParameters,
@@ -22,7 +28,10 @@ from exo_inference.planner import (
     load_user_gpus,
 )
 from exo_inference.preflight import Judgement, Subject, judge, to_wire
-from exo_inference.wire import DeploymentPlan
+from exo_inference.wire import DeploymentPlan, ModelRef
+
+if TYPE_CHECKING:
+    from exo_inference.cli.session import Session
 
 CPU = "cpu"
 _MAX_GPU_FILE_BYTES = 2**20
@@ -74,7 +83,36 @@ class LocalPlanner:
         return judge(subject, with_advice=with_advice)
 
 
-def find_planner(options: PlanOptions) -> Planner:
+@dataclass(frozen=True)
+class RemotePlanner:
+    """Has the control plane plan."""
+
+    session: Session
+    options: PlanOptions
+
+    def plan(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> DeploymentPlan:
+        """Plan one replica on these GPUs."""
+        options = self.options
+        with self.session.connect() as client:
+            return client.plan(
+                model=ModelRef(id=options.model_id, name=options.model_name),
+                gpu_type=gpu_type,
+                gpu_count=gpu_count,
+                engine_parameters=options.parameters,
+                engine_version=options.engine_version,
+                engine=options.engine,
+                with_advice=with_advice,
+            )
+
+    def steps(self, gpu_type: str, gpu_count: int) -> tuple[Step, ...]:
+        """Refuse: the control plane answers with figures alone."""
+        raise UsageError(
+            "--explain needs the model here, and only the control plane knows it",
+            hint="Give its directory or config.json with --model.",
+        )
+
+
+def find_planner(session: Session, options: PlanOptions) -> Planner:
     """Return who can plan the model that was asked for.
 
     Raises:
@@ -86,11 +124,54 @@ def find_planner(options: PlanOptions) -> Planner:
 
         return LocalPlanner(read_model(options.model_path), options, extra)
     if options.model_name is None:
-        raise UsageError(
-            "--model-id is known to the control plane alone, which is not asked for plans",
-            hint="Use --model-name or --model.",
-        )
-    return LocalPlanner(find_model(options.model_name), options, extra)
+        return RemotePlanner(session, options)
+    try:
+        return LocalPlanner(find_model(options.model_name), options, extra)
+    except UsageError as unknown:
+        if options.offline:
+            raise _nowhere(unknown, []) from unknown
+        return _find_online(session, options, extra, unknown)
+
+
+def _find_online(
+    session: Session, options: PlanOptions, extra: Mapping[str, Gpu], unknown: UsageError
+) -> Planner:
+    tried: list[str] = []
+    remote = RemotePlanner(session, options)
+    try:
+        # What the user described is not known there, so any family will do to ask about the model.
+        answer = remote.plan("gpua5000", 1, with_advice=False)
+        if answer.model:
+            return remote
+        tried.append(f"control plane: {'; '.join(answer.notes)}")
+    except AuthenticationFailed:
+        raise
+    except ExoError as error:
+        tried.append(f"control plane: {error.message}")
+    assert options.model_name is not None, "only names are looked up"
+    try:
+        return LocalPlanner(_from_hub(options.model_name, quiet=session.quiet), options, extra)
+    except ExoError as error:
+        tried.append(f"Hub: {error.message}")
+    raise _nowhere(unknown, tried) from unknown
+
+
+def _from_hub(name: str, *, quiet: bool) -> Architecture:
+    if find_spec("huggingface_hub") is None:
+        raise HubError("huggingface_hub is not installed")
+    from exo_inference.cli.progress import step
+    from exo_inference.hub.architecture import fetch_architecture
+    from exo_inference.settings import read_hub_token
+
+    with step(f'Reading the description of "{name}" from the Hub', quiet=quiet):
+        return asyncio.run(fetch_architecture(name, token=read_hub_token()))
+
+
+def _nowhere(unknown: UsageError, tried: list[str]) -> UsageError:
+    text = "\n".join([unknown.message, *(f"  - {each}" for each in tried)])
+    hint = unknown.hint or ""
+    other = "Or give its directory or config.json with --model."
+    return UsageError(text, hint=hint if "config.json" in hint else f"{hint} {other}".strip())
 
 
 def find_draft(flags: tuple[str, ...]) -> Architecture | None:

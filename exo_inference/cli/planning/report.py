@@ -61,7 +61,7 @@ def report(plan: DeploymentPlan, line: CommandLine, replicas: int, width: int) -
             [title, *_details(plan, width)],
             *_memory_sections(plan, width),
             [*_cache(plan)],
-            [*_speed(plan)],
+            [*_speed(plan, width)],
             [*_cost(plan, replicas)],
             [*_notes(plan, width)],
             [*ways_out(plan, line, width)],
@@ -71,8 +71,8 @@ def report(plan: DeploymentPlan, line: CommandLine, replicas: int, width: int) -
 
 
 def refusal_text(plan: DeploymentPlan, line: CommandLine, width: int) -> str:
-    """Return the bars and the ways out, for below the text of a refusal."""
-    lines = _spaced([*_memory_sections(plan, width), [*ways_out(plan, line, width)]])
+    """Return the ways out and the bars, for below the text of a refusal."""
+    lines = _spaced([[*ways_out(plan, line, width)], *_memory_sections(plan, width)])
     return "\n".join(row.plain for row in lines)
 
 
@@ -136,11 +136,12 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
         yield Text(f"  {label:<18}{value}")
 
 
-def _speed(plan: DeploymentPlan) -> Iterator[Text]:
+def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     speed = plan.speed
     if speed is None or not speed.batches:
         return
-    yield Text.assemble(("Speed of one replica", "bold"), harmless(f", estimated: {speed.source}"))
+    yield Text("Speed of one replica, estimated", "bold")
+    yield from _wrapped(speed.source, width, 0)
     prompts = [
         (f"{each.num_tokens:,}", wording.seconds(each.ttft_seconds), each.bound_by)
         for each in speed.prompts

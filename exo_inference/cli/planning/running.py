@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import click
 from rich.text import Text
 
 from exo_inference.cli.gitops.report import print_json
@@ -34,7 +33,7 @@ def run(session: Session, options: PlanOptions) -> None:
         ExoError: nothing fits; what was found has been printed.
     """
     output = session.output(PLAN.field_names, configured=False)
-    planner = find_planner(options)
+    planner = find_planner(session, options)
     if options.compare is not None:
         extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
         plans = compare(planner, options, extra)
@@ -46,33 +45,41 @@ def run(session: Session, options: PlanOptions) -> None:
     count = options.gpu_count or 1
     plan = planner.plan(options.gpu_type, count, with_advice=True)
     steps = planner.steps(options.gpu_type, count) if options.explain else None
-    _print_plan(output, plan, options, steps)
-    conclude(plan, quiet=session.quiet)
+    print_plan(output, plan, command_line(options, plan), options.replicas, steps)
+    _conclude(session, plan)
 
 
-def conclude(plan: DeploymentPlan, *, quiet: bool) -> None:
-    """Warn of a tight plan on stderr; fail for one that cannot run.
-
-    Raises:
-        ExoError: refused, or nobody knows.
-    """
+def _conclude(session: Session, plan: DeploymentPlan) -> None:
+    """Warn of a tight plan on stderr; fail for one that cannot run."""
     if plan.verdict == PlanVerdict.TIGHT:
-        if not quiet:
-            click.echo(harmless(f"warning: {wording.tight_warning(plan)}"), err=True)
+        session.remark(f"warning: {wording.tight_warning(plan)}")
     elif plan.verdict != PlanVerdict.FITS:
         raise ExoError(wording.headline(plan))
 
 
-def _print_plan(
-    output: Output, plan: DeploymentPlan, options: PlanOptions, steps: Sequence[Step] | None
+def print_plan(
+    output: Output,
+    plan: DeploymentPlan,
+    line: CommandLine,
+    replicas: int,
+    steps: Sequence[Step] | None = None,
 ) -> None:
+    """Print a plan on stdout.
+
+    Args:
+        output: the form wanted.
+        plan: of one replica.
+        line: what was asked for.
+        replicas: how many of them.
+        steps: the arithmetic, where it was asked for.
+    """
     if output.template is None and output.format == "json":
         print_json(as_json(plan, steps))
     elif output.template is not None or output.format == "text":
         output.show(PLAN.record(plan))
     else:
         width = page_width()
-        lines = report(plan, command_line(options, plan), options.replicas, width)
+        lines = report(plan, line, replicas, width)
         print_page([*lines, *_arithmetic(steps, width)] if steps else lines)
 
 

@@ -272,6 +272,7 @@ def test_json_lists_every_object_with_its_changes(exo: Exo, zone: Client):
             "changes": [],
             "dry_run": None,
             "error": None,
+            "verdict": None,
         },
         {
             "kind": "InferenceDeployment",
@@ -280,6 +281,7 @@ def test_json_lists_every_object_with_its_changes(exo: Exo, zone: Client):
             "changes": [{"field": "replicas", "before": 1, "after": 2}],
             "dry_run": None,
             "error": None,
+            "verdict": None,
         },
     ]
 

@@ -1,0 +1,78 @@
+"""What another release of the engine means for the flags that a deployment has.
+
+`update --inference-engine-version` asks it: flags that the other release does not have stop the
+update, unless `--migrate` puts the rewritten ones in their place.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from exo_inference.errors import ExoError
+
+if TYPE_CHECKING:
+    from exo_inference.cli.session import Session
+    from exo_inference.engines.migration import Migration
+    from exo_inference.wire import Deployment
+
+_OWN_ENGINE = "exo"
+"""exo-engine takes the same flags for every release of vLLM that it stands for."""
+
+
+def migrated_flags(
+    session: Session, deployment: Deployment, version: str, *, migrate: bool
+) -> tuple[str, ...] | None:
+    """Return the flags that the update has to set, or None where the present ones stay.
+
+    Says on stderr what is different in the other release.
+
+    Raises:
+        ExoError: flags do not exist there, and nobody asked for others; or nothing replaces them.
+        UnknownRelease: `migrate` was asked for, and the catalogue lacks the release.
+    """
+    result = _migrate(deployment, version, must=migrate)
+    if result is None:
+        return None
+    for change in result.changes:
+        session.remark(f"{change.kind:<8} {change.detail}")
+    if all(change.kind == "default" for change in result.changes):
+        return None
+    if not result.is_clean:
+        raise ExoError(
+            f'not all flags of deployment "{deployment.name}" can be taken to vLLM {version}; '
+            "nothing was changed",
+            hint="Give the flags for that release with --inference-engine-params.",
+        )
+    if not migrate:
+        raise ExoError(
+            f'not all flags of deployment "{deployment.name}" exist in vLLM {version}; '
+            "nothing was changed",
+            hint="Repeat it with --migrate, which is the same as:\n"
+            f"  {_to_paste(deployment, version, result)}",
+        )
+    return result.flags
+
+
+def _migrate(deployment: Deployment, version: str, *, must: bool) -> Migration | None:
+    from exo_inference.engines import DEFAULT_VERSION
+    from exo_inference.engines.catalogue import UnknownRelease
+    from exo_inference.engines.migration import migrate
+
+    present = deployment.inference_engine_version or DEFAULT_VERSION
+    if present == version or (deployment.inference_engine or "").startswith(_OWN_ENGINE):
+        return None
+    try:
+        return migrate(deployment.inference_engine_parameters or [], present, version)
+    except UnknownRelease:
+        if must:
+            raise
+        return None  # a control plane may know releases that are newer than the catalogue
+
+
+def _to_paste(deployment: Deployment, version: str, result: Migration) -> str:
+    line = f"exo ai deployment update {shlex.quote(deployment.name)}"
+    line += f" --inference-engine-version {shlex.quote(version)}"
+    if not result.flags:
+        return f"{line} --clear-inference-engine-params"
+    return f"{line} --inference-engine-params {shlex.quote(shlex.join(result.flags))}"

@@ -1,0 +1,77 @@
+"""What `create`, `update` and `apply` say about the plan of what they change.
+
+The control plane plans and sends the plan with its answer; for one that does not, such as
+Exoscale's cloud, this process plans what the bundled catalogue knows, and only warns. One line on
+stderr; a dry run shows the whole plan, and a refusal where the memory goes and what to paste.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from exo_inference.cli.planning import wording
+from exo_inference.cli.planning.pasting import CommandLine
+from exo_inference.wire import DeploymentPlan, PlanVerdict
+
+if TYPE_CHECKING:
+    from exo_inference.cli.session import Session
+    from exo_inference.errors import ApiError
+
+
+def tell(session: Session, plan: DeploymentPlan, subject: str = "") -> None:
+    """Say a plan in one line on stderr; what does not fit is a warning.
+
+    Args:
+        session: the flags.
+        plan: what to say.
+        subject: what it is about, where several are told.
+    """
+    if plan.verdict != PlanVerdict.UNKNOWN:
+        warning = "" if plan.verdict == PlanVerdict.FITS else "warning: "
+        before = f"{subject}: " if subject else ""
+        session.remark(f"{warning}{before}{wording.summary(plan)}")
+
+
+def show(session: Session, plan: DeploymentPlan, line: CommandLine, replicas: int) -> None:
+    """Print the whole plan in the form wanted, for a dry run; a tight one warns as well."""
+    from exo_inference.cli.planning.fields import PLAN
+    from exo_inference.cli.planning.running import print_plan
+
+    print_plan(session.output(PLAN.field_names), plan, line, replicas)
+    if plan.verdict != PlanVerdict.FITS:
+        tell(session, plan)
+
+
+def explain_refusal(error: ApiError, line: CommandLine) -> None:
+    """Add to a refusal where the memory goes and what to paste instead."""
+    from exo_inference.cli.planning.report import page_width, refusal_text
+
+    if error.plan is None:
+        return
+    text = refusal_text(error.plan, line, page_width())
+    if not text:
+        return
+    # The server lists its ways out, as those problems that no field has; ours can be pasted.
+    error.problems = tuple(problem for problem in error.problems if problem[0])
+    error.hint = "\n".join(part for part in (error.hint, "", text) if part is not None)
+
+
+def plan_here(
+    model: str | None, gpu_type: str, gpu_count: int, flags: Sequence[str], version: str | None
+) -> DeploymentPlan | None:
+    """Plan what the control plane did not; None where model, GPU or release are not known here."""
+    from exo_inference.cli.planning.asking import PlanOptions
+    from exo_inference.cli.planning.planners import LocalPlanner
+    from exo_inference.errors import UsageError
+    from exo_inference.planner import find_model
+    from exo_inference.planner.gpus import find_family
+
+    if model is None or find_family(gpu_type) is None:
+        return None
+    options = PlanOptions(parameters=tuple(flags), engine_version=version)
+    try:
+        found = LocalPlanner(find_model(model), options)
+        return found.plan(gpu_type, gpu_count, with_advice=False)
+    except UsageError:
+        return None
