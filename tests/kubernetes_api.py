@@ -1,19 +1,21 @@
-"""Pytest plugin: a real Kubernetes API for tests, and the marker `kubernetes`.
+"""Pytest plugin: a real Kubernetes for tests, and the marker `kubernetes`.
 
-`kubernetes_api` gives a test a namespace of its own on one server that the whole run shares; its
-kubeconfig is that of an administrator. Tests that use it, directly or through another fixture, get
-the marker `kubernetes` by themselves and are left out unless asked for (`pytest -m kubernetes`).
-Where the programs are missing they are skipped, and say which.
+`kubernetes_api` is an API server alone: it gives a test a namespace of its own on one server that the
+whole run shares. There are no nodes and no controllers: a namespace stays `Terminating`, an owner's
+deletion deletes nothing else, and the roles `view`, `edit` and `admin` are empty, because they are
+aggregated. `kubernetes_cluster` is a whole cluster with a node that runs containers, for tests that
+`scripts.kubernetes.cluster` has started (`make test-kubernetes`).
 
     def test_something(kubernetes_api: KubernetesApi) -> None:
         client = new_client_from_config(str(kubernetes_api.kubeconfig))
 
-There are no nodes and no controllers: a namespace stays `Terminating`, an owner's deletion deletes
-nothing else, and the roles `view`, `edit` and `admin` are empty, because they are aggregated.
+Tests that use either, directly or through another fixture, get the marker by themselves and are left
+out unless asked for (`pytest -m kubernetes`). Where something is missing they are skipped and say what.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import uuid
@@ -26,25 +28,58 @@ import pytest
 
 from scripts.kubernetes import binaries
 from scripts.kubernetes.api_server import ApiServer
+from scripts.kubernetes.client import ApiClient
+from scripts.kubernetes.control import CLUSTER_VARIABLE, Control
+
+_FIXTURES = {"kubernetes_server", "kubernetes_control"}
+_RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
 @dataclass(frozen=True)
-class KubernetesApi:
+class _Namespace:
     """A namespace on a real API server.
 
     Attributes:
-        server: may be restarted, stopped, its etcd paused; it is whole again for the next test.
         namespace: exists, is empty and belongs to this test alone.
-        kubeconfig: of the user `admin`, whose context has the namespace.
+        kubeconfig: of an administrator, whose context has the namespace.
     """
 
-    server: ApiServer
     namespace: str
     kubeconfig: Path
 
+    @property
+    def client(self) -> ApiClient:
+        """A client for the administrator."""
+        return ApiClient.from_kubeconfig(self.kubeconfig)
+
     def request(self, method: str, path: str, body: object = None) -> Any:
-        """Send one request as `admin`; raises `ApiError`."""
-        return self.server.client().request(method, path, body)
+        """Send one request as the administrator; raises `ApiError`."""
+        return self.client.request(method, path, body)
+
+    def kubectl(
+        self, *words: str, stdin: str | None = None, check: bool = True, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator in the namespace."""
+        command = [str(binaries.require(["kubectl"])["kubectl"]), f"--kubeconfig={self.kubeconfig}"]
+        return subprocess.run(
+            [*command, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=timeout,
+        )
+
+
+@dataclass(frozen=True)
+class KubernetesApi(_Namespace):
+    """A namespace on an API server without nodes.
+
+    Attributes:
+        server: may be restarted, stopped, its etcd paused; it is whole again for the next test.
+    """
+
+    server: ApiServer
 
     def kubeconfig_of(self, user: str) -> Path:
         """Return a kubeconfig of `engineer` or `viewer`, who may do only what RBAC gives them."""
@@ -56,26 +91,25 @@ class KubernetesApi:
         self.request("POST", path, {"metadata": {"name": name}})
         return self.server.service_account_kubeconfig(self.namespace, name)
 
-    def kubectl(
-        self, *words: str, stdin: str | None = None, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as `admin` in the namespace."""
-        command = [str(binaries.require(["kubectl"])["kubectl"]), *words]
-        return subprocess.run(
-            [*command, f"--kubeconfig={self.kubeconfig}"],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            check=check,
-            timeout=60,
-        )
+
+@dataclass(frozen=True)
+class KubernetesCluster(_Namespace):
+    """A namespace of a whole cluster, on which the `restricted` Pod Security Standard is enforced.
+
+    Pods, Services and the API can be reached at their addresses, names cannot be resolved.
+
+    Attributes:
+        control: stops, kills and pauses daemons; all run again for the next test.
+    """
+
+    control: Control
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that needs the API server."""
+    """Mark every test that needs a Kubernetes."""
     for item in items:
-        if "kubernetes_server" in getattr(item, "fixturenames", ()):
+        if not _FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("kubernetes")
 
 
@@ -97,10 +131,35 @@ def kubernetes_server() -> Iterator[ApiServer]:
 @pytest.fixture
 def kubernetes_api(kubernetes_server: ApiServer) -> Iterator[KubernetesApi]:
     """A fresh namespace on the API server of this run."""
-    namespace = f"test-{uuid.uuid4().hex[:10]}"
+    namespace = _new_name()
     kubernetes_server.client().create_namespace(namespace)
-    yield KubernetesApi(
-        kubernetes_server, namespace, kubernetes_server.kubeconfig("admin", namespace)
-    )
+    kubeconfig = kubernetes_server.kubeconfig("admin", namespace)
+    yield KubernetesApi(namespace, kubeconfig, kubernetes_server)
     kubernetes_server.resume_etcd()
     kubernetes_server.start_api_server()
+
+
+@pytest.fixture(scope="session")
+def kubernetes_control() -> Control:
+    """The cluster that this run was started beside."""
+    directory = os.environ.get(CLUSTER_VARIABLE)
+    if not directory:
+        pytest.skip("there is no cluster here. Run `make test-kubernetes`.")
+    return Control(Path(directory))
+
+
+@pytest.fixture
+def kubernetes_cluster(kubernetes_control: Control, tmp_path: Path) -> Iterator[KubernetesCluster]:
+    """A fresh namespace of the cluster; it is deleted at the end, with what is in it."""
+    namespace = _new_name()
+    client = ApiClient.from_kubeconfig(Path(os.environ["KUBECONFIG"]))
+    client.create_namespace(namespace, _RESTRICTED)
+    client.write_kubeconfig(tmp_path / "kubeconfig", "admin", namespace)
+    yield KubernetesCluster(namespace, tmp_path / "kubeconfig", kubernetes_control)
+    kubernetes_control.mend()
+    kubernetes_control.wait_ready(client)
+    client.request("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+def _new_name() -> str:
+    return f"test-{uuid.uuid4().hex[:10]}"

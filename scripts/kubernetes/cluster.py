@@ -1,8 +1,8 @@
 """A real Kubernetes in namespaces of its own: control plane, one real node, simulated GPU nodes.
 
-    python -m scripts.kubernetes.cluster [--image ARCHIVE]... -- COMMAND...
+    python -m scripts.kubernetes.cluster [--image NAME]... -- COMMAND...
 
-runs COMMAND beside the cluster, in its network, with KUBECONFIG and EXO_TEST_CLUSTER (the directory
+builds what is missing, imports those of the project's images, and runs COMMAND beside the cluster, in its network, with KUBECONFIG and EXO_TEST_CLUSTER (the directory
 that `control` works on), and ends with its status. Everything is in one network, mount and process
 namespace and in one directory, so nothing outlives the command, however it ends. Daemons that die are
 started again after a moment, as an init system would, unless `control` has stopped them.
@@ -171,7 +171,7 @@ def run_inside(archives: Sequence[Path], command: Sequence[str], directory: Path
     return status
 
 
-def run(archives: Sequence[Path], command: Sequence[str]) -> int:
+def run(image_names: Sequence[str], command: Sequence[str]) -> int:
     """Make namespaces, run everything in them, and remove what processes cannot take along.
 
     Raises:
@@ -179,10 +179,12 @@ def run(archives: Sequence[Path], command: Sequence[str]) -> int:
     """
     prerequisites.ensure(prerequisites.CLUSTER, "run a cluster")
     binaries.build(binaries.all_programs())
-    archives = [images.build_pause(), *archives]
+    archives = [images.build_pause()]
+    if image_names:
+        archives += images.build(image_names, offline=True)
     directory = Path(tempfile.mkdtemp(prefix="exo-cluster-"))
     node.create_cgroup(_cgroup_of(directory))
-    words = [f"--image={archive}" for archive in archives]
+    words = [f"--archive={archive}" for archive in archives]
     try:
         return subprocess.run(
             [
@@ -205,12 +207,13 @@ def _cgroup_of(directory: Path) -> str:
 def main(arguments: list[str]) -> int:
     """Run a command beside a cluster."""
     parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
-    parser.add_argument("--image", type=Path, action="append", default=[], help="OCI archive")
+    parser.add_argument("--image", action="append", default=[], help="name of a project's image")
+    parser.add_argument("--archive", type=Path, action="append", default=[], help="(internal)")
     parser.add_argument("command", nargs="+", help="what to run; put -- before it")
     options = parser.parse_args(arguments)
     try:
         if directory := os.environ.pop(_INSIDE, None):
-            return run_inside(options.image, options.command, Path(directory))
+            return run_inside(options.archive, options.command, Path(directory))
         return run(options.image, options.command)
     except _ERRORS as exc:
         print(f"error: {exc}", file=sys.stderr)

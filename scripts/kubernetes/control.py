@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from scripts.kubernetes.client import ApiClient, ApiError
 from scripts.kubernetes.processes import Daemon
 
 CLUSTER_VARIABLE = "EXO_TEST_CLUSTER"
@@ -73,6 +74,17 @@ class Control:
         for name in [path.name for path in self._pids.iterdir()]:
             self.start(name)
             self.resume(name)
+
+    def wait_ready(self, client: ApiClient, timeout_seconds: float = 60) -> None:
+        """Wait until the API answers, as after a restart."""
+
+        def is_ready() -> bool:
+            try:
+                return bool(client.request("GET", "/readyz") == "ok")
+            except (ApiError, OSError):
+                return False
+
+        _wait_until(is_ready, timeout_seconds)
 
     def supervise(self, daemons: Sequence[Daemon]) -> None:
         """Start daemons again that have died, from a thread, until this process ends."""

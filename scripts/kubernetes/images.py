@@ -73,6 +73,7 @@ IMAGES = (
             "engine-images/exo-engine/src",
             "engine-images/exo-engine/pyproject.toml",
             "engine-images/exo-engine/Dockerfile",
+            "engine-images/exo-engine/stub-cuda",
             "engine-images/adapter/exo_adapter",
             "images/strip-system",
             "constraints.txt",
@@ -94,7 +95,8 @@ def build(names: Sequence[str], *, offline: bool) -> list[Path]:
     Raises:
         PrerequisiteMissing, BuildFailed
     """
-    return [_build_one(image, offline=offline) for image in _chosen(names)]
+    chosen = [image for image in _chosen(names) if names or not offline or image.offline]
+    return [_build_one(image, offline=offline) for image in chosen]
 
 
 def build_pause() -> Path:
@@ -167,11 +169,9 @@ def _bud(tag: str, dockerfile: Path, context: Path, arguments: dict[str, str]) -
 
 
 def _lent_volumes() -> list[str]:
-    """Return what a build borrows of this machine: how pip reaches its index, and pip's cache."""
+    """Return what a build borrows of this machine: how pip reaches its index."""
     lent = binaries.cache_dir() / "lent"
-    cache = binaries.cache_dir() / "pip"
-    for directory in (lent, cache):
-        directory.mkdir(parents=True, exist_ok=True)
+    lent.mkdir(parents=True, exist_ok=True)
     found = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
         capture_output=True,
@@ -180,7 +180,7 @@ def _lent_volumes() -> list[str]:
     )
     lines = ["[global]", "disable-pip-version-check = true", "timeout = 120"]
     lines += [f"index-url = {found.stdout.strip()}"] if found.returncode == 0 else []
-    volumes = [f"{lent}/pip.conf:/etc/pip.conf:ro", f"{cache}:/root/.cache/pip"]
+    volumes = [f"{lent}/pip.conf:/etc/pip.conf:ro"]
     if _CERTIFICATES.exists():
         lines.append("cert = /run/certificates.crt")
         volumes.append(f"{_CERTIFICATES}:/run/certificates.crt:ro")

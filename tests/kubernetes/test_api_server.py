@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def test_nobody_but_admin_may_do_anything_until_rbac_says_so(
             api.service_account("robot"),
             f"--serviceaccount={api.namespace}:robot",
         )
-    as_them = KubernetesApi(api.server, api.namespace, kubeconfig)
+    as_them = dataclasses.replace(api, kubeconfig=kubeconfig)
     assert "forbidden" in as_them.kubectl("get", "configmaps", check=False).stderr.lower()
     api.kubectl("create", "role", "reader", "--verb=list", "--resource=configmaps")
     api.kubectl("create", "rolebinding", "readers", "--role=reader", subject)
