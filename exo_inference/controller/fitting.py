@@ -141,11 +141,15 @@ def describe_plan(plan: DeploymentPlan) -> str:
         reasons = [*(problem.detail for problem in plan.problems), *plan.notes]
         return f"memory was not judged: {'; '.join(reasons) or 'nothing is known'}"
     return (
-        f"{plan.weights_bytes_per_gpu / _GIB:.1f} GiB of weights and "
-        f"{max(0, plan.available_kv_bytes_per_gpu) / _GIB:.1f} GiB of KV cache per GPU: "
+        f"{_size(plan.weights_bytes_per_gpu)} of weights and "
+        f"{_size(max(0, plan.available_kv_bytes_per_gpu))} of KV cache per GPU: "
         f"{plan.kv_capacity_tokens} tokens, {plan.max_concurrency:.1f} requests of "
         f"{plan.max_model_len} tokens at once"
     )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def _lacks_memory(judgement: Judgement) -> bool:
