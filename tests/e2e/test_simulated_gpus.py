@@ -119,9 +119,9 @@ def test_one_gpu_with_defaults_is_refused_with_the_ways_out(fast: Stack) -> None
     text = refused.stderr
     assert "Precondition Failed" in text
     assert "34.00 GiB of KV cache" in text
-    assert "--gpu-count=4" in text
-    assert "--max-model-len=131072 --kv-cache-dtype=fp8" in text
-    assert "--inference-engine-params=--max-model-len=" in text
+    assert "--gpu-type gpua5000 --gpu-count 4" in text
+    assert "'--max-model-len=131072 --kv-cache-dtype=fp8'" in text
+    assert "'--max-model-len=65536'" in text
     assert json.loads(fast.exo("deployment", "list", "-O", "json").stdout) == []
 
 
@@ -147,6 +147,23 @@ def test_each_way_out_deploys_answers_and_logs_the_planners_figures(
     assert f"KV cache size: {wanted.kv_capacity_tokens:,} tokens" in log
     assert f"{wanted.max_concurrency:.2f}x" in log
     assert f"weights: {wanted.weights_bytes_per_gpu / GIB:.2f} GiB" in log
+
+
+def test_a_start_that_was_forced_fails_with_the_figures_and_the_next_step(fast: Stack) -> None:
+    failed = create(fast, 1, "", "--force", "--wait", check=False)
+    assert failed.returncode != 0
+    shown = json.loads(fast.exo("deployment", "show", "chat", "-O", "json").stdout)
+    wanted = planned(1, "")
+    assert shown["state"] == "error"
+    assert "out of GPU memory: one request of 262144 tokens" in shown["state_details"]
+    assert f"--max-model-len={wanted.largest_max_model_len} or less" in shown["state_details"]
+    log = fast.exo("deployment", "logs", "chat", "--tail", "200").stdout
+    assert f"available KV cache memory: {wanted.available_kv_bytes_per_gpu / GIB:.2f} GiB" in log
+    # What the details say mends it.
+    flags = f"--max-model-len={wanted.largest_max_model_len}"
+    fast.exo("deployment", "update", "chat", "--inference-engine-params", flags, "--wait")
+    fast.exo("deployment", "delete", "chat", "--force")
+    until_gone(fast)
 
 
 def test_a_simulated_model_does_not_run_on_the_cpu(fast: Stack) -> None:

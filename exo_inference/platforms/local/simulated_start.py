@@ -70,7 +70,7 @@ def explain_failure(found: Plan) -> str | None:
     if others:
         return f"{others[0].detail}. Run `exo dedicated-inference deployment plan` with these flags"
     if not found.fits_nominally:
-        return f"CUDA out of memory: {_describe_lack(found)}. {_suggest(found)}"
+        return f"out of GPU memory: {_describe_lack(found)}. {_suggest(found)}"
     if found.speed is None:
         return f"cannot be simulated: nothing is known of the speed of {found.gpu}"
     return None
