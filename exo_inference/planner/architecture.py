@@ -334,14 +334,14 @@ def _outer_weights(
     weights = [Weight("embed_tokens", "embedding", vocab, hidden)]
     if not is_tied:
         weights.append(Weight("lm_head", "lm_head", vocab, hidden))
-    final = 0 if fields.text_type == "none" else hidden * (2 if family.norm_bias else 1)
+    final = 0 if family.norms == 0 else hidden * (2 if family.norm_bias else 1)
     weights.append(Weight("norm", "norm", final, 1, shard=Shard.REPLICATED))
     if fields.text_type == "deepseek_v4":
         weights.append(hyper_head(fields))
     if family.positions is not None:
         rows = fields.integer("max_position_embeddings") + family.positions
         weights.append(Weight("embed_positions", "embedding", rows, hidden, shard=Shard.REPLICATED))
-    if fields.text_type == "gptj":
+    if fields.text_type in ("gptj", "phi") or fields.flag("lm_head_bias"):
         weights.append(Weight("lm_head.bias", "norm", vocab, 1))
     extra = fields.integer("hidden_size_per_layer_input", 0)
     if extra and fields.text_type.startswith(("gemma3n", "gemma4")):

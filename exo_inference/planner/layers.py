@@ -7,7 +7,7 @@ layers are in `state_layers.py`. Quantized formats are attached later, by `archi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exo_inference.planner.compressed_layers import compress_ratios, compressed_layer
 from exo_inference.planner.config_fields import ConfigFields, FieldProblem, whole_number
@@ -48,7 +48,7 @@ def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
     layers = []
     for index in range(count):
         key = (kinds[index], is_moe_layer(fields, index), has_indexer(fields, index), _intermediate(fields, index),
-               owns_kv(fields, index, count))  # fmt: skip
+               owns_kv(fields, index, count), _heads_of_layer(fields, index))  # fmt: skip
         if key not in cache:
             cache[key] = _build_layer(fields, family, index, kinds[index], count)
         layers.append(cache[key])
@@ -130,7 +130,7 @@ def is_moe_layer(fields: ConfigFields, index: int) -> bool:
     frequency = fields.get("moe_layer_freq")
     if isinstance(frequency, list) and index < len(frequency):
         return bool(frequency[index])
-    if index < fields.integer("first_k_dense_replace", 0):
+    if index < fields.integer("first_k_dense_replace", fields.integer("moe_layer_start_index", 0)):
         return False
     if index in (fields.sequence("mlp_only_layers") or []):
         return False
@@ -155,7 +155,7 @@ def _intermediate(fields: ConfigFields, index: int) -> int:
     value = fields.get("intermediate_size")
     if isinstance(value, list):
         return whole_number("intermediate_size", value[index] if index < len(value) else None)
-    if value is None and fields.text_type in ("gpt2", "gptj", "falcon"):
+    if value is None and fields.text_type in ("gpt2", "gptj", "gpt_bigcode", "falcon"):
         return 4 * fields.integer("hidden_size")
     if value is None and fields.get("moe_intermediate_size"):
         return 0
@@ -174,6 +174,7 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
         kv = _latent_spec(fields, has_index=has_indexer(fields, index))
     else:
         heads = read_heads(fields, family, kind)
+        heads = replace(heads, num_heads=_heads_of_layer(fields, index) or heads.num_heads)
         is_owner = owns_kv(fields, index, count)
         weights += attention_weights(fields, family, heads, kind, is_owner=is_owner)
         kv = kv_spec(fields, heads, kind) if is_owner else None
@@ -181,6 +182,14 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
     weights += _feed_forward(fields, family, index, is_moe=is_moe)
     weights += _norms(fields, family, hidden)
     return Layer(tuple(weights), kv, is_windowed=kind in ("sliding", "chunked"), uses_moe=is_moe)
+
+
+def _heads_of_layer(fields: ConfigFields, index: int) -> int | None:
+    """Return the query heads of a layer where they differ (Laguna), or None."""
+    listed = fields.sequence("num_attention_heads_per_layer")
+    if listed is None or index >= len(listed):
+        return None
+    return whole_number("num_attention_heads_per_layer", listed[index])
 
 
 def read_heads(fields: ConfigFields, family: Family, kind: str) -> Heads:
@@ -198,6 +207,8 @@ def read_heads(fields: ConfigFields, family: Family, kind: str) -> Heads:
         new = fields.flag("new_decoder_architecture")
         one = fields.flag("multi_query", default=True) and not new
         kv_heads = 1 if one else kv_heads
+    if fields.text_type == "gpt_bigcode":
+        kv_heads = 1 if fields.flag("multi_query", default=True) else num_heads
     if kind == "full" and fields.text_type.startswith("gemma4"):
         key_dim = value_dim = fields.integer("global_head_dim", key_dim)
         kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
@@ -235,7 +246,7 @@ def attention_weights(
             f"{path}.{name}_proj", "attention", kv * dim, hidden, shard=Shard.KV_HEADS, heads=kv
         )
     yield Weight(f"{path}.o_proj", "attention", hidden, heads.num_heads * heads.value_dim)
-    bias = fields.flag("attention_bias")
+    bias = fields.flag("attention_bias", default=fields.flag("use_qkv_bias"))
     if bias if family.qkv_bias is None else family.qkv_bias:
         kv_rows = kv * (heads.key_dim + heads.value_dim)
         yield _vector(f"{path}.qkv_bias", q_rows + kv_rows)
@@ -244,13 +255,15 @@ def attention_weights(
     norm = family.qk_norm
     if fields.text_type == "glm4_moe" and fields.flag("use_qk_norm"):
         norm = "head"
+    if fields.text_type == "cohere" and fields.flag("use_qk_norm"):
+        norm = "full"
     if norm == "head":
         yield _vector(f"{path}.qk_norm", heads.key_dim * (2 if is_owner else 1))
     elif norm == "full":
         yield _vector(f"{path}.qk_norm", (heads.num_heads + kv) * heads.key_dim)
     if fields.text_type == "gpt_oss" or (fields.text_type == "mimo_v2_flash" and kind == "sliding"):
         yield _vector(f"{path}.sinks", heads.num_heads)
-    if fields.text_type == "step3p7":
+    if fields.text_type in ("step3p7", "laguna"):
         yield Weight(f"{path}.g_proj", "attention", heads.num_heads, hidden)
 
 
@@ -376,6 +389,8 @@ def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
         yield from mlp_weights("mlp.shared_experts", "shared_experts", hidden, size, is_gated=gated)
     if kind in ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen2_moe"):
         yield _vector("mlp.shared_expert_gate", hidden)
+    if kind in ("laguna", "ernie4_5_moe"):
+        yield _vector("mlp.gate.e_score_correction_bias", moe.num_experts)
     if kind == "gpt_oss":
         yield _vector("mlp.gate.bias", moe.num_experts)
         yield Weight(
