@@ -81,7 +81,7 @@ def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     if flops <= 0 or inputs.gpu.bandwidth <= 0:
         return None
     lengths = [n for n in PROMPT_LENGTHS if n < inputs.max_model_len] or [inputs.max_model_len]
-    prompts = tuple(prompt_speed(inputs, n, flops) for n in lengths if n > 0)
+    prompts = tuple(_prompt(inputs, n, flops) for n in lengths if n > 0)
     context = max(1, min(inputs.max_model_len, 2048))
     most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
     sizes = [size for size in BATCH_SIZES if size <= most]
@@ -123,8 +123,7 @@ def _num_steps(inputs: SpeedInputs, length: int) -> int:
     return -(-length // max(1, inputs.max_num_batched_tokens))
 
 
-def prompt_speed(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
-    """Return the time to first token of a prompt of any length; `flops` are those of `arithmetic`."""
+def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
     parts = prompt_times(inputs, length, flops)
     larger = max(parts["compute"], parts["memory bandwidth"])
     total = larger + parts["communication"] + _num_steps(inputs, length) * STEP_SECONDS
