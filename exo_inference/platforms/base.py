@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from exo_inference.planner import Gpu
 
@@ -163,4 +163,11 @@ class Platform(Protocol):
 
     async def instance_types(self) -> list[InstanceTypeInfo]:
         """Return the families a deployment may ask for, with what is free now."""
+        ...
+
+    async def measurements(self, replica: str) -> dict[str, Any] | None:
+        """Return what the engine of a ready replica says that its start has measured.
+
+        None where the engine does not say, or no longer answers. What it says is not checked.
+        """
         ...

@@ -25,6 +25,12 @@ from exo_inference.wire.keys import ApiKey, ApiKeyList, CreateApiKey, CreatedApi
 from exo_inference.wire.logs import LogEntry, LogList
 from exo_inference.wire.models import CreateModel, Model, ModelList, ModelState
 from exo_inference.wire.operations import Operation, OperationReason, OperationState, Reference
+from exo_inference.wire.plan_starts import (
+    PlanStart,
+    PlanStartList,
+    StartMeasurements,
+    StartPrediction,
+)
 from exo_inference.wire.plans import (
     BatchSpeed,
     DeploymentPlan,
@@ -35,8 +41,6 @@ from exo_inference.wire.plans import (
     PlanRequest,
     PlanSpeed,
     PlanStage,
-    PlanStart,
-    PlanStartList,
     PlanVerdict,
     PromptSpeed,
 )
@@ -96,6 +100,8 @@ __all__ = [
     "RouteReplica",
     "RouteTable",
     "ScaleDeployment",
+    "StartMeasurements",
+    "StartPrediction",
     "UpdateDeployment",
     "WireModel",
     "Zone",

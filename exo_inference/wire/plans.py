@@ -169,20 +169,4 @@ class PlanRequest(WireModel):
     without_advice: StrictBool | None = None
 
 
-class PlanStart(WireModel):
-    """One real start: what was predicted, and what the engine then measured."""
-
-    id: str
-    replica: str
-    started_at: str
-    predicted: DeploymentPlan
-    measured: dict[str, Any]
-
-
-class PlanStartList(WireModel):
-    """Answer of `GET /ai/plan/starts`, oldest first."""
-
-    starts: list[PlanStart] = Field(default_factory=list)
-
-
 PlanAdvice.model_rebuild()

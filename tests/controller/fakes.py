@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from exo_inference.errors import PlatformError
 from exo_inference.hub.base import (
@@ -77,6 +78,8 @@ class FakePlatform:
     open_logs: int = 0
     families: tuple[InstanceTypeInfo, ...] = FAMILIES
     count: int = 0
+    measured: dict[str, Any] | None = None
+    measured_replicas: list[str] = field(default_factory=list)
 
     async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
         self.applied.append(desired)
@@ -151,6 +154,10 @@ class FakePlatform:
 
     async def instance_types(self) -> list[InstanceTypeInfo]:
         return list(self.families)
+
+    async def measurements(self, replica: str) -> dict[str, Any] | None:
+        self.measured_replicas.append(replica)
+        return self.measured
 
 
 def log_line(number: int) -> LogLine:

@@ -19,7 +19,6 @@ OBJECTS = [
     if isinstance(value, type)
     and issubclass(value, WireModel)
     and value.__module__ == plans.__name__
-    and not value.__name__.startswith("PlanStart")  # of another request
 ]
 
 

@@ -1,6 +1,7 @@
 """Asks engines how they are, and remembers the answers of this controller's lifetime.
 
-`check_health` is one `GET /health` over a replica's unix socket. `HealthHistory` turns single
+`check_health` is one `GET /health` over a replica's unix socket, `read_measurements` one
+`GET /measurements`. `HealthHistory` turns single
 answers into what the platform needs: since when a start says the same, since when a ready engine
 is silent. Losing the history costs nothing but time: a new controller starts it anew.
 """
@@ -11,6 +12,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -31,7 +33,25 @@ class Health:
 
 
 async def check_health(directory: Path, timeout_seconds: float) -> Health:
-    """Ask the engine of one replica.
+    """Ask the engine of one replica."""
+    answer = await _ask(directory, "/health", timeout_seconds)
+    return Health(answered=False) if answer is None else _read_answer(*answer)
+
+
+async def read_measurements(directory: Path, timeout_seconds: float) -> dict[str, Any] | None:
+    """Ask the engine of one replica what its start has measured; None where it does not say."""
+    answer = await _ask(directory, "/measurements", timeout_seconds)
+    if answer is None or answer[0] != 200:
+        return None
+    try:
+        document = json.loads(answer[1])
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+async def _ask(directory: Path, path: str, timeout_seconds: float) -> tuple[int, bytes] | None:
+    """Return status and body of one `GET` over a replica's socket; None without an answer.
 
     The socket is reached through the directory's descriptor, because the path of a unix socket
     may have no more than 108 bytes and a state directory may lie anywhere.
@@ -39,18 +59,22 @@ async def check_health(directory: Path, timeout_seconds: float) -> Health:
     try:
         descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        return Health(answered=False)
+        return None
     try:
         connector = aiohttp.UnixConnector(f"/proc/self/fd/{descriptor}/{SOCKET_NAME}")
         timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            session.get("http://engine/health", allow_redirects=False) as response,
+            session.get(f"http://engine{path}", allow_redirects=False) as response,
         ):
-            body = await response.content.read(_MAX_BODY_BYTES)
-            return _read_answer(response.status, body)
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) >= _MAX_BODY_BYTES:
+                    break
+            return response.status, bytes(body[:_MAX_BODY_BYTES])
     except (TimeoutError, aiohttp.ClientError, OSError):
-        return Health(answered=False)
+        return None
     finally:
         os.close(descriptor)
 

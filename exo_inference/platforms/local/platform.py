@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import islice
+from typing import Any
 
 from exo_inference.engines import Engine, get_engine
 from exo_inference.errors import PlatformError
@@ -28,7 +29,7 @@ from exo_inference.platforms.base import (
     ReplicaPhase,
 )
 from exo_inference.platforms.local.gpus import GpuInventory
-from exo_inference.platforms.local.health import HealthHistory, check_health
+from exo_inference.platforms.local.health import HealthHistory, check_health, read_measurements
 from exo_inference.platforms.local.lifecycle import Lifecycle, spec_hash
 from exo_inference.platforms.local.logs import LogFollower, choose_lines, read_lines, tail_text
 from exo_inference.platforms.local.observe import Sight, has_failed, observe
@@ -122,6 +123,11 @@ class LocalPlatform:
     async def instance_types(self) -> list[InstanceTypeInfo]:
         """Return the families of this machine with what is free now; `cpu` comes last."""
         return await self._placement.instance_types()
+
+    async def measurements(self, replica: str) -> dict[str, Any] | None:
+        """Return what the engine of a ready replica has measured; None where it does not say."""
+        directory = self._state_dir.replicas_dir / replica
+        return await read_measurements(directory, self._settings.health_timeout_seconds)
 
     async def logs(self, uid: str, query: LogQuery) -> AsyncIterator[LogLine]:
         """Yield log lines in order of time; with `follow`, until the caller stops."""
