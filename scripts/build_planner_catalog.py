@@ -102,6 +102,7 @@ KEEP = frozenset(
         "n_shared_experts",
         "new_decoder_architecture",
         "num_attention_heads",
+        "num_attention_heads_per_layer",
         "num_experts",
         "num_experts_per_tok",
         "num_experts_per_token",
@@ -196,6 +197,45 @@ EXTRA_GPUS = {
         "nvlink_gbps": None, "pcie_gbps": 25, "reported_mib": 124518, "unified": True,
         "reported_source": "about 121.6 GiB of unified memory in real logs (vllm-memory.md §1)",
         "source": "NVIDIA product page, recalled: bandwidth and arithmetic are not re-read",
+    },
+}  # fmt: skip
+# Of every four layers of Laguna one sees everything, with fewer query heads.
+_LAGUNA_FULL = [index % 4 == 0 for index in range(48)]
+EXTRA_MODELS = {
+    "poolside/Laguna-S-2.1-FP8": {
+        "model_type": "laguna",
+        "config": {
+            "model_type": "laguna", "vocab_size": 100352, "hidden_size": 3072, "intermediate_size": 12288,
+            "num_hidden_layers": 48, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
+            "max_position_embeddings": 262144, "num_experts": 256, "num_experts_per_tok": 10,
+            "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024, "sliding_window": 512,
+            "mlp_only_layers": [0], "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+            "layer_types": ["full_attention" if full else "sliding_attention" for full in _LAGUNA_FULL],
+            "num_attention_heads_per_layer": [48 if full else 72 for full in _LAGUNA_FULL],
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "targets": ["Linear"],
+                        "weights": {
+                            "num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128],
+                        },
+                    },
+                },
+                "ignore": [
+                    "lm_head", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj",
+                    "model.layers.0.mlp.down_proj", "re:.*\\.self_attn\\.(q|k|v|o|g)_proj$", "re:.*\\.mlp\\.gate$",
+                    "re:.*\\.mlp\\.shared_experts?\\.(gate|up|down)_proj$",
+                ],
+                "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+            },
+        },
+        # Instantiated like the others (transformers 5.23.0, meta device).
+        "param_check": {"computed": 117561977600},
+        "sources": [
+            "github:ai-dynamo/aiconfigurator@1cab08cb527e:aic-core/src/aiconfigurator_core/model_configs/"
+            "poolside--Laguna-S-2.1-FP8_config.json"
+        ],
     },
 }  # fmt: skip
 REPORTED_SOURCE = "totals printed by vLLM in real logs (collected in vllm-memory.md §1)"
@@ -337,7 +377,7 @@ def main() -> None:
     parser.add_argument("models", type=Path)
     parser.add_argument("gpus", type=Path)
     arguments = parser.parse_args()
-    models = json.loads(arguments.models.read_text(encoding="utf-8"))["models"]
+    models = json.loads(arguments.models.read_text(encoding="utf-8"))["models"] | EXTRA_MODELS
     facts = json.loads(arguments.gpus.read_text(encoding="utf-8"))
     TARGET.mkdir(exist_ok=True)
     write(

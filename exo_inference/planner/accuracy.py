@@ -147,6 +147,9 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     # Weights and blocks depend neither on the GPU's memory nor, for uniform models, on the version.
     result = plan(model, gpu or find_gpu("h200"), int(case.get("gpu_count") or 1), parameters)
     stage = _stated_stage(case)
+    if any(problem.code == "draft-model" for problem in result.problems):
+        grades.not_graded.append((name, "everything", "its draft model is not known"))
+        return
     _grade_weights(name, model, result, observed, stage, grades)
     _grade_printed_memory(name, model, case, parameters, version, grades)
     is_old = version is not None and (parse_version(version) or _OLDEST) < _OLDEST

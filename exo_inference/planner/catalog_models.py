@@ -165,11 +165,15 @@ def _derive(name: str) -> Architecture | None:
         f"{short}-instruct-v0.1",
     )
     base = next((known[variant] for variant in variants if variant in known), None)
+    if base is None:  # only another quantization of it is bundled
+        base = next(iter(_by_bare_name().get(_bare_name(name), ())), None)
     if base is None or not method:
         return None
     published = known.get(f"{base.rpartition('/')[2].lower()}-{method}")
     source = base if published is None else published
-    model = with_quantization(read_entry(base), method) if published is None else read_entry(source)
+    model = read_entry(source)
+    if published is None:  # what the bundled checkpoint says of its cache is not this one's
+        model = with_quantization(replace(model, quantization=None), method)
     note = f"derived from {source}: the checkpoint {name} itself is not known, {method} is assumed"
     error = model.weights_error + 0.08
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)

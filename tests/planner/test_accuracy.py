@@ -43,6 +43,14 @@ def test_a_printed_start_is_graded() -> None:
         ({"engine_version": "0.2.7"}, "begin at 0.6.6"),
         ({"model": "no/such-model"}, "not in the bundled catalogue"),
         ({"engine": "other"}, "engine is other"),
+        (
+            {
+                "flags": {
+                    "speculative_config": {"model": "no/such-draft", "num_speculative_tokens": 2}
+                }
+            },
+            "draft model is not known",
+        ),
         ({"notes": "max_num_batched_tokens not in the excerpt"}, "max_num_batched_tokens"),
     ],
 )

@@ -66,6 +66,14 @@ def test_a_model_is_found_without_organisation_and_in_another_quantization() -> 
     assert derived.notes[-1].startswith("derived from Qwen/Qwen3-14B")
 
 
+def test_a_model_is_derived_from_another_quantization_of_it() -> None:
+    derived = find_model("poolside/Laguna-S-2.1-INT4")
+    assert derived.notes[-1].startswith("derived from poolside/Laguna-S-2.1-FP8")
+    assert derived.quantization is not None
+    assert derived.quantization.default.bits < 5
+    assert derived.quantization.kv_cache_dtype is None
+
+
 def test_an_unknown_model_names_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         find_model("Qwen/Qwen3-9B")
