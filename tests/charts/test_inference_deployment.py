@@ -134,6 +134,22 @@ def test_digest_wins_over_tag() -> None:
     assert engine("--set", "engine.version=9.8.7,engine.image.tag=x")["image"].endswith(":x")
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ("engine.version=0.1.0", "ghcr.io/exo-inference/exo-engine:0.1.0"),
+        ("engine.name=vllm,engine.version=0.33.0", "ghcr.io/exo-inference/exo-vllm:0.33.0"),
+        ("engine.image.registry=localhost:5000/x", "localhost:5000/x/exo-engine:0.1.0"),
+        (
+            "engine.name=tgi,engine.image.repository=r.example/tgi,engine.version=v3",
+            "r.example/tgi:v3",
+        ),
+    ],
+)
+def test_image_is_named_after_the_engine_unless_given(values: str, expected: str) -> None:
+    assert engine("--set", values)["image"] == expected
+
+
 def test_parameters_travel_with_the_pod_that_they_are_for() -> None:
     """A ConfigMap would change under the old replicas of a rollout that fails."""
     vector = ["--a=<b>&c", '--json={"k": "v w"}', "ünï", "$(HOME)", ""]

@@ -51,13 +51,15 @@ inference.exo.dev/spec-hash: {{ . | quote }}
 {{/* Image reference: the digest wins, as what it names never changes. */}}
 {{- define "inference-deployment.image" -}}
 {{- $image := .Values.engine.image -}}
+{{- $name := eq .Values.engine.name "exo" | ternary "exo-engine" (printf "exo-%s" .Values.engine.name) -}}
+{{- $repository := default (printf "%s/%s" $image.registry $name) $image.repository -}}
 {{- $tag := include "inference-deployment.tag" . -}}
 {{- if $image.digest -}}
-{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- printf "%s@%s" $repository $image.digest -}}
 {{- else if eq $tag "latest" -}}
 {{- fail "engine.image.tag is \"latest\", which names another image tomorrow: give a version, or a digest in engine.image.digest" -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository $tag -}}
+{{- printf "%s:%s" $repository $tag -}}
 {{- end -}}
 {{- end -}}
 
