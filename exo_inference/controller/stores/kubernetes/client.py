@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
@@ -95,10 +96,10 @@ class KubernetesApi:
                 )
                 _, context = config.list_kube_config_contexts(str(kubeconfig))  # type: ignore[no-untyped-call]
                 found = context["context"].get("namespace", "default")
-        except (config.ConfigException, OSError, KeyError, TypeError) as exc:
+        except (config.ConfigException, yaml.YAMLError, OSError, LookupError, TypeError) as exc:
             place = "of this pod" if kubeconfig is None else f"in {kubeconfig}"
             raise ConfigurationError(
-                f"cannot read the Kubernetes credentials {place}: {exc}",
+                f"cannot read the Kubernetes credentials {place}: {exc}"[:400],
                 hint="Run it in a pod with a service account, or name a kubeconfig.",
             ) from exc
         return cls(ApiClient(configuration), namespace or found.strip())
@@ -110,7 +111,7 @@ class KubernetesApi:
     async def close(self) -> None:
         """Close all connections. Idempotent."""
         await self._client.close()  # type: ignore[no-untyped-call]
-        await asyncio.sleep(0)  # aborted connections are let go of in the loop's next round
+        await asyncio.sleep(0.05)  # connections that were cut off finish closing in the loop
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Read an object or a list."""
