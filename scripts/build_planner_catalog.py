@@ -202,6 +202,24 @@ EXTRA_GPUS = {
 # Of every four layers of Laguna one sees everything, with fewer query heads.
 _LAGUNA_FULL = [index % 4 == 0 for index in range(48)]
 EXTRA_MODELS = {
+    "llava-hf/llava-1.5-7b-hf": {
+        "model_type": "llava",
+        "config": {
+            "model_type": "llava", "image_token_index": 32000, "tie_word_embeddings": False, "torch_dtype": "float16",
+            "text_config": {
+                "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32064,
+                "max_position_embeddings": 4096,
+            },
+            "vision_config": {
+                "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096,
+                "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 336, "patch_size": 14,
+            },
+        },
+        # The same count is asserted for the published checkpoint in public code.
+        "param_check": {"computed": 7063427072},
+        "sources": ["transformers 5.23.0: models/llava and models/clip, Vicuna-7B and CLIP ViT-L/14-336"],
+    },
     "poolside/Laguna-S-2.1-FP8": {
         "model_type": "laguna",
         "config": {

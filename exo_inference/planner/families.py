@@ -55,7 +55,7 @@ _GEMMA4 = Family(
 )  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4 (vllm-memory.md §3)
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
+    "llama": _LLAMA, "llava": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
     "smollm3": _LLAMA, "mixtral": _LLAMA, "phi3": _LLAMA, "nemotron-nas": _LLAMA, "llama4": _LLAMA,
     "llama4_text": _LLAMA, "seed_oss": Family(qkv_bias=True, o_bias=False), "mimo": _QWEN2,
     "qwen2": _QWEN2, "qwen2_moe": _QWEN2,

@@ -83,6 +83,26 @@ def _siglip(vision: ConfigFields, text: int) -> Built:
     return weights, VisionShape(size, wide, count, patches)
 
 
+def _clip(vision: ConfigFields, text: int) -> Built:
+    """CLIP with the two-layer projector of LLaVA 1.5."""
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch, image = (
+        vision.integer("num_hidden_layers"),
+        vision.integer("patch_size"),
+        vision.integer("image_size"),
+    )
+    positions = (image // patch) ** 2 + 1  # a class token
+    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights += [
+        _matrix("patch_embedding", size, 3 * patch * patch),
+        _vectors(size + positions * size + 4 * size),
+        _matrix("linear_1", text, size, part="projector"),
+        _matrix("linear_2", text, text, part="projector"),
+        _vectors(2 * text),
+    ]
+    return weights, VisionShape(size, wide, count, positions)
+
+
 def _pixtral(vision: ConfigFields, text: int) -> Built:
     """Pixtral with the patch merger of Mistral Small 3.1 and Ministral 3."""
     size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
@@ -250,6 +270,7 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
     (("gemma3", "siglip_vision_model"), _siglip),
     (("pixtral",), _pixtral),
+    (("clip_vision_model",), _clip),
     (("llama4", "llama4_vision_model"), _llama4),
     (("kimi_k25", "kimi_k3"), _moonvit),
     (("gemma4", "gemma4_vision"), _gemma4),
