@@ -122,7 +122,11 @@ def restore_files(
         )
     if state.settings_file in missing:
         save_settings(state, settings)
-        click.echo("notice: settings.json was deleted; restored it from what runs", err=True)
+        click.echo(
+            "notice: settings.json was deleted; restored it from what runs, without --simulate-gpus, "
+            "which cannot be found out",
+            err=True,
+        )
     if state.config_file in missing:
         ensure_credentials(state, settings)
         click.echo(
