@@ -145,7 +145,7 @@ def create(
         gpu_type=gpu_type,
         gpu_count=gpu_count,
         replicas=replicas,
-        model_id=_checked_id(model_id) if model_id else None,
+        model_id=checked_model_id(model_id) if model_id else None,
         model_name=model_name or None,
         parameters=tuple(split_parameters(parameters)),
         engine_version=engine_version or None,
@@ -242,8 +242,12 @@ def _command_line(options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
     return command_line(asked, plan)
 
 
-def _checked_id(text: str) -> str:
-    """Return an id in lower case, as the API has them."""
+def checked_model_id(text: str) -> str:
+    """Return the id of `--model-id` in lower case, as the API has them.
+
+    Raises:
+        UsageError: it is none.
+    """
     try:
         return str(uuid.UUID(text))
     except ValueError as exc:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from exo_inference.cli.completing import complete_gpu_types, complete_models
+from exo_inference.cli.deployment.create import checked_model_id
 from exo_inference.cli.deployment.engine_flags import parameter_options, split_parameters
 from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.session import Session, pass_session
@@ -127,7 +128,7 @@ def plan(
     options = PlanOptions(
         name=name,
         model_name=model_name or None,
-        model_id=model_id or None,
+        model_id=checked_model_id(model_id) if model_id else None,
         model_path=model_path,
         gpu_type=gpu_type or None,
         gpu_count=gpu_count,

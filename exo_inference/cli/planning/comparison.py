@@ -9,7 +9,7 @@ from rich.text import Text
 
 from exo_inference.cli.planning import fields, wording
 from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions
-from exo_inference.cli.planning.planners import Planner
+from exo_inference.cli.planning.planners import CPU, Planner
 from exo_inference.cli.planning.report import align
 from exo_inference.cli.terminal import harmless
 from exo_inference.errors import UsageError
@@ -57,7 +57,7 @@ def _gpus(options: PlanOptions, extra: Mapping[str, Gpu]) -> Iterator[tuple[str,
             hint="For example --compare=gpua5000,H100; without a value all families.",
         )
     for name in names:
-        yield name, find_gpu(name, extra=extra).max_count
+        yield name, 1 if name == CPU else find_gpu(name, extra=extra).max_count
 
 
 def _sensible(plans: Sequence[DeploymentPlan]) -> list[DeploymentPlan]:

@@ -158,7 +158,7 @@ def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
         )
         for each in _sample(speed.batches)
     ]
-    heads = ("requests at once", "between tokens", "tokens/s", "USD per M tokens", "bound by")
+    heads = ("requests", "between tokens", "tokens/s", "USD/M tokens", "bound by")
     yield from align(heads, batches)
 
 

@@ -175,6 +175,14 @@ def test_comparison_takes_gpus_counts_and_every_format(exo: Exo) -> None:
     assert exo(*argv, "--output-template", "{{.GPUType}}").out == "l40s\nh100-sxm\n"
 
 
+def test_comparison_takes_the_cpu_and_the_users_own_gpus(exo: Exo, tmp_path: Path) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text("[lab]\nmemory-gib = 48\nbandwidth-gbps = 864\nmax-count = 1\n", "utf-8")
+    argv = (*PLAN, "--model-name", "Qwen/Qwen3-0.6B", "--gpu-file", str(file), "--compare=cpu,lab")
+    result = exo(*argv, "--output-template", "{{.GPUType}} {{.GPUCount}} {{.Engine}}")
+    assert sorted(result.out.splitlines()) == ["cpu 1 exo", "lab 1 vllm"]
+
+
 def test_comparison_in_which_nothing_fits_ends_with_1(exo: Exo) -> None:
     result = exo(*PLAN, "--model-name", "deepseek-ai/DeepSeek-R1", "--compare=l4,gpua5000")
     assert (result.code, result.err) == (1, "error: none of these GPUs can run it\n")
@@ -193,6 +201,8 @@ def test_comparison_in_which_nothing_fits_ends_with_1(exo: Exo) -> None:
         ),
         pytest.param((*QWEN, "--compare=,"), "--compare is ','", id="empty comparison"),
         pytest.param((*QWEN, "--gpu-type", "L40T"), "Did you mean l40s", id="GPU"),
+        pytest.param(("--model-id", "7", "--gpu-type", "l4"), "is not a UUID", id="id"),
+        pytest.param((*QWEN, "--compare=l4,L40T"), "Did you mean l40s", id="compared GPU"),
         pytest.param((*QWEN, "--gpu-type", "l4", "--gpu-count", "0"), "--gpu-count", id="count"),
         pytest.param(
             (*QWEN, "--gpu-type", "l4", "--inference-engine-version", "0.5.0"),
