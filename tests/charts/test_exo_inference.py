@@ -256,26 +256,35 @@ def test_notes_end_with_the_next_command() -> None:
     ("values", "message"),
     [
         ("image.tag=latest", 'image.tag is "latest"'),
-        ("image.digest=abc", "image.digest"),
         ("gateway.ingress.enabled=true", "gateway.ingress.hosts is empty"),
         ("controller.httpRoute.enabled=true", "controller.httpRoute.parentRefs is empty"),
-        (
-            "gateway.ingress.enabled=true,gateway.httpRoute.enabled=true",
-            "choose one way in",
-        ),
-        ("controler.replicas=2", "Additional property controler is not allowed"),
-        ("gateway.drainSecond=2", "gateway: Additional property drainSecond is not allowed"),
-        ("gateway.replicas=0", "gateway.replicas: Must be greater than or equal to 1"),
-        ("gateway.service.port=70000", "gateway.service.port"),
-        ("gateway.publicUrl=models.example.com", "gateway.publicUrl"),
-        ("zone=CH DK", "zone"),
-        ("inferenceNamespace=Not_A_Label", "inferenceNamespace"),
-        ("podSecurity.runAsUser=0", "podSecurity.runAsUser"),
-        ("platform.gpuValues.gpua5000.nodeSelektor.a=b", "Additional property nodeSelektor"),
-        ("platform.engineValues.vlm.replicas=1", "Additional property vlm is not allowed"),
-        ("platform.modelValues.storage.clas=x", "Additional property clas is not allowed"),
+        ("gateway.ingress.enabled=true,gateway.httpRoute.enabled=true", "choose one way in"),
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(values: str, message: str) -> None:
     with pytest.raises(Refused, match=message):
         template(CHART, "--set", values)
+
+
+REFUSED = {
+    "image.digest=abc": "- image.digest: ",
+    "controler.replicas=2": "Additional property controler is not allowed",
+    "gateway.drainSecond=2": "gateway: Additional property drainSecond is not allowed",
+    "gateway.replicas=0": "gateway.replicas: Must be greater than or equal to 1",
+    "gateway.service.port=70000": "- gateway.service.port: ",
+    "gateway.publicUrl=models.example.com": "- gateway.publicUrl: ",
+    "zone=CH DK": "- zone: ",
+    "inferenceNamespace=Not_A_Label": "- inferenceNamespace: ",
+    "podSecurity.runAsUser=0": "- podSecurity.runAsUser: ",
+    "platform.gpuValues.gpua5000.nodeSelektor.a=b": "Additional property nodeSelektor",
+    "platform.engineValues.vlm.replicas=1": "Additional property vlm is not allowed",
+    "platform.modelValues.storage.clas=x": "Additional property clas is not allowed",
+}
+
+
+def test_schema_refuses_wrong_values_and_names_them_all() -> None:
+    wrong = [item for values in REFUSED for item in ("--set", values)]
+    with pytest.raises(Refused) as refused:
+        template(CHART, *wrong)
+    said = str(refused.value)
+    assert [message for message in REFUSED.values() if message not in said] == []

@@ -359,7 +359,6 @@ def test_changed_claims_get_a_new_template_as_the_old_one_cannot_change() -> Non
         ("model.image.reference=r/m:1", "model.claimName and model.image.reference are both set"),
         ("engine.image.tag=latest", 'engine.image.tag is "latest"'),
         ("engine.version=latest", 'engine.image.tag is "latest"'),
-        ("engine.image.digest=sha256:abc", "engine.image.digest"),
         ("multiNode.size=2,gpu.count=1", "cannot span nodes"),
         ("multiNode.size=2,engine.name=vllm", "only models on GPUs span nodes"),
         ("resourceClaims.enabled=true", "resourceClaims.enabled needs gpu.count"),
@@ -374,16 +373,7 @@ def test_changed_claims_get_a_new_template_as_the_old_one_cannot_change() -> Non
             "which a HorizontalPodAutoscaler cannot do",
         ),
         ("autoscaling.enabled=true,autoscaling.minReplicas=9", "is above"),
-        ("gpu.cuont=1", "gpu: Additional property cuont is not allowed"),
         ("gpu.count=two", "gpu.count: Invalid type"),
-        ("gpu.count=-1", "gpu.count: Must be greater than or equal to 0"),
-        ("replicas=1.5", "replicas: Invalid type"),
-        ("engine.name=vlm", "engine.name"),
-        ("deployment.name=Not_A_Label", "deployment.name"),
-        ("model.sizeBytes=-1", "model.sizeBytes"),
-        ("startup.bytesPerSecond=0", "startup.bytesPerSecond"),
-        ("podSecurity.runAsUser=0", "podSecurity.runAsUser"),
-        ("tolerations[0].kye=a", "Additional property kye is not allowed"),
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(values: str, message: str) -> None:
@@ -403,3 +393,25 @@ def test_notes_end_with_the_next_command() -> None:
     assert said.splitlines()[-1].strip().startswith("kubectl --namespace inference get pods")
     assert "WARNING" not in said
     assert "WARNING" in notes(CHART, *MINIMAL, "--set", "networkPolicy.enabled=false")
+
+
+REFUSED = {
+    "engine.image.digest=sha256:abc": "- engine.image.digest: ",
+    "gpu.cuont=1": "gpu: Additional property cuont is not allowed",
+    "gpu.count=-1": "gpu.count: Must be greater than or equal to 0",
+    "replicas=1.5": "replicas: Invalid type",
+    "engine.name=vlm": "- engine.name: ",
+    "deployment.name=Not_A_Label": "- deployment.name: ",
+    "model.sizeBytes=-1": "- model.sizeBytes: ",
+    "startup.bytesPerSecond=0": "- startup.bytesPerSecond: ",
+    "podSecurity.runAsUser=0": "- podSecurity.runAsUser: ",
+    "tolerations[0].kye=a": "Additional property kye is not allowed",
+}
+
+
+def test_schema_refuses_wrong_values_and_names_them_all() -> None:
+    wrong = [item for values in REFUSED for item in ("--set", values)]
+    with pytest.raises(Refused) as refused:
+        template(CHART, *MINIMAL, *wrong)
+    said = str(refused.value)
+    assert [message for message in REFUSED.values() if message not in said] == []

@@ -127,19 +127,31 @@ def test_notes_end_with_the_next_command() -> None:
     [
         ("model.source=", "model.source is empty"),
         ("model.source=file:///models/a", "a directory of one machine"),
-        ("model.source=--help", "model.source"),
         ("model.sizeBytes=0", "the claim has no size"),
         ("storage.subPath=a", "storage.subPath is for storage.existingClaim only"),
         ("download.enabled=false", "the files would come from nowhere"),
         ("download.image.tag=latest", 'download.image.tag is "latest"'),
-        ("model.checksum=abc", "model.checksum"),
-        ("model.revision=--force", "model.revision"),
-        ("storage.accessModes={ReadWrite}", "storage.accessModes.0"),
-        ("storage.size=many", "storage.size"),
-        ("download.token.value=hf_x", "Additional property value is not allowed"),
-        ("storge.size=1Gi", "Additional property storge is not allowed"),
     ],
 )
 def test_wrong_values_are_refused_with_a_reason(values: str, message: str) -> None:
     with pytest.raises(Refused, match=message):
         template(CHART, *MINIMAL, "--set", values)
+
+
+REFUSED = {
+    "model.source=--help": "- model.source: ",
+    "model.checksum=abc": "- model.checksum: ",
+    "model.revision=--force": "- model.revision: ",
+    "storage.accessModes={ReadWrite}": "- storage.accessModes.0: ",
+    "storage.size=many": "- storage.size: ",
+    "download.token.value=hf_x": "Additional property value is not allowed",
+    "storge.size=1Gi": "Additional property storge is not allowed",
+}
+
+
+def test_schema_refuses_wrong_values_and_names_them_all() -> None:
+    wrong = [item for values in REFUSED for item in ("--set", values)]
+    with pytest.raises(Refused) as refused:
+        template(CHART, *MINIMAL, *wrong)
+    said = str(refused.value)
+    assert [message for message in REFUSED.values() if message not in said] == []
