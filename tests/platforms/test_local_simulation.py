@@ -12,6 +12,7 @@ import pytest
 from exo_engine.simulation import Simulation as EngineSimulation
 from exo_engine.simulation import parse_simulation
 
+from exo_inference.engines import get_engine
 from exo_inference.hub.base import ModelUnusable
 from exo_inference.planner import (
     Architecture,
@@ -269,6 +270,7 @@ def test_flags_that_the_planner_cannot_read_fail_and_say_so(ministral: Path) -> 
     failure = parse_simulation(described(ministral, "--max-model-len=many")).fail
     assert failure is not None
     assert "--max-model-len" in failure.error
+    assert "\n" not in failure.error
 
 
 def test_a_model_with_files_is_planned_from_them(tmp_path: Path) -> None:
@@ -309,7 +311,7 @@ def test_the_engine_exo_is_planned_by_its_own_rules(ministral: Path) -> None:
     vllm = parse_simulation(described(ministral, "--max-model-len=4096", **llama))
     exo = parse_simulation(described(ministral, "--max-model-len=4096", engine="exo", **llama))
     assert exo.fail is None
-    assert exo.engine == "exo"
+    assert (exo.engine, exo.engine_version) == ("exo", get_engine("exo").version)
     assert "compiling" not in [phase.name for phase in exo.phases]
     assert (
         exo.max_num_seqs != vllm.max_num_seqs or exo.kv_capacity_tokens != vllm.kv_capacity_tokens

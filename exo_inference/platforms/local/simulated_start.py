@@ -94,7 +94,8 @@ def failing_start(error: str, found: Plan | None = None, speedup: int = 1) -> di
 
 
 def _fail(phase: str, error: str, log: list[str]) -> dict[str, Any]:
-    return {"phase": phase, "error": error, "exit_code": EX_CONFIG, "log": log}
+    one_line = " ".join(error.split())  # the engine's last word is read as a line
+    return {"phase": phase, "error": one_line, "exit_code": EX_CONFIG, "log": log}
 
 
 def _leaves_nothing(found: Plan) -> bool:

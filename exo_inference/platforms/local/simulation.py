@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exo_inference.engines import DEFAULT_VERSION
+from exo_inference.engines import DEFAULT_VERSION, get_engine
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.planner import Architecture, EngineParameters, Plan, find_model, plan
 from exo_inference.platforms.base import DesiredDeployment
@@ -106,7 +106,7 @@ def simulation_document(
         "gpu": gpus.gpu.name,
         "gpu_count": desired.gpu_count,
         "engine": desired.engine,
-        "engine_version": version,
+        "engine_version": get_engine("exo").version if desired.engine == "exo" else version,
     }
     try:
         parameters = EngineParameters.parse(
