@@ -58,12 +58,15 @@ class Events:
 
     async def add(self, kind: type[Resource], about: Stored, events: Sequence[NewEvent]) -> None:
         """Write events. A failure is logged: what they are about has happened all the same."""
-        writes = [self._plan(kind, about, event) for event in events]
+        planned: dict[str, dict[str, Any]] = {}
+        for event in events:
+            name, body = self._plan(kind, about, event)
+            planned[name] = {**planned.get(name, {}), **body}
+        writes = list(planned.items())
         try:
             for start in range(0, len(writes), _AT_ONCE):
-                await asyncio.gather(
-                    *(self._write(name, body) for name, body in writes[start : start + _AT_ONCE])
-                )
+                part = writes[start : start + _AT_ONCE]
+                await asyncio.gather(*(self._write(name, body) for name, body in part))
             await self._remove_old(about.uid)
         except StoreError as exc:
             names = ", ".join(event.reason for event in events)

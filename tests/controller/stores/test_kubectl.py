@@ -1,0 +1,369 @@
+"""The same YAML by kubectl as by `exo … apply`, and who owns which field of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_inference.controller.leader import LeaderElection
+from exo_inference.controller.stores.base import (
+    ChangeType,
+    NewEvent,
+    ObjectNotFound,
+    ObjectRefused,
+    Recording,
+    StoreTooNew,
+)
+from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore
+from exo_inference.resources import (
+    API_VERSION,
+    InferenceDeployment,
+    InferenceModel,
+    model_object_name,
+)
+from exo_inference.resources.yaml import parse_manifests
+from tests.controller.stores.conftest import open_kubernetes_store
+from tests.controller.stores.objects import (
+    deployment,
+    with_replicas,
+    with_status,
+    without_finalizers,
+)
+from tests.controller.stores.test_kubernetes_crashes import UID, create, recording
+from tests.kubernetes_api import KubernetesApi as Cluster
+
+DEPLOYMENT = """\
+apiVersion: inference.exo.dev/v1alpha1
+kind: InferenceDeployment
+metadata: {name: chat, labels: {team: ml}}
+spec:
+  model: exo/tiny-chat
+  gpuType: cpu
+  gpuCount: 1
+  replicas: 2
+  engine: {name: exo, version: "0.25.0"}
+  engineParameters: ["--max-model-len=512", '--x={"a": 1}']
+"""
+MODEL = """\
+apiVersion: inference.exo.dev/v1alpha1
+kind: InferenceModel
+metadata: {name: tiny}
+spec: {source: exo/tiny-chat}
+"""
+WITHOUT_REPLICAS = DEPLOYMENT.replace("  replicas: 2\n", "")
+
+
+@pytest.fixture
+async def store(cluster: Cluster) -> AsyncIterator[KubernetesStore]:
+    opened = await open_kubernetes_store(cluster)
+    yield opened
+    await opened.close()
+
+
+async def kubectl(cluster: Cluster, *words: str, stdin: str | None = None) -> str:
+    """Run kubectl and wait until its change has come through the watch."""
+    done = await asyncio.to_thread(cluster.kubectl, *words, stdin=stdin)
+    return done.stdout
+
+
+async def apply(cluster: Cluster, text: str, manager: str | None = None) -> str:
+    server_side = ["--server-side", f"--field-manager={manager}"] if manager else []
+    return await kubectl(cluster, "apply", *server_side, "-f", "-", stdin=text)
+
+
+async def refusal(cluster: Cluster, text: str, *words: str) -> str:
+    done = await asyncio.to_thread(
+        cluster.kubectl, "apply", *words, "-f", "-", stdin=text, check=False
+    )
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+async def current(cluster: Cluster, store: KubernetesStore) -> InferenceDeployment:
+    """Return the deployment once the store has seen its newest version."""
+    raw = json.loads(await kubectl(cluster, "get", "idep", "chat", "-o", "json"))
+    async with asyncio.timeout(10):
+        while True:
+            present = await store.get_by_name(InferenceDeployment, "chat")
+            if int(present.metadata.resource_version) >= int(raw["metadata"]["resourceVersion"]):
+                return present
+            await asyncio.sleep(0.01)
+
+
+async def managers(cluster: Cluster) -> dict[str, list[str]]:
+    """Return the fields of the spec that each field manager owns."""
+    words = ["get", "idep", "chat", "-o", "json", "--show-managed-fields"]
+    raw = json.loads(await kubectl(cluster, *words))
+    found: dict[str, list[str]] = {}
+    for entry in raw["metadata"]["managedFields"]:
+        fields = entry["fieldsV1"].get("f:spec", {})
+        owned = [name.removeprefix("f:") for name in fields if name.startswith("f:")]
+        found.setdefault(entry["manager"], []).extend(owned)
+    return found
+
+
+async def test_kubectl_apply_stores_what_exo_apply_would(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    changes = store.watch(InferenceDeployment)
+    await apply(cluster, DEPLOYMENT + "---\n" + MODEL)
+    manifests, problems = parse_manifests(DEPLOYMENT + "---\n" + MODEL, "f.yaml")
+    assert problems == []
+    change = await asyncio.wait_for(anext(changes), 10)
+    assert change.type == ChangeType.ADDED
+    seen = change.object
+    assert isinstance(seen, InferenceDeployment)
+    assert seen.spec == manifests[0].resource.spec
+    assert seen.metadata.labels == {"team": "ml"}
+    assert seen.metadata.annotations == {}
+    assert await store.get(InferenceDeployment, seen.metadata.uid) == seen
+    model = await store.get_by_name(InferenceModel, model_object_name("exo/tiny-chat"))
+    assert model.spec == manifests[1].resource.spec
+
+
+async def test_what_is_left_out_is_as_in_exo_apply(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    text = f"{DEPLOYMENT.partition('spec:')[0]}spec: {{model: a/b, gpuType: cpu}}\n"
+    await apply(cluster, text)
+    manifests, _ = parse_manifests(text, "f.yaml")
+    found = await store.get_by_name(InferenceDeployment, "chat")
+    assert found.spec == manifests[0].resource.spec
+
+
+async def test_kubectl_delete_waits_for_our_finalizers(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    made = await store.create(deployment(finalizers=("inference.exo.dev/replicas",)))
+    await kubectl(cluster, "delete", "idep", "chat", "--wait=false")
+    marked = await current(cluster, store)
+    assert marked.metadata.deletion_timestamp is not None
+    released = marked.metadata.model_copy(update={"finalizers": ()})
+    await store.update(marked.model_copy(update={"metadata": released}))
+    with pytest.raises(ObjectNotFound):
+        await store.get(InferenceDeployment, made.metadata.uid)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        pytest.param(DEPLOYMENT.replace("gpuType", "gpuTyp"), "gpuTyp", id="unknown-field"),
+        pytest.param(DEPLOYMENT.replace("name: chat", "name: chat.x"), "metadata.name must be 1 to 63", id="no-dns-label"),
+        pytest.param(DEPLOYMENT.replace("name: chat", f"name: {'c' * 64}"), "metadata.name must be 1 to 63", id="long-name"),
+        pytest.param(DEPLOYMENT.replace("replicas: 2", "replicas: 101"), "less than or equal to 100", id="too-many"),
+        pytest.param(DEPLOYMENT.replace("replicas: 2", "replicas: -1"), "greater than or equal to 0", id="negative"),
+        pytest.param(DEPLOYMENT.replace("replicas: 2", 'replicas: "2"'), "must be of type integer", id="text"),
+        pytest.param(DEPLOYMENT.replace("gpuCount: 1", "gpuCount: 0"), "greater than or equal to 1", id="no-gpu"),
+        pytest.param(DEPLOYMENT.replace("  model: exo/tiny-chat\n", ""), "spec.model: Required", id="missing"),
+        pytest.param(DEPLOYMENT.replace("model: exo/tiny-chat", 'model: ""'), "at least 1 chars", id="empty"),
+        pytest.param(DEPLOYMENT.replace('["--max-model-len=512", \'--x={"a": 1}\']', '"--a"'), "must be of type array", id="string-of-flags"),
+        pytest.param(DEPLOYMENT.replace("v1alpha1", "v9"), 'no matches for kind "InferenceDeployment" in version "inference.exo.dev/v9"', id="newer-version"),
+    ],
+)  # fmt: skip
+async def test_bad_manifests_are_refused_and_say_why(
+    cluster: Cluster, text: str, problem: str
+) -> None:
+    assert problem in await refusal(cluster, text)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("model: exo/tiny-chat", "model: exo/other", "model cannot be changed"),
+        ("gpuType: cpu", "gpuType: gpua30", "gpuType cannot be changed"),
+        ("gpuCount: 1", "gpuCount: 2", "gpuCount cannot be changed"),
+        ("{name: exo, version", "{name: vllm, version", "engine.name cannot be changed"),
+        ("gpuCount: 1", "gpuCount: 1\n  productName: p", "productName cannot be changed"),
+    ],
+)
+async def test_what_an_update_cannot_change_kubectl_cannot_either(
+    cluster: Cluster, before: str, after: str, problem: str
+) -> None:
+    await apply(cluster, DEPLOYMENT)
+    assert problem in await refusal(cluster, DEPLOYMENT.replace(before, after))
+
+
+async def test_an_autoscalers_replicas_are_not_fought(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    """A GitOps tool applies without replicas, an autoscaler scales, the API changes flags."""
+    await apply(cluster, WITHOUT_REPLICAS, "argocd-controller")
+    await kubectl(cluster, "scale", "idep", "chat", "--replicas=5")
+    present = await current(cluster, store)
+    assert present.spec.replicas == 5
+    told = await store.update_status(with_status(present, 5))
+    spec = told.spec.model_copy(update={"engine_parameters": ("--seed=2",)})
+    changed = await store.update(told.model_copy(update={"spec": spec}))
+    assert changed.spec.replicas == 5
+    owners = await managers(cluster)
+    assert owners["exo-inference"] == ["engineParameters"]
+    assert "replicas" not in owners["argocd-controller"]
+    # The tool meets the one field that was changed past it, and no other.
+    text = await refusal(
+        cluster, WITHOUT_REPLICAS, "--server-side", "--field-manager=argocd-controller"
+    )
+    assert ".spec.engineParameters" in text
+    assert ".spec.replicas" not in text
+    forced = ["apply", "--server-side", "--force-conflicts", "--field-manager=argocd-controller"]
+    await kubectl(cluster, *forced, "-f", "-", stdin=WITHOUT_REPLICAS)
+    found = await current(cluster, store)
+    assert found.spec.engine_parameters == ("--max-model-len=512", '--x={"a": 1}')
+    assert found.spec.replicas == 5
+
+
+async def test_scaling_by_the_api_and_applying_again_agree(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    await apply(cluster, WITHOUT_REPLICAS)
+    present = await current(cluster, store)
+    await store.update(with_replicas(present, 4))
+    await apply(cluster, WITHOUT_REPLICAS)
+    assert (await current(cluster, store)).spec.replicas == 4
+
+
+async def test_the_scale_subresource_tells_an_autoscaler_what_it_asks(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    made = await store.create(with_replicas(deployment(), 3))
+    status = made.status.model_copy(update={"current_replicas": 2, "selector": "app=chat"})
+    await store.update_status(made.model_copy(update={"status": status}))
+    path = f"/apis/{API_VERSION}/namespaces/{cluster.namespace}/inferencedeployments/chat/scale"
+    scale: dict[str, Any] = json.loads(await kubectl(cluster, "get", "--raw", path))
+    assert scale["spec"] == {"replicas": 3}
+    assert scale["status"] == {"replicas": 2, "selector": "app=chat"}
+
+
+async def test_a_status_in_a_manifest_is_ignored(cluster: Cluster, store: KubernetesStore) -> None:
+    await apply(cluster, DEPLOYMENT + "status: {readyReplicas: 9}\n")
+    assert (await current(cluster, store)).status.ready_replicas == 0
+
+
+async def test_a_copy_under_another_name_is_another_deployment(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    made = await store.create(deployment())
+    raw = json.loads(await kubectl(cluster, "get", "idep", "chat", "-o", "json"))
+    raw["metadata"] = {
+        key: raw["metadata"][key] for key in ("labels", "annotations")
+    } | {"name": "copy"}  # fmt: skip
+    await apply(cluster, json.dumps(raw))
+    copy = await store.get_by_name(InferenceDeployment, "copy")
+    assert copy.metadata.uid != made.metadata.uid
+    assert (await store.get(InferenceDeployment, made.metadata.uid)).metadata.name == "chat"
+
+
+async def test_an_object_with_fields_of_a_newer_version_is_left_alone(
+    cluster: Cluster, store: KubernetesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program is older than the CRDs: here, it does not know a field that they have."""
+    await apply(cluster, MODEL)
+    model = await store.get_by_name(InferenceModel, model_object_name("exo/tiny-chat"))
+    raw = await store._api.get(
+        f"/apis/{API_VERSION}/namespaces/{cluster.namespace}/inferencemodels/tiny"
+    )
+    raw["spec"]["fieldOfTheFuture"] = True
+    raw["metadata"]["resourceVersion"] = str(int(raw["metadata"]["resourceVersion"]) + 10**6)
+    store._caches[InferenceModel.KIND].observe(raw)
+    with pytest.raises(StoreTooNew, match="fieldOfTheFuture"):
+        await store.get(InferenceModel, model.metadata.uid)
+    assert await store.list(InferenceModel) == []
+
+
+RULES = [
+    {
+        "apiGroups": ["inference.exo.dev"],
+        "resources": ["inferencemodels", "inferencedeployments", "inferenceapikeys"],
+        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+    },
+    {
+        "apiGroups": ["inference.exo.dev"],
+        "resources": [
+            "inferencemodels/status",
+            "inferencedeployments/status",
+            "inferenceapikeys/status",
+            "inferenceoperations/status",
+        ],
+        "verbs": ["patch"],
+    },
+    {
+        "apiGroups": ["inference.exo.dev"],
+        "resources": ["inferenceoperations"],
+        "verbs": ["get", "list", "create", "update", "delete"],
+    },
+    {
+        "apiGroups": [""],
+        "resources": ["secrets"],
+        "verbs": ["get", "list", "create", "patch", "delete", "deletecollection"],
+    },
+    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "patch"]},
+    {
+        "apiGroups": [""],
+        "resources": ["events"],
+        "verbs": ["list", "create", "patch", "delete"],
+    },
+    {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["get", "create", "patch"],
+    },
+]
+"""All that the store and the election may do, as in docs/decisions/0007-kubernetes-store.md."""
+
+
+@pytest.fixture
+async def restricted(cluster: Cluster) -> Path:
+    """Return the kubeconfig of a service account with these rights alone."""
+    kubeconfig = cluster.service_account("controller")
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "controller"},
+        "rules": RULES,
+    }
+    await apply(cluster, json.dumps(role))
+    account = f"--serviceaccount={cluster.namespace}:controller"
+    await kubectl(cluster, "create", "rolebinding", "c", "--role=controller", account)
+    return kubeconfig
+
+
+async def test_the_store_needs_no_more_rights_than_these(restricted: Path) -> None:
+    """The whole life of an object, and everything that is kept beside it."""
+    api = await KubernetesApi.connect(restricted)
+    store = await _open_when_allowed(api)
+    await create(store, "first")
+    made = await store.get(InferenceDeployment, UID)
+    told = await store.update_status(with_status(made, 1))
+    event = Recording(events=[NewEvent("Normal", "Same", "same")] * 2)
+    changed = await store.update(with_replicas(told, 2), event)
+    await store.update(changed, recording("second"))
+    reasons = [(e.reason, e.count) for e in await store.list_events(UID)]
+    assert reasons == [("Created", 1), ("Same", 2), ("Created", 1)]
+    assert await store.ensure_fact("a", "1") == "1"
+    assert await store.ensure_fact("b", "2") == "2"
+    now = datetime.now(UTC) + timedelta(hours=1)
+    await store.prune(requests_before=now, operations_before=now)
+    marked = await store.delete(InferenceDeployment, UID)
+    assert marked is not None
+    await store.update(without_finalizers(marked))
+    assert await store.get_secret(UID, "api-key") is None
+    election = LeaderElection(api, "controller", "me")
+    assert await election.try_acquire()
+    assert await election.try_acquire()
+    await store.close()
+
+
+async def _open_when_allowed(api: KubernetesApi) -> KubernetesStore:
+    """RBAC follows its own watch, so new rules hold a moment after they were written."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await api.get(f"/apis/{API_VERSION}/namespaces/{api.namespace}/inferencemodels")
+                return await KubernetesStore.open(api)
+            except ObjectRefused:
+                await asyncio.sleep(0.05)
