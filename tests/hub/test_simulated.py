@@ -18,7 +18,7 @@ from exo_inference.hub.base import (
 from exo_inference.hub.builtin import BuiltinSource, builtin_directory
 from exo_inference.hub.file import FileSource
 from exo_inference.hub.simulated import SimulatedSource
-from exo_inference.planner import find_model, load_models
+from exo_inference.planner import find_model, load_models, read_architecture
 from exo_inference.simulated_gpus import MODEL_MARKER, MODEL_REVISION
 
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
@@ -58,10 +58,13 @@ async def test_every_model_that_can_be_sized_has_a_size() -> None:
             assert (await resolve(name)).size_bytes > 10**8, name
 
 
-async def test_a_model_that_cannot_be_sized_cannot_be_simulated() -> None:
-    name = next(name for name in load_models() if find_model(name).cannot_size is not None)
+async def test_a_model_that_cannot_be_sized_cannot_be_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unknown = read_architecture({"model_type": "frobnicator"}, name=MINISTRAL)
+    monkeypatch.setattr("exo_inference.hub.simulated.find_model", lambda name: unknown)
     with pytest.raises(ModelUnusable, match="cannot be sized, because"):
-        await resolve(name)
+        await resolve(MINISTRAL)
 
 
 async def test_a_model_outside_the_catalogue_is_refused_with_the_reason() -> None:
