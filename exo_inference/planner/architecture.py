@@ -26,6 +26,7 @@ from exo_inference.planner.quantization import (
 )
 from exo_inference.planner.shapes import KvKind, Layer, MoeShape, Shard, VisionShape, Weight
 from exo_inference.planner.vision import build_vision
+from exo_inference.planner.whisper import build_encoder
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
@@ -226,7 +227,9 @@ def _plausible(model: Architecture) -> Architecture:
     if max(sizes) > _MAX_SIZE:
         raise FieldProblem(f"one of its sizes comes to {max(sizes):.3g}")
     for layer, _ in model.layer_counts:
-        if layer.kv is not None and layer.kv.elements_per_token + layer.kv.state_elements < 1:
+        if layer.kv is None or layer.kv.kind is KvKind.CROSS:
+            continue
+        if layer.kv.elements_per_token + layer.kv.state_elements < 1:
             raise FieldProblem(f"its {layer.kv.kind} layers come to a cache without elements")
     if model.kv_elements_per_token > _MAX_KV_ELEMENTS:
         raise FieldProblem(
@@ -355,6 +358,9 @@ def _outer_weights(
     if fields.text_type.startswith("gemma3n"):
         copies = 2 * (fields.integer("altup_num_inputs") - 1)
         weights.append(Weight("altup_projections", "mlp", hidden, hidden, max(1, copies)))
+    if fields.text_type == "whisper":
+        encoder, encoder_shape = build_encoder(fields)
+        return weights + encoder, encoder_shape, True
     built = build_vision(fields)
     if built is None:
         return weights, None, True

@@ -234,7 +234,7 @@ _KINDS = {
     KvKind.FULL: "full attention", KvKind.SLIDING: "sliding-window attention",
     KvKind.CHUNKED: "chunked attention", KvKind.LATENT: "latent attention (MLA)",
     KvKind.STATE: "states (Mamba or linear attention)",
-    KvKind.COMPRESSED: "compressed attention",
+    KvKind.COMPRESSED: "compressed attention", KvKind.CROSS: "attention to the encoder",
 }  # fmt: skip
 
 
@@ -249,6 +249,11 @@ def _spec_step(spec: KvSpec, count: int, setting: Setting) -> Step:
         )
         return Step(title, formula, f"{size:,} bytes per request and layer", setting.model.source)
     each = token_bytes(spec, setting.kv)
+    if spec.kind is KvKind.CROSS:
+        formula = f"{spec.window:,} positions of {spec.num_heads} heads x ({spec.key_dim} + {spec.value_dim})"
+        return Step(
+            title, formula, "nothing per token, the same for every request", setting.model.source
+        )
     if spec.kind is KvKind.COMPRESSED:
         title += f", {spec.compress_ratio} to 1" if spec.compress_ratio else ", window alone"
         formula = _compressed_formula(spec, count, setting)

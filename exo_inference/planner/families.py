@@ -102,7 +102,7 @@ FAMILIES: Mapping[str, Family] = {
     "cohere": Family(norms=1, ties_by_default=True), "cohere2": Family(norms=1, ties_by_default=True),
     "glm": Family(o_bias=False), "glm4": Family(o_bias=False, norms=4),
     "olmo": Family(norms=0), "olmoe": Family(qk_norm="full"), "arcee": Family(gated_mlp=False),
-    "helium": _LLAMA, "granitemoe": _LLAMA, "laguna": Family(qk_norm="head", rope_caches=2),
+    "whisper": Family(norm_bias=True, ties_by_default=True, rope_caches=0), "helium": _LLAMA, "granitemoe": _LLAMA, "laguna": Family(qk_norm="head", rope_caches=2),
     "ernie4_5": Family(ties_by_default=True), "ernie4_5_moe": Family(ties_by_default=True),
     "starcoder2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True

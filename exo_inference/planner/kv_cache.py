@@ -81,6 +81,9 @@ class KvLayout:
             if group.kind is KvKind.STATE:
                 total += group.count * self.states_per_request
                 continue
+            if group.kind is KvKind.CROSS:
+                total += group.count * -(-group.window // group.block_size)
+                continue
             if group.kind is KvKind.SLIDING:
                 tokens, extra = min(group.window - 1 + in_flight, num_tokens), 1
             elif group.kind is KvKind.CHUNKED:
@@ -103,7 +106,7 @@ class KvLayout:
 
 def token_bytes(spec: KvSpec, settings: KvSettings) -> float:
     """Return what one token adds to one layer on one GPU."""
-    if spec.kind is KvKind.STATE:
+    if spec.kind in (KvKind.STATE, KvKind.CROSS):
         return 0.0
     if spec.kind is KvKind.LATENT:
         if spec.is_sparse and settings.dtype_bytes == 1:
@@ -117,6 +120,13 @@ def token_bytes(spec: KvSpec, settings: KvSettings) -> float:
         return row + kept
     heads = spec.heads_per_rank(settings.tensor_parallel_size)
     return heads * (spec.key_dim + spec.value_dim) * settings.dtype_bytes
+
+
+def _position_bytes(spec: KvSpec, settings: KvSettings) -> float:
+    """Return what one position takes in one layer on one GPU, an encoder's included."""
+    if spec.kind is KvKind.CROSS:
+        return token_bytes(replace(spec, kind=KvKind.FULL), settings)
+    return token_bytes(spec, settings)
 
 
 def state_page_bytes(spec: KvSpec, settings: KvSettings) -> int:
@@ -166,7 +176,7 @@ def _grouped(buckets: Counter[KvSpec], settings: KvSettings, per_token: float) -
     attention = [spec for spec in buckets if spec.kind is not KvKind.STATE]
     if states and attention:
         block = _block_for_states(states, attention, settings)
-    pages = {spec: int(block * token_bytes(spec, settings)) for spec in attention}
+    pages = {spec: int(block * _position_bytes(spec, settings)) for spec in attention}
     page = max([*pages.values(), *(state_page_bytes(spec, settings) for spec in states)])
     merged = _merge_buckets(buckets)
     group_size = _group_size([count for _, count in merged], settings.rules.group_tolerance)
@@ -200,7 +210,10 @@ def _merge_buckets(buckets: Counter[KvSpec]) -> list[tuple[KvSpec, int]]:
     for spec, count in buckets.items():
         key = (spec.kind, spec.window)
         first, before = merged.get(key, (spec, 0))
-        merged[key] = (max(first, spec, key=lambda each: each.elements_per_token), before + count)
+        largest = max(
+            first, spec, key=lambda each: each.num_heads * (each.key_dim + each.value_dim)
+        )
+        merged[key] = (largest, before + count)
     return list(merged.values())
 
 

@@ -14,6 +14,7 @@ from exo_inference.planner.config_fields import ConfigFields, FieldProblem, whol
 from exo_inference.planner.families import Family
 from exo_inference.planner.shapes import KvKind, KvSpec, Layer, MoeShape, Shard, Weight
 from exo_inference.planner.state_layers import build_state_layer
+from exo_inference.planner.whisper import build_decoder
 
 _MAX_LAYERS = 4096
 
@@ -36,6 +37,8 @@ def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
     """
     if fields.text_type == "nemotron_h":
         return list(_nemotron_layers(fields, family))
+    if fields.text_type == "whisper":
+        return build_decoder(fields)
     count = fields.integer("num_hidden_layers")
     if not 1 <= count <= _MAX_LAYERS:
         raise FieldProblem(f"num_hidden_layers is {count}, expected 1 to {_MAX_LAYERS}")

@@ -61,6 +61,8 @@ class KvKind(StrEnum):
     """MLA: one compressed vector per token, the same on every rank."""
     STATE = "state"
     """Mamba or linear attention: a state of fixed size per request."""
+    CROSS = "cross"
+    """Keys and values of an encoder's output: as many positions for every request."""
     COMPRESSED = "compressed"
     """DeepSeek-V4: one vector per token for a window, and one per several tokens for good."""
 
@@ -72,7 +74,7 @@ class KvSpec:
     Attributes:
         num_heads: KV heads (1 for a latent).
         key_dim, value_dim: elements per head and token; a latent has no values.
-        window: tokens that a sliding or chunked layer looks back.
+        window: tokens that a sliding or chunked layer looks back; of a cross layer the encoder's positions.
         index_bytes: bytes per token (or compressed entry) of the sparse-attention index beside it.
         is_sparse: the model attends by an index, though perhaps another layer's.
         compress_ratio: tokens per compressed entry, 0 for a window alone.
@@ -99,7 +101,9 @@ class KvSpec:
 
     @property
     def elements_per_token(self) -> int:
-        """Elements that one token adds to the whole layer (all ranks); 0 for a state."""
+        """Elements that one token adds to the whole layer (all ranks); 0 for a state or an encoder."""
+        if self.kind is KvKind.CROSS:
+            return 0
         if self.kind is KvKind.COMPRESSED:
             kept = self.key_dim + self.index_elements if self.compress_ratio else 0
             return self.key_dim + kept // max(1, self.compress_ratio)

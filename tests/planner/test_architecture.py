@@ -184,7 +184,7 @@ def test_attention_is_named(name: str, summary: str) -> None:
         ),
         (
             {"model_type": "whisper", "is_encoder_decoder": True},
-            "whisper has an encoder and a decoder",
+            "no decoder_layers",
         ),
         ({"model_type": "bart", "is_encoder_decoder": True}, "bart has an encoder and a decoder"),
         (

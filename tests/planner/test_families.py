@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from exo_inference.planner import EngineParameters, find_gpu, plan, read_architecture
+from exo_inference.planner import EngineParameters, explain, find_gpu, plan, read_architecture
 
 COUNTS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("family_counts.json").read_text(encoding="utf-8")
@@ -29,9 +29,18 @@ def test_a_family_is_counted_as_it_is_built(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_a_family_is_planned(name: str) -> None:
     model = read_architecture(COUNTS[name]["config"], name=name)
-    result = plan(model, find_gpu("gpub300"), 1, EngineParameters(max_model_len=1024))
+    result = plan(model, find_gpu("gpub300"), 1, EngineParameters(max_model_len=448))
     assert result.verdict == "fits"
     assert result.kv_bytes_per_token == model.kv_elements_per_token * 2
+
+
+def test_every_request_to_whisper_holds_the_encoders_positions() -> None:
+    model = read_architecture(COUNTS["whisper"]["config"], name="whisper")
+    result = plan(model, find_gpu("L4"), 1, EngineParameters())
+    assert result.max_model_len == 448
+    block = 16 * 2 * 1280 * 2 * 32  # keys and values of 16 positions in 32 layers
+    assert result.needed_kv_bytes_per_gpu == (448 // 16 + -(-1500 // 16)) * block
+    assert any(step.title.endswith("attention to the encoder") for step in explain(result))
 
 
 def test_layers_may_have_different_numbers_of_heads() -> None:

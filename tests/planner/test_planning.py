@@ -246,7 +246,7 @@ def test_a_thousand_plans_over_everything_never_raise() -> None:
         "--kv-cache-memory-bytes=1G", "--num-gpu-blocks-override=10", "--decode-context-parallel-size=3",
         '--limit-mm-per-prompt={"image":0,"video":0}', "--runner=pooling", "--enable-chunked-prefill=false",
     ]  # fmt: skip
-    unknown = read_architecture({"model_type": "whisper", "is_encoder_decoder": True})
+    unknown = read_architecture({"model_type": "bart", "is_encoder_decoder": True})
     verdicts = set()
     for _ in range(1000):
         chosen = chooser.sample(flags, chooser.randrange(4))
