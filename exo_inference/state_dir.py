@@ -17,6 +17,7 @@ written, so several control planes live side by side. Layout::
       replicas/ID/             one folder per engine replica: its log, its socket, its record
       logs/NAME.log            supervisor, controller, gateway
       cache/                   what engines compile and keep between runs
+      plan-starts.jsonl  0600  real starts, predicted and measured, written by the controller
       usage.json               requests and tokens per deployment and key, written by the gateway
 """
 
@@ -93,6 +94,7 @@ class StateDir:
         self.replicas_dir = self.root / "replicas"
         self.logs_dir = self.root / "logs"
         self.cache_dir = self.root / "cache"
+        self.plan_starts_file = self.root / "plan-starts.jsonl"
         self.usage_file = self.root / "usage.json"
 
     def create(self) -> None:

@@ -19,6 +19,7 @@ from exo_inference.controller.model_source import FindSource
 from exo_inference.controller.routing_table import RoutingTable
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
+from exo_inference.controller.start_log import StartLog
 from exo_inference.controller.stores.base import Store
 from exo_inference.engines import Engine
 from exo_inference.planner import Gpu
@@ -52,6 +53,11 @@ class Context:
     user_gpus: Mapping[str, Gpu] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def start_log(self) -> StartLog:
+        """The real starts of this control plane."""
+        return StartLog(self.settings.state.plan_starts_file)
 
     async def families(self) -> list[InstanceTypeInfo]:
         """Return what the platform has, with what the user says of GPUs of the same name."""

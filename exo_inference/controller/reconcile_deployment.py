@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from exo_inference.controller import conditions, plan
 from exo_inference.controller.routing_table import RoutingTable
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
+from exo_inference.controller.start_recorder import StartRecorder
 from exo_inference.controller.states import deployment_state
 from exo_inference.controller.stores.base import (
     NewEvent,
@@ -60,6 +61,7 @@ class DeploymentReconciler:
 
     Args:
         gateway_url: deployment URLs begin with it.
+        starts: told of every observation.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class DeploymentReconciler:
         routing: RoutingTable,
         secret_box: SecretBox,
         gateway_url: str,
+        starts: StartRecorder,
     ) -> None:
         self._store = store
         self._platform = platform
         self._routing = routing
         self._secret_box = secret_box
         self._gateway_url = gateway_url
+        self._starts = starts
         self._key_hashes: dict[str, str] = {}
 
     async def reconcile(self, uid: str) -> Outcome:
@@ -97,6 +101,7 @@ class DeploymentReconciler:
             observed = await self._platform.apply(action.desired)
         except PlatformError as exc:
             return await self._write_blocked(deployment, exc)
+        self._starts.notice(deployment, observed)
         assessment = plan.assess_deployment(deployment, observed)
         outcome = await self._write(deployment, assessment.conditions, observed, assessment.events)
         draining = any(r.phase == ReplicaPhase.DRAINING for r in observed.replicas)
@@ -234,6 +239,7 @@ class DeploymentReconciler:
         if not await self._platform.delete(uid):
             return Outcome(again_after_seconds=TEARDOWN_CHECK_SECONDS)
         self._key_hashes.pop(uid, None)
+        self._starts.forget(uid)
         return Outcome()
 
     async def _finish(self, deployment: InferenceDeployment) -> Outcome:

@@ -22,6 +22,7 @@ from exo_inference.controller.reconcile_deployment import (
     route_key,
 )
 from exo_inference.controller.reconcile_model import ModelReconciler
+from exo_inference.controller.start_recorder import StartRecorder
 from exo_inference.controller.stores.base import Change, ChangeType
 from exo_inference.errors import ExoError
 from exo_inference.resources import (
@@ -56,12 +57,14 @@ class Reconciler:
         self._routing = context.routing
         self._queue: WorkQueue[Key] = WorkQueue()
         self._seen: dict[str, object] = {}
+        self._starts = StartRecorder(context)
         self._deployments = DeploymentReconciler(
             context.store,
             context.platform,
             context.routing,
             context.secret_box,
             settings.gateway_url,
+            self._starts,
         )
         self._models = ModelReconciler(
             context.store,
@@ -87,6 +90,7 @@ class Reconciler:
                 tasks.create_task(self._watch(keys), name="watch-api-keys")
                 tasks.create_task(self._sweep(), name="sweep")
                 tasks.create_task(self._routing.keep_written(), name="routing-table")
+                tasks.create_task(self._starts.run(), name="plan-starts")
                 for number in range(self._settings.num_workers):
                     tasks.create_task(self._work(), name=f"worker-{number}")
         finally:

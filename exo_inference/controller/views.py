@@ -68,13 +68,13 @@ def view_deployment(
         "state_details": state_details,
         "inference_engine_parameters": list(spec.engine_parameters),
         "inference_engine_version": engine.version or DEFAULT_VERSION,
-        "inference_engine": f"{engine.name} {_engine_release(engine)}",
+        "inference_engine": f"{engine.name} {engine_release(engine)}",
         "replica_status": [_view_replica(replica) for replica in status.replicas],
     }
     return view.model_copy(update=more)
 
 
-def _engine_release(engine: EngineRef) -> str:
+def engine_release(engine: EngineRef) -> str:
     """Return the release that runs: exo-engine's own, or that whose flags were asked for."""
     if engine.name == "exo":
         return get_engine("exo").version

@@ -43,6 +43,7 @@ class FakeReplica:
     draining: bool = False
     has_been_ready: bool = False
     failure: str | None = None
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 FAMILIES = (
@@ -126,6 +127,7 @@ class FakePlatform:
             current=replica.made_from == made_from,
             details=details,
             address=f"unix:replicas/{replica.name}/engine.sock",
+            started_at=replica.started_at,
         )
 
     async def delete(self, uid: str) -> bool:

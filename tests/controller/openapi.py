@@ -14,7 +14,7 @@ import requests
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-ADDITIVE = ("/events", "/ai/status", "/ai/plan", "/healthz")
+ADDITIVE = ("/events", "/ai/status", "/ai/plan", "/ai/plan/starts", "/healthz")
 _DATE_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -2,6 +2,7 @@
 
 A well-formed request is always answered with 200; whether it fits is the `verdict`. The model may be
 one of this control plane, one of the planner's catalogue, one of the Hub, or a config.json.
+`/ai/plan/starts` tells how right plans were, by the replicas that really started.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from exo_inference.planner import Gpu
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.preflight import ENGINES, judge
 from exo_inference.resources import InferenceModel
-from exo_inference.wire import ModelRef, PlanRequest
+from exo_inference.wire import ModelRef, PlanRequest, PlanStartList
 
 _TITLE = "Not planned"
 _CONFIG_MODEL = "the given config.json"
@@ -168,4 +169,13 @@ async def _ask_hub(context: Context, name: str, models: Sequence[InferenceModel]
     return await context.architectures.of_hub(name, revision=revision, token=token)
 
 
-ROUTES = [route("/v2/ai/plan", POST=plan_deployment)]
+async def list_starts(request: Request) -> Response:
+    """Return the real starts: what was predicted for each, and what was measured."""
+    starts = await asyncio.to_thread(context_of(request).start_log.read)
+    return answer(PlanStartList(starts=starts))
+
+
+ROUTES = [
+    route("/v2/ai/plan", POST=plan_deployment),
+    route("/v2/ai/plan/starts", GET=list_starts),
+]

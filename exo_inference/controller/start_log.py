@@ -1,0 +1,64 @@
+"""`plan-starts.jsonl`: the last real starts of this control plane, one JSON object on each line.
+
+The recorder appends, the API reads. The file is replaced whole, so a reader or a kill finds the old
+one or the new one; a line that cannot be read (of a newer version, or torn by hand) is passed over.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from exo_inference.errors import StoreError
+from exo_inference.state_dir import write_atomically
+from exo_inference.wire import PlanStart
+
+logger = logging.getLogger(__name__)
+
+MAX_STARTS = 1000
+
+
+class StartLog:
+    """The file of one control plane, of which one process at a time is the writer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[PlanStart]:
+        """Return what is recorded, oldest first.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        starts, num_broken = [], 0
+        for line in self._lines():
+            try:
+                starts.append(PlanStart.model_validate_json(line))
+            except ValidationError:
+                num_broken += 1
+        if num_broken:
+            logger.warning("%d lines of %s are not starts", num_broken, self._path)
+        return starts
+
+    def append(self, start: PlanStart) -> None:
+        """Add a start; the oldest ones beyond `MAX_STARTS` go.
+
+        Raises:
+            StoreError: the file cannot be written; it is as it was.
+        """
+        lines = [*self._lines()[1 - MAX_STARTS :], start.model_dump_json(exclude_none=True)]
+        try:
+            write_atomically(self._path, "".join(f"{line}\n" for line in lines))
+        except OSError as exc:
+            raise StoreError(f"cannot write {self._path}: {exc.strerror or exc}") from exc
+
+    def _lines(self) -> list[str]:
+        try:
+            text = self._path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        except OSError as exc:
+            raise StoreError(f"cannot read {self._path}: {exc.strerror or exc}") from exc
+        return [line for line in text.split("\n") if line.strip()]
