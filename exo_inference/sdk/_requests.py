@@ -42,6 +42,8 @@ from exo_inference.wire import (
     ModelList,
     ModelRef,
     Operation,
+    PlanStart,
+    PlanStartList,
     Zone,
     ZoneList,
 )
@@ -124,6 +126,13 @@ def plan_deployment(fields: dict[str, Any]) -> Call[DeploymentPlan]:
     body = encode_json(_given(fields))
     request = Request(action, "POST", "/ai/plan", body=body, repeatable=True)
     return Call(request, reader(DeploymentPlan, action))
+
+
+def list_plan_starts() -> Call[list[PlanStart]]:
+    """List the real starts."""
+    action = "listing the starts"
+    request = Request(action, "GET", "/ai/plan/starts", repeatable=True)
+    return Call(request, lambda answer: reader(PlanStartList, action)(answer).starts)
 
 
 def scale_deployment(deployment_id: str, replicas: int, *, dry_run: bool) -> Call[Operation]:

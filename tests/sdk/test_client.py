@@ -194,6 +194,22 @@ def test_reads_of_every_noun(api: FakeApi, client: Client):
     assert client.deployments.events("d-1")[0].message == "m"
 
 
+def test_plan_starts_have_what_was_predicted_and_measured(api: FakeApi, client: Client):
+    head = {
+        "id": "s-1",
+        "deployment": "chat",
+        "replica": "chat-1",
+        "started-at": "2026-11-20T20:00:00Z",
+    }
+    engine = {"engine": "exo", "engine-version": "0.1.0", "model": "exo/tiny-chat", "flags": []}
+    gpu = {"gpu": "CPU", "gpu-type": "cpu", "gpu-count": 1}
+    start = {**head, **engine, **gpu, "measured": {"weights-bytes": 12, "of-a-newer-engine": 1}}
+    api.on("GET", "/ai/plan/starts", {"starts": [start]})
+    (found,) = client.plan_starts()
+    assert (found.replica, found.measured.weights_bytes) == ("chat-1", 12)
+    assert (found.predicted, found.measured.kv_capacity_tokens) == (None, None)
+
+
 def test_parameters_of_one_version(api: FakeApi, client: Client):
     parameter = {
         "name": "a",

@@ -19,7 +19,14 @@ from exo_inference.sdk._messages import Call, T
 from exo_inference.sdk._setup import http_options, resolve
 from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Settings
-from exo_inference.wire import ConsumptionQuota, DeploymentPlan, ModelRef, Operation, Zone
+from exo_inference.wire import (
+    ConsumptionQuota,
+    DeploymentPlan,
+    ModelRef,
+    Operation,
+    PlanStart,
+    Zone,
+)
 
 
 class AsyncClient:
@@ -189,6 +196,10 @@ class AsyncClient:
             "without-advice": None if with_advice else True,
         }
         return await self.send(_requests.plan_deployment(fields))
+
+    async def plan_starts(self) -> list[PlanStart]:
+        """Return the last real starts, predicted and measured, oldest first (additive)."""
+        return await self.send(_requests.list_plan_starts())
 
     async def close(self) -> None:
         """Close the connections. Idempotent; a client from `for_zone` leaves them open."""

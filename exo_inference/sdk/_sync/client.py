@@ -20,7 +20,14 @@ from exo_inference.sdk._sync.operations import Operations
 from exo_inference.sdk._sync.zones import Zones
 from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Settings
-from exo_inference.wire import ConsumptionQuota, DeploymentPlan, ModelRef, Operation, Zone
+from exo_inference.wire import (
+    ConsumptionQuota,
+    DeploymentPlan,
+    ModelRef,
+    Operation,
+    PlanStart,
+    Zone,
+)
 
 
 class Client:
@@ -190,6 +197,10 @@ class Client:
             "without-advice": None if with_advice else True,
         }
         return self.send(_requests.plan_deployment(fields))
+
+    def plan_starts(self) -> list[PlanStart]:
+        """Return the last real starts, predicted and measured, oldest first (additive)."""
+        return self.send(_requests.list_plan_starts())
 
     def close(self) -> None:
         """Close the connections. Idempotent; a client from `for_zone` leaves them open."""
