@@ -39,6 +39,20 @@ its controller installs a release of `inference-model` per model and of `inferen
 deployment. An unknown value is refused by all three. This page is made from the comments of their
 `values.yaml` by `scripts/generate_chart_pages.py`; what the control plane may do on the cluster is in
 [RBAC](rbac.md).
+
+## The download Job
+
+The Job of `inference-model` prints one JSON object a line:
+
+| `state` | with | when |
+| --- | --- | --- |
+| `resolved` | `revision`, `size_bytes` | the model was found and access to it tried |
+| `downloading` | `downloaded_bytes` as well | every `download.progressSeconds` |
+| `downloaded` | `checksum` as well | all files are there and checked |
+
+The last line, or one that begins with `exo-download: error:`, is also the container's termination
+message, so that it stays in the pod's status. Exit code 78 means that another try would not help (no
+such model, a licence not accepted, another checksum) and ends the Job; 75 that it may.
 """
 
 
