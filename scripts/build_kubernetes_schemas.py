@@ -7,7 +7,7 @@ Kept are only the kinds that the charts render and what they refer to, without d
 unknown fields refused wherever the API server would drop or refuse them.
 
     git clone https://github.com/kubernetes-sigs/lws /tmp/lws
-    python scripts/build_kubernetes_schemas.py --lws /tmp/lws      # writes tests/charts/schemas/
+    python -m scripts.build_kubernetes_schemas --lws /tmp/lws      # writes tests/charts/schemas/
 """
 
 from __future__ import annotations
@@ -174,16 +174,17 @@ def _collect(name: str, schemas: dict[str, Any], found: dict[str, Any]) -> None:
     if name in found:
         return
     found[name] = schema = shrink(schemas[name])
-    for reference in _references(schema):
+    for reference in references(schema):
         _collect(reference, schemas, found)
 
 
-def _references(schema: Any) -> set[str]:
+def references(schema: Any) -> set[str]:
+    """Return the names of all definitions that a schema refers to."""
     if isinstance(schema, list):
-        return set().union(*map(_references, schema))
+        return set().union(*map(references, schema))
     if not isinstance(schema, dict):
         return set()
-    found = set().union(*map(_references, schema.values()))
+    found = set().union(*map(references, schema.values()))
     if isinstance(schema.get("$ref"), str):
         found.add(schema["$ref"].removeprefix("#/definitions/"))
     return found

@@ -5,8 +5,8 @@ tests/charts/schemas, so that a toleration or an affinity with a typing error is
 but for those of one chart's values within another's.
 `docs/reference/charts.md` comes from the comments of the `values.yaml` files.
 
-    python scripts/generate_chart_pages.py            # write
-    python scripts/generate_chart_pages.py --check    # fail if anything would change
+    python -m scripts.generate_chart_pages            # write
+    python -m scripts.generate_chart_pages --check    # fail if anything would change
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from scripts.build_kubernetes_schemas import references
 
 ROOT = Path(__file__).parents[1]
 CHARTS = ("exo-inference", "inference-model", "inference-deployment")
@@ -99,10 +101,10 @@ def _fill(schema: dict[str, Any], known: dict[str, Any]) -> str:
     own = _own(schema, known)
     schema["definitions"] = own
     found: dict[str, Any] = {}
-    wanted = _references(schema)
+    wanted = references(schema)
     while missing := sorted(wanted - found.keys() - own.keys()):
         found |= {name: known[name] for name in missing}
-        wanted |= _references(found)
+        wanted |= references(found)
     schema["definitions"] = own | dict(sorted(found.items()))
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
@@ -154,17 +156,6 @@ def read_values(text: str) -> list[Value]:
 def _row(value: Value) -> str:
     default = "" if value.default is None else f" `{value.default}`"
     return f"| `{value.path}` |{default} | {value.comment} |"
-
-
-def _references(schema: Any) -> set[str]:
-    if isinstance(schema, list):
-        return set().union(*map(_references, schema))
-    if not isinstance(schema, dict):
-        return set()
-    found = set().union(*map(_references, schema.values()))
-    if isinstance(schema.get("$ref"), str):
-        found.add(schema["$ref"].removeprefix("#/definitions/"))
-    return found
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ def test_scenario_says_what_it_is_for(scenario: str) -> None:
 
 
 def test_generated_parts_are_up_to_date() -> None:
-    script = ROOT / "scripts" / "generate_chart_pages.py"
-    result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "scripts.generate_chart_pages", "--check"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
