@@ -15,8 +15,9 @@ from typing import Any
 
 from exo_inference.planner.compressed_layers import hyper_head
 from exo_inference.planner.config_fields import ConfigFields, FieldProblem, derived_max_model_len
+from exo_inference.planner.experts import read_moe
 from exo_inference.planner.families import FAMILIES, UNCHECKED, Family
-from exo_inference.planner.layers import build_layers, read_moe
+from exo_inference.planner.layers import build_layers
 from exo_inference.planner.quantization import (
     BF16,
     MXFP4,

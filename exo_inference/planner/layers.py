@@ -1,7 +1,7 @@
 """Builds the decoder layers of a model from its config: weights and caches, layer by layer.
 
-`architecture.py` calls `build_layers`. Attention, feed-forward and experts are here; state-space
-layers are in `state_layers.py`. Quantized formats are attached later, by `architecture.py`.
+`architecture.py` calls `build_layers`. Attention and the feed-forward's choice are here, experts in
+`experts.py`, state-space layers in `state_layers.py`. Quantized formats are attached later, by `architecture.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner.compressed_layers import compress_ratios, compressed_layer
 from exo_inference.planner.config_fields import ConfigFields, FieldProblem, whole_number
+from exo_inference.planner.experts import mlp_weights, moe_weights, vector
 from exo_inference.planner.families import Family
-from exo_inference.planner.shapes import KvKind, KvSpec, Layer, MoeShape, Shard, Weight
+from exo_inference.planner.shapes import KvKind, KvSpec, Layer, Shard, Weight
 from exo_inference.planner.state_layers import build_state_layer
 from exo_inference.planner.whisper import build_decoder
 
@@ -252,20 +253,20 @@ def attention_weights(
     bias = fields.flag("attention_bias", default=fields.flag("use_qkv_bias"))
     if bias if family.qkv_bias is None else family.qkv_bias:
         kv_rows = kv * (heads.key_dim + heads.value_dim)
-        yield _vector(f"{path}.qkv_bias", q_rows + kv_rows)
+        yield vector(f"{path}.qkv_bias", q_rows + kv_rows)
     if bias if family.o_bias is None else family.o_bias:
-        yield _vector(f"{path}.o_bias", hidden)
+        yield vector(f"{path}.o_bias", hidden)
     norm = family.qk_norm
     if fields.text_type == "glm4_moe" and fields.flag("use_qk_norm"):
         norm = "head"
     if fields.text_type == "cohere" and fields.flag("use_qk_norm"):
         norm = "full"
     if norm == "head":
-        yield _vector(f"{path}.qk_norm", heads.key_dim * (2 if is_owner else 1))
+        yield vector(f"{path}.qk_norm", heads.key_dim * (2 if is_owner else 1))
     elif norm == "full":
-        yield _vector(f"{path}.qk_norm", (heads.num_heads + kv) * heads.key_dim)
+        yield vector(f"{path}.qk_norm", (heads.num_heads + kv) * heads.key_dim)
     if fields.text_type == "gpt_oss" or (fields.text_type == "mimo_v2_flash" and kind == "sliding"):
-        yield _vector(f"{path}.sinks", heads.num_heads)
+        yield vector(f"{path}.sinks", heads.num_heads)
     if fields.text_type in ("step3p7", "laguna"):
         yield Weight(f"{path}.g_proj", "attention", heads.num_heads, hidden)
 
@@ -279,12 +280,12 @@ def _latent_weights(fields: ConfigFields, *, has_index: bool) -> Iterator[Weight
     path, one = "self_attn", Shard.REPLICATED
     if q_rank:
         yield Weight(f"{path}.q_a_proj", "attention", q_rank, hidden, shard=one)
-        yield _vector(f"{path}.q_a_layernorm", q_rank)
+        yield vector(f"{path}.q_a_layernorm", q_rank)
         yield Weight(f"{path}.q_b_proj", "attention", heads * (nope + rope), q_rank)
     else:
         yield Weight(f"{path}.q_proj", "attention", heads * (nope + rope), hidden)
     yield Weight(f"{path}.kv_a_proj_with_mqa", "attention", rank + rope, hidden, shard=one)
-    yield _vector(f"{path}.kv_a_layernorm", rank)
+    yield vector(f"{path}.kv_a_layernorm", rank)
     yield Weight(f"{path}.kv_b_proj", "attention", heads * (nope + value), rank)
     yield Weight(f"{path}.o_proj", "attention", hidden, heads * value)
     if fields.flag("mla_use_output_gate"):
@@ -293,7 +294,7 @@ def _latent_weights(fields: ConfigFields, *, has_index: bool) -> Iterator[Weight
         count, dim = fields.integer("index_n_heads"), fields.integer("index_head_dim")
         yield Weight(f"{path}.indexer.wq_b", "attention", count * dim, q_rank or hidden, shard=one)
         yield Weight(f"{path}.indexer.wk", "attention", dim, hidden, shard=one)
-        yield _vector(f"{path}.indexer.k_norm", 2 * dim)
+        yield vector(f"{path}.indexer.k_norm", 2 * dim)
         yield Weight(f"{path}.indexer.weights_proj", "attention", count, hidden, shard=one)
 
 
@@ -327,93 +328,21 @@ def _feed_forward(
         size *= 2
     yield from mlp_weights("mlp", "mlp", hidden, size, is_gated=family.gated_mlp)
     if fields.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias:
-        yield _vector("mlp.bias", size * (2 if family.gated_mlp else 1) + hidden)
+        yield vector("mlp.bias", size * (2 if family.gated_mlp else 1) + hidden)
     if kind == "apertus":
-        yield _vector("mlp.act_fn", 2)
-
-
-def mlp_weights(
-    path: str, part: str, hidden: int, size: int, *, is_gated: bool, copies: int = 1
-) -> Iterator[Weight]:
-    """Yield the matrices of a feed-forward, or of `copies` experts."""
-    shard = Shard.EXPERTS if part == "routed_experts" else Shard.SPLIT
-    for name in ("gate_proj", "up_proj") if is_gated else ("up_proj",):
-        yield Weight(f"{path}.{name}", part, size, hidden, copies, shard)
-    yield Weight(f"{path}.down_proj", part, hidden, size, copies, shard)
-
-
-def read_moe(fields: ConfigFields) -> MoeShape | None:
-    """Return the shape of the routed experts, if there are any."""
-    if not fields.get("num_experts") or not fields.get("experts_per_token"):
-        return None
-    if fields.text_type.startswith("gemma4") and not fields.flag("enable_moe_block"):
-        return None
-    size = fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 0))
-    latent = fields.get("moe_latent_size") or fields.get("routed_expert_hidden_size")
-    hidden = (
-        fields.integer("hidden_size") if latent is None else whole_number("moe_latent_size", latent)
-    )
-    return MoeShape(
-        fields.integer("num_experts"), fields.integer("experts_per_token"), size, hidden,
-        _shared_size(fields, size),
-    )  # fmt: skip
-
-
-def _shared_size(fields: ConfigFields, size: int) -> int:
-    """Return the intermediate size of all shared experts together."""
-    for name in (
-        "moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", "share_expert_dim",
-    ):  # fmt: skip
-        if fields.get(name):
-            return fields.integer(name)
-    if fields.text_type in ("llama4", "llama4_text"):
-        return fields.integer("intermediate_size")
-    if fields.text_type == "granitemoehybrid":
-        return fields.integer("shared_intermediate_size", 0)
-    return size * fields.integer("num_shared_experts", 0)
-
-
-def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
-    """Yield router, routed and shared experts."""
-    moe = read_moe(fields)
-    if moe is None:
-        raise FieldProblem("config.json has layers of experts, but not their number")
-    hidden, kind, gated = fields.integer("hidden_size"), fields.text_type, family.gated_mlp
-    yield Weight("mlp.gate", "router", moe.num_experts, hidden, shard=Shard.REPLICATED)
-    yield from mlp_weights(
-        "experts" if kind.startswith("gemma4") else "mlp.experts", "routed_experts", moe.hidden_size, moe.intermediate_size,
-        is_gated=gated, copies=moe.num_experts,
-    )  # fmt: skip
-    if moe.hidden_size != hidden:
-        yield Weight("mlp.fc1_latent_proj", "mlp", moe.hidden_size, hidden, shard=Shard.REPLICATED)
-        yield Weight("mlp.fc2_latent_proj", "mlp", hidden, moe.hidden_size, shard=Shard.REPLICATED)
-    if moe.shared_intermediate_size:
-        size = moe.shared_intermediate_size
-        yield from mlp_weights("mlp.shared_experts", "shared_experts", hidden, size, is_gated=gated)
-    if kind in ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen2_moe"):
-        yield _vector("mlp.shared_expert_gate", hidden)
-    if kind in ("laguna", "ernie4_5_moe"):
-        yield _vector("mlp.gate.e_score_correction_bias", moe.num_experts)
-    if kind == "gpt_oss":
-        yield _vector("mlp.gate.bias", moe.num_experts)
-        yield Weight(
-            "mlp.experts.bias", "expert_bias", 2 * moe.intermediate_size + hidden, 1, moe.num_experts,
-            Shard.EXPERTS,
-        )  # fmt: skip
-    if kind.startswith("gemma4"):
-        yield _vector("router.scale", hidden + moe.num_experts + 3 * hidden)
+        yield vector("mlp.act_fn", 2)
 
 
 def _norms(fields: ConfigFields, family: Family, hidden: int) -> Iterator[Weight]:
     count = family.norms
     if fields.text_type == "falcon" and fields.flag("new_decoder_architecture"):
         count = 2
-    yield _vector("norms", hidden * count * (2 if family.norm_bias else 1))
+    yield vector("norms", hidden * count * (2 if family.norm_bias else 1))
     extra = fields.integer("hidden_size_per_layer_input", 0)
     if extra and fields.text_type.startswith(("gemma3n", "gemma4")):
         yield Weight("per_layer_input_gate", "mlp", extra, hidden, shard=Shard.REPLICATED)
         yield Weight("per_layer_projection", "mlp", hidden, extra, shard=Shard.REPLICATED)
-        yield _vector("post_per_layer_input_norm", hidden)
+        yield vector("post_per_layer_input_norm", hidden)
     if fields.text_type.startswith("gemma3n"):
         yield from _altup(fields, hidden)
 
@@ -423,15 +352,11 @@ def _altup(fields: ConfigFields, hidden: int) -> Iterator[Weight]:
     inputs, rank = fields.integer("altup_num_inputs"), fields.integer("laurel_rank")
     one = Shard.REPLICATED
     # Coefficients, a router and its norm, and a scale per channel.
-    yield _vector("altup.vectors", inputs * inputs * (1 + inputs) + 2 * hidden)
+    yield vector("altup.vectors", inputs * inputs * (1 + inputs) + 2 * hidden)
     yield Weight("altup.modality_router", "router", inputs, hidden, shard=one)
     yield Weight("laurel.linear_left", "mlp", rank, hidden, shard=one)
     yield Weight("laurel.linear_right", "mlp", hidden, rank, shard=one)
-    yield _vector("laurel.post_laurel_norm", hidden)
-
-
-def _vector(path: str, size: int) -> Weight:
-    return Weight(path, "norm", size, 1, shard=Shard.REPLICATED)
+    yield vector("laurel.post_laurel_norm", hidden)
 
 
 def _nemotron_layers(fields: ConfigFields, family: Family) -> Iterator[Layer]:
@@ -452,7 +377,7 @@ def _nemotron_layers(fields: ConfigFields, family: Family) -> Iterator[Layer]:
 
 def _nemotron_layer(fields: ConfigFields, family: Family, symbol: str) -> Layer:
     hidden = fields.integer("hidden_size")
-    weights: list[Weight] = [_vector("norm", hidden)]
+    weights: list[Weight] = [vector("norm", hidden)]
     kv: KvSpec | None = None
     if symbol == "M":
         state_weights, kv = build_state_layer(fields, "mamba")
@@ -497,7 +422,7 @@ def _nas_layers(fields: ConfigFields, family: Family) -> Iterator[Layer]:
         elif has_ffn:
             size = _nas_width(float(ffn.get("ffn_mult") or 0), hidden)
             weights += mlp_weights("mlp", "mlp", hidden, size, is_gated=True)
-        weights.append(_vector("norms", hidden * (int(has_attention) + int(has_ffn))))
+        weights.append(vector("norms", hidden * (int(has_attention) + int(has_ffn))))
         yield Layer(tuple(weights), kv)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exo_inference.planner.config_fields import ConfigFields, FieldProblem
+from exo_inference.planner.experts import vector
 from exo_inference.planner.shapes import KvKind, KvSpec, Layer, Shard, VisionShape, Weight
 
 _MAX_LAYERS = 4096
@@ -31,13 +32,13 @@ def build_decoder(fields: ConfigFields) -> list[Layer]:
         (
             *_attention("self_attn", hidden, heads),
             *_feed_forward(hidden, wide),
-            _vector(4 * hidden),
+            vector("vectors", 4 * hidden),
         ),
         KvSpec(KvKind.FULL, heads, dim, dim),
     )
     positions = fields.integer("max_source_positions")
     cross = Layer(
-        (*_attention("encoder_attn", hidden, heads), _vector(2 * hidden)),
+        (*_attention("encoder_attn", hidden, heads), vector("vectors", 2 * hidden)),
         KvSpec(KvKind.CROSS, heads, dim, dim, window=positions),
     )
     return [layer for _ in range(count) for layer in (own, cross)]
@@ -71,14 +72,10 @@ def _attention(path: str, hidden: int, heads: int) -> Iterator[Weight]:
             f"{path}.{name}_proj", "attention", hidden, hidden, shard=Shard.KV_HEADS, heads=heads
         )
     yield Weight(f"{path}.o_proj", "attention", hidden, hidden)
-    yield _vector(3 * hidden)  # biases of all but the keys
+    yield vector("vectors", 3 * hidden)  # biases of all but the keys
 
 
 def _feed_forward(hidden: int, wide: int) -> Iterator[Weight]:
     yield Weight("mlp.up_proj", "mlp", wide, hidden)
     yield Weight("mlp.down_proj", "mlp", hidden, wide)
-    yield _vector(wide + hidden)
-
-
-def _vector(size: int) -> Weight:
-    return Weight("vectors", "norm", size, 1, shard=Shard.REPLICATED)
+    yield vector("vectors", wide + hidden)
