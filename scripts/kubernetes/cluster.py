@@ -13,6 +13,8 @@ Not there: names (DNS), a way out of the namespace, enforcement of NetworkPolicy
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
@@ -20,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from scripts.kubernetes import binaries, images, node, prerequisites
 from scripts.kubernetes.api_server import ApiServer, Network
@@ -28,6 +31,7 @@ from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, node_is_ready
 from scripts.kubernetes.processes import Daemon, DaemonFailed
 
 _INSIDE = "EXO_TEST_CLUSTER_INSIDE"
+_PREFIX = "exo-cluster-"
 _POD_NETWORKS = "10.244.0.0/16"
 _NUM_REAL_GPUS = 4
 _ERRORS = (
@@ -123,7 +127,8 @@ class Cluster:
         An extended resource needs no device plugin.
         """
         body = [
-            {"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(_NUM_REAL_GPUS)}
+            {"op": "add", "path": f"/status/{kind}/nvidia.com~1gpu", "value": str(_NUM_REAL_GPUS)}
+            for kind in ("capacity", "allocatable")
         ]
         path = f"/api/v1/nodes/{node.NODE_NAME}/status"
         self.server.client().request("PATCH", path, body, "application/json-patch+json")
@@ -182,7 +187,8 @@ def run(image_names: Sequence[str], command: Sequence[str]) -> int:
     archives = [images.build_pause()]
     if image_names:
         archives += images.build(image_names, offline=True)
-    directory = Path(tempfile.mkdtemp(prefix="exo-cluster-"))
+    _remove_stale()
+    directory, lock = _make_directory()
     node.create_cgroup(_cgroup_of(directory))
     words = [f"--archive={archive}" for archive in archives]
     try:
@@ -196,8 +202,29 @@ def run(image_names: Sequence[str], command: Sequence[str]) -> int:
             check=False,
         ).returncode
     finally:
-        node.remove_cgroup(_cgroup_of(directory))
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)
+        lock.close()
+
+
+def _make_directory() -> tuple[Path, IO[str]]:
+    """Return a new directory and its lock, which is held before anybody can find the directory."""
+    new = Path(tempfile.mkdtemp(prefix="exo-new-"))
+    lock = (new / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return new.rename(new.with_name(_PREFIX + new.name.removeprefix("exo-new-"))), lock
+
+
+def _remove_stale() -> None:
+    """Remove what runs left that were killed themselves; their processes ended with them."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where a run still holds it
+            _remove(directory)
+
+
+def _remove(directory: Path) -> None:
+    node.remove_cgroup(_cgroup_of(directory))
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _cgroup_of(directory: Path) -> str:

@@ -117,6 +117,7 @@ state = "{self._directory}/containerd-state"
             # Only the API server can reach it: all is in one network namespace.
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
+            "clusterDNS": ["10.96.0.10"],  # pods want one, though nobody answers there
             "clusterDomain": "cluster.local",
             "shutdownGracePeriod": "0s",
         }

@@ -1,0 +1,104 @@
+"""Which images there are and when one is built again, without building any."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scripts.kubernetes import images, prerequisites
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_every_source_of_every_image_exists() -> None:
+    for image in images.IMAGES:
+        for source in (image.dockerfile, *image.sources):
+            assert (images.ROOT / source).exists(), f"{image.name}: {source}"
+
+
+def test_every_dockerfile_is_among_its_images_sources() -> None:
+    """So that an edit of it builds the image again."""
+    for image in images.IMAGES:
+        path = images.ROOT / image.dockerfile
+        assert any(path.is_relative_to(images.ROOT / source) for source in image.sources)
+
+
+@pytest.mark.parametrize("image", images.IMAGES, ids=lambda image: image.name)
+def test_every_base_is_pinned_and_may_be_replaced(image: images.Image) -> None:
+    lines = (images.ROOT / image.dockerfile).read_text().splitlines()
+    (base,) = (line for line in lines if line.startswith("ARG BASE="))
+    _, _, tag = base.rpartition(":")
+    assert tag not in ("", "latest")
+    assert any(character.isdigit() for character in tag)
+    stages = {line.split()[-1] for line in lines if line.startswith("FROM") and " AS " in line}
+    froms = {line.split()[1] for line in lines if line.startswith("FROM")}
+    assert froms - stages <= {"${BASE}", "scratch"}
+
+
+@pytest.mark.parametrize("image", images.IMAGES, ids=lambda image: image.name)
+def test_every_image_ends_as_one_that_the_restricted_standard_allows(image: images.Image) -> None:
+    lines = (images.ROOT / image.dockerfile).read_text().splitlines()
+    final = lines[max(i for i, line in enumerate(lines) if line.startswith("FROM")) :]
+    users = [line for line in final if line.startswith("USER")]
+    assert users[-1] == "USER 65532:65532"
+    for word in ("HEALTHCHECK", "STOPSIGNAL SIGTERM", "ENTRYPOINT ["):
+        assert any(line.startswith(word) for line in final), word
+
+
+def test_an_image_is_known_by_the_content_of_its_files(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.py").write_text("1")
+    before = images._hash("", [source])
+    os.utime(source / "a.py", (0, 0))
+    (source / "__pycache__").mkdir()
+    (source / "__pycache__" / "a.pyc").write_text("x")
+    assert images._hash("", [source]) == before
+    (source / "a.py").write_text("2")
+    assert images._hash("", [source]) != before
+    (source / "a.py").rename(source / "b.py")
+    assert images._hash("", [source]) != before
+
+
+def test_an_image_that_is_built_is_not_built_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(images, "_bud", lambda *arguments: pytest.fail("it was built"))
+    (image,) = (image for image in images.IMAGES if image.name == "exo-vllm")
+    sources = [images.ROOT / source for source in image.sources]
+    archive = images._archive("exo-vllm", images._hash("{}", sources))
+    archive.touch()
+    assert images.build(["exo-vllm"], offline=False) == [archive]
+
+
+def test_an_unknown_image_is_refused_with_those_there_are() -> None:
+    with pytest.raises(images.BuildFailed, match="no image exo-vlm; there are exo-inference"):
+        images.build(["exo-vlm"], offline=True)
+
+
+def test_an_image_with_a_base_of_others_cannot_be_built_offline() -> None:
+    with pytest.raises(images.BuildFailed, match="only a container registry has"):
+        images.build(["exo-vllm"], offline=True)
+
+
+def test_without_root_it_is_said_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(
+        prerequisites.PrerequisiteMissing, match="cannot run a cluster as user 1000"
+    ):
+        prerequisites.ensure(prerequisites.CLUSTER, "run a cluster")
+
+
+def test_without_apt_the_packages_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(prerequisites.PrerequisiteMissing, match="missing buildah, runc"):
+        prerequisites.ensure(("runc", "buildah"), "build images")
