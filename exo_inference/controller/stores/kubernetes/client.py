@@ -162,6 +162,38 @@ class KubernetesApi:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             raise StoreUnreachable(f"the watch on {path} broke off: {exc!r}"[:300]) from exc
 
+    async def lines(
+        self, path: str, query: Mapping[str, str], *, idle_seconds: float | None = None
+    ) -> AsyncGenerator[str, None]:
+        """Yield the lines of a text, such as a log, until the server ends it.
+
+        Args:
+            path: of the text.
+            query: of the request.
+            idle_seconds: how long the server may be silent; None is for ever, as a log may be.
+
+        Raises:
+            ApiRefusal: it was refused.
+            StoreUnreachable: it broke off.
+        """
+        limits = aiohttp.ClientTimeout(
+            sock_connect=ATTEMPT_SECONDS, sock_read=idle_seconds, total=None
+        )
+        try:
+            response = await self._send("GET", path, query, limits=limits)
+            rest = b""
+            try:
+                async for chunk in response.content.iter_any():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        yield line.decode(errors="replace")
+            finally:
+                _abort(response)
+            if rest:
+                yield rest.decode(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise StoreUnreachable(f"reading {path} broke off: {exc!r}"[:300]) from exc
+
     async def _repeat(
         self,
         method: str,
@@ -239,10 +271,14 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
         async for line in response.content:
             yield line
     finally:
-        # A polite end of the encryption would wait for the server, which has more to send.
-        if response.connection is not None and response.connection.transport is not None:
-            response.connection.transport.abort()
-        response.close()
+        _abort(response)
+
+
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """Hang up. A polite end of the encryption would wait for the server, which has more to send."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
+    response.close()
 
 
 def _refusal(method: str, path: str, status: int, body: bytes) -> ApiRefusal:
