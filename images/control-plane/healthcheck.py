@@ -4,9 +4,10 @@ import os
 import sys
 import urllib.request
 
-url = os.environ.get("EXO_HEALTH_URL", "http://127.0.0.1:8080/healthz")
+# Where both programs answer on a cluster, beside their metrics.
+url = os.environ.get("EXO_HEALTH_URL", "http://127.0.0.1:9090/healthz")
 try:
-    with urllib.request.urlopen(url, timeout=2):  # noqa: S310
+    with urllib.request.urlopen(url, timeout=2):
         pass
 except OSError as exc:
     sys.exit(f"{url}: {exc}")

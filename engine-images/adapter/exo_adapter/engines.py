@@ -106,7 +106,6 @@ def _sglang(settings: Settings) -> list[str]:
         *("python3", "-m", "sglang.launch_server", "--model-path", str(settings.model)),
         *("--served-model-name", settings.served_model_name),
         *("--host", _ALL_ADDRESSES, "--port", str(settings.http_port)),
-        # SGLang counts the GPUs of all nodes.
         *("--tp-size", str(settings.tensor_parallel_size)),
         *("--pp-size", str(settings.pipeline_parallel_size)),
         "--enable-metrics",
