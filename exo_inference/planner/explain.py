@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from exo_inference.planner.compressed_cache import row_bytes
 from exo_inference.planner.gpus import GIB
 from exo_inference.planner.kv_cache import KvGroup, KvLayout, state_page_bytes, token_bytes
-from exo_inference.planner.memory import absorbed_bytes, pads_experts, rank_bytes, stage_weights
+from exo_inference.planner.memory import (
+    absorbed_bytes,
+    pads_experts,
+    rank_bytes,
+    rotary_bytes,
+    stage_weights,
+)
 from exo_inference.planner.setting import Setting, Stage
 from exo_inference.planner.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.speed import (
@@ -146,8 +152,8 @@ def _weight_corrections(setting: Setting, sums: dict[str, _Sum]) -> Iterator[str
     if setting.parameters.cpu_offload_gb:
         yield f"- up to {setting.parameters.cpu_offload_gb:g} GiB of layers offloaded to the CPU"
     if model.checkpoint_bytes is not None:
-        yield f", scaled to the checkpoint's own {_gib(model.checkpoint_bytes)}"
-    rope = model.rope_elements * setting.dtype_bytes
+        yield f", scaled by the checkpoint's own size, {_gib(model.checkpoint_bytes)}"
+    rope = rotary_bytes(model, setting.dtype_bytes, setting.rules)
     if rope:
         yield f"+ {_gib(rope)} of rotary tables ({model.rope_elements:,} x {setting.dtype_bytes} bytes)"
 

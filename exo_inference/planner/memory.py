@@ -80,8 +80,9 @@ def weights_component(
     moved = min(offload, int(layers))
     total = layers + outer - moved
     if model.checkpoint_bytes is not None:
-        total *= model.checkpoint_bytes / max(1.0, _all_bytes(model, dtype_bytes))
-    total += model.rope_elements * dtype_bytes
+        # In the checkpoint's own format: it may run in another one, such as float32 on a CPU.
+        total *= model.checkpoint_bytes / max(1.0, _all_bytes(model, model.dtype_bytes))
+    total += rotary_bytes(model, dtype_bytes, rules)
     band = model.weights_error
     source = (
         "tensor shapes of the config, each in its stored format, as split over ranks; rotary tables"
@@ -91,6 +92,11 @@ def weights_component(
     return Component(
         "weights", int(total), int(total * (1 - band)), int(total * (1 + band)), source
     )
+
+
+def rotary_bytes(model: Architecture, dtype_bytes: int, rules: EngineRules) -> int:
+    """Return the rotary tables that count as weights: exo-engine makes its own after sizing the cache."""
+    return 0 if rules.engine == "exo" else model.rope_elements * dtype_bytes
 
 
 @lru_cache(maxsize=256)

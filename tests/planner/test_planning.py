@@ -155,7 +155,7 @@ def test_exo_engine_on_a_cpu_has_one_gib_of_cache() -> None:
     parameters = EngineParameters.parse([], engine="exo")
     result = plan(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(16 * GIB), 1, parameters)
     assert result.available_kv_bytes_per_gpu == GIB
-    assert result.weights_bytes_per_gpu > 4 * 596_049_920  # float32
+    assert result.weights_bytes_per_gpu == 4 * 596_049_920  # float32
     small = plan(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(2 * GIB), 1, parameters)
     assert small.verdict is Verdict.REFUSED
 

@@ -1,0 +1,38 @@
+"""A checkpoint that runs in another number format than its own takes the room of that format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from exo_inference.planner import EngineParameters, cpu_as_gpu, find_gpu, plan, read_architecture
+from exo_inference.planner.checkpoint import with_total_bytes
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 3072,
+    "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 2048,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+}  # fmt: skip
+LAYER = 192 * (192 + 2 * 64) + 192 * 192 + 3 * 192 * 512 + 2 * 192
+NUM_PARAMETERS = 3072 * 192 + 6 * LAYER + 192
+
+
+@pytest.mark.parametrize("has_headers", [True, False])
+def test_exo_engine_on_a_cpu_holds_its_parameters_in_float32(has_headers: bool) -> None:
+    model = read_architecture(CONFIG, name="tiny")
+    if has_headers:
+        model = with_total_bytes(model, 2 * NUM_PARAMETERS)
+    found = plan(model, cpu_as_gpu(16 * 2**30), 1, EngineParameters.parse([], engine="exo"))
+    assert found.weights_bytes_per_gpu == pytest.approx(4 * NUM_PARAMETERS, rel=1e-4)
+    halved = EngineParameters.parse(["--dtype=bfloat16"], engine="exo")
+    found = plan(model, cpu_as_gpu(16 * 2**30), 1, halved)
+    assert found.weights_bytes_per_gpu == pytest.approx(2 * NUM_PARAMETERS, rel=1e-4)
+
+
+def test_vllm_loads_a_float32_checkpoint_in_16_bit() -> None:
+    model = read_architecture({**CONFIG, "torch_dtype": "float32"}, name="tiny")
+    model = replace(with_total_bytes(model, 4 * NUM_PARAMETERS), rope_elements=0)
+    found = plan(model, find_gpu("L4"), 1, EngineParameters.parse([]))
+    assert found.weights_bytes_per_gpu == pytest.approx(2 * NUM_PARAMETERS, rel=1e-4)
