@@ -160,7 +160,7 @@ def build(programs: Iterable[str]) -> None:
         BuildFailed
     """
     wanted = set(programs)
-    with _lock():
+    with build_lock("programs"):
         for component in COMPONENTS:
             needed = wanted & component.programs.keys()
             if all(find(program) for program in needed):
@@ -173,10 +173,10 @@ def _component_of(program: str) -> Component:
 
 
 @contextmanager
-def _lock() -> Iterator[None]:
-    """Let one build at a time write to the cache; a second one waits and then finds all done."""
+def build_lock(name: str) -> Iterator[None]:
+    """Let one build of a kind write to the cache; a second one waits and then finds all done."""
     cache_dir().mkdir(parents=True, exist_ok=True)
-    with (cache_dir() / ".lock").open("w") as file:
+    with (cache_dir() / f".{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -96,7 +96,8 @@ def build(names: Sequence[str], *, offline: bool) -> list[Path]:
         PrerequisiteMissing, BuildFailed
     """
     chosen = [image for image in _chosen(names) if names or not offline or image.offline]
-    return [_build_one(image, offline=offline) for image in chosen]
+    with binaries.build_lock("images"):
+        return [_build_one(image, offline=offline) for image in chosen]
 
 
 def build_pause() -> Path:
@@ -137,6 +138,7 @@ def _build_one(image: Image, *, offline: bool) -> Path:
     tag = f"localhost/{image.name}:{TAG}"
     _bud(tag, ROOT / image.dockerfile, ROOT, arguments)
     _save(tag, archive)
+    _tidy()
     size = archive.stat().st_size / 1e6
     print(f"  took {time.monotonic() - begin:.0f} s, {size:.0f} MB", file=sys.stderr, flush=True)
     return archive
@@ -166,6 +168,12 @@ def _bud(tag: str, dockerfile: Path, context: Path, arguments: dict[str, str]) -
             *("build", "--isolation=chroot", "--layers", "--format=docker", *_lent_volumes()),
         ]
     _run([*command, *words, "--tag", tag, "--file", str(dockerfile), str(context)])
+
+
+def _tidy() -> None:
+    """Remove the containers of builds that were killed."""
+    if _builder() == "buildah":
+        _run([*_buildah(), "rm", "--all"], check=False)
 
 
 def _lent_volumes() -> list[str]:
