@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from exo_inference.controller import conditions, plan
+from exo_inference.controller.adoption import adopt_deployment
 from exo_inference.controller.routing_table import RoutingTable
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
 from exo_inference.controller.start_recorder import StartRecorder
@@ -87,6 +88,11 @@ class DeploymentReconciler:
             deployment = await self._store.get(InferenceDeployment, uid)
         except ObjectNotFound:
             return await self._tear_down(uid)
+        if deployment.metadata.deletion_timestamp is None and uid not in self._key_hashes:
+            try:
+                deployment = await adopt_deployment(self._store, self._secret_box, deployment)
+            except (VersionConflict, ObjectNotFound):
+                return Outcome(again_after_seconds=0.0)
         model = await self._find_model(deployment)
         names = [replica.name for replica in deployment.status.replicas]
         unrouted = await self._routing.unrouted(names)

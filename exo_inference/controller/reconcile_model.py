@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from exo_inference.controller import conditions
+from exo_inference.controller.adoption import adopt_model
 from exo_inference.controller.conditions import condition
 from exo_inference.controller.model_fetch import (
     FINAL_REASON,
@@ -87,6 +88,10 @@ class ModelReconciler:
             return Outcome()
         if model.metadata.deletion_timestamp is not None:
             return await self._finish(model)
+        try:
+            model = await adopt_model(self._store, model)
+        except (VersionConflict, ObjectNotFound):
+            return Outcome(again_after_seconds=0.0)
         failed = conditions.find(model.status.conditions, "Failed")
         is_final = failed is not None and failed.reason == FINAL_REASON
         if is_final or await self._is_ready(model):

@@ -18,6 +18,7 @@ from exo_inference.resources.base import (
     Resource,
 )
 from exo_inference.resources.deployment import (
+    DEPLOYMENT_FINALIZER,
     MAX_REPLICAS,
     RESTART_ANNOTATION,
     DeploymentSpec,
@@ -27,6 +28,7 @@ from exo_inference.resources.deployment import (
     ReplicaState,
 )
 from exo_inference.resources.model import (
+    MODEL_FINALIZER,
     InferenceModel,
     ModelSpec,
     ModelStatus,
@@ -44,7 +46,9 @@ from exo_inference.resources.operation import (
 __all__ = [
     "API_GROUP",
     "API_VERSION",
+    "DEPLOYMENT_FINALIZER",
     "MAX_REPLICAS",
+    "MODEL_FINALIZER",
     "PUBLIC_SCOPE",
     "RESTART_ANNOTATION",
     "ApiKeySpec",

@@ -23,6 +23,9 @@ RESTART_ANNOTATION = "inference.exo.dev/restarted-at"
 """When a user last asked to start replicas again that had failed; RFC 3339."""
 
 
+DEPLOYMENT_FINALIZER = "inference.exo.dev/replicas"
+"""Held until no request is routed to the deployment and none of its replicas is left."""
+
 MAX_PARAMETERS = 200
 """Items of `engineParameters`."""
 

@@ -17,6 +17,9 @@ from exo_inference.resources.base import (
     keyed_list,
 )
 
+MODEL_FINALIZER = "inference.exo.dev/model-files"
+"""Held until the files are gone and no deployment uses them."""
+
 _ANOTHER = "create another InferenceModel"
 
 

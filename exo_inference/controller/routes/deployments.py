@@ -25,6 +25,7 @@ from exo_inference.controller.stores.base import (
 from exo_inference.controller.views import view_deployment
 from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.resources import (
+    DEPLOYMENT_FINALIZER,
     RESTART_ANNOTATION,
     DeploymentSpec,
     InferenceDeployment,
@@ -42,9 +43,6 @@ from exo_inference.wire import (
     ScaleDeployment,
     UpdateDeployment,
 )
-
-FINALIZER = "inference.exo.dev/replicas"
-"""Held until no request is routed to the deployment and none of its replicas is left."""
 
 _RESTARTED = (ReplicaPhase.FAILED, ReplicaPhase.BACKOFF)
 """Replicas in one of these are started by an update that changes nothing else."""
@@ -85,7 +83,7 @@ async def create_deployment(request: Request) -> Response:
         uid = operations.new_uid(identity)
         operation = operations.succeeded("deployment", uid, plan=admitted.plan)
         deployment = InferenceDeployment(
-            metadata=ObjectMeta(name=admitted.name, uid=uid, finalizers=(FINALIZER,)),
+            metadata=ObjectMeta(name=admitted.name, uid=uid, finalizers=(DEPLOYMENT_FINALIZER,)),
             spec=admitted.spec,
         )
         key = context.secret_box.encrypt(new_api_key(), owner=uid, name=KEY_SECRET)

@@ -27,6 +27,7 @@ from exo_inference.controller.views import view_model
 from exo_inference.hub import is_in_place
 from exo_inference.hub.base import ResolvedModel
 from exo_inference.resources import (
+    MODEL_FINALIZER,
     InferenceModel,
     ModelSpec,
     ModelStatus,
@@ -34,9 +35,6 @@ from exo_inference.resources import (
     model_object_name,
 )
 from exo_inference.wire import CreateModel, EventList, ModelList
-
-FINALIZER = "inference.exo.dev/model-files"
-"""Held until the files are gone and no deployment uses them."""
 
 
 async def create_model(request: Request) -> Response:
@@ -127,7 +125,7 @@ def _new_model(
 ) -> InferenceModel:
     name = model_object_name(source)
     return InferenceModel(
-        metadata=ObjectMeta(name=name, uid=uid, finalizers=(FINALIZER,)),
+        metadata=ObjectMeta(name=name, uid=uid, finalizers=(MODEL_FINALIZER,)),
         spec=ModelSpec(source=source, revision=revision),
         status=_first_status(source, found),
     )

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from exo_inference.controller.adoption import adopt_deployment
 from exo_inference.controller.leader import LeaderElection
+from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
 from exo_inference.controller.stores.base import (
     ChangeType,
+    NameTaken,
     NewEvent,
     ObjectNotFound,
     ObjectRefused,
@@ -23,8 +26,10 @@ from exo_inference.controller.stores.base import (
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore
 from exo_inference.resources import (
     API_VERSION,
+    DEPLOYMENT_FINALIZER,
     InferenceDeployment,
     InferenceModel,
+    ObjectMeta,
     model_object_name,
 )
 from exo_inference.resources.yaml import parse_manifests
@@ -256,6 +261,36 @@ async def test_a_copy_under_another_name_is_another_deployment(
     copy = await store.get_by_name(InferenceDeployment, "copy")
     assert copy.metadata.uid != made.metadata.uid
     assert (await store.get(InferenceDeployment, made.metadata.uid)).metadata.name == "chat"
+
+
+async def test_a_deployment_made_by_kubectl_gets_what_the_api_would_have_given_it(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    await apply(cluster, DEPLOYMENT)
+    box = SecretBox(b"k" * 32)
+    applied = await current(cluster, store)
+    adopted = await adopt_deployment(store, box, applied)
+    assert adopted.metadata.finalizers == (DEPLOYMENT_FINALIZER,)
+    uid = applied.metadata.uid
+    sealed = await store.get_secret(uid, KEY_SECRET)
+    assert sealed is not None
+    assert box.decrypt(sealed, owner=uid, name=KEY_SECRET).startswith("exo-")
+    assert await adopt_deployment(store, box, adopted) == adopted
+    assert await store.get_secret(uid, KEY_SECRET) == sealed
+    await apply(cluster, DEPLOYMENT)
+    assert (await current(cluster, store)).metadata.finalizers == (DEPLOYMENT_FINALIZER,)
+
+
+async def test_the_api_does_not_create_a_model_that_kubectl_made(
+    cluster: Cluster, store: KubernetesStore
+) -> None:
+    await apply(cluster, MODEL)
+    model = await store.get_by_name(InferenceModel, model_object_name("exo/tiny-chat"))
+    made = InferenceModel(
+        metadata=ObjectMeta(name=model_object_name("exo/tiny-chat")), spec=model.spec
+    )
+    with pytest.raises(NameTaken):
+        await store.create(made)
 
 
 async def test_an_object_with_fields_of_a_newer_version_is_left_alone(

@@ -142,6 +142,14 @@ def test_an_object_that_cannot_be_read_says_what_is_wrong() -> None:
     assert "spec.fieldOfTheFuture" in stored.problem
 
 
+def test_a_status_of_a_newer_version_does_not_hide_its_object() -> None:
+    manifest = raw()
+    manifest["status"] = {"readyReplicas": 3, "fieldOfTheFuture": 1}
+    stored = read_object(InferenceDeployment, manifest)
+    assert isinstance(stored.resource, InferenceDeployment)
+    assert stored.resource.status.ready_replicas == 0
+
+
 def test_a_change_names_what_differs_and_nothing_else() -> None:
     made = deployment()
     made = made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": "u"})})

@@ -84,22 +84,34 @@ def read_object(kind: type[Resource], raw: Mapping[str, Any]) -> Stored:
     name, uid = meta["name"], meta["uid"]
     chosen = _chosen_uid(name, annotations)
     age = Age(meta["creationTimestamp"], annotations.get(CREATED_ANNOTATION, ""), name)
-    resource, problem = None, ""
-    try:
-        resource = kind.model_validate(
-            {
-                "apiVersion": raw["apiVersion"],
-                "metadata": _metadata(kind, raw, chosen or uid),
-                "spec": raw.get("spec"),
-                **({"status": raw["status"]} if raw.get("status") else {}),
-            }
-            | {"kind": kind.KIND}
-        )
-    except ValidationError as exc:
-        (first, *_) = exc.errors(include_url=False, include_input=False)
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    resource, problem = _validate(kind, raw, chosen or uid)
     version = int(meta["resourceVersion"])
     return Stored(name, uid, version, age, chosen or uid, resource, problem)
+
+
+def _validate(
+    kind: type[Resource], raw: Mapping[str, Any], uid: str
+) -> tuple[Resource | None, str]:
+    """Return the resource, or why there is none.
+
+    A status that makes no sense is left out: it was observed, and is observed again. A spec that
+    makes no sense is what someone wants, and must not be taken for something else.
+    """
+    parts = {
+        "apiVersion": raw["apiVersion"],
+        "kind": kind.KIND,
+        "metadata": _metadata(kind, raw, uid),
+        "spec": raw.get("spec"),
+    }
+    try:
+        return kind.model_validate({**parts, "status": raw.get("status") or {}}), ""
+    except ValidationError:
+        pass
+    try:
+        return kind.model_validate(parts), ""
+    except ValidationError as exc:
+        (first, *_) = exc.errors(include_url=False, include_input=False)
+        return None, f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def new_object(resource: Resource, now: datetime) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Objects that came past the API are looked after like all others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from exo_inference.controller.adoption import adopt_deployment, adopt_model
+from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
+from exo_inference.controller.stores.base import VersionConflict
+from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.resources import (
+    DEPLOYMENT_FINALIZER,
+    MODEL_FINALIZER,
+    InferenceModel,
+    ModelSpec,
+    ObjectMeta,
+)
+from tests.controller.stores.objects import deployment, with_replicas
+
+BOX = SecretBox(b"k" * 32)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    opened = await SqliteStore.open(tmp_path / "controller.db")
+    yield opened
+    await opened.close()
+
+
+async def test_a_deployment_gets_a_finalizer_and_a_key_once(store: SqliteStore) -> None:
+    made = await store.create(deployment(finalizers=("someone.else/holds",)))
+    uid = made.metadata.uid
+    adopted = await adopt_deployment(store, BOX, made)
+    assert adopted.metadata.finalizers == ("someone.else/holds", DEPLOYMENT_FINALIZER)
+    sealed = await store.get_secret(uid, KEY_SECRET)
+    assert sealed is not None
+    assert BOX.decrypt(sealed, owner=uid, name=KEY_SECRET).startswith("exo-")
+    assert await adopt_deployment(store, BOX, adopted) == adopted
+    assert await store.get_secret(uid, KEY_SECRET) == sealed
+    assert [event.reason for event in await store.list_events(uid)] == ["Adopted"]
+
+
+async def test_a_deployment_applied_with_our_finalizer_still_gets_its_key(
+    store: SqliteStore,
+) -> None:
+    made = await store.create(deployment(finalizers=(DEPLOYMENT_FINALIZER,)))
+    assert await adopt_deployment(store, BOX, made) == made
+    assert await store.get_secret(made.metadata.uid, KEY_SECRET) is not None
+
+
+async def test_a_model_gets_a_finalizer_once(store: SqliteStore) -> None:
+    model = InferenceModel(metadata=ObjectMeta(name="m"), spec=ModelSpec(source="a/b"))
+    adopted = await adopt_model(store, await store.create(model))
+    assert adopted.metadata.finalizers == (MODEL_FINALIZER,)
+    assert await adopt_model(store, adopted) is adopted
+
+
+async def test_what_changed_meanwhile_is_not_adopted_as_it_was(store: SqliteStore) -> None:
+    made = await store.create(deployment())
+    await store.update(with_replicas(made, 2))
+    with pytest.raises(VersionConflict):
+        await adopt_deployment(store, BOX, made)
