@@ -9,19 +9,27 @@ leaves unstated is not guessed: a quantity that needs it is "not graded", with t
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exo_inference.errors import UsageError
+from exo_inference.planner.accuracy_cases import (
+    is_kv_type_unstated,
+    model_name,
+    printed_tokens,
+    stated_gpu,
+    stated_parameters,
+    stated_stage,
+    stated_version,
+    unstated_flags,
+)
 from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.engine_rules import parse_version
-from exo_inference.planner.gpus import GIB, Gpu, find_gpu
-from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.gpus import GIB, find_gpu
+from exo_inference.planner.parameters import LATEST_VLLM, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan, Verdict
 
@@ -34,8 +42,17 @@ LIMITS: Mapping[str, tuple[float | None, float | None]] = {
 }
 """Per quantity: the mean error allowed, and the error allowed in 95 % of cases."""
 
+FIT_LIMIT = 0.95
+"""The share of starts of which it must be said rightly whether they fit."""
+
 _MISS = 0.05
 _OLDEST = (0, 6, 6)
+
+
+def miss_limit(quantity: str) -> float:
+    """Return the error beyond which a single case counts as missed."""
+    mean, most = LIMITS[quantity]
+    return most or mean or _MISS
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +149,7 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         grades.not_graded.append((name, "everything", f"the engine is {case.get('engine')}"))
         return
     try:
-        model = find_model(_model_name(str(case.get("model") or "")))
+        model = find_model(model_name(str(case.get("model") or "")))
     except UsageError as exc:
         grades.not_graded.append((name, "everything", exc.message))
         return
@@ -141,24 +158,32 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
             (name, "everything", f"cannot size it, because {model.cannot_size}")
         )
         return
-    version = _stated_version(str(case.get("engine_version") or ""))
-    gpu = _stated_gpu(case)
-    parameters = _parameters(case, version or "0.33.0")
+    version = stated_version(case)
+    gpu = stated_gpu(case)
+    if case["engine"] == "exo" and gpu is None:  # whose number format depends on it
+        grades.not_graded.append((name, "everything", "its GPU is not stated"))
+        return
+    try:
+        parameters = stated_parameters(case, version or LATEST_VLLM)
+    except UsageError as exc:
+        grades.not_graded.append((name, "everything", exc.message))
+        return
     # Weights and blocks depend neither on the GPU's memory nor, for uniform models, on the version.
     result = plan(model, gpu or find_gpu("h200"), int(case.get("gpu_count") or 1), parameters)
-    stage = _stated_stage(case)
+    stage = stated_stage(case)
     if any(problem.code == "draft-model" for problem in result.problems):
         grades.not_graded.append((name, "everything", "its draft model is not known"))
         return
     _grade_weights(name, model, result, observed, stage, grades)
     _grade_printed_memory(name, model, case, parameters, version, grades)
-    is_old = version is not None and (parse_version(version) or _OLDEST) < _OLDEST
+    is_vllm = case["engine"] == "vllm"
+    is_old = is_vllm and version is not None and (parse_version(version) or _OLDEST) < _OLDEST
     if is_old and not grades.includes_unstated:
         reason = f"the rules of vLLM {version} were not read; those here begin at 0.6.6"
         grades.not_graded.append((name, "available KV memory, fit", reason))
         return
     missing = [what for what, here in (("GPU", gpu), ("engine version", version)) if here is None]
-    missing += [] if grades.includes_unstated else _unstated_flags(case)
+    missing += [] if grades.includes_unstated else unstated_flags(case)
     if missing:
         reason = f"its {' and '.join(missing)} is not stated"
         grades.not_graded.append((name, "available KV memory, fit", reason))
@@ -167,7 +192,7 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     if free is not None and gpu is not None:
         count = int(case.get("gpu_count") or 1)
         result = plan(model, gpu, count, parameters, free_bytes=int(free * GIB))
-    unstated = _is_kv_type_unstated(case) and not grades.includes_unstated
+    unstated = is_kv_type_unstated(case) and not grades.includes_unstated
     _grade_start(name, result, observed, stage, grades, is_kv_type_unstated=unstated)
 
 
@@ -200,10 +225,11 @@ def _grade_printed_memory(
 ) -> None:
     """Grade the blocks alone: tokens from the KV memory that was printed."""
     observed = case.get("observed") or {}
-    memory, tokens = observed.get("available_kv_gib"), _printed_tokens(observed)
-    if memory is None or tokens is None or memory <= 0:
+    memory, tokens = observed.get("available_kv_gib"), printed_tokens(observed)
+    # What exo-engine tells of its memory is what the blocks take: one says no more than the other.
+    if memory is None or tokens is None or memory <= 0 or case["engine"] == "exo":
         return
-    if _is_kv_type_unstated(case) and not grades.includes_unstated:
+    if is_kv_type_unstated(case) and not grades.includes_unstated:
         reason = "the checkpoint's KV cache type is not stated"
         grades.not_graded.append((name, "KV tokens from the printed KV memory", reason))
         return
@@ -228,7 +254,7 @@ def _with_defaults(parameters: EngineParameters, case: Mapping[str, Any]) -> Eng
     """Set the step's size as the real GPU's class would have, since the stand-in is larger."""
     if parameters.max_num_batched_tokens is not None:
         return parameters
-    real = _stated_gpu(case)
+    real = stated_gpu(case)
     total = real.reported_bytes if real is not None else 24 * GIB
     is_large = (
         total >= 70 * GIB
@@ -236,32 +262,12 @@ def _with_defaults(parameters: EngineParameters, case: Mapping[str, Any]) -> Eng
         and (real is None or real.key != "gb10")
     )
     tokens = 8192 if is_large else 2048
-    model = find_model(_model_name(str(case.get("model") or "")))
+    model = find_model(model_name(str(case.get("model") or "")))
     model_least = 0 if parameters.language_model_only else model.min_batched_tokens
     seqs = parameters.max_num_seqs or (1024 if is_large else 256)
     return replace(
         parameters, max_num_batched_tokens=max(tokens, model_least, seqs), max_num_seqs=seqs
     )
-
-
-def _unstated_flags(case: Mapping[str, Any]) -> list[str]:
-    """Return flags that the case itself says were set but are not in the source."""
-    flags = re.findall(r"(max_num_\w+) not in the excerpt", str(case.get("notes") or ""))
-    # Unsloth's loader chooses utilization and sequences itself and prints neither exactly.
-    return (
-        [*flags, "flags set by Unsloth"] if "(unsloth" in str(case.get("model")).lower() else flags
-    )
-
-
-def _is_kv_type_unstated(case: Mapping[str, Any]) -> bool:
-    """Whether the case marks the type of its KV cache as an inference of its own."""
-    return any(re.fullmatch(r"\w+-kv\?", str(tag)) for tag in case.get("tags") or [])
-
-
-def _stated_stage(case: Mapping[str, Any]) -> int | None:
-    """Return the pipeline stage whose figures a case gives, where it says so."""
-    match = re.search(r"PP stage (\d+)", str(case.get("notes") or ""))
-    return int(match.group(1)) if match and int(match.group(1)) < int(case.get("pp") or 1) else None
 
 
 def _grade_start(
@@ -273,7 +279,7 @@ def _grade_start(
     *,
     is_kv_type_unstated: bool,
 ) -> None:
-    memory, tokens = observed.get("available_kv_gib"), _printed_tokens(observed)
+    memory, tokens = observed.get("available_kv_gib"), printed_tokens(observed)
     if memory is not None:
         size = result.available_kv_bytes_per_gpu
         predicted = (size if stage is None else result.stages[stage].available_kv_bytes) / GIB
@@ -291,88 +297,6 @@ def _grade_start(
             verdict = Verdict.FITS if result.fits_nominally else Verdict.REFUSED
         note = "tight" if result.verdict is Verdict.TIGHT else ""
         grades.fits.append(FitGraded(name, str(verdict), outcome, note))
-
-
-def _printed_tokens(observed: Mapping[str, Any]) -> float | None:
-    if observed.get("kv_tokens") is not None:
-        return float(observed["kv_tokens"])
-    if observed.get("gpu_blocks") is not None and observed.get("block_size") is not None:
-        return float(observed["gpu_blocks"]) * float(observed["block_size"])
-    return None
-
-
-def _model_name(text: str) -> str:
-    """Return the name without remarks in brackets."""
-    return re.sub(r"\s*\(.*\)\s*$", "", text).strip()
-
-
-def _stated_version(text: str) -> str | None:
-    """Return the vLLM version that a case states, as precisely as it does."""
-    match = re.search(r"\b0\.\d+(\.\d+)?", text)
-    if match is not None:
-        return match.group(0)
-    if not text.startswith("V0"):
-        return None
-    date = re.search(r"[A-Z][a-z]{2} 20\d\d", text)
-    return _V0_RELEASES.get(date.group(0) if date else "", "0.7.0")
-
-
-_V0_RELEASES = {
-    "Dec 2024": "0.6.6",
-    "Jan 2025": "0.6.6",
-    "Mar 2025": "0.7.3",
-    "Apr 2025": "0.8.3-v0",
-}
-"""The release of a month, for logs that only say "V0" and a date."""
-
-
-def _stated_gpu(case: Mapping[str, Any]) -> Gpu | None:
-    """Return the GPU of a case, with the memory its log prints."""
-    text = re.split(r"[(,;]", str(case.get("gpu") or ""))[0].strip()
-    printed = case.get("gpu_vram_gib")
-    gpu: Gpu | None = None
-    try:
-        gpu = find_gpu(text) if text else None
-    except UsageError:
-        gpu = None
-    if printed is not None:
-        total = int(float(printed) * GIB)
-        known = gpu or Gpu(
-            key="stated",
-            name=text or "GPU",
-            reported_bytes=total,
-            bandwidth=1e12,
-            native=frozenset({"fp16", "bf16"}),
-        )
-        return known.with_memory(total)
-    return gpu
-
-
-def _parameters(case: Mapping[str, Any], version: str) -> EngineParameters:
-    """Return the flags of a case, and what its log says about effective defaults."""
-    stated: dict[str, Any] = dict(case.get("flags") or {})
-    observed = case.get("observed") or {}
-    effective = observed.get("max_num_batched_tokens_log")
-    for name, value in {
-        **(case.get("defaults_in_effect") or {}),
-        "max_num_batched_tokens": effective,
-    }.items():
-        number = re.search(r"\d+(\.\d+)?", str(value)) if value is not None else None
-        if number is not None and name not in stated and name != "gpu_memory_utilization":
-            stated[name] = number.group(0)
-    stated.setdefault("tensor_parallel_size", case.get("tp") or 1)
-    if case.get("pp"):
-        stated.setdefault("pipeline_parallel_size", case["pp"])
-    if observed.get("max_model_len") is not None:
-        stated.setdefault("max_model_len", observed["max_model_len"])
-    flags = []
-    for name, value in stated.items():
-        if isinstance(value, bool):
-            flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
-        else:
-            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
-            flags.append(f"--{name.replace('_', '-')}={text}")
-    return EngineParameters.parse(flags, engine=str(case.get("engine")), engine_version=version)
 
 
 if __name__ == "__main__":

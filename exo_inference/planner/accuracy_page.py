@@ -11,7 +11,17 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from exo_inference.planner.accuracy import LIMITS, Graded, Grades, Summary, grade, summarise
+from exo_inference.planner.accuracy import (
+    FIT_LIMIT,
+    LIMITS,
+    Graded,
+    Grades,
+    Summary,
+    grade,
+    miss_limit,
+    summarise,
+)
+from exo_inference.planner.accuracy_cases import parse_cases
 
 _HEAD = """# The planner, graded
 
@@ -132,7 +142,9 @@ def _fit_lines(grades: Grades, explanations: Mapping[str, str]) -> list[str]:
     right = sum(each.is_right for each in grades.fits)
     count = len(grades.fits)
     share = right / count if count else 0.0
-    lines = [f"Fit or not: right in {right} of {count} ({share:.1%}; asked for: 95 %).\n"]
+    lines = [
+        f"Fit or not: right in {right} of {count} ({share:.1%}; asked for: {100 * FIT_LIMIT:.0f} %).\n"
+    ]
     lines += [
         f"- {each.case}: predicted {each.predicted}{f' ({each.note})' if each.note else ''}, was "
         f"{each.observed}. {explanations.get(each.case, _UNEXPLAINED)}"
@@ -148,11 +160,11 @@ _UNEXPLAINED = "not explained"
 def _miss_lines(
     title: str, quantity: str, graded: Sequence[Graded], explanations: Mapping[str, str]
 ) -> list[str]:
-    missed = [each for each in graded if abs(each.error) > _limit(quantity)]
+    missed = [each for each in graded if abs(each.error) > miss_limit(quantity)]
     if not missed:
         return []
     lines = [
-        f"## Beyond {_limit(quantity):.0%}: {title}\n",
+        f"## Beyond {miss_limit(quantity):.0%}: {title}\n",
         "| case | predicted | printed | error | explanation |",
         "| --- | ---: | ---: | ---: | --- |",
     ]
@@ -169,14 +181,8 @@ def _miss_lines(
     return [*lines, ""]
 
 
-def _limit(quantity: str) -> float:
-    mean, most = LIMITS[quantity]
-    return most or mean or 0.05
-
-
 def _grade_file(path: Path, *, includes_unstated: bool = False) -> Grades:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    cases = data["cases"] if isinstance(data, dict) else data
+    cases = parse_cases(path.read_text(encoding="utf-8"), str(path))
     return grade(cases, includes_unstated=includes_unstated)
 
 

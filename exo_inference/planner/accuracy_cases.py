@@ -1,0 +1,221 @@
+"""Real starts of engines as cases: read from a file, and what each of them states about its plan.
+
+A file is `{"cases": [...]}` or the list alone. `accuracy.py` grades what is read here; the functions
+below answer for one case, and with None where its source leaves something unstated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from exo_inference.errors import UsageError
+from exo_inference.planner.gpus import GIB, Gpu, cpu_as_gpu, find_gpu
+from exo_inference.planner.parameters import EngineParameters
+
+_MOST = 10**12
+_TEXTS = ("id", "engine", "model")
+_OPTIONAL_TEXTS = ("engine_version", "gpu", "notes")
+_COUNTS = ("gpu_count", "tp", "pp")
+_PRINTED = (
+    "weights_gib_per_gpu", "available_kv_gib", "free_at_start_gib", "kv_tokens", "gpu_blocks",
+    "block_size", "max_model_len",
+)  # fmt: skip
+"""What is graded, or planned with, of `observed`: numbers."""
+
+
+def parse_cases(text: str, name: str) -> list[dict[str, Any]]:
+    """Return the cases of a file.
+
+    Args:
+        text: of the file.
+        name: of the file, for errors.
+
+    Raises:
+        UsageError: it is not JSON, not a list of cases, or a case is not of their form; the message
+            has the index of that case.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"{name} is not JSON: {exc}", hint=_HINT) from exc
+    cases = document.get("cases") if isinstance(document, dict) else document
+    if not isinstance(cases, list):
+        found = "an object without the list `cases`" if isinstance(document, dict) else "no list"
+        raise UsageError(f"{name} holds no cases: expected a list, found {found}", hint=_HINT)
+    for index, case in enumerate(cases):
+        problem = _find_problem(case)
+        if problem is not None:
+            raise UsageError(f"{name}: cases[{index}]{problem}", hint=_HINT)
+    return cases
+
+
+def _find_problem(case: object) -> str | None:
+    """Return what is wrong with the form of a case, after its path; None where nothing is."""
+    if not isinstance(case, dict):
+        return f" is {_kind(case)}, expected an object"
+    checks = [(key, case.get(key), "a text", _is_text) for key in _TEXTS]
+    checks += [(key, case.get(key, ""), "a text", _is_text_or_none) for key in _OPTIONAL_TEXTS]
+    checks += [(key, case.get(key), "a number from 1 to 1024", _is_count) for key in _COUNTS]
+    checks += [("gpu_vram_gib", case.get("gpu_vram_gib"), "a number above 0", _is_size)]
+    checks += [
+        (key, case.get(key), "an object", _is_object) for key in ("flags", "defaults_in_effect")
+    ]
+    observed = case.get("observed")
+    if not isinstance(observed, dict):
+        return f".observed is {_kind(observed)}, expected an object"
+    checks += [
+        (f"observed.{key}", observed.get(key), f"a number up to {_MOST:.0e}", _is_number)
+        for key in _PRINTED
+    ]
+    wrong = next((check for check in checks if not check[3](check[1])), None)
+    return None if wrong is None else f".{wrong[0]} is {_kind(wrong[1])}, expected {wrong[2]}"
+
+
+def _kind(value: Any) -> str:
+    """Return a value as errors show it."""
+    if value is None:
+        return "missing"
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return f"{json.dumps(value):.60}"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_object(value: object) -> bool:
+    return value is None or isinstance(value, dict)
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (is_number and -_MOST <= value <= _MOST)  # not for NaN either
+
+
+def _is_size(value: Any) -> bool:
+    return value is None or (_is_number(value) and 0 < value <= 10**6)
+
+
+def _is_count(value: Any) -> bool:
+    return value is None or (_is_number(value) and isinstance(value, int) and 1 <= value <= 1024)
+
+
+_HINT = "docs/how-to/grade-the-planner.md shows the form of a case."
+
+
+def unstated_flags(case: Mapping[str, Any]) -> list[str]:
+    """Return flags that the case itself says were set but are not in the source."""
+    flags = re.findall(r"(max_num_\w+) not in the excerpt", str(case.get("notes") or ""))
+    # Unsloth's loader chooses utilization and sequences itself and prints neither exactly.
+    return (
+        [*flags, "flags set by Unsloth"] if "(unsloth" in str(case.get("model")).lower() else flags
+    )
+
+
+def is_kv_type_unstated(case: Mapping[str, Any]) -> bool:
+    """Whether the case marks the type of its KV cache as an inference of its own."""
+    return any(re.fullmatch(r"\w+-kv\?", str(tag)) for tag in case.get("tags") or [])
+
+
+def stated_stage(case: Mapping[str, Any]) -> int | None:
+    """Return the pipeline stage whose figures a case gives, where it says so."""
+    match = re.search(r"PP stage (\d+)", str(case.get("notes") or ""))
+    return int(match.group(1)) if match and int(match.group(1)) < int(case.get("pp") or 1) else None
+
+
+def printed_tokens(observed: Mapping[str, Any]) -> float | None:
+    """Return the KV capacity in tokens that was printed, or follows from the blocks."""
+    if observed.get("kv_tokens") is not None:
+        return float(observed["kv_tokens"])
+    if observed.get("gpu_blocks") is not None and observed.get("block_size") is not None:
+        return float(observed["gpu_blocks"]) * float(observed["block_size"])
+    return None
+
+
+def model_name(text: str) -> str:
+    """Return the name without remarks in brackets."""
+    return re.sub(r"\s*\(.*\)\s*$", "", text).strip()
+
+
+def stated_version(case: Mapping[str, Any]) -> str | None:
+    """Return the engine's version that a case states, as precisely as it does."""
+    text = str(case.get("engine_version") or "")
+    if case.get("engine") == "exo":
+        return text or None
+    match = re.search(r"\b0\.\d+(\.\d+)?", text)
+    if match is not None:
+        return match.group(0)
+    if not text.startswith("V0"):
+        return None
+    date = re.search(r"[A-Z][a-z]{2} 20\d\d", text)
+    return _V0_RELEASES.get(date.group(0) if date else "", "0.7.0")
+
+
+_V0_RELEASES = {
+    "Dec 2024": "0.6.6",
+    "Jan 2025": "0.6.6",
+    "Mar 2025": "0.7.3",
+    "Apr 2025": "0.8.3-v0",
+}
+"""The release of a month, for logs that only say "V0" and a date."""
+
+
+def stated_gpu(case: Mapping[str, Any]) -> Gpu | None:
+    """Return the GPU of a case, with the memory its log prints."""
+    text = re.split(r"[(,;]", str(case.get("gpu") or ""))[0].strip()
+    printed = case.get("gpu_vram_gib")
+    if text.lower() == "cpu":
+        return None if printed is None else cpu_as_gpu(int(float(printed) * GIB))
+    gpu: Gpu | None = None
+    try:
+        gpu = find_gpu(text) if text else None
+    except UsageError:
+        gpu = None
+    if printed is not None:
+        total = int(float(printed) * GIB)
+        known = gpu or Gpu(
+            key="stated",
+            name=text or "GPU",
+            reported_bytes=total,
+            bandwidth=1e12,
+            native=frozenset({"fp16", "bf16"}),
+        )
+        return known.with_memory(total)
+    return gpu
+
+
+def stated_parameters(case: Mapping[str, Any], version: str) -> EngineParameters:
+    """Return the flags of a case, and what its log says about effective defaults."""
+    stated: dict[str, Any] = dict(case.get("flags") or {})
+    observed = case.get("observed") or {}
+    effective = observed.get("max_num_batched_tokens_log")
+    for name, value in {
+        **(case.get("defaults_in_effect") or {}),
+        "max_num_batched_tokens": effective,
+    }.items():
+        number = re.search(r"\d+(\.\d+)?", str(value)) if value is not None else None
+        if number is not None and name not in stated and name != "gpu_memory_utilization":
+            stated[name] = number.group(0)
+    stated.setdefault("tensor_parallel_size", case.get("tp") or 1)
+    if case.get("pp"):
+        stated.setdefault("pipeline_parallel_size", case["pp"])
+    if observed.get("max_model_len") is not None:
+        stated.setdefault("max_model_len", observed["max_model_len"])
+    flags = []
+    for name, value in stated.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        else:
+            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            flags.append(f"--{name.replace('_', '-')}={text}")
+    return EngineParameters.parse(flags, engine=str(case.get("engine")), engine_version=version)
