@@ -2,8 +2,8 @@
 
 Admission, `POST /ai/plan` and `deployment plan` call `judge` with what they know and get everything
 that is wrong at once, the plan, and ways out; `to_wire` gives it the form that users read,
-`describe_advice` one way out as a line. The parts are `engines` (which flags exist) and `planner` (what fits); looking models up is the
-caller's work.
+`describe_advice` one way out as a line. The parts are `engines` (which flags exist) and `planner`
+(what fits); looking models up is the caller's work.
 """
 
 from exo_inference.preflight.judging import ENGINES, Judgement, Subject, judge

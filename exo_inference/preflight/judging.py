@@ -7,8 +7,7 @@ to the planner's own check of the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from exo_inference.engines import DEFAULT_VERSION, get_engine, vllm
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
@@ -87,6 +86,7 @@ class Judgement:
         plan_problems: the plan's, without those that `flag_problems` says better.
         advice: ways to make it fit; empty where it does.
         improvements: what a plan that fits could do better.
+        notes: why there is no plan.
     """
 
     subject: Subject
@@ -95,7 +95,7 @@ class Judgement:
     plan_problems: tuple[Problem, ...] = ()
     advice: tuple[Advice, ...] = ()
     improvements: tuple[Improvement, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -136,11 +136,6 @@ def judge(
         subject.model, subject.gpu, subject.gpu_count, parameters,
         draft=subject.draft, free_bytes=subject.free_bytes,
     )  # fmt: skip
-    others = tuple(
-        problem
-        for problem in found.problems
-        if not (rules and problem.code in _JUDGED_BY_FLAG_RULES)
-    )
     advice: tuple[Advice, ...] = ()
     improvements: tuple[Improvement, ...] = ()
     if with_advice and found.verdict in (Verdict.REFUSED, Verdict.TIGHT):
@@ -153,7 +148,15 @@ def judge(
             subject.model, subject.gpu, subject.gpu_count, parameters,
             other_gpus=other_gpus, draft=subject.draft, free_bytes=subject.free_bytes,
         )  # fmt: skip
+    others = _not_reported(found.problems, rules)
     return Judgement(subject, tuple(rules), found, others, advice, improvements)
+
+
+def _not_reported(
+    problems: tuple[Problem, ...], rules: list[ParameterProblem]
+) -> tuple[Problem, ...]:
+    """Return the plan's problems, without those that a rule has reported with the user's flag."""
+    return tuple(each for each in problems if not (rules and each.code in _JUDGED_BY_FLAG_RULES))
 
 
 def _check_flags(subject: Subject) -> list[ParameterProblem]:
@@ -206,7 +209,6 @@ def _gpu_facts(subject: Subject) -> GpuFacts | None:
 
 
 def _lack(subject: Subject) -> str:
-    what: Sequence[str] = [
-        name for name, known in (("model", subject.model), ("GPU", subject.gpu)) if known is None
-    ]
-    return f"nothing is known about the {' and the '.join(what)}, so memory was not judged"
+    known = {"model": subject.model, "GPU": subject.gpu}
+    unknown = " and the ".join(name for name, each in known.items() if each is None)
+    return f"nothing is known about the {unknown}, so memory was not judged"

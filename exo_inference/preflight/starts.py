@@ -1,0 +1,113 @@
+"""This control plane's own starts: graded by what was predicted for them then, or as cases. Pure.
+
+A case can be sent and graded elsewhere, by the planner of that day; names of deployments, replicas
+and flags without a bearing on memory are left out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from exo_inference.errors import UsageError
+from exo_inference.planner.accuracy import FitGraded, Graded, Grades
+from exo_inference.planner.gpus import GIB
+from exo_inference.planner.parameters import EngineParameters
+from exo_inference.wire import PlanStart, PlanVerdict, StartMeasurements
+
+_NOT_FLAGS = frozenset({"engine", "engine_version", "others"})
+
+
+def grade_starts(starts: Iterable[PlanStart]) -> Grades:
+    """Hold what was predicted for each start against what it measured."""
+    grades = Grades()
+    for start in starts:
+        grades.num_cases += 1
+        _grade_start(start, grades)
+    return grades
+
+
+def _grade_start(start: PlanStart, grades: Grades) -> None:
+    predicted, measured = start.predicted, start.measured
+    if predicted is None or predicted.verdict == PlanVerdict.UNKNOWN:
+        reason = f"nothing could be predicted for {start.model} on {start.gpu_type}"
+        grades.not_graded.append((start.replica, "everything", reason))
+        return
+    kv_bytes, tokens = kv_cache_bytes(measured), measured.kv_capacity_tokens
+    pairs = (
+        ("weights, known checkpoint", predicted.weights_bytes_per_gpu, measured.weights_bytes, GIB),
+        ("available KV memory", predicted.available_kv_bytes_per_gpu, kv_bytes, GIB),
+        ("KV capacity in tokens", predicted.kv_capacity_tokens, tokens, 1),
+    )
+    for quantity, expected, found, unit in pairs:
+        if found is None:
+            grades.not_graded.append((start.replica, quantity, "the engine did not measure it"))
+        else:
+            graded = Graded(start.replica, quantity, expected / unit, found / unit)
+            grades.graded.append(graded)
+    grades.fits.append(FitGraded(start.replica, str(predicted.verdict), "fits"))
+
+
+def kv_cache_bytes(measured: StartMeasurements) -> int | None:
+    """Return what the blocks of the KV cache take; what was left for them, where that is not known.
+
+    exo-engine caps its cache at what its sequences can use, and measures what was left before that;
+    a plan tells what is left after it.
+    """
+    parts = (measured.num_kv_blocks, measured.kv_block_size, measured.kv_bytes_per_token)
+    blocks, size, per_token = parts
+    if blocks is None or size is None or per_token is None:
+        return measured.available_kv_bytes
+    return blocks * size * per_token
+
+
+def to_case(start: PlanStart) -> dict[str, Any]:
+    """Return a start in the form of the collected ones, as `planner.accuracy.grade` takes them."""
+    measured = start.measured
+    total, free = measured.device_total_bytes, measured.device_free_bytes
+    is_cpu = start.gpu_type == "cpu"
+    observed = {
+        "weights_gib_per_gpu": _gib(measured.weights_bytes),
+        "available_kv_gib": _gib(kv_cache_bytes(measured)),
+        "kv_tokens": measured.kv_capacity_tokens,
+        "gpu_blocks": measured.num_kv_blocks,
+        "block_size": measured.kv_block_size,
+        "max_model_len": measured.max_model_len,
+        "activation_peak_gib": _gib(measured.activation_peak_bytes),
+        "non_torch_gib": _gib(measured.non_torch_bytes),
+        "cudagraph_gib": _gib(measured.cuda_graph_bytes),
+        "free_at_start_gib": None if is_cpu else _gib(free),
+        "outcome": "fits",
+    }
+    case = {
+        "id": start.id,
+        "source": f"measured by the engine, {start.started_at}",
+        "engine": start.engine,
+        "engine_version": start.engine_version,
+        "model": start.model,
+        "gpu": "cpu" if is_cpu else start.gpu,
+        "gpu_vram_gib": _gib(total),
+        "gpu_count": start.gpu_count,
+        "flags": _flags(start),
+        "observed": {key: value for key, value in observed.items() if value is not None},
+    }
+    return {key: value for key, value in case.items() if value is not None}
+
+
+def _gib(num_bytes: int | None) -> float | None:
+    return None if num_bytes is None else num_bytes / GIB
+
+
+def _flags(start: PlanStart) -> dict[str, Any]:
+    """Return the flags that a plan depends on, by name."""
+    try:
+        parameters = EngineParameters.parse(start.flags, engine=start.engine)
+    except UsageError:  # it was never planned either
+        return {}
+    values = {each.name: getattr(parameters, each.name) for each in fields(parameters)}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and name not in _NOT_FLAGS
+    }
