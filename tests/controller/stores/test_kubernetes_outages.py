@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -42,6 +43,18 @@ async def open_one(cluster: Cluster) -> AsyncIterator[OpenStore]:
     yield open_store
     for store in opened:
         await store.close()
+    # Requests that were given up leave connections whose end the server has to agree to.
+    await until(no_connection_is_open)
+
+
+async def no_connection_is_open() -> bool:
+    gc.collect()
+    transports = [o for o in gc.get_objects() if isinstance(o, asyncio.Transport)]
+    return all(t.get_extra_info("socket") is None or _is_closed(t) for t in transports)
+
+
+def _is_closed(transport: asyncio.Transport) -> bool:
+    return transport.get_extra_info("socket").fileno() == -1
 
 
 async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
@@ -108,7 +121,6 @@ async def test_a_paused_etcd_delays_a_write_and_loses_nothing(
     cluster.server.resume_etcd()
     made = await writing
     assert await store.list(KIND) == [made]
-    await asyncio.sleep(0.2)  # the connections that were given up are closed by the server, too
 
 
 async def test_an_expired_watch_begins_anew_and_tells_the_differences(
@@ -180,7 +192,7 @@ async def test_a_controller_that_lags_behind_cannot_overwrite(open_one: OpenStor
     mine, other = await open_one(), await open_one()
     made = await mine.create(deployment())
     stale = await other.get(KIND, made.metadata.uid)
-    for task in other._followers:
+    for task in other._tasks:
         task.cancel()
     await mine.update(with_replicas(made, 4))
     with pytest.raises(VersionConflict):
@@ -233,6 +245,32 @@ async def test_a_cluster_without_our_kinds_is_said_to_be_one(
         await KubernetesStore.open(api)
 
 
+async def test_a_watch_that_is_silent_for_too_long_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that a firewall forgot looks open for ever."""
+    monkeypatch.setattr(client, "WATCH_IDLE_SECONDS", 0.1)
+
+    async def begin_and_be_silent(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+        writer.write(b"transfer-encoding: chunked\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(begin_and_be_silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    api = await KubernetesApi.connect(_kubeconfig(tmp_path, port))
+    follower = Follower(api, Cache(KIND))
+    with pytest.raises(StoreUnreachable, match="broke off"):
+        await asyncio.wait_for(follower._follow(), 10)
+    await api.close()
+    server.close()
+    await server.wait_closed()
+
+
 async def test_nobody_at_the_address_is_said_to_be_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,11 +303,11 @@ async def _refusal_of(follower: Follower) -> int:
             return refused.value.status_code
 
 
-def _kubeconfig(directory: Path) -> Path:
+def _kubeconfig(directory: Path, port: int = 9) -> Path:
     path = directory / "kubeconfig"
     path.write_text(
         "{apiVersion: v1, kind: Config, current-context: c, users: [{name: u, user: {token: t}}],"
-        " clusters: [{name: k, cluster: {server: 'http://127.0.0.1:9'}}],"
+        f" clusters: [{{name: k, cluster: {{server: 'http://127.0.0.1:{port}'}}}}],"
         " contexts: [{name: c, context: {cluster: k, user: u}}]}"
     )
     return path

@@ -9,7 +9,6 @@ itself, whose write decides whether it happened, then what may be lost or is mad
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import re
 import time
@@ -26,7 +25,6 @@ from exo_inference.controller.stores.base import (
     Recording,
     StoreDamaged,
     StoreTooNew,
-    StoreUnreachable,
     VersionConflict,
 )
 from exo_inference.controller.stores.kubernetes.cache import Cache
@@ -35,6 +33,7 @@ from exo_inference.controller.stores.kubernetes.client import (
     KubernetesApi,
     object_path,
 )
+from exo_inference.controller.stores.kubernetes.companions import Companions
 from exo_inference.controller.stores.kubernetes.events import Events
 from exo_inference.controller.stores.kubernetes.objects import (
     UID_LABEL,
@@ -60,7 +59,6 @@ REPAIR_SECONDS = 600.0
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _Events = list[Event]  # inside the class, `list` is the method
-_Undo = list[Callable[[], Awaitable[None]]]
 
 
 class KubernetesStore:
@@ -72,8 +70,10 @@ class KubernetesStore:
         self._records = Records(api)
         self._secrets = Secrets(api)
         self._events = Events(api)
+        self._companions = Companions(self._records, self._secrets, self._events)
         self._caches = {name: Cache(kind) for name, kind in KINDS.items()}
-        self._followers: list[asyncio.Task[None]] = []
+        self._followers = [Follower(api, cache) for cache in self._caches.values()]
+        self._tasks: list[asyncio.Task[None]] = []
         self._next_repair = float("-inf")
         self._is_closed = False
 
@@ -94,24 +94,23 @@ class KubernetesStore:
         """
         store = cls(api, clock)
         try:
-            followers = [Follower(api, cache) for cache in store._caches.values()]
-            for follower in followers:
+            for follower in store._followers:
                 await store._list_all(follower)
         except BaseException:
             await store.close()
             raise
-        store._followers = [
+        store._tasks = [
             asyncio.create_task(follower.run(), name=f"follow-{name}")
-            for follower, name in zip(followers, KINDS, strict=True)
+            for follower, name in zip(store._followers, KINDS, strict=True)
         ]
         return store
 
     async def close(self) -> None:
         """Stop watching and close the connections. Idempotent."""
         self._is_closed = True
-        for task in self._followers:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._followers, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._api.close()
 
     # -- objects
@@ -129,15 +128,10 @@ class KubernetesStore:
         if holder is not None and holder.resource_uid != meta.uid:
             raise _name_taken(obj)
         subject = OperationSubject(kind=obj.KIND, name=meta.name, uid=meta.uid)
-        undo: _Undo = []
-        try:
-            await self._record_before(recording, subject, undo, is_new=True)
+        async with self._companions.before(recording, subject, is_new=True):
             raw = await self._post(obj)
-        except StoreError as exc:
-            await self._undo(exc, undo)
-            raise
         stored = cache.observe(await self._post_status(obj, raw))
-        await self._record_after(type(obj), stored, recording)
+        await self._companions.after(recording, type(obj), stored)
         return cast(R, self._present(cache, stored))
 
     async def get(self, kind: type[R], uid: str) -> R:
@@ -237,6 +231,9 @@ class KubernetesStore:
         self._next_repair = self._clock() + REPAIR_SECONDS
         await self._records.prune("request", requests_before)
         await self._records.prune("operation", operations_before)
+        # What is removed for good is not decided by a cache that may have fallen behind.
+        for follower in self._followers:
+            await follower.list_all()
         owners = {s.resource_uid for cache in self._caches.values() for s in cache.all()}
         await self._secrets.remove_orphans(owners)
 
@@ -338,17 +335,12 @@ class KubernetesStore:
     ) -> Stored:
         """Record what belongs to a write, make it, record the rest."""
         subject = OperationSubject(kind=kind.KIND, name=stored.name, uid=stored.resource_uid)
-        undo: _Undo = []
-        try:
-            await self._record_before(recording, subject, undo, is_new=False)
+        async with self._companions.before(recording, subject, is_new=False):
             after = await write()
-        except StoreError as exc:
-            await self._undo(exc, undo)
-            raise
         if self._caches[kind.KIND].by_uid(stored.resource_uid) is None:
-            await self._forget(stored)
+            await self._companions.forget(stored)
         else:
-            await self._record_after(kind, after, recording)
+            await self._companions.after(recording, kind, after)
         return after
 
     async def _patch(self, cache: Cache, stored: Stored, part: str, patch: Any) -> Stored:
@@ -391,53 +383,6 @@ class KubernetesStore:
             return exc
         await self._look_up(cache, stored.name)
         return VersionConflict(f"{cache.kind.KIND} {stored.name!r} changed meanwhile")
-
-    async def _record_before(
-        self, recording: Recording | None, subject: OperationSubject, undo: _Undo, *, is_new: bool
-    ) -> None:
-        """Write what must not be missing once the object is written."""
-        if recording is None:
-            return
-        operation, request = recording.operation, recording.request
-        if request is not None and await self._records.claim(request, subject):
-            undo.append(functools.partial(self._records.remove_request, request.key))
-        if operation is not None and await self._records.add_operation(operation, subject):
-            undo.append(functools.partial(self._records.remove_operation, operation.id))
-        store = self._secrets.add if is_new else self._secrets.put
-        for name, value in recording.secrets.items():
-            if await store(subject.uid, name, value):
-                undo.append(functools.partial(self._secrets.remove, subject.uid, name))
-
-    async def _record_after(
-        self, kind: type[Resource], stored: Stored, recording: Recording | None
-    ) -> None:
-        """Write what may be missing: the memory of a create finds its object without it."""
-        if recording is None:
-            return
-        if recording.request is not None:
-            try:
-                await self._records.confirm(recording.request.key)
-            except StoreError as exc:
-                logger.warning("a create is remembered by its object alone: %s", exc.message)
-        if recording.events:
-            await self._events.add(kind, stored, recording.events)
-
-    async def _undo(self, exc: StoreError, undo: _Undo) -> None:
-        """Take back what was written before a refused write; not if its outcome is unknown."""
-        if isinstance(exc, StoreUnreachable):
-            return
-        for action in reversed(undo):
-            try:
-                await action()
-            except StoreError as failure:
-                logger.warning("something of a refused write is left: %s", failure.message)
-
-    async def _forget(self, stored: Stored) -> None:
-        self._events.forget(stored.uid)
-        try:
-            await self._secrets.forget(stored.resource_uid)
-        except StoreError as exc:
-            logger.warning("secrets of %s are removed later: %s", stored.name, exc.message)
 
 
 def _check_version(given: Resource, stored: Stored) -> None:

@@ -1,0 +1,97 @@
+"""What is written beside an object, before its write and after it; taken back if it is refused.
+
+`store.py` is the only caller. The order, and why it may be cut off anywhere, is in
+docs/decisions/0007-kubernetes-store.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from exo_inference.controller.stores.base import Recording, StoreUnreachable
+from exo_inference.controller.stores.kubernetes.events import Events
+from exo_inference.controller.stores.kubernetes.objects import Stored
+from exo_inference.controller.stores.kubernetes.records import Records
+from exo_inference.controller.stores.kubernetes.secrets import Secrets
+from exo_inference.errors import StoreError
+from exo_inference.resources import OperationSubject, Resource
+
+logger = logging.getLogger(__name__)
+
+_Undo = list[Callable[[], Awaitable[None]]]
+
+
+class Companions:
+    """Operations, claims, Secrets and Events of writes."""
+
+    def __init__(self, records: Records, secrets: Secrets, events: Events) -> None:
+        self._records = records
+        self._secrets = secrets
+        self._events = events
+
+    @contextlib.asynccontextmanager
+    async def before(
+        self, recording: Recording | None, subject: OperationSubject, *, is_new: bool
+    ) -> AsyncIterator[None]:
+        """Write what must not be missing once the object is written, which is done inside.
+
+        Args:
+            recording: what belongs to the write.
+            subject: the object.
+            is_new: a create, which keeps the secrets of an attempt before.
+        """
+        undo: _Undo = []
+        try:
+            if recording is not None:
+                await self._write(recording, subject, undo, is_new=is_new)
+            yield
+        except StoreError as exc:
+            if not isinstance(exc, StoreUnreachable):  # then the outcome is not known
+                await _take_back(undo)
+            raise
+
+    async def after(
+        self, recording: Recording | None, kind: type[Resource], stored: Stored
+    ) -> None:
+        """Write what may be missing: the memory of a create finds its object without it."""
+        if recording is None:
+            return
+        if recording.request is not None:
+            try:
+                await self._records.confirm(recording.request.key)
+            except StoreError as exc:
+                logger.warning("a create is remembered by its object alone: %s", exc.message)
+        if recording.events:
+            await self._events.add(kind, stored, recording.events)
+
+    async def forget(self, stored: Stored) -> None:
+        """Remove what belonged to an object that is gone."""
+        self._events.forget(stored.uid)
+        try:
+            await self._secrets.forget(stored.resource_uid)
+        except StoreError as exc:
+            logger.warning("secrets of %s are removed later: %s", stored.name, exc.message)
+
+    async def _write(
+        self, recording: Recording, subject: OperationSubject, undo: _Undo, *, is_new: bool
+    ) -> None:
+        operation, request = recording.operation, recording.request
+        if request is not None and await self._records.claim(request, subject):
+            undo.append(functools.partial(self._records.remove_request, request.key))
+        if operation is not None and await self._records.add_operation(operation, subject):
+            undo.append(functools.partial(self._records.remove_operation, operation.id))
+        store = self._secrets.add if is_new else self._secrets.put
+        for name, value in recording.secrets.items():
+            if await store(subject.uid, name, value):
+                undo.append(functools.partial(self._secrets.remove, subject.uid, name))
+
+
+async def _take_back(undo: _Undo) -> None:
+    for action in reversed(undo):
+        try:
+            await action()
+        except StoreError as failure:
+            logger.warning("something of a refused write is left: %s", failure.message)
