@@ -44,6 +44,7 @@ def pod(name: str, container: dict[str, Any], **spec: Any) -> str:
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
             "automountServiceAccountToken": False,
+            "securityContext": {"runAsGroup": 65532},  # of an image's USER only the user counts
             "containers": [
                 {
                     "name": "main",
@@ -65,6 +66,18 @@ def status_of(cluster: KubernetesCluster, name: str) -> dict[str, Any]:
 def condition(status: dict[str, Any], kind: str) -> dict[str, str]:
     found = [item for item in status.get("conditions", []) if item["type"] == kind]
     return found[0] if found else {}
+
+
+def run_pod(cluster: KubernetesCluster, container: dict[str, Any], **spec: Any) -> str:
+    """Run a pod to its end, which must be a good one, and return what it printed."""
+    manifest = pod("run", container, restartPolicy="Never", **spec)
+    cluster.kubectl("apply", "-f", "-", stdin=manifest)
+    wait_for(
+        lambda: status_of(cluster, "run")["phase"] in ("Succeeded", "Failed"), "it has ended", 90
+    )
+    said = cluster.kubectl("logs", "run").stdout
+    assert status_of(cluster, "run")["phase"] == "Succeeded", said
+    return said
 
 
 @pytest.fixture
@@ -183,14 +196,29 @@ def test_the_control_planes_programs_start_in_a_restricted_pod(
     kubernetes_cluster: KubernetesCluster, program: str
 ) -> None:
     container = {"image": CONTROL_PLANE_IMAGE, "args": [program, "--help"]}
-    manifest = pod("program", container, restartPolicy="Never")
-    kubernetes_cluster.kubectl("apply", "-f", "-", stdin=manifest)
-    wait_for(
-        lambda: status_of(kubernetes_cluster, "program")["phase"] in ("Succeeded", "Failed"),
-        "it has ended",
-    )
-    assert "usage:" in kubernetes_cluster.kubectl("logs", "program").stdout
-    assert status_of(kubernetes_cluster, "program")["phase"] == "Succeeded"
+    assert "usage:" in run_pod(kubernetes_cluster, container)
+
+
+def test_the_control_planes_image_brings_helm(kubernetes_cluster: KubernetesCluster) -> None:
+    container = {"image": CONTROL_PLANE_IMAGE, "command": ["helm", "version", "--short"]}
+    assert run_pod(kubernetes_cluster, container).startswith("v3.")
+
+
+def test_a_pod_reaches_the_api_with_the_token_of_its_service_account(
+    kubernetes_cluster: KubernetesCluster,
+) -> None:
+    script = """
+from kubernetes import client, config
+config.load_incluster_config()
+try:
+    client.CoreV1Api().list_namespace()
+except client.ApiException as exc:
+    print(exc.status, client.AuthenticationV1Api().create_self_subject_review({}).status.user_info.username)
+"""
+    container = {"image": CONTROL_PLANE_IMAGE, "command": ["python", "-c", script]}
+    said = run_pod(kubernetes_cluster, container, automountServiceAccountToken=True)
+    namespace = kubernetes_cluster.namespace
+    assert said.strip() == f"403 system:serviceaccount:{namespace}:default"
 
 
 @pytest.mark.parametrize("image", [CONTROL_PLANE_IMAGE, ENGINE_IMAGE])
@@ -209,13 +237,7 @@ print(json.dumps({{
 }}))
 """
     container = {"image": image, "command": ["python3", "-c", script]}
-    manifest = pod("look", container, restartPolicy="Never")
-    kubernetes_cluster.kubectl("apply", "-f", "-", stdin=manifest)
-    wait_for(
-        lambda: status_of(kubernetes_cluster, "look")["phase"] in ("Succeeded", "Failed"),
-        "it has looked",
-    )
-    said = json.loads(kubernetes_cluster.kubectl("logs", "look").stdout)
+    said = json.loads(run_pod(kubernetes_cluster, container))
     assert said == {"tools": [], "set-user-id": [], "writable": False, "ids": [65532, 65532]}
 
 
