@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
 from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.changes import (
@@ -56,26 +55,6 @@ class Advice:
     max_concurrency_change: float
     inter_token_seconds_change: float | None
     plan: Plan
-
-    @property
-    def all_flags(self) -> tuple[str, ...]:
-        """Every engine flag after the change, to be pasted instead of all that were given."""
-        return tuple(self.plan.parameters.format())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data, its plan included, with the names that the documentation lists."""
-        return {
-            "kinds": list(self.kinds),
-            "flags": list(self.flags),
-            "all_flags": list(self.all_flags),
-            "options": list(self.options),
-            "effect": self.effect,
-            "quality": self.quality,
-            "usd_per_hour_change": self.usd_per_hour_change,
-            "max_concurrency_change": self.max_concurrency_change,
-            "inter_token_seconds_change": self.inter_token_seconds_change,
-            "plan": self.plan.to_json(),
-        }
 
 
 def advise(

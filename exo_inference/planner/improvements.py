@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.changes import Wanted
@@ -37,16 +36,6 @@ class Improvement:
     flags: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     plan: Plan | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data, with the names that the documentation lists."""
-        return {
-            "kind": self.kind,
-            "text": self.text,
-            "flags": list(self.flags),
-            "options": list(self.options),
-            "plan": None if self.plan is None else self.plan.to_json(),
-        }
 
 
 def improve(

@@ -1,13 +1,14 @@
-"""The result of planning: the numbers, what they mean, and the JSON form that users read.
+"""The result of planning: the numbers and what they mean.
 
-`planning.py` builds a `Plan`; the command line, the API and advice read it. The JSON names are public.
+`planning.py` builds a `Plan`; advice and `preflight` read it. The form that users read is
+`wire.DeploymentPlan`.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import EngineParameters
@@ -80,7 +81,7 @@ class Plan:
         largest_max_model_len: the longest context that fits, 0 for none.
         fits_nominally: whether the middle of the band fits.
         stages: all pipeline stages; the other figures are those of the one with least room.
-        basis: for `explain`; not part of the JSON form, None where nothing could be sized.
+        basis: for `explain`; None where nothing could be sized.
     """
 
     model: str
@@ -117,22 +118,3 @@ class Plan:
     def component(self, name: str) -> Component | None:
         """Return a component by name."""
         return next((each for each in self.components if each.name == name), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain data, with the names that the documentation lists."""
-        data = asdict(replace(self, basis=None))
-        del data["basis"]
-        data["parameters"] = self.parameters.format()
-        data["engine"], data["engine_version"] = (
-            self.parameters.engine,
-            self.parameters.engine_version,
-        )
-        data["verdict"] = self.verdict.value
-        data["components"] = [
-            {
-                "name": each.name, "bytes": each.num_bytes, "low": each.low, "high": each.high,
-                "in_budget": each.is_in_budget, "source": each.source,
-            }
-            for each in self.components
-        ]  # fmt: skip
-        return data

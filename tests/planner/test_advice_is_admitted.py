@@ -46,10 +46,11 @@ def test_advice_for_vllm_is_admitted(name: str, gpu: Gpu, count: int, version: s
 @pytest.mark.parametrize("gpu", ["gpu3080ti", "gpua5000"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_advice_for_exo_engine_is_admitted(gpu: str, count: int) -> None:
-    flags = ("--max-model-len=32768",)
-    subject = Subject(find_model("Qwen/Qwen3-8B"), find_gpu(gpu), count, flags, engine="exo")
+    asked = ("--max-model-len=32768",)
+    subject = Subject(find_model("Qwen/Qwen3-8B"), find_gpu(gpu), count, asked, engine="exo")
     advice = judge(subject).advice
     assert advice or judge(subject).verdict is Verdict.FITS
     for each in advice:
-        again = judge(pasted(subject, each.all_flags, each.options), with_advice=False)
+        flags = tuple(each.plan.parameters.format())
+        again = judge(pasted(subject, flags, each.options), with_advice=False)
         assert again.verdict is Verdict.FITS
