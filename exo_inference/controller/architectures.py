@@ -118,10 +118,9 @@ def find_bundled(name: str, pinned: bool | None = None, otherwise: str = "") -> 
 def read_draft_name(flags: Sequence[str]) -> str | None:
     """Return the draft model that flags name, if they can be read."""
     try:
-        name = EngineParameters.parse(flags).speculative.get("model")
+        return EngineParameters.parse(flags).draft_name
     except UsageError:
         return None
-    return name if isinstance(name, str) and name else None
 
 
 def _is_pinned(model: InferenceModel) -> bool | None:

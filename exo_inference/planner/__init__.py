@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from exo_inference.planner.advice import Advice, advise
 from exo_inference.planner.architecture import Architecture, read_architecture
-from exo_inference.planner.catalog_models import find_model, load_models
+from exo_inference.planner.catalog_models import find_draft, find_model, load_models
 from exo_inference.planner.checkpoint import (
     TensorSize,
     parse_safetensors_header,
@@ -50,6 +50,7 @@ __all__ = [
     "cpu_as_gpu",
     "explain",
     "families",
+    "find_draft",
     "find_family",
     "find_gpu",
     "find_model",

@@ -17,6 +17,7 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.architecture import Architecture, read_architecture
+from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.requantize import with_quantization
 
 
@@ -80,6 +81,14 @@ def find_model(name: str) -> Architecture:
         else "Give a directory or a config.json instead."
     )
     raise UsageError(f"the model {name!r} is not in the bundled catalogue", hint=hint)
+
+
+def find_draft(parameters: EngineParameters) -> Architecture | None:
+    """Return the draft model that the flags name; None where the catalogue lacks it."""
+    try:
+        return None if parameters.draft_name is None else find_model(parameters.draft_name)
+    except UsageError:
+        return None
 
 
 @cache

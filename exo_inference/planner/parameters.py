@@ -103,6 +103,12 @@ class EngineParameters:
         return _loaded(self.speculative_config)
 
     @property
+    def draft_name(self) -> str | None:
+        """The draft model that the speculative decoding settings name."""
+        name = self.speculative.get("model")
+        return name if isinstance(name, str) and name else None
+
+    @property
     def mm_limits(self) -> Mapping[str, Any]:
         """The limits of images, videos and audio per prompt."""
         return _loaded(self.limit_mm_per_prompt)

@@ -23,6 +23,7 @@ from exo_inference.planner import (
     Step,
     cpu_as_gpu,
     explain,
+    find_draft,
     find_gpu,
     find_model,
     load_user_gpus,
@@ -78,7 +79,7 @@ class LocalPlanner:
             options.parameters,
             engine=options.engine_for(gpu_type),
             engine_version=options.engine_version,
-            draft=find_draft(options.parameters),
+            draft=_draft(options.parameters),
         )
         return judge(subject, with_advice=with_advice)
 
@@ -174,12 +175,10 @@ def _nowhere(unknown: UsageError, tried: list[str]) -> UsageError:
     return UsageError(text, hint=hint if "config.json" in hint else f"{hint} {other}".strip())
 
 
-def find_draft(flags: tuple[str, ...]) -> Architecture | None:
-    """Return the draft model that the flags name, where the catalogue has it."""
+def _draft(flags: tuple[str, ...]) -> Architecture | None:
     try:
-        name = EngineParameters.parse(flags).speculative.get("model")
-        return find_model(name) if isinstance(name, str) else None
-    except UsageError:  # the flags are judged elsewhere; an unknown draft is a note of the plan
+        return find_draft(EngineParameters.parse(flags))
+    except UsageError:  # the flags are judged elsewhere
         return None
 
 

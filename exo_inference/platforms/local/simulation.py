@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference.engines import DEFAULT_VERSION, get_engine
-from exo_inference.errors import ExoError, UsageError
-from exo_inference.planner import Architecture, EngineParameters, Plan, find_model, plan
+from exo_inference.errors import ExoError
+from exo_inference.planner import (
+    Architecture,
+    EngineParameters,
+    Plan,
+    find_draft,
+    find_model,
+    plan,
+)
 from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.local.placement import Obstacle
 from exo_inference.platforms.local.simulated_start import (
@@ -117,7 +124,7 @@ def simulation_document(
         model = read_model(directory, desired.model_name)
     except ExoError as error:
         return {**head, **_NOTHING, **failing_start(f"cannot be simulated: {error.text}")}
-    draft = _find_draft(parameters)
+    draft = find_draft(parameters)
     found = plan(model, gpus.gpu, desired.gpu_count, parameters, draft=draft)
     if failure := explain_failure(found):
         limits = _limits(found) if found.components else _NOTHING
@@ -128,15 +135,6 @@ def simulation_document(
         **_speed(found, simulation.speedup),
         "phases": start_phases(found, simulation.speedup),
     }
-
-
-def _find_draft(parameters: EngineParameters) -> Architecture | None:
-    """Return the draft model that the flags name, where the catalogue has it."""
-    name = parameters.speculative.get("model")
-    try:
-        return find_model(name) if isinstance(name, str) else None
-    except UsageError:
-        return None
 
 
 _NOTHING = {
