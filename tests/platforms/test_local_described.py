@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from exo_inference.planner import find_gpu
 from exo_inference.platforms.local import described
 from exo_inference.platforms.local.gpus import Gpu
@@ -30,19 +26,3 @@ def test_unknown_gpu_has_its_memory_and_no_speed() -> None:
     assert (found.key, found.name) == ("frobnicator-9", "NVIDIA Frobnicator 9")
     assert 19000 * MIB < found.reported_bytes < 20000 * MIB
     assert not found.tflops
-
-
-@pytest.mark.parametrize("limit", ["max\n", "1073741824\n", None], ids=["none", "1 GiB", "no file"])
-def test_cpu_has_the_memory_that_the_container_may_use(
-    limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "memory.max"
-    if limit is not None:
-        file.write_text(limit)
-    monkeypatch.setattr(described, "_CGROUP_LIMIT", file)
-    cpu = described.describe_cpu()
-    assert cpu.vendor == "cpu"
-    if limit == "1073741824\n":
-        assert cpu.reported_bytes == 2**30
-    else:
-        assert cpu.reported_bytes > 2**30

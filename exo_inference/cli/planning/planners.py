@@ -7,7 +7,6 @@ the control plane, the Hub.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -21,7 +20,6 @@ from exo_inference.planner import (
     EngineParameters,
     Gpu,
     Step,
-    cpu_as_gpu,
     explain,
     find_draft,
     find_gpu,
@@ -29,6 +27,7 @@ from exo_inference.planner import (
     load_user_gpus,
 )
 from exo_inference.preflight import Judgement, Subject, judge, to_wire
+from exo_inference.this_machine import describe_cpu
 from exo_inference.wire import DeploymentPlan, ModelRef
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class LocalPlanner:
 
     def _judge(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> Judgement:
         options = self.options
-        gpu = this_cpu() if gpu_type == CPU else find_gpu(gpu_type, extra=self.extra)
+        gpu = describe_cpu() if gpu_type == CPU else find_gpu(gpu_type, extra=self.extra)
         subject = Subject(
             self.model,
             gpu,
@@ -180,11 +179,6 @@ def _draft(flags: tuple[str, ...]) -> Architecture | None:
         return find_draft(EngineParameters.parse(flags))
     except UsageError:  # the flags are judged elsewhere
         return None
-
-
-def this_cpu() -> Gpu:
-    """Return this machine's CPU with its memory."""
-    return cpu_as_gpu(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def read_gpu_file(path: Path) -> Mapping[str, Gpu]:

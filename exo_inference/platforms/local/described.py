@@ -1,13 +1,11 @@
-"""This machine's GPUs and CPU as the planner describes them: memory from the driver, rest from the catalogue.
+"""This machine's GPUs as the planner describes them: memory from the driver, the rest from the catalogue.
 
 Called by `Placement.instance_types`; admission plans with the answer.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 from exo_inference import planner
 from exo_inference.errors import UsageError
@@ -16,8 +14,6 @@ from exo_inference.platforms.local.gpus import Gpu
 _SAME_MEMORY = 0.03
 """A catalogue entry within this share of what the driver says is the same card; its memory was
 measured as the engine sees it, which is closer than what the driver's total lets one conclude."""
-
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def describe_gpu(gpu: Gpu) -> planner.Gpu:
@@ -44,13 +40,3 @@ def _find(name: str) -> planner.Gpu | None:
         return planner.find_gpu(name)
     except UsageError:
         return None
-
-
-def describe_cpu() -> planner.Gpu:
-    """Return this machine's CPU with its memory, within the limit of the container."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:
-        limit = "max"
-    return planner.cpu_as_gpu(min(total, int(limit)) if limit.isdigit() else total)

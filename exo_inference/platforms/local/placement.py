@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
-from exo_inference.platforms.local.described import describe_cpu, describe_gpu
+from exo_inference.platforms.local.described import describe_gpu
 from exo_inference.platforms.local.gpus import (
     CPU_FAMILY,
     SIMULATED_PREFIX,
@@ -23,6 +23,7 @@ from exo_inference.platforms.local.gpus import (
 )
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaRecord, list_replicas
 from exo_inference.simulated_gpus import FLAG, SimulatedGpus
+from exo_inference.this_machine import describe_cpu
 
 
 @dataclass(frozen=True, slots=True)
