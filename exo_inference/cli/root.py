@@ -48,6 +48,7 @@ def root() -> None:
     members=[
         Member("model", "exo_inference.cli.model:model"),
         Member("deployment", "exo_inference.cli.deployment:deployment"),
+        Member("plan", "exo_inference.cli.plan:plan"),
         Member("params", "exo_inference.cli.params:params"),
         Member("chat", "exo_inference.cli.chat:chat"),
         Member("apply", f"{_GITOPS}:apply"),

@@ -61,14 +61,14 @@ def _find_problem(case: object) -> str | None:
     checks += [(key, case.get(key), "a number from 1 to 1024", _is_count) for key in _COUNTS]
     checks += [("gpu_vram_gib", case.get("gpu_vram_gib"), "a number above 0", _is_size)]
     checks += [
-        (key, case.get(key), "an object", _is_object) for key in ("flags", "defaults_in_effect")
+        (key, case.get(key, {}), "an object", _is_object) for key in ("flags", "defaults_in_effect")
     ]
     observed = case.get("observed")
-    if not isinstance(observed, dict):
-        return f".observed is {_kind(observed)}, expected an object"
+    checks += [("observed", observed, "an object", lambda value: isinstance(value, dict))]
     checks += [
         (f"observed.{key}", observed.get(key), f"a number up to {_MOST:.0e}", _is_number)
         for key in _PRINTED
+        if isinstance(observed, dict)
     ]
     wrong = next((check for check in checks if not check[3](check[1])), None)
     return None if wrong is None else f".{wrong[0]} is {_kind(wrong[1])}, expected {wrong[2]}"
@@ -108,7 +108,7 @@ def _is_count(value: Any) -> bool:
     return value is None or (_is_number(value) and isinstance(value, int) and 1 <= value <= 1024)
 
 
-_HINT = "docs/how-to/grade-the-planner.md shows the form of a case."
+_HINT = "`exo ai plan accuracy --export FILE` writes a file of that form."
 
 
 def unstated_flags(case: Mapping[str, Any]) -> list[str]:

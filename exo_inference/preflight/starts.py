@@ -50,16 +50,18 @@ def _grade_start(start: PlanStart, grades: Grades) -> None:
 
 
 def kv_cache_bytes(measured: StartMeasurements) -> int | None:
-    """Return what the blocks of the KV cache take; what was left for them, where that is not known.
+    """Return what was left for the KV cache, or what its blocks take where it was capped.
 
-    exo-engine caps its cache at what its sequences can use, and measures what was left before that;
+    exo-engine caps the cache at what its sequences can use, and measures what was left before that;
     a plan tells what is left after it.
     """
     parts = (measured.num_kv_blocks, measured.kv_block_size, measured.kv_bytes_per_token)
     blocks, size, per_token = parts
+    available = measured.available_kv_bytes
     if blocks is None or size is None or per_token is None:
-        return measured.available_kv_bytes
-    return blocks * size * per_token
+        return available
+    is_capped = available is None or available >= (blocks + 1) * size * per_token
+    return blocks * size * per_token if is_capped else available
 
 
 def to_case(start: PlanStart) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+"""`plan accuracy`: what was predicted for real starts, held against what they measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.tree import Example, command
+from exo_inference.errors import ExoError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from exo_inference.planner.accuracy import Grades
+    from exo_inference.wire import PlanStart
+
+_MAX_FILE_BYTES = 64 * 2**20
+
+
+@command(
+    "accuracy",
+    examples=[
+        Example("Grade the starts of this control plane", "exo ai plan accuracy"),
+        Example("Grade starts that others collected", "exo ai plan accuracy --cases cases.json"),
+        Example(
+            "Find the largest error in a script",
+            "exo ai plan accuracy -O json | jq '[.quantities[].worst] | max'",
+        ),
+        Example("Save the starts for others", "exo ai plan accuracy --export starts.json"),
+    ],
+)
+@click.option(
+    "--cases",
+    metavar="<file>",
+    type=click.Path(path_type=Path),
+    help="JSON file of starts to grade instead, without a control plane.",
+)
+@click.option(
+    "--include-unstated",
+    is_flag=True,
+    help="With --cases: grade what a case leaves unstated as if defaults held.",
+)
+@click.option(
+    "--export",
+    metavar="<file>",
+    type=click.Path(path_type=Path),
+    help="Write the control plane's starts as such a file; one of that name is replaced.",
+)
+@pass_session
+def accuracy(
+    session: Session, cases: Path | None, include_unstated: bool, export: Path | None
+) -> None:
+    """Grade plans by real starts.
+
+    For each quantity: how many starts, the mean, median, 95th percentile and worst error, the bias,
+    the limit, and every start beyond it. The control plane records each start of a replica whose
+    engine measures it, such as exo-engine; starts on simulated GPUs are not recorded. Sizes are those
+    of one GPU. With --cases today's planner predicts anew, for the models of the bundled catalogue.
+    """
+    if cases is None and include_unstated:
+        raise UsageError("--include-unstated is about the cases of --cases")
+    if cases is not None and export is not None:
+        raise UsageError("--export writes the control plane's starts, and --cases names others")
+    from exo_inference.cli.plan.grades import QUANTITY, print_grades
+    from exo_inference.preflight.starts import grade_starts
+
+    output = session.output(QUANTITY.field_names, configured=cases is None)
+    if cases is not None:
+        print_grades(output, _grade_file(cases, include_unstated), "starts in the file")
+        return
+    starts = _read_starts(session)
+    if export is not None:
+        _export(session, starts, export)
+        return
+    if not starts:
+        session.remark(
+            "No starts are recorded yet: a start is recorded when a replica of exo-engine "
+            "becomes ready on a GPU or CPU that is not simulated."
+        )
+    print_grades(output, grade_starts(starts), "recorded starts")
+
+
+def _read_starts(session: Session) -> list[PlanStart]:
+    try:
+        with session.connect() as client:
+            return client.plan_starts()
+    except NotFound as exc:
+        raise ExoError(
+            f"{session.settings.endpoint} records no starts",
+            hint="Use a control plane of exo-inference, or grade a file with --cases.",
+        ) from exc
+
+
+def _grade_file(path: Path, include_unstated: bool) -> Grades:
+    from exo_inference.planner.accuracy import grade
+    from exo_inference.planner.accuracy_cases import parse_cases
+
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise UsageError(f"--cases: {path} is larger than 64 MiB")
+        text = data.decode("utf-8")
+    except OSError as exc:
+        raise UsageError(f"--cases: cannot read {path}: {exc.strerror or exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise UsageError(f"--cases: {path} is not text") from exc
+    return grade(parse_cases(text, str(path)), includes_unstated=include_unstated)
+
+
+def _export(session: Session, starts: list[PlanStart], path: Path) -> None:
+    from exo_inference.preflight.starts import to_case
+    from exo_inference.state_dir import write_atomically
+
+    document = {"cases": [to_case(start) for start in starts]}
+    try:
+        write_atomically(path, json.dumps(document, indent=1) + "\n", mode=0o644)
+    except OSError as exc:
+        raise ExoError(f"cannot write {path}: {exc.strerror or exc}") from exc
+    session.success(f"{len(starts)} starts written to {path}")
