@@ -95,8 +95,8 @@ def admit_create(fields: Fields, world: World, *, force: bool = False) -> Admitt
     family = _check_family(values, world, issues)
     _check_has_weights(model, family, world, issues)
     engine = _check_engine(values, family, issues)
-    version = _check_version(values, issues)
-    parameters = _check_number_of_parameters(values, issues)
+    version = check_version(values, issues)
+    parameters = check_parameters(values, issues)
     # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
     replicas = check_replicas(values.get("replicas", 1) or 1, issues)
     fit = None
@@ -140,9 +140,9 @@ def admit_update(
     values = {"name": present.metadata.name, **fields.values}
     spec = present.spec
     name = _check_name(values, world, issues, uid=present.metadata.uid)
-    version = _check_version(values, issues) or spec.engine.version
+    version = check_version(values, issues) or spec.engine.version
     values.setdefault("inference_engine_parameters", list(spec.engine_parameters))
-    parameters = _check_number_of_parameters(values, issues)
+    parameters = check_parameters(values, issues)
     fit = None
     if parameters is not None and _can_judge(spec.engine.name, version):
         engine = spec.engine.model_copy(update={"version": version})
@@ -195,9 +195,32 @@ def admit_model_deletion(model: InferenceModel, world: World) -> None:
 def check_replicas(replicas: int, issues: list[Issue], *, minimum: int = 1) -> int:
     """Return the number of replicas, or add an issue."""
     if not minimum <= replicas <= MAX_REPLICAS:
-        expected = f"must be from {minimum} to {MAX_REPLICAS}, found {_short(replicas)}"
+        expected = f"must be from {minimum} to {MAX_REPLICAS}, found {short_number(replicas)}"
         issues.append(field_issue("replicas", expected))
     return replicas
+
+
+def check_version(values: Mapping[str, Any], issues: list[Issue]) -> str | None:
+    """Return the engine's release, None for the default one; an unknown one adds an issue."""
+    version: str | None = values.get("inference_engine_version")
+    if version is not None and version not in VERSIONS:
+        issues.append(choice_issue("inference-engine-version", version[:64], VERSIONS))
+    return version
+
+
+def check_parameters(values: Mapping[str, Any], issues: list[Issue]) -> tuple[str, ...] | None:
+    """Return the engine's flags; too many of them are None and add an issue."""
+    parameters = tuple(values.get("inference_engine_parameters") or ())
+    if len(parameters) <= MAX_PARAMETERS:
+        return parameters
+    found = f"must have at most {MAX_PARAMETERS} items, found {len(parameters)}"
+    issues.append(field_issue("inference-engine-parameters", found))
+    return None
+
+
+def short_number(number: int) -> str:
+    """Write a number that a user gave, unless it is too long to repeat."""
+    return str(number) if abs(number) < 10**9 else "a number far out of range"
 
 
 def find_model(ref: ModelRef, models: Sequence[InferenceModel]) -> InferenceModel | None:
@@ -291,7 +314,7 @@ def _check_family(
         families = sorted(f.family for f in world.families)
         issues.append(choice_issue("gpu-type", gpu_type[:64], families))
     if isinstance(count, int) and count < 1:
-        issues.append(field_issue("gpu-count", f"must be at least 1, found {_short(count)}"))
+        issues.append(field_issue("gpu-count", f"must be at least 1, found {short_number(count)}"))
     return family
 
 
@@ -323,7 +346,7 @@ def _check_capacity(
     if family is None or not isinstance(count, int) or count <= family.total_gpus:
         return
     text = (
-        f"asks for {_short(count)} of {family.family}, found {family.total_gpus} on the "
+        f"asks for {short_number(count)} of {family.family}, found {family.total_gpus} on the "
         "largest machine"
     )
     issues.append(field_issue("gpu-count", text, status=412))
@@ -345,24 +368,6 @@ def _check_engine(
 def _can_judge(engine: str, version: str | None) -> bool:
     """Whether flags can be judged; those of exo-engine are the same for every version."""
     return engine == "exo" or version in (None, *VERSIONS)
-
-
-def _check_version(values: dict[str, Any], issues: list[Issue]) -> str | None:
-    version: str | None = values.get("inference_engine_version")
-    if version is not None and version not in VERSIONS:
-        issues.append(choice_issue("inference-engine-version", version[:64], VERSIONS))
-    return version
-
-
-def _check_number_of_parameters(
-    values: dict[str, Any], issues: list[Issue]
-) -> tuple[str, ...] | None:
-    parameters = tuple(values.get("inference_engine_parameters") or ())
-    if len(parameters) <= MAX_PARAMETERS:
-        return parameters
-    found = f"must have at most {MAX_PARAMETERS} items, found {len(parameters)}"
-    issues.append(field_issue("inference-engine-parameters", found))
-    return None
 
 
 def _check_fit(
@@ -393,7 +398,3 @@ def _refuse(title: str, issues: list[Issue], fit: Fit | None) -> Refused:
         hint = "Choose a smaller model, or one whose weights are quantized."
     plan = fit.plan if fit.issues else None
     return refuse(title, issues, hint=hint, ways_out=ways_out, plan=plan)
-
-
-def _short(number: int) -> str:
-    return str(number) if abs(number) < 10**9 else "a number far out of range"

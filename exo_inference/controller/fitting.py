@@ -17,13 +17,12 @@ from exo_inference.planner import Gpu
 from exo_inference.planner.verdict import Problem
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.preflight import Judgement, Subject, describe_advice, judge, locate, to_wire
-from exo_inference.wire import DeploymentPlan, PlanAdvice, PlanVerdict
+from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanAdvice, PlanVerdict
 
 MAX_GPUS = 1024
 """GPUs of one replica that are planned; more is a typing error."""
 
 _MAX_WAYS_OUT = 6
-_MEMORY = frozenset({"memory", "free-memory"})
 _NOT_OF_FLAGS = frozenset({"engine", "quantization", "unknown-model"})
 """Codes of the planner's problems that no flag of the user mends; the others refuse as flags do."""
 
@@ -87,7 +86,7 @@ def judge_fit(
     issues += [
         _plan_issue(problem, candidate)
         for problem in judgement.plan_problems
-        if problem.refuses and not (force and problem.code in _MEMORY)
+        if problem.refuses and not (force and problem.code in MEMORY_CODES)
     ]
     advice = [each for each in plan.advice if not (is_update and each.options)]
     ways_out = _describe_all(advice) if lacks_memory and not force else ()
@@ -153,7 +152,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _lacks_memory(judgement: Judgement) -> bool:
-    return any(each.refuses and each.code in _MEMORY for each in judgement.plan_problems)
+    return any(each.refuses and each.code in MEMORY_CODES for each in judgement.plan_problems)
 
 
 def _flag_issue(problem: ParameterProblem, subject: Subject) -> Issue:
@@ -165,7 +164,7 @@ def _flag_issue(problem: ParameterProblem, subject: Subject) -> Issue:
 
 
 def _plan_issue(problem: Problem, candidate: Candidate) -> Issue:
-    if problem.code in _MEMORY:
+    if problem.code in MEMORY_CODES:
         text = (
             f"{candidate.model} does not fit {candidate.gpu_count} x {candidate.gpu_type}: "
             f"{problem.detail}"
@@ -191,7 +190,7 @@ def _describe_all(advice: Sequence[PlanAdvice]) -> tuple[str, ...]:
 def _event(plan: DeploymentPlan, *, is_forced: bool) -> NewEvent:
     figures = describe_plan(plan)
     if is_forced:
-        lack = next((each.detail for each in plan.problems if each.code in _MEMORY), figures)
+        lack = next((each.detail for each in plan.problems if each.code in MEMORY_CODES), figures)
         return NewEvent("Warning", "Planned", f"refused, and admitted by force: {lack}")
     if plan.verdict == PlanVerdict.FITS:
         return NewEvent("Normal", "Planned", f"fits: {figures}")

@@ -32,6 +32,7 @@ from exo_inference.wire.plan_starts import (
     StartPrediction,
 )
 from exo_inference.wire.plans import (
+    MEMORY_CODES,
     BatchSpeed,
     DeploymentPlan,
     PlanAdvice,
@@ -49,6 +50,7 @@ from exo_inference.wire.routes import Route, RouteKey, RouteReplica, RouteTable
 from exo_inference.wire.zones import Zone, ZoneList
 
 __all__ = [
+    "MEMORY_CODES",
     "SIGNATURE_PROBLEM",
     "ApiKey",
     "ApiKeyList",

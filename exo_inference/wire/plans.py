@@ -13,6 +13,9 @@ from pydantic import Field, StrictBool, StrictStr
 from exo_inference.wire.base import Count, OpenEnum, WireModel
 from exo_inference.wire.deployments import ModelRef
 
+MEMORY_CODES = frozenset({"memory", "free-memory"})
+"""Codes of the problems that are about memory: an estimate, which `force` overrides."""
+
 
 class PlanVerdict(OpenEnum):
     """Whether it fits."""

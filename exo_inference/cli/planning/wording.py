@@ -5,12 +5,11 @@ Used by the report, the comparison, and the one line that `create`, `update` and
 
 from __future__ import annotations
 
-from exo_inference.wire import DeploymentPlan, PlanVerdict
+from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanVerdict
 
 GIB = 2**30
 
 _ENGINES = {"vllm": "vLLM", "exo": "exo-engine"}
-_MEMORY = frozenset({"memory", "free-memory"})
 
 
 def refusals(plan: DeploymentPlan) -> list[str]:
@@ -22,7 +21,7 @@ def verdict_words(plan: DeploymentPlan) -> str:
     """Say the verdict in a word or two."""
     if plan.verdict == PlanVerdict.REFUSED:
         codes = {problem.code for problem in plan.problems if problem.refuses}
-        return "Does not fit" if codes and codes <= _MEMORY else "Refused"
+        return "Does not fit" if codes and codes <= MEMORY_CODES else "Refused"
     words = {PlanVerdict.FITS: "Fits", PlanVerdict.TIGHT: "Tight", PlanVerdict.UNKNOWN: "Unknown"}
     return words.get(plan.verdict, str(plan.verdict))
 

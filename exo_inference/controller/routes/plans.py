@@ -16,7 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from exo_inference import planner
-from exo_inference.controller.admission import MAX_PARAMETERS, find_model, no_model_issue
+from exo_inference.controller.admission import (
+    check_parameters,
+    check_version,
+    find_model,
+    no_model_issue,
+    short_number,
+)
 from exo_inference.controller.architectures import KnownModel, find_bundled
 from exo_inference.controller.body import Fields, parse_object
 from exo_inference.controller.context import Context, context_of
@@ -31,7 +37,6 @@ from exo_inference.controller.fitting import (
 from exo_inference.controller.problems import Issue, choice_issue, field_issue, refuse
 from exo_inference.controller.routes.requests import answer, route
 from exo_inference.controller.secret_box import TOKEN_SECRET
-from exo_inference.engines import VERSIONS
 from exo_inference.errors import UsageError
 from exo_inference.hub import is_in_place, source_for
 from exo_inference.hub.base import InvalidModelName
@@ -73,19 +78,14 @@ def _check_candidate(
     """Return what is to be planned, still without its model; what is wrong goes to `issues`."""
     gpu_type, count = values.get("gpu_type", ""), values.get("gpu_count", 1)
     if not 1 <= count <= MAX_GPUS:
-        found = count if abs(count) < 10**9 else "a number far out of range"
-        issues.append(field_issue("gpu-count", f"must be from 1 to {MAX_GPUS}, found {found}"))
+        found = f"must be from 1 to {MAX_GPUS}, found {short_number(count)}"
+        issues.append(field_issue("gpu-count", found))
     family = next((each for each in families if each.family == gpu_type), None)
     engine = values.get("inference_engine") or ("vllm" if family is None else family.engine)
     if engine not in ENGINES:
         issues.append(choice_issue("inference-engine", engine[:64], ENGINES))
-    version = values.get("inference_engine_version")
-    if version is not None and version not in VERSIONS:
-        issues.append(choice_issue("inference-engine-version", version[:64], VERSIONS))
-    flags = tuple(values.get("inference_engine_parameters") or ())
-    if len(flags) > MAX_PARAMETERS:
-        found = f"must have at most {MAX_PARAMETERS} items, found {len(flags)}"
-        issues.append(field_issue("inference-engine-parameters", found))
+    version = check_version(values, issues)
+    flags = check_parameters(values, issues) or ()
     return Candidate("", gpu_type, count, engine, version, flags)
 
 
