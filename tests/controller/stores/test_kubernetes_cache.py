@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.stores.base import Change
-from exo_inference.controller.stores.kubernetes.cache import Cache
+from exo_inference.controller.stores.kubernetes.cache import MAX_GONE, Cache
 from exo_inference.controller.stores.kubernetes.objects import (
     NAME_ANNOTATION,
     UID_ANNOTATION,
@@ -71,10 +71,17 @@ def test_late_news_do_not_bring_a_deleted_object_back(cache: Cache, told: list[s
     cache.observe(raw(version=2))
     cache.forget("chat", "k1")
     cache.observe(raw(version=3))
-    cache.forget_finally(raw(version=4))
+    cache.observe_deletion(raw(version=4))
+    cache.observe(raw(version=3))
     assert told == ["ADDED chat 2", "DELETED chat 2"]
     cache.observe(raw(version=5, uid="k2"))
     assert told[-1] == "ADDED chat 5"
+
+
+def test_only_so_many_deleted_objects_are_remembered(cache: Cache) -> None:
+    for number in range(MAX_GONE + 10):
+        cache.forget("chat", f"k{number}")
+    assert len(cache._gone) == MAX_GONE
 
 
 def test_an_object_made_anew_is_another_one(cache: Cache, told: list[str]) -> None:

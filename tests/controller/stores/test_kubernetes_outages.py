@@ -202,6 +202,25 @@ async def test_a_controller_that_lags_behind_cannot_overwrite(open_one: OpenStor
         await other.update_status(with_status(stale, 1))
 
 
+async def test_two_controllers_that_change_one_object_lose_nothing(open_one: OpenStore) -> None:
+    stores = [await open_one(), await open_one()]
+    uid = (await stores[0].create(deployment())).metadata.uid
+
+    async def add_one(store: KubernetesStore) -> None:
+        while True:
+            present = await store.get(KIND, uid)
+            try:
+                await store.update(with_replicas(present, present.spec.replicas + 1))
+            except VersionConflict:
+                continue
+            return
+
+    await asyncio.gather(*(add_one(store) for store in stores * 10))
+    raw = await stores[0]._look_up(stores[0]._cache(KIND), "chat")
+    assert raw is not None
+    assert (raw["spec"]["replicas"], raw["metadata"]["generation"]) == (21, 21)
+
+
 async def test_what_the_cluster_refuses_is_said_and_leaves_nothing(open_one: OpenStore) -> None:
     store = await open_one()
     with pytest.raises(ObjectRefused, match="replicas"):

@@ -15,6 +15,9 @@ from exo_inference.controller.stores.base import Change, ChangeType
 from exo_inference.controller.stores.kubernetes.objects import Stored, read_object
 from exo_inference.resources import Resource
 
+MAX_GONE = 4096
+"""Deleted objects that are remembered: far more than go while one request is answered."""
+
 
 class Cache:
     """The objects of one kind.
@@ -29,7 +32,7 @@ class Cache:
         self._objects: dict[str, Stored] = {}
         self._by_name: dict[str, set[str]] = {}
         self._by_uid: dict[str, set[str]] = {}
-        self._gone: set[str] = set()
+        self._gone: dict[str, None] = {}
         self._queues: list[asyncio.Queue[Change]] = []
 
     # -- reading
@@ -87,16 +90,18 @@ class Cache:
     def forget(self, name: str, uid: str) -> None:
         """Take note that an object is gone."""
         known = self._objects.get(name)
-        self._gone.add(uid)  # the watch may still tell of what was before
+        # Answers that are still on their way may tell of what was before; no uid comes again.
+        self._gone[uid] = None
+        if len(self._gone) > MAX_GONE:
+            self._gone.pop(next(iter(self._gone)))
         if known is not None and known.uid == uid:
             self._remove(known)
 
-    def forget_finally(self, raw: Mapping[str, Any]) -> None:
-        """Take note of the last word of the watch about an object."""
+    def observe_deletion(self, raw: Mapping[str, Any]) -> None:
+        """Take note of what the watch tells of an object that is gone."""
         meta = raw["metadata"]
         self.version = max(self.version, int(meta["resourceVersion"]))
         self.forget(meta["name"], meta["uid"])
-        self._gone.discard(meta["uid"])
 
     def replace(self, items: Iterable[Mapping[str, Any]], version: int, *, asked_at: int) -> None:
         """Take note of a complete list.
@@ -114,7 +119,6 @@ class Cache:
         for name, stored in list(self._objects.items()):
             if name not in present and stored.version <= version:
                 self._remove(stored)
-        self._gone &= {item["metadata"]["uid"] for item in present.values()}
         for item in present.values():
             self.observe(item)
         self.version = version if version < asked_at else max(self.version, version)

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_EVENTS_PER_OBJECT = 200
 _MAX_MESSAGE = 1024
+_MAX_OBJECTS = 10_000
 _AT_ONCE = 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -89,6 +90,8 @@ class Events:
     ) -> tuple[str, dict[str, Any]]:
         """Return what to write: a new event by its name, or another count of the last one."""
         written = self._written.setdefault(about.uid, _Written())
+        if len(self._written) > _MAX_OBJECTS:  # other controllers delete objects, too
+            self._written.pop(next(iter(self._written)))
         now = self._next_moment()
         if event == written.last:
             written.count += 1

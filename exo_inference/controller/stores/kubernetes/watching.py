@@ -110,7 +110,7 @@ class Follower:
                 raise ApiRefusal(text, status_code=code, reason=str(raw.get("reason", "")))
             raise StoreUnreachable(text)
         if type_ == "DELETED":
-            self._cache.forget_finally(raw)
+            self._cache.observe_deletion(raw)
         elif type_ in ("ADDED", "MODIFIED"):
             self._cache.observe(raw)
         self._version = raw["metadata"]["resourceVersion"]
