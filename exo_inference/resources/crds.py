@@ -58,6 +58,7 @@ class _Kind:
     short_name: str
     columns: tuple[Column, ...]
     scale: dict[str, str] | None = None
+    categories: tuple[str, ...] = ("exo",)
 
 
 def _condition(type_: str, field: str = "status") -> str:
@@ -99,7 +100,7 @@ _KINDS = (
     _Kind(
         InferenceApiKey,
         "ikey",
-        (Column("Name", ".spec.displayName"), Column("Scope", ".spec.scope"), _AGE),
+        (Column("Display Name", ".spec.displayName"), Column("Scope", ".spec.scope"), _AGE),
     ),
     _Kind(
         InferenceOperation,
@@ -110,6 +111,7 @@ _KINDS = (
             Column("State", ".spec.result.state"),
             _AGE,
         ),
+        categories=(),  # thousands of them would bury what `kubectl get exo` is asked for
     ),
 )
 
@@ -138,7 +140,7 @@ def _definition(kind: _Kind) -> dict[str, Any]:
         "plural": resource.PLURAL,
         "singular": resource.KIND.lower(),
         "shortNames": [kind.short_name],
-        "categories": ["exo"],
+        "categories": list(kind.categories),
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
