@@ -32,6 +32,7 @@ Errors are relative to the printed figure. Written by one command:
         --explanations docs/benchmarks/planner-explanations.json \\
         --unseen docs/benchmarks/planner-unseen.json --write docs/benchmarks/planner.md
 
+For other starts, such as your own: [see how right the planner was](../how-to/grade-the-planner.md).
 """
 
 _EVERYTHING = """## With what is left out above
