@@ -8,6 +8,7 @@ from exo_inference.resources.api_key import (
     ApiKeySpec,
     ApiKeyStatus,
     InferenceApiKey,
+    api_key_object_name,
 )
 from exo_inference.resources.base import (
     API_GROUP,
@@ -72,5 +73,6 @@ __all__ = [
     "OperationSubject",
     "ReplicaState",
     "Resource",
+    "api_key_object_name",
     "model_object_name",
 ]

@@ -13,6 +13,7 @@ from exo_inference.resources.base import (
     cel_rules,
     immutable,
     keyed_list,
+    object_name,
 )
 
 PUBLIC_SCOPE = "public"
@@ -54,7 +55,7 @@ class ApiKeyStatus(ResourceModel):
 
 
 class InferenceApiKey(Resource):
-    """A scoped inference key."""
+    """A scoped inference key. The API gives no display name twice, so it names the object, too."""
 
     KIND: ClassVar[str] = "InferenceApiKey"
     PLURAL: ClassVar[str] = "inferenceapikeys"
@@ -62,3 +63,8 @@ class InferenceApiKey(Resource):
     kind: Literal["InferenceApiKey"] = "InferenceApiKey"
     spec: ApiKeySpec
     status: ApiKeyStatus = Field(default_factory=ApiKeyStatus)
+
+
+def api_key_object_name(display_name: str) -> str:
+    """Return the `metadata.name` of the key with this display name."""
+    return object_name(display_name)

@@ -6,6 +6,8 @@ and is ignored by pydantic; `crds.py` collects it.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -39,6 +41,12 @@ def immutable(path: str, next_step: str) -> tuple[str, str]:
     same = f"has(self.{field}) == has(oldSelf.{field})"
     rule = f"{same} && (!has(self.{field}) || self.{field} == oldSelf.{field})"
     return rule, f"{path} cannot be changed; {next_step}"
+
+
+def object_name(text: str) -> str:
+    """Return a `metadata.name` for an object that has one text of its own: readable, one per text."""
+    slug = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")[:48].rstrip("-")
+    return f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:10]}".lstrip("-")
 
 
 class ResourceModel(BaseModel):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -15,6 +13,7 @@ from exo_inference.resources.base import (
     cel_rules,
     immutable,
     keyed_list,
+    object_name,
 )
 
 MODEL_FINALIZER = "inference.exo.dev/model-files"
@@ -73,5 +72,4 @@ class InferenceModel(Resource):
 
 def model_object_name(source: str) -> str:
     """Return the `metadata.name` of the model with this source: readable, and one per source."""
-    slug = re.sub("[^a-z0-9]+", "-", source.lower()).strip("-")[:48].rstrip("-")
-    return f"{slug}-{hashlib.sha256(source.encode()).hexdigest()[:10]}".lstrip("-")
+    return object_name(source)

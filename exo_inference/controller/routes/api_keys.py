@@ -15,6 +15,7 @@ from exo_inference.controller.problems import Issue, Refused, field_issue, refus
 from exo_inference.controller.routes.requests import answer, is_uuid, load, read_flag, route
 from exo_inference.controller.secret_box import hash_api_key, new_api_key
 from exo_inference.controller.stores.base import (
+    NameTaken,
     NewEvent,
     ObjectNotFound,
     RecordedRequest,
@@ -27,6 +28,7 @@ from exo_inference.resources import (
     InferenceApiKey,
     InferenceDeployment,
     ObjectMeta,
+    api_key_object_name,
 )
 from exo_inference.wire import ApiKeyList, CreateApiKey, CreatedApiKey
 
@@ -49,14 +51,17 @@ async def create_api_key(request: Request) -> Response:
         value = _make_value(context, identity)
         uid = operations.new_uid(identity)
         key = InferenceApiKey(
-            metadata=ObjectMeta(name=uid, uid=uid),
+            metadata=ObjectMeta(name=api_key_object_name(name), uid=uid),
             spec=ApiKeySpec(display_name=name, scope=scope, sha256=hash_api_key(value)),
         )
         recording = Recording(
             request=None if identity is None else replace(identity, result_id=uid),
             events=(NewEvent("Normal", "Created", f"API key {name!r} was created"),),
         )
-        stored = await context.store.create(key, recording)
+        try:
+            stored = await context.store.create(key, recording)
+        except NameTaken as exc:  # by another controller, in this moment
+            raise refuse(_TITLE, [_name_taken(name)]) from exc
     await context.routing.wait_for_key(key.spec.sha256, accepted=True)
     return answer(_show(context, stored, value))
 
@@ -102,8 +107,7 @@ async def _admit(context: Context, fields: Fields) -> tuple[str, str]:
             issues.append(field_issue("name", text))
         keys = await context.store.list(InferenceApiKey)
         if any(key.spec.display_name == name for key in keys):
-            text = f"another API key has the name {name!r}"
-            issues.append(Issue(text, "$['name']", text, 409))
+            issues.append(_name_taken(name))
     if isinstance(scope, str) and scope != PUBLIC_SCOPE:
         scope = scope.lower()
         if issue := await _check_scope(context, scope):
@@ -111,6 +115,11 @@ async def _admit(context: Context, fields: Fields) -> tuple[str, str]:
     if issues:
         raise refuse(_TITLE, issues)
     return str(name), str(scope)
+
+
+def _name_taken(name: str) -> Issue:
+    text = f"another API key has the name {name!r}"
+    return Issue(text, "$['name']", text, 409)
 
 
 async def _check_scope(context: Context, scope: str) -> Issue | None:
