@@ -151,7 +151,9 @@ def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout |
 
 
 def _exo_most_bytes(setting: Setting, layout: KvLayout) -> int:
-    """exo-engine never allocates more than all its sequences could use."""
+    """exo-engine never allocates more than all its sequences could use, or the blocks asked for."""
+    if setting.parameters.num_gpu_blocks_override is not None:
+        return setting.parameters.num_gpu_blocks_override * layout.bytes_per_block
     blocks = -(-setting.max_model_len // layout.block_size)
     return setting.max_num_seqs * blocks * layout.bytes_per_block
 
@@ -162,7 +164,8 @@ def _cpu_stage(setting: Setting, parts: tuple[Component, ...], layout: KvLayout 
     free = max(0, setting.gpu.reported_bytes - used)
     asked = setting.parameters.kv_cache_memory_bytes or min(GIB, free // 2)
     most = _exo_most_bytes(setting, layout) if layout is not None else asked
-    size = min(asked, most)
+    is_counted = setting.parameters.num_gpu_blocks_override is not None
+    size = most if is_counted else min(asked, most)
     if size > free or used > setting.gpu.reported_bytes:
         size = setting.gpu.reported_bytes - used
     return Stage(parts, layout, setting.gpu.reported_bytes, size, size, size)

@@ -1,4 +1,4 @@
-"""A checkpoint that runs in another number format than its own takes the room of that format."""
+"""exo-engine on a CPU as its starts measure it, and formats that a checkpoint is converted to."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def test_exo_engine_on_a_cpu_holds_its_parameters_in_float32(has_headers: bool) 
     halved = EngineParameters.parse(["--dtype=bfloat16"], engine="exo")
     found = plan(model, cpu_as_gpu(16 * 2**30), 1, halved)
     assert found.weights_bytes_per_gpu == pytest.approx(2 * NUM_PARAMETERS, rel=1e-4)
+
+
+@pytest.mark.parametrize("num_blocks", [100, 9000], ids=["fewer", "more than sequences use"])
+def test_exo_engine_on_a_cpu_has_the_blocks_asked_for(num_blocks: int) -> None:
+    flags = [f"--num-gpu-blocks-override={num_blocks}", "--kv-cache-memory-bytes=1G"]
+    model = read_architecture(CONFIG, name="tiny")
+    parameters = EngineParameters.parse(flags, engine="exo")
+    found = plan(model, cpu_as_gpu(16 * 2**30), 1, parameters)
+    assert (found.num_kv_blocks, found.kv_capacity_tokens) == (num_blocks, 16 * num_blocks)
 
 
 def test_vllm_loads_a_float32_checkpoint_in_16_bit() -> None:
