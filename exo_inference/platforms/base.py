@@ -36,11 +36,12 @@ class DesiredDeployment:
         uid: the deployment's id; never changes.
         name: for people; in logs and process lists.
         model_name: what clients send as `model`.
-        model_path: directory with the model's files.
+        model_path: directory with the model's files, or `pvc:CLAIM[/DIRECTORY]` on a cluster.
         unrouted: names of replicas that the gateway no longer sends requests to. A platform
             stops a draining replica only when it is in here.
         restarted_at: when a user last asked to try again: replicas that failed before it, or wait
             after a crash, are started at once. It changes nothing about those that run.
+        model_size_bytes: of all the model's files; 0 where it is not known.
     """
 
     uid: str
@@ -55,6 +56,7 @@ class DesiredDeployment:
     engine_parameters: tuple[str, ...] = ()
     unrouted: frozenset[str] = frozenset()
     restarted_at: datetime | None = None
+    model_size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,16 @@ class ObservedReplica:
 
 @dataclass(frozen=True, slots=True)
 class ObservedDeployment:
-    """The replicas of a deployment, oldest first, and how soon it pays to look again."""
+    """The replicas of a deployment, oldest first, and how soon it pays to look again.
+
+    Attributes:
+        failure: why what was asked for is not carried out, where no replica can say it: an update
+            that was rolled back, a quota. Empty when nothing is wrong.
+    """
 
     replicas: tuple[ObservedReplica, ...] = ()
     next_check_seconds: float = 2.0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +178,73 @@ class Platform(Protocol):
 
         None where the engine does not say, or no longer answers. What it says is not checked.
         """
+        ...
+
+
+class ModelPhase(StrEnum):
+    """Where a model's files stand on a platform that brings them itself."""
+
+    PREPARING = "preparing"
+    """Its volume or the download's pod is not there yet."""
+    DOWNLOADING = "downloading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredModel:
+    """Everything a platform needs to know to bring a model's files.
+
+    Attributes:
+        uid: the model's id; never changes.
+        name: of the InferenceModel; a label.
+        source: what to fetch, pinned by `revision`.
+        size_bytes: of all its files.
+        token: of the Hub; None for a model that needs none. It is kept in a Secret.
+        attempt: another number tries a failed download again.
+    """
+
+    uid: str
+    name: str
+    source: str
+    revision: str
+    size_bytes: int
+    token: str | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedModel:
+    """A model's files as they are now.
+
+    Attributes:
+        path: what `DesiredDeployment.model_path` takes, once ready.
+        details: for people: why it failed or waits, and the next step.
+        final: of a failure: trying again does not help.
+    """
+
+    phase: ModelPhase
+    path: str | None = None
+    downloaded_bytes: int = 0
+    details: str = ""
+    final: bool = False
+
+
+class ModelPlatform(Protocol):
+    """The seam for platforms that bring models themselves. As with `Platform`, nothing blocks."""
+
+    async def apply_model(self, desired: DesiredModel) -> ObservedModel:
+        """Take the next step towards the files being there, and return what is so.
+
+        Raises:
+            PlatformError: the step cannot be taken now; the message says why.
+        """
+        ...
+
+    async def delete_model(self, uid: str) -> bool:
+        """Take the next step towards nothing being left of the model; True when so."""
+        ...
+
+    async def models(self) -> set[str]:
+        """Return the uids of all models of which anything is left on the platform."""
         ...

@@ -1,0 +1,244 @@
+"""One cluster as this process sees it: informers, Helm, and the jobs on releases.
+
+`platform.py` and `models.py` share it. One watch per kind for the whole namespace, so that a look at
+a deployment asks the API for nothing, however many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from exo_inference.errors import PlatformError, StoreError
+from exo_inference.platforms.kubernetes.api import Api, path_of
+from exo_inference.platforms.kubernetes.diagnosis import event_time
+from exo_inference.platforms.kubernetes.endpoints import Endpoints
+from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed
+from exo_inference.platforms.kubernetes.informer import Informer, Object
+from exo_inference.platforms.kubernetes.jobs import Jobs
+from exo_inference.platforms.kubernetes.names import (
+    DEPLOYMENT_CHART,
+    MODEL_CHART,
+    MODEL_UID_LABEL,
+    SPEC_LABEL,
+    UID_LABEL,
+    label,
+)
+from exo_inference.platforms.kubernetes.records import (
+    PENDING,
+    Revision,
+    discard_pending,
+    list_revisions,
+    list_unfinished,
+)
+from exo_inference.platforms.kubernetes.settings import KubernetesSettings
+
+_TELLING_EVENTS = frozenset({"Failed", "Killing", "FailedMount", "FailedAttachVolume"})
+"""Reasons of events that `diagnosis.py` reads; the others are not kept."""
+
+_TAIL_LINES = 300
+_TAIL_BYTES = 65536
+_MAX_TAILS = 500
+
+
+class Cluster:
+    """The cluster. `start` before anything else, `close` at the end.
+
+    Args:
+        api: the Kubernetes API.
+        settings: of the platform.
+        on_change: called with a deployment's or a model's uid when something of it changed.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        settings: KubernetesSettings,
+        on_change: Callable[[str], None] = lambda uid: None,
+    ) -> None:
+        self.api = api
+        self.settings = settings
+        self.helm = Helm(settings, api.namespace)
+        self.jobs = Jobs(self._on_job_done)
+        self.endpoints = Endpoints()
+        self._on_change = on_change
+        self._uids: dict[str, str] = {}
+        self._stuck: set[str] | None = None
+        self._tails: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.pods = Informer(api, path_of(api, "pods"), key_of=_pod_key, on_change=self._tell)
+        self.events = Informer(
+            api,
+            path_of(api, "events"),
+            query={"fieldSelector": "involvedObject.kind=Pod"},
+            key_of=lambda event: str(event["involvedObject"].get("name", "")),
+            keep=lambda event: event.get("reason") in _TELLING_EVENTS,
+        )
+        self.nodes = Informer(api, "/api/v1/nodes", optional=True)
+        self.deployments = Informer(
+            api,
+            path_of(api, "deployments", group="apps/v1"),
+            query={"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT_CHART}"},
+            key_of=lambda item: label(item, UID_LABEL),
+            on_change=self._tell,
+        )
+        self.downloads = Informer(
+            api,
+            path_of(api, "jobs", group="batch/v1"),
+            query={"labelSelector": f"app.kubernetes.io/name={MODEL_CHART}"},
+            key_of=lambda item: label(item, MODEL_UID_LABEL),
+            on_change=self._tell,
+        )
+        self._informers = (self.pods, self.events, self.nodes, self.deployments, self.downloads)
+
+    async def start(self) -> None:
+        """Read the cluster once and follow it from then on.
+
+        Raises:
+            StoreError: it cannot be read.
+            ConfigurationError: a chart is not there.
+        """
+        for chart in (DEPLOYMENT_CHART, MODEL_CHART):
+            await asyncio.to_thread(self.helm.chart_version, chart)
+        await asyncio.to_thread(self.settings.work_dir.mkdir, 0o700, parents=True, exist_ok=True)
+        await asyncio.gather(*(informer.start() for informer in self._informers))
+
+    async def stop_work(self) -> None:
+        """Stop all work on releases, as one must who is no longer the leader; go on looking."""
+        await self.jobs.close()
+        self._stuck = None
+
+    async def close(self) -> None:
+        """Stop everything. What runs on the cluster goes on."""
+        await self.stop_work()
+        await asyncio.gather(*(informer.close() for informer in self._informers))
+        await self.endpoints.close()
+
+    def pod_events(self, pod: Object) -> list[Object]:
+        """Return what is known to have happened to a pod, oldest first."""
+        return sorted(self.events.by_key(pod["metadata"]["name"]), key=event_time)
+
+    def node_of(self, pod: Object) -> Object | None:
+        """Return the node that a pod is on, where the controller may see nodes."""
+        name = pod["spec"].get("nodeName")
+        return self.nodes.get(name) if name else None
+
+    def remember(self, release: str, uid: str) -> None:
+        """Take note whose release it is, to tell when its job ended."""
+        self._uids[release] = uid
+
+    async def is_stuck(self, release: str) -> bool:
+        """Whether a Helm was killed on a release before this process began to work on releases."""
+        if self._stuck is None:
+            found = await list_unfinished(self.api)
+            self._stuck = {entry.release for entry in found if entry.status in PENDING}
+        return release in self._stuck
+
+    async def unstick(self, release: str, uid: str) -> None:
+        """Clear what a killed Helm left; the release has to be upgraded afterwards.
+
+        The hash on the Deployment goes first: what it tells of may be there in part only, and if this
+        is killed too, the next one must still see that there is work to do.
+        """
+        for deployment in self.deployments.by_key(uid):
+            path = path_of(self.api, "deployments", deployment["metadata"]["name"], group="apps/v1")
+            await self.api.merge(path, {"metadata": {"labels": {SPEC_LABEL: None}}})
+        await discard_pending(self.api, release)
+        if self._stuck is not None:
+            self._stuck.discard(release)
+
+    async def upgrade(
+        self, release: str, uid: str, chart: str, values: Any, *, reuse: bool = False
+    ) -> None:
+        """Install or upgrade a release; what is refused is undone.
+
+        Raises:
+            HelmFailed
+            StoreError
+        """
+        if await self.is_stuck(release):
+            await self.unstick(release, uid)
+        try:
+            await self.helm.upgrade(release, chart, values, reuse=reuse)
+        except HelmFailed as exc:
+            if exc.pending:
+                await self.unstick(release, uid)
+                await self.helm.upgrade(release, chart, values, reuse=reuse)
+                return
+            if not exc.transient:
+                await self._undo(release)
+            raise
+
+    async def rollback(self, release: str, uid: str, revision: int) -> None:
+        """Bring a release back to a revision.
+
+        Raises:
+            HelmFailed
+            StoreError
+        """
+        try:
+            await self.helm.rollback(release, revision)
+        except HelmFailed as exc:
+            if not exc.pending:
+                raise
+            await self.unstick(release, uid)
+            await self.helm.rollback(release, revision)
+
+    async def newest_revision(self, release: str) -> Revision | None:
+        """Return the newest revision of a release."""
+        found = await list_revisions(self.api, release)
+        return found[-1] if found else None
+
+    async def log_tail(self, pod: Object, container: str) -> tuple[str, ...]:
+        """Return the last lines of a container's run that ended; read once per run."""
+        found = pod.get("status", {}).get("containerStatuses") or ()
+        status: Any = next((entry for entry in found if entry["name"] == container), None)
+        if status is None or status.get("ready"):
+            return ()
+        ended_now = "terminated" in status.get("state", {})
+        if not ended_now and "terminated" not in status.get("lastState", {}):
+            return ()
+        key = (pod["metadata"]["uid"], int(status.get("restartCount", 0)) + ended_now)
+        if key not in self._tails:
+            while len(self._tails) >= _MAX_TAILS:
+                self._tails.pop(next(iter(self._tails)))
+            self._tails[key] = await self._read_tail(pod, container, previous=not ended_now)
+        return self._tails[key]
+
+    async def _read_tail(self, pod: Object, container: str, *, previous: bool) -> tuple[str, ...]:
+        query = {
+            "container": container,
+            "tailLines": str(_TAIL_LINES),
+            "limitBytes": str(_TAIL_BYTES),
+            "previous": str(previous).lower(),
+        }
+        path = path_of(self.api, "pods", pod["metadata"]["name"]) + "/log"
+        try:
+            return tuple([line async for line in self.api.lines(path, query, idle_seconds=5.0)])
+        except StoreError:  # the pod or its log is gone, or its node does not answer
+            return ()
+
+    async def _undo(self, release: str) -> None:
+        """Bring back the revision that was deployed before a refused upgrade, if there was one."""
+        try:
+            revisions = await list_revisions(self.api, release)
+            deployed = [entry for entry in revisions if entry.status == "deployed"]
+            if deployed and deployed[-1] is not revisions[-1]:
+                await self.helm.rollback(release, deployed[-1].number)
+        except (PlatformError, StoreError) as exc:
+            # The upgrade is tried again later, and this with it; its own error is what counts.
+            raise HelmFailed(f"and taking it back failed: {exc.message}", transient=True) from exc
+
+    def _tell(self, item: Object) -> None:
+        uid = label(item, UID_LABEL) or label(item, MODEL_UID_LABEL)
+        if uid:
+            self._on_change(uid)
+
+    def _on_job_done(self, release: str) -> None:
+        uid = self._uids.get(release)
+        if uid:
+            self._on_change(uid)
+
+
+def _pod_key(pod: Object) -> str:
+    return label(pod, UID_LABEL) or label(pod, MODEL_UID_LABEL)

@@ -1,0 +1,302 @@
+"""`KubernetesModels`: one Helm release per model, whose Job brings the files onto a volume claim.
+
+The model reconciler resolves a model first, so that revision and size are known, and then calls
+`apply_model` until the files are there. As with deployments nothing is kept in memory: the Job says
+how far it is, and why it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from exo_inference.errors import ExoError, PlatformError, StoreError
+from exo_inference.platforms.base import DesiredModel, ModelPhase, ObservedModel
+from exo_inference.platforms.kubernetes.api import delete_if_there, path_of, refusal_status
+from exo_inference.platforms.kubernetes.cluster import Cluster
+from exo_inference.platforms.kubernetes.denials import explain_denial
+from exo_inference.platforms.kubernetes.diagnosis import (
+    condition,
+    container_status,
+    diagnose_pod,
+)
+from exo_inference.platforms.kubernetes.informer import Object
+from exo_inference.platforms.kubernetes.names import (
+    DOWNLOAD_CONTAINER,
+    MODEL_CHART,
+    MODEL_UID_LABEL,
+    SPEC_LABEL,
+    annotation,
+    label,
+    model_release_name,
+)
+from exo_inference.platforms.kubernetes.records import list_revisions, list_unfinished
+from exo_inference.platforms.kubernetes.settings import Values
+from exo_inference.platforms.kubernetes.values import CLAIM_PREFIX, hash_of, merged
+
+_EXIT_FINAL = 78
+"""What the download ends with when another try will not help."""
+
+_PREFIX = model_release_name("")
+_ERROR_PREFIX = "exo-download: error: "
+_PROGRESS_LINES = 20
+
+
+class KubernetesModels:
+    """Models as releases of one namespace. The leader alone calls `apply_model`.
+
+    Args:
+        cluster: started; shared with the platform of the deployments.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def apply_model(self, desired: DesiredModel) -> ObservedModel:
+        """Start the next step towards the files being there, and return what is so.
+
+        Raises:
+            PlatformError: the API was away.
+        """
+        release, cluster = model_release_name(desired.uid), self._cluster
+        version = await asyncio.to_thread(cluster.helm.chart_version, MODEL_CHART)
+        values = model_values(desired, cluster.settings.values.model, version)
+        what = values["commonLabels"][SPEC_LABEL]
+        job = self._find_job(desired.uid, what)
+        if cluster.jobs.running(release):
+            return ObservedModel(ModelPhase.PREPARING, details="its download is being set up")
+        if job is None or await self._is_stuck(release):
+            return self._install(desired, values, what)
+        observed = await self._observe(job, desired, values)
+        if observed.phase is ModelPhase.READY or observed.final:
+            await self._remove_token(release)
+        return observed
+
+    async def delete_model(self, uid: str) -> bool:
+        """Uninstall the release, and say whether anything is left.
+
+        The claim goes with it, unless the platform's values keep it.
+
+        Raises:
+            PlatformError: it failed; it is tried again.
+        """
+        release, jobs = model_release_name(uid), self._cluster.jobs
+        if jobs.running(release):
+            return False
+        has_jobs = bool(self._cluster.downloads.by_key(uid))
+        if not has_jobs and not await list_revisions(self._cluster.api, release):
+            await self._remove_token(release)
+            jobs.forget(release)
+            return True
+        failure = jobs.failure(release, "uninstall")
+        if jobs.wait_seconds(release, "uninstall") <= 0.0:
+            self._cluster.remember(release, uid)
+            jobs.start(release, "uninstalling", "uninstall", self._uninstall(release, uid))
+        if failure is not None:
+            raise PlatformError(f"the release cannot be removed: {failure.error.text}")
+        return False
+
+    async def models(self) -> set[str]:
+        """Return the uids of all models of which anything is left, but for claims that are kept."""
+        selector = {"labelSelector": f"app.kubernetes.io/name={MODEL_CHART}"}
+        api = self._cluster.api
+        claims = await api.get(path_of(api, "persistentvolumeclaims"), selector)
+        found = {
+            label(claim, MODEL_UID_LABEL)
+            for claim in claims["items"]
+            if annotation(claim, "helm.sh/resource-policy") != "keep"
+        }
+        left = {
+            entry.release.removeprefix(_PREFIX)
+            for entry in await list_unfinished(api)
+            if entry.release.startswith(_PREFIX)
+        }
+        return (found | left | self._cluster.downloads.known_keys()) - {""}
+
+    def _find_job(self, uid: str, what: str) -> Object | None:
+        jobs = self._cluster.downloads.by_key(uid)
+        return next((job for job in jobs if label(job, SPEC_LABEL) == what), None)
+
+    async def _is_stuck(self, release: str) -> bool:
+        try:
+            return await self._cluster.is_stuck(release)
+        except StoreError as exc:
+            raise PlatformError(f"cannot read Helm's records: {exc.message}") from exc
+
+    # -- the release
+
+    def _install(self, desired: DesiredModel, values: dict[str, Any], what: str) -> ObservedModel:
+        release, jobs = model_release_name(desired.uid), self._cluster.jobs
+        failure = jobs.failure(release, what)
+        if jobs.wait_seconds(release, what) <= 0.0:
+            self._cluster.remember(release, desired.uid)
+            jobs.start(release, "installing", what, self._upgrade(desired, values))
+        if failure is None:
+            return ObservedModel(ModelPhase.PREPARING, details="its download is being set up")
+        if getattr(failure.error, "transient", True):
+            raise PlatformError(f"the download cannot be set up now: {failure.error.text}")
+        known = explain_denial(failure.error.message)
+        text = known.details if known else failure.error.message
+        return ObservedModel(ModelPhase.FAILED, details=f"the download is refused: {text}")
+
+    async def _upgrade(self, desired: DesiredModel, values: dict[str, Any]) -> None:
+        release = model_release_name(desired.uid)
+        if desired.token is not None:
+            await self._write_token(release, desired)
+        await self._cluster.upgrade(release, desired.uid, MODEL_CHART, values)
+
+    async def _uninstall(self, release: str, uid: str) -> None:
+        await self._cluster.helm.uninstall(release)
+        api = self._cluster.api
+        for job in self._cluster.downloads.by_key(uid):  # should Helm's record of it be gone
+            path = path_of(api, "jobs", job["metadata"]["name"], group="batch/v1")
+            await delete_if_there(api, path)
+        await delete_if_there(api, path_of(api, "secrets", _token_secret(release)))
+
+    # -- the token
+
+    async def _write_token(self, release: str, desired: DesiredModel) -> None:
+        assert desired.token is not None, "callers look first"
+        name = _token_secret(release)
+        data = {"token": base64.b64encode(desired.token.encode()).decode()}
+        labels = {MODEL_UID_LABEL: desired.uid, "app.kubernetes.io/part-of": "exo-inference"}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "labels": labels},
+            "data": data,
+        }
+        api = self._cluster.api
+        try:
+            await api.create(path_of(api, "secrets"), body)
+        except StoreError as exc:
+            if refusal_status(exc) != 409:
+                raise
+            await api.merge(path_of(api, "secrets", name), {"data": data})
+
+    async def _remove_token(self, release: str) -> None:
+        api = self._cluster.api
+        try:
+            await delete_if_there(api, path_of(api, "secrets", _token_secret(release)))
+        except ExoError as exc:
+            raise PlatformError(f"the Hub's token cannot be removed: {exc.message}") from exc
+
+    # -- what is so
+
+    async def _observe(
+        self, job: Object, desired: DesiredModel, values: dict[str, Any]
+    ) -> ObservedModel:
+        if condition(job, "Complete").get("status") == "True":
+            path = model_path(desired.uid, values)
+            return ObservedModel(ModelPhase.READY, path, desired.size_bytes)
+        pods = self._job_pods(desired.uid, job["metadata"]["name"])
+        if condition(job, "Failed").get("status") == "True":
+            return _failed(job, pods)
+        if not pods:
+            return ObservedModel(ModelPhase.PREPARING, details="waiting for the download's pod")
+        pod = pods[-1]
+        if "running" in container_status(pod, DOWNLOAD_CONTAINER).get("state", {}):
+            present = read_progress(await self._last_lines(pod))
+            return ObservedModel(ModelPhase.DOWNLOADING, downloaded_bytes=present or 0)
+        found = diagnose_pod(
+            pod,
+            self._cluster.pod_events(pod),
+            container=DOWNLOAD_CONTAINER,
+            node=self._cluster.node_of(pod),
+        )
+        said = _last_error(pod)
+        details = said or (found.details if found else "the download's pod is being set up")
+        return ObservedModel(ModelPhase.PREPARING, details=details)
+
+    def _job_pods(self, uid: str, job: str) -> list[Object]:
+        pods = self._cluster.pods.by_key(uid)
+        return [pod for pod in pods if label(pod, "batch.kubernetes.io/job-name") == job]
+
+    async def _last_lines(self, pod: Object) -> list[str]:
+        api = self._cluster.api
+        path = path_of(api, "pods", pod["metadata"]["name"]) + "/log"
+        query = {"container": DOWNLOAD_CONTAINER, "tailLines": str(_PROGRESS_LINES)}
+        try:
+            return [line async for line in api.lines(path, query, idle_seconds=5.0)]
+        except StoreError:  # its node does not answer; the download goes on
+            return []
+
+
+def model_values(desired: DesiredModel, given: Values, chart_version: str) -> dict[str, Any]:
+    """Return the values of a model's release; their hash is a label of its objects."""
+    own: dict[str, Any] = {
+        "model": {
+            "source": desired.source,
+            "revision": desired.revision,
+            "sizeBytes": desired.size_bytes,
+            "name": desired.name,
+            "uid": desired.uid,
+        },
+        "download": {"enabled": True},
+    }
+    if given.get("storage", {}).get("existingClaim"):  # one for all models, each in its directory
+        own["storage"] = {"subPath": desired.uid}
+    if desired.token is not None:
+        secret = _token_secret(model_release_name(desired.uid))
+        own["download"]["token"] = {"secretName": secret, "secretKey": "token"}
+    values = merged(given, own)
+    without_token = merged(values, {"download": {"token": {}}})
+    without_token["download"].pop("token")
+    spec = {"values": without_token, "chart": chart_version, "attempt": desired.attempt}
+    return merged(values, {"commonLabels": {SPEC_LABEL: hash_of(spec)}})
+
+
+def model_path(uid: str, values: Values) -> str:
+    """Return where engines find the model: `pvc:CLAIM`, or `pvc:CLAIM/DIRECTORY`."""
+    storage = values.get("storage", {})
+    claim = storage.get("existingClaim") or model_release_name(uid)
+    directory = storage.get("subPath", "")
+    return f"{CLAIM_PREFIX}{claim}/{directory}" if directory else f"{CLAIM_PREFIX}{claim}"
+
+
+def read_progress(lines: Sequence[str]) -> int | None:
+    """Return the bytes that are there, from the last line in which a download says so."""
+    for line in reversed(lines):
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        present = said.get("downloaded_bytes") if isinstance(said, dict) else None
+        if isinstance(present, int):
+            return present
+    return None
+
+
+def _failed(job: Object, pods: Sequence[Object]) -> ObservedModel:
+    ends = [_end(pod) for pod in pods]
+    final = any(end.get("exitCode") == _EXIT_FINAL for end in ends)
+    said = next((text for pod in reversed(pods) if (text := _last_error(pod))), "")
+    if not said and pods:
+        found = diagnose_pod(pods[-1], container=DOWNLOAD_CONTAINER)
+        said = found.details if found is not None else ""
+    why = condition(job, "Failed")
+    if why.get("reason") == "DeadlineExceeded":
+        said = "the download took longer than download.activeDeadlineSeconds. Raise it"
+    said = said or str(why.get("message", "the download failed"))
+    return ObservedModel(ModelPhase.FAILED, details=said, final=final)
+
+
+def _end(pod: Object) -> Object:
+    found: Object = container_status(pod, DOWNLOAD_CONTAINER).get("state", {}).get("terminated", {})
+    return found
+
+
+def _last_error(pod: Object) -> str:
+    """Return what a download said when it failed."""
+    for line in reversed(str(_end(pod).get("message", "")).splitlines()):
+        _, found, text = line.partition(_ERROR_PREFIX)
+        if found:
+            return text.strip()
+    return ""
+
+
+def _token_secret(release: str) -> str:
+    return f"{release}-token"

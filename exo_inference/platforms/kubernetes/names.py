@@ -1,0 +1,64 @@
+"""Names that the platform gives and reads: releases, labels, annotations, paths of the API. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+DEPLOYMENT_CHART = "inference-deployment"
+MODEL_CHART = "inference-model"
+
+UID_LABEL = "inference.exo.dev/deployment-uid"
+MODEL_UID_LABEL = "inference.exo.dev/model-uid"
+SPEC_LABEL = "inference.exo.dev/spec-hash"
+"""On the objects of a release: hash of the values that it was installed with."""
+
+PODS_ANNOTATION = "inference.exo.dev/pods-hash"
+"""On pods: hash of that part of the values which a pod is made of."""
+
+SETTLED_REVISION = "inference.exo.dev/settled-revision"
+"""On the Deployment: the newest revision of the release whose replicas all became ready."""
+
+SETTLED_SPEC = "inference.exo.dev/settled-spec-hash"
+SETTLED_PODS = "inference.exo.dev/settled-pods-hash"
+REFUSED_PODS = "inference.exo.dev/refused-pods-hash"
+"""On the Deployment: what an update was to make of the pods, and could not."""
+
+REFUSED_AT = "inference.exo.dev/refused-at"
+REFUSED_REASON = "inference.exo.dev/refused-reason"
+
+ENGINE_CONTAINER = "engine"
+DOWNLOAD_CONTAINER = "download"
+ENGINE_PORT = 8000
+
+_MAX_RELEASE_NAME = 53
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def release_name(uid: str) -> str:
+    """Return the name of a deployment's release."""
+    return _name("exo", uid)
+
+
+def model_release_name(uid: str) -> str:
+    """Return the name of a model's release."""
+    return _name("exo-model", uid)
+
+
+def _name(prefix: str, uid: str) -> str:
+    name = f"{prefix}-{uid}"
+    if len(name) <= _MAX_RELEASE_NAME and _DNS_LABEL.fullmatch(name):
+        return name
+    return f"{prefix}-{hashlib.sha256(uid.encode()).hexdigest()[:32]}"
+
+
+def label(item: Mapping[str, Any], name: str) -> str:
+    """Return a label of an object, empty where it has none."""
+    return str(item["metadata"].get("labels", {}).get(name, ""))
+
+
+def annotation(item: Mapping[str, Any], name: str) -> str:
+    """Return an annotation of an object, empty where it has none."""
+    return str(item["metadata"].get("annotations", {}).get(name, ""))

@@ -1,0 +1,118 @@
+"""Which nodes the pods of a deployment may go to, and how replicas are replaced. Pure.
+
+Both are part of the values, so they must not change by themselves: what a running release was
+installed with stays until its pods change, unless a rollout is stuck for want of a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from exo_inference.errors import PlatformError
+from exo_inference.platforms.base import DesiredDeployment, ObservedReplica, ReplicaPhase
+from exo_inference.platforms.kubernetes.diagnosis import needs_gpu
+from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, annotation
+from exo_inference.platforms.kubernetes.nodes import GpuNode, affinity_of, count_free_slots
+from exo_inference.platforms.kubernetes.settings import PlatformValues
+from exo_inference.platforms.kubernetes.step import Live
+from exo_inference.platforms.kubernetes.values import (
+    CPU_FAMILY,
+    IN_PLACE,
+    SURGE,
+    Release,
+    Strategy,
+    build_release,
+    has_own_strategy,
+    is_placed,
+)
+
+Object = Mapping[str, Any]
+
+
+def choose_release(
+    desired: DesiredDeployment,
+    given: PlatformValues,
+    live: Live | None,
+    pods: Sequence[Object],
+    nodes: Sequence[GpuNode],
+    *,
+    chart_version: str,
+) -> Release:
+    """Return the release as it is wanted now.
+
+    Args:
+        desired: the deployment.
+        given: the administrator's values.
+        live: the release as it is.
+        pods: of the deployment.
+        nodes: those with GPUs.
+        chart_version: of the chart.
+
+    Raises:
+        PlatformError: no node has the GPUs, or the model is not on a volume claim.
+    """
+    pods_hash = build_release(desired, given).pods_hash
+    affinity = _choose_affinity(desired, given, live, nodes, pods_hash)
+    strategy = SURGE
+    if desired.gpu_type != CPU_FAMILY and not has_own_strategy(given, desired):
+        strategy = choose_strategy(desired, live, pods, nodes, pods_hash)
+    return build_release(
+        desired, given, strategy=strategy, affinity=affinity, chart_version=chart_version
+    )
+
+
+def choose_strategy(
+    desired: DesiredDeployment,
+    live: Live | None,
+    pods: Sequence[Object],
+    nodes: Sequence[GpuNode],
+    pods_hash: str,
+) -> Strategy:
+    """Return how replicas are replaced: in place only where no GPU is free for one more."""
+    if live is None:
+        return SURGE
+    alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    current = [pod for pod in alive if annotation(pod, PODS_ANNOTATION) == pods_hash]
+    old = len(alive) - len(current)
+    if live.pods_hash == pods_hash:
+        # Pods that end give their GPUs back soon; only then is it known whether one is missing.
+        stuck = old > 0 and len(alive) == len(pods) and any(needs_gpu(pod) for pod in current)
+        return IN_PLACE if stuck else live.strategy
+    free = count_free_slots(nodes, desired.gpu_type, desired.gpu_count)
+    known = any(node.family == desired.gpu_type for node in nodes)
+    return IN_PLACE if old > 0 and known and free == 0 and desired.replicas > 0 else SURGE
+
+
+def surge_note(wanted: Release, live: Live | None, replicas: Sequence[ObservedReplica]) -> str:
+    """Return what is to be said of an update for which no GPU is free; empty otherwise."""
+    rollout = wanted.values.get("rollout", {})
+    in_place = rollout.get("maxSurge") == 0
+    old_serve = any(not r.current and r.phase is ReplicaPhase.READY for r in replicas)
+    if not (in_place and old_serve and live is not None):
+        return ""
+    return "no GPU is free for one more replica, so one at a time is replaced"
+
+
+def _choose_affinity(
+    desired: DesiredDeployment,
+    given: PlatformValues,
+    live: Live | None,
+    nodes: Sequence[GpuNode],
+    pods_hash: str,
+) -> Mapping[str, Any] | None:
+    if desired.gpu_type == CPU_FAMILY or is_placed(given, desired.gpu_type):
+        return None
+    if live is not None and live.pods_hash == pods_hash:
+        return live.affinity
+    found = affinity_of(nodes, desired.gpu_type)
+    if found is None and live is not None and live.affinity:
+        return live.affinity  # its nodes are away for the moment
+    if found is None and desired.replicas > 0:
+        families = ", ".join(sorted({node.family for node in nodes})) or "no GPU"
+        raise PlatformError(
+            f"no node of the cluster has a {desired.gpu_type}; they have: {families}",
+            hint="Add a node; or, for nodes that are made on demand, set nodeSelector in the platform's "
+            f"gpuValues.{desired.gpu_type}.",
+        )
+    return found

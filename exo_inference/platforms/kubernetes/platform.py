@@ -1,0 +1,355 @@
+"""`KubernetesPlatform`: makes one Helm release per deployment match what is desired.
+
+The reconciler calls `apply` again and again; each call reads the informers, decides one step with
+pure functions (`step.py`, `placing.py`) and starts it in the background (`jobs.py`). Nothing needed
+for a decision is kept in memory: it is on the objects of the release, so a controller may be killed
+at any line, and Helm with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from exo_inference.errors import PlatformError, StoreError
+from exo_inference.platforms.base import (
+    DesiredDeployment,
+    InstanceTypeInfo,
+    LogLine,
+    LogQuery,
+    ObservedDeployment,
+    ObservedReplica,
+    ReplicaPhase,
+)
+from exo_inference.platforms.kubernetes.api import delete_if_there, path_of
+from exo_inference.platforms.kubernetes.cluster import Cluster
+from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
+from exo_inference.platforms.kubernetes.helm import HelmFailed
+from exo_inference.platforms.kubernetes.informer import Object
+from exo_inference.platforms.kubernetes.jobs import Failure
+from exo_inference.platforms.kubernetes.logs import follow_logs, read_logs
+from exo_inference.platforms.kubernetes.names import (
+    DEPLOYMENT_CHART,
+    ENGINE_CONTAINER,
+    release_name,
+)
+from exo_inference.platforms.kubernetes.nodes import gpu_nodes, instance_types
+from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
+from exo_inference.platforms.kubernetes.records import list_revisions, list_unfinished
+from exo_inference.platforms.kubernetes.replicas import (
+    counts,
+    is_starting,
+    observe_pod,
+    parse_time,
+)
+from exo_inference.platforms.kubernetes.step import (
+    Live,
+    Rescale,
+    RollBack,
+    Settle,
+    Step,
+    Upgrade,
+    decide,
+    is_refused,
+    read_live,
+    refused_annotations,
+    settled_annotations,
+    settled_revision,
+)
+from exo_inference.platforms.kubernetes.values import Release
+
+logger = logging.getLogger(__name__)
+
+_BUSY_SECONDS = 1.0
+_IDLE_SECONDS = 30.0
+"""How soon to look again without being told of a change."""
+
+_OBJECTS = (
+    ("deployments", "apps/v1"),
+    ("services", ""),
+    ("poddisruptionbudgets", "policy/v1"),
+    ("networkpolicies", "networking.k8s.io/v1"),
+)
+"""What every release has, and what is removed by name should Helm's record of it be gone."""
+
+_RELEASE_PREFIX = release_name("")
+_MODEL_PREFIX = f"{_RELEASE_PREFIX}model-"
+
+
+class KubernetesPlatform:
+    """Engines as pods of one namespace. One object per process; the leader alone calls `apply`.
+
+    Args:
+        cluster: started.
+        now: the clock.
+    """
+
+    name = "kubernetes"
+
+    def __init__(
+        self, cluster: Cluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._cluster = cluster
+        self._now = now
+        self._chart_version: str | None = None
+
+    async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
+        """Start the next step towards `desired` in the background, and return what is so.
+
+        Raises:
+            PlatformError: the API was away, or no node has the GPUs.
+        """
+        live = read_live(self._deployment(desired.uid))
+        wanted = await self._choose(desired, live)
+        replicas = await self._observe(desired.uid, wanted.pods_hash)
+        await self._restart_failed(desired, replicas)
+        await self._take_step(desired, wanted, live, replicas)
+        return self._report(desired, wanted, live, replicas)
+
+    async def delete(self, uid: str) -> bool:
+        """Uninstall the release, and say whether anything is left.
+
+        Raises:
+            PlatformError: Helm failed; it is tried again.
+        """
+        release, jobs = release_name(uid), self._cluster.jobs
+        if jobs.running(release):
+            return False
+        has_pods, has_objects = bool(self._pods(uid)), self._deployment(uid) is not None
+        if has_pods and not has_objects:
+            return False  # their requests are being finished
+        if not has_objects and not await list_revisions(self._cluster.api, release):
+            jobs.forget(release)
+            return True
+        failure = jobs.failure(release, "uninstall")
+        if jobs.wait_seconds(release, "uninstall") <= 0.0:
+            self._start(uid, "uninstalling", "uninstall", self._uninstall(release))
+        if failure is not None:
+            raise PlatformError(f"the release cannot be removed: {failure.error.text}")
+        return False
+
+    async def deployments(self) -> set[str]:
+        """Return the uids of all deployments of which anything is left."""
+        found = await list_unfinished(self._cluster.api)
+        releases = {entry.release for entry in found}
+        left = {
+            name.removeprefix(_RELEASE_PREFIX)
+            for name in releases
+            if name.startswith(_RELEASE_PREFIX) and not name.startswith(_MODEL_PREFIX)
+        }
+        engines = {pod_uid for pod_uid in self._cluster.pods.known_keys() if self._pods(pod_uid)}
+        return left | engines | self._cluster.deployments.known_keys()
+
+    async def logs(self, uid: str, query: LogQuery) -> AsyncIterator[LogLine]:
+        """Yield log lines in order of time; with `follow`, until the caller stops."""
+        api = self._cluster.api
+        if query.follow and not query.previous:
+            async for line in follow_logs(api, lambda: self._pods(uid), query):
+                yield line
+            return
+        for line in await read_logs(api, self._pods(uid), query):
+            yield line
+
+    async def instance_types(self) -> list[InstanceTypeInfo]:
+        """Return the families of the cluster's nodes with what is free now; `cpu` comes last."""
+        return instance_types(self._cluster.nodes.all(), self._cluster.pods.all())
+
+    async def measurements(self, replica: str) -> dict[str, Any] | None:
+        """Return what the engine of a ready replica has measured; None where it does not say."""
+        pod = self._cluster.pods.get(replica)
+        return None if pod is None else await self._cluster.endpoints.measurements(pod)
+
+    # -- looking
+
+    def _deployment(self, uid: str) -> Object | None:
+        found = self._cluster.deployments.by_key(uid)
+        return found[0] if found else None
+
+    def _pods(self, uid: str) -> list[Object]:
+        """Return the engine pods of a deployment, oldest first."""
+        return [
+            pod
+            for pod in self._cluster.pods.by_key(uid)
+            if counts(pod) and pod["spec"]["containers"][0]["name"] == ENGINE_CONTAINER
+        ]
+
+    async def _observe(self, uid: str, pods_hash: str) -> tuple[ObservedReplica, ...]:
+        pods = self._pods(uid)
+        return tuple(await asyncio.gather(*(self._see(pod, pods_hash) for pod in pods)))
+
+    async def _see(self, pod: Object, pods_hash: str) -> ObservedReplica:
+        cluster = self._cluster
+        return observe_pod(
+            pod,
+            pods_hash,
+            events=cluster.pod_events(pod),
+            log_tail=await cluster.log_tail(pod, ENGINE_CONTAINER),
+            node=cluster.node_of(pod),
+            said=await cluster.endpoints.detail(pod) if is_starting(pod) else "",
+            now=self._now(),
+        )
+
+    async def _choose(self, desired: DesiredDeployment, live: Live | None) -> Release:
+        if self._chart_version is None:
+            version = self._cluster.helm.chart_version
+            self._chart_version = await asyncio.to_thread(version, DEPLOYMENT_CHART)
+        nodes = gpu_nodes(self._cluster.nodes.all(), self._cluster.pods.all())
+        given = self._cluster.settings.values
+        return choose_release(
+            desired, given, live, self._pods(desired.uid), nodes, chart_version=self._chart_version
+        )
+
+    # -- stepping
+
+    async def _take_step(
+        self,
+        desired: DesiredDeployment,
+        wanted: Release,
+        live: Live | None,
+        replicas: tuple[ObservedReplica, ...],
+    ) -> None:
+        jobs = self._cluster.jobs
+        if jobs.running(wanted.name) or jobs.wait_seconds(wanted.name, wanted.spec_hash) > 0.0:
+            return
+        step = decide(wanted, live, replicas, restarted_at=desired.restarted_at)
+        failed_before = jobs.failure(wanted.name, wanted.spec_hash) is not None
+        if step is None and (failed_before or await self._is_stuck(wanted.name)):
+            step = Upgrade()  # Helm did not come to its end, whatever the objects say
+        if step is not None:
+            name, work = self._work(desired.uid, wanted, step)
+            self._start(desired.uid, name, wanted.spec_hash, work)
+
+    async def _is_stuck(self, release: str) -> bool:
+        try:
+            return await self._cluster.is_stuck(release)
+        except StoreError as exc:
+            raise PlatformError(f"cannot read Helm's records: {exc.message}") from exc
+
+    def _work(self, uid: str, wanted: Release, step: Step) -> tuple[str, Coroutine[Any, Any, None]]:
+        if isinstance(step, Upgrade):
+            work = self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
+            return "upgrading", work
+        if isinstance(step, Settle):
+            return "recording", self._settle(uid, wanted)
+        if isinstance(step, Rescale):
+            return "scaling", self._rescale(uid, wanted, step)
+        return "rolling back", self._roll_back(uid, wanted, step)
+
+    def _start(self, uid: str, name: str, what: str, work: Coroutine[Any, Any, None]) -> None:
+        release = release_name(uid)
+        self._cluster.remember(release, uid)
+        self._cluster.jobs.start(release, name, what, work)
+
+    async def _settle(self, uid: str, wanted: Release) -> None:
+        newest = await self._cluster.newest_revision(wanted.name)
+        if newest is None or newest.status != "deployed":
+            await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
+            return
+        await self._annotate(uid, settled_annotations(wanted, newest.number))
+
+    async def _roll_back(self, uid: str, wanted: Release, step: RollBack) -> None:
+        logger.warning("release %s is rolled back: %s", wanted.name, step.reason)
+        await self._annotate(uid, refused_annotations(wanted, step.reason, self._now()))
+        await self._cluster.rollback(wanted.name, uid, step.revision)
+        await self._point_at_newest(uid, wanted.name)
+
+    async def _rescale(self, uid: str, wanted: Release, step: Rescale) -> None:
+        values = {"replicas": step.replicas}
+        await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, values, reuse=True)
+        await self._point_at_newest(uid, wanted.name)
+
+    async def _point_at_newest(self, uid: str, release: str) -> None:
+        """Keep the settled revision from leaving Helm's history, which is short."""
+        newest = await self._cluster.newest_revision(release)
+        if newest is not None and newest.status == "deployed":
+            await self._annotate(uid, settled_revision(newest.number))
+
+    async def _annotate(self, uid: str, annotations: dict[str, str | None]) -> None:
+        deployment = self._deployment(uid)
+        if deployment is not None:
+            name = deployment["metadata"]["name"]
+            path = path_of(self._cluster.api, "deployments", name, group="apps/v1")
+            await self._cluster.api.merge(path, {"metadata": {"annotations": annotations}})
+
+    async def _uninstall(self, release: str) -> None:
+        await self._cluster.helm.uninstall(release)
+        for plural, group in _OBJECTS:
+            await delete_if_there(
+                self._cluster.api, path_of(self._cluster.api, plural, release, group=group)
+            )
+
+    async def _restart_failed(
+        self, desired: DesiredDeployment, replicas: tuple[ObservedReplica, ...]
+    ) -> None:
+        """Delete the pods that failed before a user asked to try again; others take their place."""
+        if desired.restarted_at is None:
+            return
+        for replica in replicas:
+            pod = self._cluster.pods.get(replica.name)
+            failed = replica.phase in (ReplicaPhase.FAILED, ReplicaPhase.BACKOFF)
+            if pod is None or not failed:
+                continue
+            if parse_time(pod["metadata"]["creationTimestamp"]) < desired.restarted_at:
+                try:
+                    path = path_of(self._cluster.api, "pods", replica.name)
+                    await delete_if_there(self._cluster.api, path)
+                except StoreError as exc:
+                    raise PlatformError(
+                        f"replica {replica.name} cannot be started again: {exc.message}"
+                    ) from exc
+
+    # -- reporting
+
+    def _report(
+        self,
+        desired: DesiredDeployment,
+        wanted: Release,
+        live: Live | None,
+        replicas: tuple[ObservedReplica, ...],
+    ) -> ObservedDeployment:
+        jobs = self._cluster.jobs
+        failure = jobs.failure(wanted.name, wanted.spec_hash)
+        if isinstance(failure, Failure) and getattr(failure.error, "transient", True):
+            raise PlatformError(f"the release cannot be changed now: {failure.error.text}")
+        note = surge_note(wanted, live, replicas)
+        if note:
+            replicas = tuple(_with_note(replica, note) for replica in replicas)
+        busy = jobs.running(wanted.name) or any(
+            replica.phase is not ReplicaPhase.READY for replica in replicas
+        )
+        wait = jobs.wait_seconds(wanted.name, wanted.spec_hash)
+        return ObservedDeployment(
+            replicas=replicas,
+            next_check_seconds=max(_BUSY_SECONDS if busy else _IDLE_SECONDS, min(wait, 10.0)),
+            failure=self._explain_failure(desired, wanted, live, failure),
+        )
+
+    def _explain_failure(
+        self,
+        desired: DesiredDeployment,
+        wanted: Release,
+        live: Live | None,
+        failure: Failure | None,
+    ) -> str:
+        if failure is not None and isinstance(failure.error, HelmFailed):
+            known = explain_denial(failure.error.message)
+            text = known.details if known else failure.error.message
+            return f"the change is refused: {text}"
+        if live is not None and is_refused(wanted, live, desired.restarted_at):
+            return (
+                f"the update was rolled back: {live.refused_reason.rstrip('. ')}. The version before "
+                "it serves on; change the parameters, or ask for a restart to try again"
+            )
+        deployment = self._deployment(desired.uid)
+        denied = diagnose_deployment(deployment) if deployment is not None else None
+        return denied.details if denied is not None else ""
+
+
+def _with_note(replica: ObservedReplica, note: str) -> ObservedReplica:
+    if not replica.current or replica.phase is not ReplicaPhase.STARTING:
+        return replica
+    return replace(replica, details=f"{replica.details}; {note}" if replica.details else note)

@@ -1,0 +1,105 @@
+"""How the Kubernetes platform behaves. Built once where the process starts and passed down.
+
+`PlatformValues` is the file `platform.json` that the chart `exo-inference` makes of its value
+`platform`: what every release begins with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exo_inference.errors import ConfigurationError
+
+Values = Mapping[str, Any]
+
+_FIELDS = {
+    "deploymentValues": "deployment",
+    "modelValues": "model",
+    "engineValues": "engines",
+    "gpuValues": "gpus",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformValues:
+    """What an administrator wants in every release; the platform's own values win over it."""
+
+    deployment: Values = field(default_factory=dict)
+    """Values of every deployment."""
+
+    model: Values = field(default_factory=dict)
+    """Values of every model."""
+
+    engines: Mapping[str, Values] = field(default_factory=dict)
+    """Values of the deployments of an engine, by its name."""
+
+    gpus: Mapping[str, Values] = field(default_factory=dict)
+    """Values of the deployments on a GPU family, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """Everything the platform is told at its start."""
+
+    charts_dir: Path
+    """Directory with the charts inference-deployment and inference-model."""
+
+    work_dir: Path
+    """Where Helm keeps its cache and settings; only this process uses it."""
+
+    kubeconfig: Path | None = None
+    """Credentials for Helm, the same as those of the API; None is the pod's service account."""
+
+    values: PlatformValues = field(default_factory=PlatformValues)
+    """What every release begins with."""
+
+    helm_seconds: float = 60.0
+    """How long Helm may take, which waits for nothing but the API; then it is stopped."""
+
+    max_helm_processes: int = 4
+    """Helm processes at a time. Each takes about 0.5 s of a core and 60 MB."""
+
+    history_revisions: int = 10
+    """Revisions of a release that are kept."""
+
+
+def read_platform_values(path: Path) -> PlatformValues:
+    """Read `platform.json`.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is not of its form.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(
+            f"cannot read the platform's values from {path}: {exc}",
+            hint="It is the value `platform` of the chart exo-inference.",
+        ) from exc
+    problem = _find_problem(found)
+    if problem:
+        raise ConfigurationError(
+            f"{path}: {problem}", hint="Correct the value `platform` of the chart exo-inference."
+        )
+    return PlatformValues(**{_FIELDS[key]: value for key, value in found.items()})
+
+
+def _find_problem(found: object) -> str | None:
+    if not isinstance(found, dict):
+        return f"expected an object, found {type(found).__name__}"
+    unknown = sorted(found.keys() - _FIELDS.keys())
+    if unknown:
+        return f"unknown {unknown[0]!r}; known: {', '.join(sorted(_FIELDS))}"
+    for key, value in found.items():
+        inner = (
+            value.values()
+            if isinstance(value, dict) and key.endswith(("eValues", "uValues"))
+            else ()
+        )
+        if not isinstance(value, dict) or not all(isinstance(item, dict) for item in inner):
+            return f"{key} must be an object of values"
+    return None

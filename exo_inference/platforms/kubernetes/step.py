@@ -1,0 +1,225 @@
+"""What to do next with one release: a pure function over what is wanted and what is so.
+
+`platform.py` calls `decide` on every look and executes at most one step, so it converges from
+whatever a killed controller, a killed Helm or a hand left behind. What has to be known for that is
+on the Deployment itself: the hash it was installed with, the newest revision whose replicas all
+became ready, and the update that was refused, if one was (docs/decisions/0008-helm-releases.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
+from exo_inference.platforms.kubernetes.names import (
+    PODS_ANNOTATION,
+    REFUSED_AT,
+    REFUSED_PODS,
+    REFUSED_REASON,
+    SETTLED_PODS,
+    SETTLED_REVISION,
+    SETTLED_SPEC,
+    SPEC_LABEL,
+    annotation,
+    label,
+)
+from exo_inference.platforms.kubernetes.values import SURGE, Release, Strategy
+
+CRASH_LOOP_RESTARTS = 3
+"""A new replica that crashed so often ends an update, as nothing of it serves yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A release as its Deployment shows it.
+
+    Attributes:
+        spec_hash, pods_hash: of what was installed last; empty where something else made it.
+        replicas: wanted of the Deployment; None where it does not say.
+        affinity: of the pods.
+        settled_revision: newest revision whose replicas all became ready; None if there was none.
+        settled_spec, settled_pods: the hashes of that revision.
+        refused_pods: hash of an update that failed and was rolled back.
+        refused_at, refused_reason: when, and why.
+        overdue: the rollout made no progress for longer than a start may take.
+    """
+
+    spec_hash: str = ""
+    pods_hash: str = ""
+    replicas: int | None = None
+    strategy: Strategy = SURGE
+    affinity: Mapping[str, Any] | None = None
+    settled_revision: int | None = None
+    settled_spec: str = ""
+    settled_pods: str = ""
+    refused_pods: str = ""
+    refused_at: datetime | None = None
+    refused_reason: str = ""
+    overdue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """Install the release, or bring it to the wanted values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """Only set the number of replicas of the version that serves while an update is refused."""
+
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Write down that the present revision works, and forget what was refused before."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Write down why the update is refused, then bring the version before it back."""
+
+    revision: int
+    reason: str
+
+
+Step = Upgrade | Rescale | Settle | RollBack
+
+
+def decide(
+    wanted: Release,
+    live: Live | None,
+    replicas: Sequence[ObservedReplica],
+    *,
+    restarted_at: datetime | None = None,
+) -> Step | None:
+    """Return the next step; None when there is nothing to do but to wait.
+
+    Args:
+        wanted: what is asked for.
+        live: what is so; None before the first installation.
+        replicas: as observed; `current` are those of the wanted `pods_hash`.
+        restarted_at: when a user last asked to try again.
+    """
+    if live is None:
+        return Upgrade()
+    if is_refused(wanted, live, restarted_at):
+        return _keep_serving(wanted, live)
+    if live.spec_hash != wanted.spec_hash or wanted.replicas not in (None, live.replicas):
+        return Upgrade()
+    reason = _find_failure(live, replicas)
+    if reason and live.settled_revision is not None and live.settled_pods != wanted.pods_hash:
+        return RollBack(live.settled_revision, reason)
+    settled = live.settled_spec == wanted.spec_hash and not live.refused_pods
+    if not settled and _is_settled(wanted, replicas):
+        return Settle()
+    return None
+
+
+def is_refused(wanted: Release, live: Live, restarted_at: datetime | None) -> bool:
+    """Whether the wanted version was tried, failed, and is not to be tried again yet."""
+    if live.refused_pods != wanted.pods_hash or live.settled_pods == wanted.pods_hash:
+        return False
+    if wanted.replicas == 0:  # nothing has to start for that
+        return False
+    return restarted_at is None or live.refused_at is None or restarted_at <= live.refused_at
+
+
+def _keep_serving(wanted: Release, live: Live) -> Step | None:
+    if live.pods_hash == live.refused_pods:
+        if live.settled_revision is None:
+            return None
+        return RollBack(live.settled_revision, live.refused_reason)
+    if wanted.replicas not in (None, live.replicas):
+        return Rescale(wanted.replicas or 0)
+    return None
+
+
+def _find_failure(live: Live, replicas: Sequence[ObservedReplica]) -> str:
+    current = [replica for replica in replicas if replica.current]
+    for replica in current:
+        if replica.phase is ReplicaPhase.FAILED:
+            return replica.details or "a new replica failed"
+    if any(replica.phase is ReplicaPhase.READY for replica in current):
+        return ""
+    for replica in current:
+        if replica.phase is ReplicaPhase.BACKOFF and replica.restarts >= CRASH_LOOP_RESTARTS:
+            return replica.details or f"a new replica crashed {replica.restarts} times"
+    if live.overdue:
+        waiting = [r for r in current if r.phase not in (ReplicaPhase.READY, ReplicaPhase.DRAINING)]
+        details = next((replica.details for replica in waiting if replica.details), "")
+        return f"the new replicas did not become ready in time{': ' if details else ''}{details}"
+    return ""
+
+
+def _is_settled(wanted: Release, replicas: Sequence[ObservedReplica]) -> bool:
+    active = [replica for replica in replicas if replica.phase is not ReplicaPhase.DRAINING]
+    all_ready = all(replica.current and replica.phase is ReplicaPhase.READY for replica in active)
+    return bool(active) and all_ready and wanted.replicas in (None, len(active))
+
+
+def read_live(deployment: Mapping[str, Any] | None) -> Live | None:
+    """Return what a Deployment says of its release."""
+    if deployment is None:
+        return None
+    spec = deployment["spec"]
+    rolling = spec.get("strategy", {}).get("rollingUpdate", {})
+    template = spec["template"]
+    conditions = {c["type"]: c for c in deployment.get("status", {}).get("conditions", ())}
+    revision = annotation(deployment, SETTLED_REVISION)
+    return Live(
+        spec_hash=label(deployment, SPEC_LABEL),
+        pods_hash=annotation(template, PODS_ANNOTATION) if "metadata" in template else "",
+        replicas=spec.get("replicas"),
+        strategy=Strategy(
+            _whole(rolling.get("maxSurge"), 1), _whole(rolling.get("maxUnavailable"), 0)
+        ),
+        affinity=template.get("spec", {}).get("affinity"),
+        settled_revision=int(revision) if revision.isdigit() else None,
+        settled_spec=annotation(deployment, SETTLED_SPEC),
+        settled_pods=annotation(deployment, SETTLED_PODS),
+        refused_pods=annotation(deployment, REFUSED_PODS),
+        refused_at=_time(annotation(deployment, REFUSED_AT)),
+        refused_reason=annotation(deployment, REFUSED_REASON),
+        overdue=conditions.get("Progressing", {}).get("reason") == "ProgressDeadlineExceeded",
+    )
+
+
+def settled_annotations(wanted: Release, revision: int) -> dict[str, str | None]:
+    """Return what `Settle` writes."""
+    return {
+        SETTLED_REVISION: str(revision),
+        SETTLED_SPEC: wanted.spec_hash,
+        SETTLED_PODS: wanted.pods_hash,
+        REFUSED_PODS: None,
+        REFUSED_AT: None,
+        REFUSED_REASON: None,
+    }
+
+
+def settled_revision(revision: int) -> dict[str, str | None]:
+    """Return what says that a later revision is the same version."""
+    return {SETTLED_REVISION: str(revision)}
+
+
+def refused_annotations(wanted: Release, reason: str, now: datetime) -> dict[str, str | None]:
+    """Return what `RollBack` writes."""
+    return {
+        REFUSED_PODS: wanted.pods_hash,
+        REFUSED_AT: now.astimezone(UTC).isoformat(),
+        REFUSED_REASON: reason[:1000],
+    }
+
+
+def _whole(value: object, default: int) -> int:
+    return value if isinstance(value, int) else default
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
