@@ -15,9 +15,9 @@ from typing import Protocol
 
 from exo_inference import planner
 from exo_inference.errors import HubError, UsageError
-from exo_inference.hub.architecture import fetch_architecture, read_directory, weight_files
+from exo_inference.hub.architecture import fetch_architecture, read_directory
 from exo_inference.hub.base import ModelUnusable
-from exo_inference.hub.model_directory import CONFIG_NAME
+from exo_inference.model_description import CONFIG_NAME, weight_files
 from exo_inference.planner import Architecture, EngineParameters
 from exo_inference.resources import InferenceModel
 from exo_inference.simulated_gpus import MODEL_MARKER

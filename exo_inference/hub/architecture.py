@@ -7,9 +7,8 @@ The controller calls both ways; what they return may carry `cannot_size`, which 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +25,27 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from exo_inference.errors import HubError
 from exo_inference.hub.base import ModelUnusable, SourceUnreachable
 from exo_inference.hub.huggingface_errors import HTTP_ERRORS, Request, explain
-from exo_inference.hub.model_directory import CONFIG_NAME, INDEX_NAME
+from exo_inference.model_description import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    MAX_CONFIG_BYTES,
+    MAX_INDEX_BYTES,
+    QUANTIZATION_NAME,
+    DescriptionError,
+    describe,
+    parse_object,
+    read_config,
+    read_quantization,
+    with_checkpoint,
+)
 from exo_inference.planner import (
     Architecture,
     TensorSize,
     parse_safetensors_header,
-    read_architecture,
     with_index,
     with_tensors,
 )
 
-QUANTIZATION_NAME = "hf_quant_config.json"
 _SINGLE_FILE = "model.safetensors"
 
 _CLIENT_ERRORS: tuple[type[Exception], ...] = (
@@ -48,14 +57,11 @@ _CLIENT_ERRORS: tuple[type[Exception], ...] = (
 _UNUSABLE_HEADER: tuple[type[Exception], ...] = (
     HubError,
     ValueError,
-    KeyError,
-    TypeError,
     *_CLIENT_ERRORS,
 )
 
-_MAX_CONFIG_BYTES = 4_000_000
-_MAX_INDEX_BYTES = 40_000_000
 _MAX_HEADER_BYTES = 20_000_000
+"""Less than the format allows: more would take too long to ask for."""
 _FIRST_BYTES = 512 * 1024
 """Of each weight file: holds the whole header of most, so that one request is enough."""
 _MAX_SHARDS = 64
@@ -66,26 +72,20 @@ _NUM_PARALLEL = 8
 def read_directory(directory: Path, name: str) -> Architecture:
     """Return the architecture of a model whose files are here.
 
+    Weights that are damaged do not count: that is said when they are loaded.
+
     Raises:
         ModelUnusable: there is no config.json that can be read.
     """
     try:
-        config = _object(_limited(directory / CONFIG_NAME, _MAX_CONFIG_BYTES), CONFIG_NAME)
-        quantization = directory / QUANTIZATION_NAME
-        more = None
-        if quantization.is_file():
-            more = _object(_limited(quantization, _MAX_CONFIG_BYTES), QUANTIZATION_NAME)
-        found = _read(config, more, name, str(directory / CONFIG_NAME))
-        headers = [_header_of_file(path) for path in weight_files(directory)]
-    except OSError as error:
-        raise ModelUnusable(f"cannot read {directory}: {error.strerror}") from error
-    return _with_headers(found, headers)
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """Return the files that an engine would load, without the original authors' second copy."""
-    found = sorted(directory.glob("*.safetensors"))
-    return [path for path in found if not path.name.startswith("consolidated")] or found
+        config, quantization = read_config(directory), read_quantization(directory)
+    except DescriptionError as error:
+        raise ModelUnusable(str(error)) from error
+    found = describe(config, quantization, name, str(directory / CONFIG_NAME))
+    try:
+        return with_checkpoint(found, directory)
+    except DescriptionError:
+        return found
 
 
 async def fetch_architecture(
@@ -142,16 +142,18 @@ class _Remote:
             return self._read()
         except HubError:
             raise
+        except DescriptionError as error:
+            raise ModelUnusable(f"{self.name}: {error}") from error
         except _CLIENT_ERRORS as error:
             raise explain(error, request) from error
 
     def _read(self) -> Architecture:
-        config = _object(self._get(CONFIG_NAME, _MAX_CONFIG_BYTES), CONFIG_NAME)
-        quantization = self._try(QUANTIZATION_NAME, _MAX_CONFIG_BYTES)
-        more = None if quantization is None else _object(quantization, QUANTIZATION_NAME)
-        found = _read(config, more, self.name, f"{self.endpoint}/{self.name}")
-        index = self._try(INDEX_NAME, _MAX_INDEX_BYTES)
-        return self._with_weights(found, None if index is None else _object(index, INDEX_NAME))
+        config = parse_object(self._get(CONFIG_NAME, MAX_CONFIG_BYTES), CONFIG_NAME)
+        quantization = self._try_object(QUANTIZATION_NAME, MAX_CONFIG_BYTES)
+        found = describe(config, quantization, self.name, f"{self.endpoint}/{self.name}")
+        if found.cannot_size is not None:
+            return found
+        return self._with_weights(found, self._try_object(INDEX_NAME, MAX_INDEX_BYTES))
 
     def _with_weights(self, found: Architecture, index: Mapping[str, Any] | None) -> Architecture:
         shards = [_SINGLE_FILE]
@@ -163,8 +165,9 @@ class _Remote:
         if len(shards) <= _MAX_SHARDS:
             with ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="model-headers") as pool:
                 headers = list(pool.map(self._header, shards))
-        if all(header is not None for header in headers):
-            return _with_headers(found, headers)
+        tensors = [tensor for header in headers for tensor in header or ()]
+        if tensors and None not in headers:
+            return with_tensors(found, tensors)
         return found if index is None else with_index(found, index)
 
     def _header(self, file: str) -> list[TensorSize] | None:
@@ -178,9 +181,9 @@ class _Remote:
         except _UNUSABLE_HEADER:
             return None
 
-    def _try(self, file: str, max_bytes: int) -> bytes | None:
+    def _try_object(self, file: str, max_bytes: int) -> dict[str, Any] | None:
         try:
-            return self._get(file, max_bytes)
+            return parse_object(self._get(file, max_bytes), file)
         except EntryNotFoundError:
             return None
 
@@ -213,54 +216,3 @@ class _Remote:
                 if time.monotonic() > self.deadline:
                     raise TimeoutError(f"{file} came too slowly")
         return bytes(content[:most])
-
-
-def _read(
-    config: Mapping[str, Any], quantization: Mapping[str, Any] | None, name: str, source: str
-) -> Architecture:
-    inner = quantization.get("quantization") if quantization is not None else None
-    more = inner if isinstance(inner, dict) else None
-    return read_architecture(config, name=name, hf_quant_config=more, source=source)
-
-
-def _with_headers(found: Architecture, headers: Iterable[list[TensorSize] | None]) -> Architecture:
-    tensors = [tensor for header in headers for tensor in header or ()]
-    if not tensors or found.cannot_size is not None:
-        return found
-    return with_tensors(found, tensors)
-
-
-def _header_of_file(path: Path) -> list[TensorSize] | None:
-    """Return the tensors of a file, None where it is damaged: that is said when it is loaded."""
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if length > _MAX_HEADER_BYTES:
-            return None
-        data = start + file.read(length)
-    return _parsed(data)
-
-
-def _parsed(data: bytes) -> list[TensorSize] | None:
-    try:
-        return parse_safetensors_header(data)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _limited(path: Path, max_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise ModelUnusable(f"{path} is larger than {max_bytes} bytes")
-    return data
-
-
-def _object(data: bytes, name: str) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ModelUnusable(f"{name} is not valid JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ModelUnusable(f"{name} is not a JSON object")
-    return document

@@ -15,9 +15,8 @@ from typing import Any
 
 from exo_inference.hub.base import ModelFile, ModelUnusable
 from exo_inference.hub.safetensors_files import SafetensorsHeader, read_header
+from exo_inference.model_description import CONFIG_NAME, INDEX_NAME
 
-CONFIG_NAME = "config.json"
-INDEX_NAME = "model.safetensors.index.json"
 _MAX_CONFIG_BYTES = 10_000_000
 
 
@@ -85,7 +84,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise ModelUnusable(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise ModelUnusable(f"{path.name} is not a JSON object")

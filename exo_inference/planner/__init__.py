@@ -18,6 +18,7 @@ from exo_inference.planner.advice import Advice, advise
 from exo_inference.planner.architecture import Architecture, read_architecture
 from exo_inference.planner.catalog_models import find_draft, find_model, load_models
 from exo_inference.planner.checkpoint import (
+    MAX_HEADER_BYTES,
     TensorSize,
     parse_safetensors_header,
     with_index,
@@ -34,6 +35,7 @@ from exo_inference.planner.user_gpus import load_user_gpus, parse_gpu
 from exo_inference.planner.verdict import Plan, Problem, Verdict
 
 __all__ = [
+    "MAX_HEADER_BYTES",
     "Advice",
     "Architecture",
     "Component",

@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner.architecture import Architecture
 
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format itself."""
+
 _BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I64": 64,
     "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8, "U32": 32, "U16": 16, "U64": 64, "F4": 4,
@@ -53,14 +55,17 @@ def parse_safetensors_header(data: bytes) -> list[TensorSize]:
             f"a safetensors header starts with 8 bytes of length, got {len(data)} bytes"
         )
     (length,) = struct.unpack("<Q", data[:8])
-    if length > _MAX_HEADER_BYTES or len(data) < 8 + length:
+    if length > MAX_HEADER_BYTES or len(data) < 8 + length:
         raise ValueError(f"the safetensors header has {length} bytes, {len(data) - 8} are here")
-    entries = json.loads(data[8 : 8 + length])
-    return [
-        TensorSize(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
-        for name, entry in entries.items()
-        if name != "__metadata__"
-    ]
+    try:
+        entries = json.loads(data[8 : 8 + length])
+        return [
+            TensorSize(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        ]
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+        raise ValueError(f"the safetensors header has another form: {exc!r:.200}") from exc
 
 
 def with_tensors(architecture: Architecture, tensors: Iterable[TensorSize]) -> Architecture:

@@ -12,6 +12,7 @@ import pytest
 from exo_inference.hub import architecture
 from exo_inference.hub.architecture import fetch_architecture, read_directory
 from exo_inference.hub.base import ModelGated, ModelNotFound, ModelUnusable, SourceUnreachable
+from exo_inference.model_description import MAX_CONFIG_BYTES
 from exo_inference.planner import load_models
 
 from .hub_server import COMMIT, GOOD_TOKEN, HubServer, Repo
@@ -62,7 +63,7 @@ def test_an_unknown_architecture_is_no_error_but_says_so(directory: Path) -> Non
 
 @pytest.mark.parametrize(
     "content",
-    [b"{", b"[]", b"\xff", b"{" * 100_000, b" " * 4_000_001],
+    [b"{", b"[]", b"\xff", b"{" * 100_000, b" " * (MAX_CONFIG_BYTES + 1)],
     ids=["cut", "a list", "not UTF-8", "deep", "too large"],
 )
 def test_a_configuration_that_cannot_be_read_is_named(directory: Path, content: bytes) -> None:
@@ -104,6 +105,21 @@ async def test_a_server_without_ranges_is_hung_up_on(hub: HubServer, repo: Repo)
     hub.ignores_ranges = True
     found = await fetch_architecture("acme/qwen", endpoint=hub.url)
     assert found.checkpoint_bytes == NUM_BYTES
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"[" * 100_000, b'{"a": 1}'], ids=["list", "deep", "none"])
+async def test_a_header_of_another_form_leaves_the_configuration(
+    hub: HubServer, repo: Repo, directory: Path, raw: bytes
+) -> None:
+    damaged = struct.pack("<Q", len(raw)) + raw
+    repo.files["model.safetensors"] = damaged
+    write_model(directory, model__safetensors=damaged)
+    for found in (
+        await fetch_architecture("acme/qwen", endpoint=hub.url),
+        read_directory(directory, "mine"),
+    ):
+        assert found.checkpoint_bytes is None
+        assert found.cannot_size is None
 
 
 async def test_all_files_of_the_index_count(hub: HubServer, repo: Repo) -> None:
@@ -149,14 +165,14 @@ async def test_a_model_that_is_not_there_is_told_from_a_hub_that_is_not(hub: Hub
 
 async def test_a_damaged_configuration_is_refused(hub: HubServer, repo: Repo) -> None:
     repo.files["config.json"] = b"<html>"
-    with pytest.raises(ModelUnusable, match=r"config\.json is not valid JSON"):
+    with pytest.raises(ModelUnusable, match=r"acme/qwen: config\.json is not JSON"):
         await fetch_architecture("acme/qwen", endpoint=hub.url)
 
 
 async def test_a_configuration_beyond_all_measure_is_not_read(
     hub: HubServer, repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(architecture, "_MAX_CONFIG_BYTES", 100)
+    monkeypatch.setattr(architecture, "MAX_CONFIG_BYTES", 100)
     with pytest.raises(ModelUnusable, match="larger than 100 bytes"):
         await fetch_architecture("acme/qwen", endpoint=hub.url)
 

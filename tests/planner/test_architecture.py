@@ -279,6 +279,23 @@ def test_a_header_is_parsed_and_a_cut_one_refused() -> None:
         parse_safetensors_header(data[:-1])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[]",
+        b"{",
+        b"[" * 100_000,
+        b'{"a":1}',
+        b'{"a":{"dtype":"BF16"}}',
+        b'{"a":{"dtype":"F8","shape":[Infinity]}}',
+    ],
+    ids=["list", "cut", "deep", "no tensor", "no shape", "endless"],
+)
+def test_a_header_of_another_form_is_a_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        parse_safetensors_header(len(text).to_bytes(8, "little") + text)
+
+
 def test_an_index_that_counts_more_than_is_loaded_widens_the_band() -> None:
     model = find_model("Qwen/Qwen3-8B")
     exact = with_index(model, {"metadata": {"total_size": int(stored_bytes(model))}})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.cli.planning.model_files import MAX_CONFIG_BYTES
+from exo_inference.model_description import MAX_CONFIG_BYTES
 from tests.cli.conftest import Exo
 
 from .conftest import CONFIG
