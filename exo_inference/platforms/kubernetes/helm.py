@@ -146,6 +146,8 @@ class Helm:
                 raise HelmFailed(text, transient=True) from exc
             finally:
                 await _end(process)
+        if process.returncode is not None and process.returncode < 0:
+            raise HelmFailed(f"Helm was killed by signal {-process.returncode}", transient=True)
         if process.returncode != 0:
             raise read_failure(said.decode(errors="replace"))
 

@@ -102,6 +102,11 @@ class Informer:
         """Return all keys that some object has."""
         return {key for key in self._keys if key}
 
+    def observe(self, item: Object) -> None:
+        """Take note of an answer to a request of our own, which the watch may tell of only later."""
+        if self._version is None or int(item["metadata"]["resourceVersion"]) > int(self._version):
+            self._keep(item)
+
     async def _list_all(self) -> None:
         query = {**self._query, "limit": str(PAGE_OBJECTS)}
         found: dict[str, Object] = {}
@@ -112,8 +117,9 @@ class Informer:
             if not metadata.get("continue"):
                 break
             query = {**query, "continue": metadata["continue"]}
-        for name in self._objects.keys() - found.keys():
-            self._forget(self._objects[name])
+        for name, known in list(self._objects.items()):
+            if name not in found or _version(known) > _version(found[name]):  # it was put back
+                self._forget(known)
         for item in found.values():
             self._keep(item)
         self._version = metadata["resourceVersion"]
@@ -174,7 +180,7 @@ class Informer:
         name = item["metadata"]["name"]
         known = self._objects.get(name)
         if known is not None:
-            if known["metadata"]["resourceVersion"] == item["metadata"]["resourceVersion"]:
+            if _version(known) >= _version(item):
                 return
             self._unindex(known)
         self._objects[name] = item
@@ -193,6 +199,10 @@ class Informer:
         names.discard(item["metadata"]["name"])
         if not names:
             self._keys.pop(key, None)
+
+
+def _version(item: Object) -> int:
+    return int(item["metadata"]["resourceVersion"])
 
 
 def _age(item: Object) -> tuple[str, str]:

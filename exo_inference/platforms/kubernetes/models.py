@@ -147,6 +147,11 @@ class KubernetesModels:
         if desired.token is not None:
             await self._write_token(release, desired)
         await self._cluster.upgrade(release, desired.uid, MODEL_CHART, values)
+        # What Helm made is known at once, or the next look would have it made again.
+        api, selector = self._cluster.api, f"{MODEL_UID_LABEL}={desired.uid}"
+        path = path_of(api, "jobs", group="batch/v1")
+        for job in (await api.get(path, {"labelSelector": selector}))["items"]:
+            self._cluster.downloads.observe(job)
 
     async def _uninstall(self, release: str, uid: str) -> None:
         await self._cluster.helm.uninstall(release)

@@ -231,8 +231,7 @@ class KubernetesPlatform:
 
     def _work(self, uid: str, wanted: Release, step: Step) -> tuple[str, Coroutine[Any, Any, None]]:
         if isinstance(step, Upgrade):
-            work = self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
-            return "upgrading", work
+            return "upgrading", self._upgrade(uid, wanted)
         if isinstance(step, Settle):
             return "recording", self._settle(uid, wanted)
         if isinstance(step, Rescale):
@@ -244,10 +243,14 @@ class KubernetesPlatform:
         self._cluster.remember(release, uid)
         self._cluster.jobs.start(release, name, what, work)
 
+    async def _upgrade(self, uid: str, wanted: Release) -> None:
+        await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
+        await self._refresh(wanted.name)
+
     async def _settle(self, uid: str, wanted: Release) -> None:
         newest = await self._cluster.newest_revision(wanted.name)
         if newest is None or newest.status != "deployed":
-            await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
+            await self._upgrade(uid, wanted)
             return
         await self._annotate(uid, settled_annotations(wanted, newest.number))
 
@@ -255,11 +258,13 @@ class KubernetesPlatform:
         logger.warning("release %s is rolled back: %s", wanted.name, step.reason)
         await self._annotate(uid, refused_annotations(wanted, step.reason, self._now()))
         await self._cluster.rollback(wanted.name, uid, step.revision)
+        await self._refresh(wanted.name)
         await self._point_at_newest(uid, wanted.name)
 
     async def _rescale(self, uid: str, wanted: Release, step: Rescale) -> None:
         values = {"replicas": step.replicas}
         await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, values, reuse=True)
+        await self._refresh(wanted.name)
         await self._point_at_newest(uid, wanted.name)
 
     async def _point_at_newest(self, uid: str, release: str) -> None:
@@ -273,7 +278,13 @@ class KubernetesPlatform:
         if deployment is not None:
             name = deployment["metadata"]["name"]
             path = path_of(self._cluster.api, "deployments", name, group="apps/v1")
-            await self._cluster.api.merge(path, {"metadata": {"annotations": annotations}})
+            body = {"metadata": {"annotations": annotations}}
+            self._cluster.deployments.observe(await self._cluster.api.merge(path, body))
+
+    async def _refresh(self, release: str) -> None:
+        """Read what Helm wrote, so that the next look does not take the old for the present."""
+        path = path_of(self._cluster.api, "deployments", release, group="apps/v1")
+        self._cluster.deployments.observe(await self._cluster.api.get(path))
 
     async def _uninstall(self, release: str) -> None:
         await self._cluster.helm.uninstall(release)
