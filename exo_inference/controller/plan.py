@@ -77,6 +77,7 @@ def plan_deployment(
             name=deployment.metadata.name,
             model_name=spec.model,
             model_path=path,
+            model_size_bytes=model.status.size_bytes,
             gpu_type=spec.gpu_type,
             gpu_count=spec.gpu_count,
             replicas=spec.replicas,
@@ -93,7 +94,7 @@ def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeploym
     """Say what the replicas mean for the deployment."""
     wanted = deployment.spec.replicas
     ready = [r for r in observed.replicas if r.phase == ReplicaPhase.READY]
-    failed = _find_failure(observed.replicas, any_ready=bool(ready))
+    failed = _find_failure(observed, any_ready=bool(ready))
     progressing = _progressing(deployment, observed.replicas)
     conditions = (
         condition("Admitted", True, "Admitted"),
@@ -190,8 +191,10 @@ def _available(replicas: Sequence[ObservedReplica], wanted: int) -> Condition:
     return condition("Available", ready > 0, "ReplicasReady" if ready else "NoReplicas", text)
 
 
-def _find_failure(replicas: Sequence[ObservedReplica], *, any_ready: bool) -> Condition | None:
-    current = [replica for replica in replicas if replica.current]
+def _find_failure(observed: ObservedDeployment, *, any_ready: bool) -> Condition | None:
+    if observed.failure:
+        return condition("Failed", True, "ChangeFailed", observed.failure)
+    current = [replica for replica in observed.replicas if replica.current]
     for replica in current:
         if replica.phase == ReplicaPhase.FAILED:
             text = f"replica {replica.name}: {replica.details or 'failed'}"

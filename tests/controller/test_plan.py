@@ -22,6 +22,7 @@ def test_a_ready_model_lets_the_platform_act() -> None:
     action = plan_deployment(deployment(replicas=2), ready_model(), unrouted=frozenset({"old"}))
     assert isinstance(action, Apply)
     assert action.desired.model_path == "/models/m"
+    assert action.desired.model_size_bytes == ready_model().status.size_bytes
     assert action.desired.model_name == "org/m1"
     assert (action.desired.replicas, action.desired.unrouted) == (2, frozenset({"old"}))
 
@@ -45,6 +46,16 @@ def test_a_failed_or_missing_model_is_an_error_of_the_deployment() -> None:
         state, details = deployment_state(deployment(conditions=action.conditions))
         assert state == "error"
         assert words in details
+
+
+def test_what_a_platform_could_not_do_is_an_error_while_the_old_version_serves() -> None:
+    observed = ObservedDeployment(
+        (replica("a", current=False),), failure="the update was rolled back"
+    )
+    found = assess_deployment(deployment(), observed).conditions
+    assert is_true(found, "Available")
+    state, details = deployment_state(deployment(conditions=found))
+    assert (state, details) == ("error", "the update was rolled back")
 
 
 def test_deletion_wins_over_everything() -> None:
