@@ -69,7 +69,7 @@ _DENIALS: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "the chart refuses the values: {0}. Correct the platform's values",
     ),
     (
-        re.compile(r"unable to get \S+ from|is forbidden: User \"([^\"]+)\" cannot (.+)"),
+        re.compile(r"is forbidden: User \"([^\"]+)\" cannot (.+)"),
         "NotPermitted",
         "the controller ({0}) may not {1}. Upgrade the chart exo-inference, which brings its roles",
     ),
