@@ -152,18 +152,13 @@ class Lifecycle:
     ) -> Launch:
         directory = self._replicas_dir / facts.name
         gpus = self._placement.simulated(record.gpu_type)
-        num_threads = 1  # of a simulated replica: its small model keeps up with any GPU
-        if gpus is None:
-            num_sharing = 1
-            if record.gpu_type == CPU_FAMILY:
-                num_sharing = await self._placement.count_cpu_replicas(desired)
-            num_threads = max(1, num_cores() // num_sharing)
         environment = engine_environment(
             self._environment,
             directory=directory,
             home=self._home,
             gpus=() if gpus else record.gpus,
-            num_threads=num_threads,
+            # The small model of a simulated replica keeps up with any GPU.
+            num_threads=1 if gpus else await self._num_threads(desired),
         )
         command = ReplicaCommand(
             model_path=Path(desired.model_path),
@@ -187,6 +182,13 @@ class Lifecycle:
             log_max_files=self._settings.log_max_files,
             restarts=facts.restarts + (restart is not None and restart.crashed),
         )
+
+    async def _num_threads(self, desired: DesiredDeployment) -> int:
+        """Return the threads of one engine: replicas on the CPU share the cores."""
+        num_sharing = 1
+        if desired.gpu_type == CPU_FAMILY:
+            num_sharing = await self._placement.count_cpu_replicas(desired)
+        return max(1, num_cores() // num_sharing)
 
     def _simulate(
         self,
