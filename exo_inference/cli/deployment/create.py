@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +20,7 @@ from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
 from exo_inference.cli.writing import changed_id, dry_run_option, finish, override_option
-from exo_inference.errors import ApiError, UsageError
+from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
     from exo_inference.cli.planning.pasting import CommandLine
@@ -159,26 +160,28 @@ def create(
 
 def run(session: Session, options: CreateOptions) -> None:
     """Create the deployment, and wait for it when asked to."""
+    from exo_inference.cli.planning import telling
+
     with session.connect() as client:
         operation = _send(session, client, options)
         plan = operation.plan or _plan_here(options)
         if options.dry_run:
-            _conclude_dry_run(session, options, plan)
+            outcome, line_of = "Deployment would be created (dry run).", partial(_line, options)
+            telling.conclude_dry_run(session, outcome, plan, line_of, options.replicas)
             return
         session.success("Deployment created.")
         if plan is not None:
-            from exo_inference.cli.planning.telling import tell
-
-            tell(session, plan)
+            telling.tell(session, plan)
         if options.wait:
             deployment_id = changed_id(operation) or client.deployments.find(options.name).id
             wait_for_deployment(session, client, options.name, deployment_id, options.wait_seconds)
 
 
 def _send(session: Session, client: Client, options: CreateOptions) -> Operation:
+    from exo_inference.cli.planning import telling
     from exo_inference.wire import ModelRef
 
-    try:
+    with telling.explaining(partial(_line, options)):
         return finish(
             session,
             client,
@@ -195,25 +198,6 @@ def _send(session: Session, client: Client, options: CreateOptions) -> Operation
                 force=options.force,
             ),
         )
-    except ApiError as error:
-        if error.plan is not None:
-            from exo_inference.cli.planning.telling import explain_refusal
-
-            explain_refusal(error, _command_line(options, error.plan))
-        raise
-
-
-def _conclude_dry_run(
-    session: Session, options: CreateOptions, plan: DeploymentPlan | None
-) -> None:
-    outcome = "Deployment would be created (dry run)."
-    if plan is None:
-        session.success(outcome)
-        return
-    from exo_inference.cli.planning.telling import show
-
-    show(session, plan, _command_line(options, plan), options.replicas)
-    session.remark(outcome)  # stdout is the plan's
 
 
 def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
@@ -225,7 +209,7 @@ def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
     )  # fmt: skip
 
 
-def _command_line(options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
+def _line(options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
     from exo_inference.cli.planning.asking import PlanOptions
     from exo_inference.cli.planning.running import command_line
 

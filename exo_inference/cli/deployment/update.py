@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +19,7 @@ from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
 from exo_inference.cli.writing import by_name, dry_run_option, finish, override_option
-from exo_inference.errors import ApiError, UsageError
+from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
     from exo_inference.cli.planning.pasting import CommandLine
@@ -136,6 +137,8 @@ def update(
 
 def run(session: Session, options: UpdateOptions) -> None:
     """Change the deployment, and wait until the change is in effect when asked to."""
+    from exo_inference.cli.planning import telling
+
     with session.connect() as client:
         found = client.deployments.find(options.deployment)
         if options.engine_version is not None and options.parameters is None:
@@ -148,53 +151,37 @@ def run(session: Session, options: UpdateOptions) -> None:
             options = replace(options, parameters=flags)
         plan = _send(session, client, found, options).plan or _plan_here(found, options)
         if options.dry_run:
-            _conclude_dry_run(session, found, options, plan)
+            outcome, line_of = (
+                "Deployment would be updated (dry run).",
+                partial(_line, found, options),
+            )
+            telling.conclude_dry_run(session, outcome, plan, line_of, found.replicas or 1)
             return
         session.success("Deployment updated.")
         if plan is not None:
-            from exo_inference.cli.planning.telling import tell
-
-            tell(session, plan)
+            telling.tell(session, plan)
         if options.wait:
             name = options.name or found.name
             wait_for_deployment(session, client, name, found.id, options.wait_seconds)
 
 
 def _send(session: Session, client: Client, found: Deployment, options: UpdateOptions) -> Operation:
-    try:
-        with by_name(found):
-            return finish(
-                session,
-                client,
-                f'Updating deployment "{options.deployment}"',
-                lambda: client.deployments.update(
-                    found.id,
-                    name=options.name,
-                    engine_parameters=options.parameters,
-                    engine_version=options.engine_version,
-                    dry_run=options.dry_run,
-                    force=options.force,
-                ),
-            )
-    except ApiError as error:
-        if error.plan is not None:
-            from exo_inference.cli.planning.telling import explain_refusal
+    from exo_inference.cli.planning import telling
 
-            explain_refusal(error, _command_line(found, options, error.plan))
-        raise
-
-
-def _conclude_dry_run(
-    session: Session, found: Deployment, options: UpdateOptions, plan: DeploymentPlan | None
-) -> None:
-    outcome = "Deployment would be updated (dry run)."
-    if plan is None:
-        session.success(outcome)
-        return
-    from exo_inference.cli.planning.telling import show
-
-    show(session, plan, _command_line(found, options, plan), found.replicas or 1)
-    session.remark(outcome)  # stdout is the plan's
+    with telling.explaining(partial(_line, found, options)), by_name(found):
+        return finish(
+            session,
+            client,
+            f'Updating deployment "{options.deployment}"',
+            lambda: client.deployments.update(
+                found.id,
+                name=options.name,
+                engine_parameters=options.parameters,
+                engine_version=options.engine_version,
+                dry_run=options.dry_run,
+                force=options.force,
+            ),
+        )
 
 
 def _plan_here(found: Deployment, options: UpdateOptions) -> DeploymentPlan | None:
@@ -207,7 +194,7 @@ def _plan_here(found: Deployment, options: UpdateOptions) -> DeploymentPlan | No
     return plan_here(found.model.name, found.gpu_type, count, options.parameters, version)
 
 
-def _command_line(found: Deployment, options: UpdateOptions, plan: DeploymentPlan) -> CommandLine:
+def _line(found: Deployment, options: UpdateOptions, plan: DeploymentPlan) -> CommandLine:
     from exo_inference.cli.planning.pasting import CommandLine
 
     version = options.engine_version

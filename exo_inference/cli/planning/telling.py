@@ -7,16 +7,17 @@ stderr; a dry run shows the whole plan, and a refusal where the memory goes and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from exo_inference.cli.planning import wording
-from exo_inference.cli.planning.pasting import CommandLine
+from exo_inference.errors import ApiError, UsageError
 from exo_inference.wire import DeploymentPlan, PlanVerdict
 
 if TYPE_CHECKING:
+    from exo_inference.cli.planning.pasting import CommandLine
     from exo_inference.cli.session import Session
-    from exo_inference.errors import ApiError
 
 
 def tell(session: Session, plan: DeploymentPlan, subject: str = "") -> None:
@@ -33,23 +34,53 @@ def tell(session: Session, plan: DeploymentPlan, subject: str = "") -> None:
         session.remark(f"{warning}{before}{wording.summary(plan)}")
 
 
-def show(session: Session, plan: DeploymentPlan, line: CommandLine, replicas: int) -> None:
-    """Print the whole plan in the form wanted, for a dry run; a tight one warns as well."""
+def conclude_dry_run(
+    session: Session,
+    outcome: str,
+    plan: DeploymentPlan | None,
+    line_of: Callable[[DeploymentPlan], CommandLine],
+    replicas: int,
+) -> None:
+    """Say what would have happened, and print the whole plan in the form wanted.
+
+    Args:
+        session: the flags.
+        outcome: what would have happened.
+        plan: None where nobody could plan.
+        line_of: the command that asks for a plan's deployment.
+        replicas: how many of them.
+    """
+    if plan is None:
+        session.success(outcome)
+        return
     from exo_inference.cli.planning.fields import PLAN
     from exo_inference.cli.planning.running import print_plan
 
-    print_plan(session.output(PLAN.field_names), plan, line, replicas)
+    print_plan(session.output(PLAN.field_names), plan, line_of(plan), replicas)
     if plan.verdict != PlanVerdict.FITS:
         tell(session, plan)
+    session.remark(outcome)  # stdout is the plan's
 
 
-def explain_refusal(error: ApiError, line: CommandLine) -> None:
-    """Add to a refusal where the memory goes and what to paste instead."""
+@contextmanager
+def explaining(line_of: Callable[[DeploymentPlan], CommandLine]) -> Iterator[None]:
+    """Add to a refusal where the memory goes and what to paste instead.
+
+    Args:
+        line_of: the command that asks for a plan's deployment.
+    """
+    try:
+        yield
+    except ApiError as error:
+        if error.plan is not None:
+            _explain(error, error.plan, line_of(error.plan))
+        raise
+
+
+def _explain(error: ApiError, plan: DeploymentPlan, line: CommandLine) -> None:
     from exo_inference.cli.planning.report import page_width, refusal_text
 
-    if error.plan is None:
-        return
-    text = refusal_text(error.plan, line, page_width())
+    text = refusal_text(plan, line, page_width())
     if not text:
         return
     # The server lists its ways out, as those problems that no field has; ours can be pasted.
@@ -63,7 +94,6 @@ def plan_here(
     """Plan what the control plane did not; None where model, GPU or release are not known here."""
     from exo_inference.cli.planning.asking import PlanOptions
     from exo_inference.cli.planning.planners import LocalPlanner
-    from exo_inference.errors import UsageError
     from exo_inference.planner import find_model
     from exo_inference.planner.gpus import find_family
 
