@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.text_files import read_text_file
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import ExoError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from exo_inference.planner.accuracy import Grades
     from exo_inference.wire import PlanStart
-
-_MAX_FILE_BYTES = 64 * 2**20
 
 
 @command(
@@ -97,16 +96,7 @@ def _grade_file(path: Path, include_unstated: bool) -> Grades:
     from exo_inference.planner.accuracy import grade
     from exo_inference.planner.accuracy_cases import parse_cases
 
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_FILE_BYTES + 1)
-        if len(data) > _MAX_FILE_BYTES:
-            raise UsageError(f"--cases: {path} is larger than 64 MiB")
-        text = data.decode("utf-8")
-    except OSError as exc:
-        raise UsageError(f"--cases: cannot read {path}: {exc.strerror or exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise UsageError(f"--cases: {path} is not text") from exc
+    text = read_text_file("--cases", path, max_mib=64)
     return grade(parse_cases(text, str(path)), includes_unstated=include_unstated)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from exo_inference.cli.planning.asking import PlanOptions
+from exo_inference.cli.text_files import read_text_file
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.planner import (
     Architecture,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from exo_inference.cli.session import Session
 
 CPU = "cpu"
-_MAX_GPU_FILE_BYTES = 2**20
 
 
 class Planner(Protocol):
@@ -187,14 +187,4 @@ def read_gpu_file(path: Path) -> Mapping[str, Gpu]:
     Raises:
         UsageError: the file cannot be read or is not of its form.
     """
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_GPU_FILE_BYTES + 1)
-        if len(data) > _MAX_GPU_FILE_BYTES:
-            raise UsageError(f"--gpu-file: {path} is larger than 1 MiB")
-        text = data.decode("utf-8")
-    except OSError as exc:
-        raise UsageError(f"--gpu-file: cannot read {path}: {exc.strerror or exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise UsageError(f"--gpu-file: {path} is not text") from exc
-    return load_user_gpus(text)
+    return load_user_gpus(read_text_file("--gpu-file", path, max_mib=1))
