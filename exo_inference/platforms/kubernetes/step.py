@@ -8,6 +8,7 @@ became ready, and the update that was refused, if one was (docs/decisions/0008-h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ from exo_inference.platforms.kubernetes.names import (
     label,
 )
 from exo_inference.platforms.kubernetes.values import SURGE, Release, Strategy
+
+_REVISION = re.compile(r"[1-9][0-9]{0,8}")
 
 CRASH_LOOP_RESTARTS = 3
 """A new replica that crashed so often ends an update, as nothing of it serves yet."""
@@ -178,7 +181,7 @@ def read_live(deployment: Mapping[str, Any] | None) -> Live | None:
             _whole(rolling.get("maxSurge"), 1), _whole(rolling.get("maxUnavailable"), 0)
         ),
         affinity=template.get("spec", {}).get("affinity"),
-        settled_revision=int(revision) if revision.isdigit() else None,
+        settled_revision=int(revision) if _REVISION.fullmatch(revision) else None,
         settled_spec=annotation(deployment, SETTLED_SPEC),
         settled_pods=annotation(deployment, SETTLED_PODS),
         refused_pods=annotation(deployment, REFUSED_PODS),
@@ -220,6 +223,7 @@ def _whole(value: object, default: int) -> int:
 
 def _time(text: str) -> datetime | None:
     try:
-        return datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text)
     except ValueError:
         return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from exo_inference.controller.stores.kubernetes.client import KubernetesApi as Client
 from exo_inference.errors import PlatformError
+from exo_inference.kubernetes_api.client import KubernetesApi as Client
 from exo_inference.platforms.base import (
     DesiredDeployment,
     DesiredModel,

@@ -1,0 +1,222 @@
+"""What is done next with a release, and that it converges from wherever it is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
+from exo_inference.platforms.kubernetes.step import (
+    Live,
+    Rescale,
+    RollBack,
+    Settle,
+    Step,
+    Upgrade,
+    decide,
+    read_live,
+    refused_annotations,
+    settled_annotations,
+)
+from exo_inference.platforms.kubernetes.values import Release
+from tests.platforms.kubernetes.recorded import deployment
+
+NOW = datetime(2026, 11, 21, 20, 0, tzinfo=UTC)
+
+
+def release(pods: str = "new", replicas: int = 1) -> Release:
+    return Release("exo-u1", {"replicas": replicas}, f"{pods}-{replicas}", pods)
+
+
+def replica(phase: str = "ready", *, current: bool = True, restarts: int = 0) -> ObservedReplica:
+    return ObservedReplica("r", ReplicaPhase(phase), current, f"because {phase}", restarts=restarts)
+
+
+def live(pods: str = "new", replicas: int = 1, **changes: object) -> Live:
+    found = Live(spec_hash=f"{pods}-{replicas}", pods_hash=pods, replicas=replicas)
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+SETTLED_OLD = {"settled_revision": 1, "settled_spec": "old-1", "settled_pods": "old"}
+REFUSED = {**SETTLED_OLD, "refused_pods": "new", "refused_at": NOW, "refused_reason": "it crashed"}
+
+
+@pytest.mark.parametrize(
+    ("found", "replicas", "expected"),
+    [
+        pytest.param(None, [], Upgrade(), id="nothing there"),
+        pytest.param(live("old"), [], Upgrade(), id="another version there"),
+        pytest.param(live(replicas=2), [], Upgrade(), id="another number there"),
+        pytest.param(live(spec_hash=""), [], Upgrade(), id="a half-done upgrade"),
+        pytest.param(
+            live(replicas=7, spec_hash="new-1"), [], Upgrade(), id="scaled by hand"
+        ),
+        pytest.param(live(), [replica("starting")], None, id="starting"),
+        pytest.param(live(), [replica()], Settle(), id="ready for the first time"),
+        pytest.param(live(settled_spec="new-1"), [replica()], None, id="settled"),
+        pytest.param(
+            live(), [replica(), replica("draining", current=False)], Settle(), id="the old one leaves"
+        ),
+        pytest.param(live(), [replica(), replica(current=False)], None, id="the old one is still there"),
+        pytest.param(live(), [replica("failed")], None, id="failed with nothing to go back to"),
+        pytest.param(
+            live(**SETTLED_OLD),
+            [replica(current=False), replica("failed")],
+            RollBack(1, "because failed"),
+            id="failed update",
+        ),
+        pytest.param(
+            live(**SETTLED_OLD),
+            [replica("backoff", restarts=3)],
+            RollBack(1, "because backoff"),
+            id="update in a crash loop",
+        ),
+        pytest.param(live(**SETTLED_OLD), [replica("backoff", restarts=2)], None, id="two crashes"),
+        pytest.param(
+            live(**SETTLED_OLD), [replica(), replica("backoff", restarts=9)], None, id="one works"
+        ),
+        pytest.param(
+            live(**SETTLED_OLD, overdue=True),
+            [replica("starting")],
+            RollBack(1, "the new replicas did not become ready in time: because starting"),
+            id="update takes too long",
+        ),
+        pytest.param(
+            live(settled_revision=1, settled_pods="new"), [replica("failed")], None, id="the same version"
+        ),
+        pytest.param(live(**REFUSED), [], RollBack(1, "it crashed"), id="killed before the rollback"),
+        pytest.param(live("old", **REFUSED), [replica(current=False)], None, id="rolled back"),
+        pytest.param(live("old", 3, **REFUSED), [], Rescale(1), id="rolled back and scaled"),
+    ],
+)  # fmt: skip
+def test_the_next_step(
+    found: Live | None, replicas: list[ObservedReplica], expected: Step | None
+) -> None:
+    assert decide(release(), found, replicas) == expected
+
+
+def test_a_refused_update_is_tried_again_only_when_asked() -> None:
+    refused = live("old", **REFUSED)
+    assert decide(release(), refused, [], restarted_at=NOW - timedelta(seconds=1)) is None
+    assert decide(release(), refused, [], restarted_at=NOW + timedelta(seconds=1)) == Upgrade()
+    assert decide(release("newer"), refused, []) == Upgrade()
+
+
+def test_a_refused_update_can_be_scaled_to_zero() -> None:
+    assert decide(release(replicas=0), live("old", **REFUSED), []) == Upgrade()
+
+
+def test_going_back_to_the_version_that_serves_forgets_the_refusal() -> None:
+    refused = live("old", **REFUSED)
+    assert decide(release("old"), refused, [replica()]) == Settle()
+
+
+def test_an_autoscaler_is_not_fought() -> None:
+    scaled = Release("exo-u1", {"replicas": 1, "autoscaling": {"enabled": True}}, "new-1", "new")
+    assert decide(scaled, live(replicas=5, spec_hash="new-1"), [replica("starting")]) is None
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    wanted = release()
+    annotations = {
+        **{k: v for k, v in settled_annotations(wanted, 4).items() if v is not None},
+        **refused_annotations(wanted, "x" * 5000, NOW),
+    }
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    found = read_live(deployment(annotations=annotations, conditions=(late,)))
+    assert found is not None
+    assert (found.settled_revision, found.settled_spec, found.settled_pods) == (4, "new-1", "new")
+    assert (found.refused_pods, found.refused_at, len(found.refused_reason)) == ("new", NOW, 1000)
+    assert found.overdue
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "٣" * 3000])
+def test_annotations_spoiled_by_hand_are_as_if_absent(text: str) -> None:
+    names = ("settled-revision", "refused-at")
+    found = read_live(deployment(annotations={f"inference.exo.dev/{n}": text for n in names}))
+    assert found is not None
+    assert (found.settled_revision, found.refused_at) == (None, None)
+    assert read_live(None) is None
+
+
+@dataclass
+class World:
+    """Named fake of Helm and Kubernetes: steps take effect at once, pods as the test says."""
+
+    works: frozenset[str]
+    found: Live | None = None
+    history: list[tuple[str, int]] = field(default_factory=list)
+
+    def replicas(self, wanted: Release) -> list[ObservedReplica]:
+        if self.found is None:
+            return []
+        pods, number = self.found.pods_hash, self.found.replicas or 0
+        phase = "ready" if pods in self.works else "failed"
+        found = [replica(phase, current=pods == wanted.pods_hash) for _ in range(number)]
+        if phase == "failed" and self.found.settled_pods in self.works:
+            found.append(replica(current=self.found.settled_pods == wanted.pods_hash))
+        return found
+
+    def execute(self, step: Step, wanted: Release) -> None:
+        before = self.found or Live()
+        if isinstance(step, Upgrade):
+            self.history.append((wanted.pods_hash, wanted.replicas or 0))
+            self.found = replace(
+                before,
+                spec_hash=wanted.spec_hash,
+                pods_hash=wanted.pods_hash,
+                replicas=wanted.replicas,
+            )
+        elif isinstance(step, Settle):
+            self.found = replace(
+                before,
+                settled_revision=len(self.history),
+                settled_spec=wanted.spec_hash,
+                settled_pods=wanted.pods_hash,
+                refused_pods="",
+            )
+        elif isinstance(step, Rescale):
+            self.history.append((before.pods_hash, step.replicas))
+            self.found = replace(before, replicas=step.replicas, settled_revision=len(self.history))
+        else:
+            pods, number = self.history[step.revision - 1]
+            self.history.append((pods, number))
+            self.found = replace(
+                before,
+                spec_hash=f"{pods}-{number}",
+                pods_hash=pods,
+                replicas=number,
+                refused_pods=wanted.pods_hash,
+                refused_at=NOW,
+                settled_revision=len(self.history),
+            )
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=8),
+    st.sets(st.sampled_from("abc")),
+)
+def test_every_series_of_changes_comes_to_rest_and_serves_what_works(
+    changes: list[tuple[str, int]], works: set[str]
+) -> None:
+    """Whatever was asked for in a row, steps end; and what worked last serves on."""
+    world = World(frozenset(works))
+    for pods, number in changes:
+        wanted = release(pods, number)
+        for _ in range(8):
+            step = decide(wanted, world.found, world.replicas(wanted))
+            if step is None:
+                break
+            world.execute(step, wanted)
+        else:
+            pytest.fail(f"no rest: {world}")
+        assert world.found is not None
+        assert world.found.replicas == number
+        if pods in works:
+            assert world.found.pods_hash == pods
+        elif world.found.settled_pods and number:
+            assert world.found.pods_hash in works
