@@ -94,9 +94,10 @@ class Cluster:
                 f"--root-ca-file={self.server.certificate}",
                 "--use-service-account-credentials=true",
                 "--leader-elect=false",
-                # A node that is lost should be seen within a test's patience, not after 40 s.
-                "--node-monitor-period=1s",
-                "--node-monitor-grace-period=10s",
+                # A node that is lost should be seen within a test's patience, not after 50 s. The
+                # kubelet says every 4 s that it lives, KWOK every 10 s.
+                "--node-monitor-period=2s",
+                "--node-monitor-grace-period=20s",
             ],
             "kube-scheduler": [config, "--leader-elect=false"],
             "kube-proxy": [

@@ -105,6 +105,7 @@ state = "{self._directory}/containerd-state"
             "kind": "KubeletConfiguration",
             "containerRuntimeEndpoint": f"unix://{self._socket}",
             "podLogsDir": f"{self._directory}/pod-logs",
+            "nodeLeaseDurationSeconds": 16,
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": self._cgroup,
             "failCgroupV1": False,

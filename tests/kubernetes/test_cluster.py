@@ -44,7 +44,8 @@ def pod(name: str, container: dict[str, Any], **spec: Any) -> str:
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
             "automountServiceAccountToken": False,
-            "securityContext": {"runAsGroup": 65532},  # of an image's USER only the user counts
+            # Of an image's USER only the user counts, and a group cannot be named alone.
+            "securityContext": {"runAsUser": 65532, "runAsGroup": 65532},
             "containers": [
                 {
                     "name": "main",
