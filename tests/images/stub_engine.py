@@ -42,7 +42,8 @@ def on_sigterm(number: int, frame: object) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, on_sigterm)
-    (DIRECTORY / "argv").write_text(json.dumps(sys.argv[1:]))
+    (DIRECTORY / "argv.new").write_text(json.dumps(sys.argv[1:]))
+    (DIRECTORY / "argv.new").rename(DIRECTORY / "argv")
     port = int(sys.argv[sys.argv.index("--port") + 1])
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
