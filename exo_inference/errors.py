@@ -176,6 +176,18 @@ class StoreError(ExoError):
     """The object store refused a write (see `controller/stores/base.py` for its kinds)."""
 
 
+class StoreUnwritable(StoreError):
+    """The store cannot take the write (disk full, read-only); nothing of it was stored."""
+
+
+class StoreUnreachable(StoreUnwritable):
+    """The store did not answer for too long; whether a write was made may not be known."""
+
+
+class ObjectRefused(StoreError):
+    """The store's own rules refuse the object, or may not be asked with these credentials."""
+
+
 class HubError(ExoError):
     """A model could not be resolved or fetched (see `hub/base.py` for its kinds)."""
 

@@ -16,7 +16,6 @@ from exo_inference.controller.architectures import KnownModel
 from exo_inference.controller.body import Fields
 from exo_inference.controller.fitting import MAX_GPUS, Candidate, Fit, judge_fit
 from exo_inference.controller.problems import Issue, Refused, choice_issue, field_issue, refuse
-from exo_inference.controller.states import model_state
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engines import VERSIONS
 from exo_inference.platforms.base import InstanceTypeInfo
@@ -29,6 +28,7 @@ from exo_inference.resources import (
     InferenceModel,
     Resource,
 )
+from exo_inference.resources.states import model_state
 from exo_inference.simulated_gpus import MODEL_REVISION
 from exo_inference.wire import DeploymentPlan, ModelRef, ModelState
 

@@ -1,4 +1,4 @@
-"""Conditions: building, finding and merging them. Pure; used by planning, states and views."""
+"""Conditions: building, finding and merging them. Pure; used by planning and the reconcilers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from exo_inference.controller.stores.base import NewEvent
-from exo_inference.resources import Condition, ConditionStatus
+from exo_inference.resources import Condition, ConditionStatus, find_condition
 
 WARNING_REASONS = frozenset(
     {"ReplicaFailed", "CrashLoop", "PlatformBusy", "ModelFailed", "ModelMissing", "Recovering"}
@@ -23,24 +23,13 @@ def condition(type_: str, holds: bool | None, reason: str, message: str = "") ->
     return Condition(type=type_, status=status, reason=reason, message=message)
 
 
-def find(conditions: Sequence[Condition], type_: str) -> Condition | None:
-    """Return the condition of this type, if there is one."""
-    return next((entry for entry in conditions if entry.type == type_), None)
-
-
-def is_true(conditions: Sequence[Condition], type_: str) -> bool:
-    """Whether a condition of this type is there and holds."""
-    found = find(conditions, type_)
-    return found is not None and found.status == ConditionStatus.TRUE
-
-
 def merge(
     old: Sequence[Condition], new: Sequence[Condition], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
     """Return `new` with times: a condition whose status stays keeps the moment of its change."""
     merged = []
     for entry in new:
-        before = find(old, entry.type)
+        before = find_condition(old, entry.type)
         same = before is not None and before.status == entry.status
         since = before.last_transition_time if before is not None and same else now
         merged.append(
@@ -55,7 +44,7 @@ def changes(old: Sequence[Condition], new: Sequence[Condition]) -> list[NewEvent
     """Return one event for each condition with something to say that is not as it was."""
     events: list[NewEvent] = []
     for entry in new:
-        before = find(old, entry.type)
+        before = find_condition(old, entry.type)
         if before is not None and (before.status, before.reason) == (entry.status, entry.reason):
             continue
         bad = entry.reason in WARNING_REASONS

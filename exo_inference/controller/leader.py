@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from exo_inference.controller.stores.kubernetes.client import ApiRefusal
 from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.client import ApiRefusal
 
 logger = logging.getLogger(__name__)
 

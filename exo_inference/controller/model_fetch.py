@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from exo_inference.controller import conditions
 from exo_inference.controller.conditions import condition
 from exo_inference.errors import ExoError
 from exo_inference.hub.base import FetchCancelled, ResolvedModel
-from exo_inference.resources import Condition, ModelStatus
+from exo_inference.resources import Condition, ModelStatus, find_condition, is_true
 
 FINAL_REASON = "NotUsable"
 """Reason of a failure that trying again does not help."""
@@ -77,12 +76,12 @@ def progress_conditions(status: ModelStatus, fetch: Fetch) -> list[Condition]:
     if fetch.in_place:
         return checking_conditions()
     if fetch.resolved is None or fetch.present_bytes is None:
-        resolved = conditions.find(status.conditions, "Resolved")
+        resolved = find_condition(status.conditions, "Resolved")
         if fetch.resolved is not None:
             resolved = condition("Resolved", True, "Resolved")
         elif resolved is None:
             resolved = condition("Resolved", False, "Resolving", "asking its source")
-        before = conditions.find(status.conditions, "Downloaded")
+        before = find_condition(status.conditions, "Downloaded")
         kept = [] if before is None else [before]
         return [resolved, *kept, condition("Ready", False, "NotFetched")]
     size = format_size(fetch.present_bytes, fetch.resolved.size_bytes)
@@ -119,7 +118,7 @@ def failure_conditions(
     text = error.text
     if delay is not None:
         text = f"{text.rstrip('.')}; trying again in {delay:.0f} s"
-    is_resolved = fetch.resolved is not None or conditions.is_true(status.conditions, "Resolved")
+    is_resolved = fetch.resolved is not None or is_true(status.conditions, "Resolved")
     reason = type(error).__name__
     found = [
         condition("Resolved", is_resolved, "Resolved" if is_resolved else reason, text),

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from exo_inference.controller.conditions import condition, find, is_true
-from exo_inference.controller.states import model_state
+from exo_inference.controller.conditions import condition
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.platforms.base import (
     DesiredDeployment,
@@ -19,7 +18,15 @@ from exo_inference.platforms.base import (
     ObservedReplica,
     ReplicaPhase,
 )
-from exo_inference.resources import Condition, InferenceDeployment, InferenceModel, ReplicaState
+from exo_inference.resources import (
+    Condition,
+    InferenceDeployment,
+    InferenceModel,
+    ReplicaState,
+    find_condition,
+    is_true,
+)
+from exo_inference.resources.states import model_state
 from exo_inference.wire import ModelState
 
 CRASH_LOOP_RESTARTS = 3
@@ -111,7 +118,7 @@ def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeploym
 
 def blocked_conditions(previous: Sequence[Condition], message: str) -> tuple[Condition, ...]:
     """Return the conditions while the platform cannot take a step now; what was so stays so."""
-    before = find(previous, "Progressing")
+    before = find_condition(previous, "Progressing")
     kept = before is not None and before.reason in ("Scaling", "Updating")
     reason = before.reason if before is not None and kept else "Deploying"
     others = [entry for entry in previous if entry.type in ("Available", "Failed")]
@@ -141,7 +148,7 @@ def _progressing(deployment: InferenceDeployment, replicas: Sequence[ObservedRep
     )
     if settled:
         return condition("Progressing", False, "Settled", "all replicas are as asked for")
-    before = find(previous, "Progressing")
+    before = find_condition(previous, "Progressing")
     ongoing = before.reason if before is not None and is_true(previous, "Progressing") else None
     if any(not r.current for r in replicas) or ongoing == "Updating":
         reason = "Updating"

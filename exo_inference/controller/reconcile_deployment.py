@@ -15,7 +15,6 @@ from exo_inference.controller.adoption import adopt_deployment
 from exo_inference.controller.routing_table import RoutingTable
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
 from exo_inference.controller.start_recorder import StartRecorder
-from exo_inference.controller.states import deployment_state
 from exo_inference.controller.stores.base import (
     NewEvent,
     ObjectNotFound,
@@ -31,8 +30,10 @@ from exo_inference.resources import (
     InferenceApiKey,
     InferenceDeployment,
     InferenceModel,
+    find_condition,
     model_object_name,
 )
+from exo_inference.resources.states import deployment_state
 from exo_inference.wire import Route, RouteKey, RouteReplica
 
 UNROUTE_CHECK_SECONDS = 0.1
@@ -152,7 +153,7 @@ class DeploymentReconciler:
     async def _write_blocked(self, deployment: InferenceDeployment, exc: PlatformError) -> Outcome:
         """Say why no step can be taken now; replicas and route stay as they were."""
         found = plan.blocked_conditions(deployment.status.conditions, exc.text)
-        before = conditions.find(deployment.status.conditions, "Progressing")
+        before = find_condition(deployment.status.conditions, "Progressing")
         is_news = before is None or before.message != exc.text
         events = (NewEvent("Warning", BLOCKED_REASON, exc.text),) if is_news else ()
         if not self._routing.has_route(deployment.metadata.uid):

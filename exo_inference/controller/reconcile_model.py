@@ -41,6 +41,8 @@ from exo_inference.resources import (
     Condition,
     InferenceDeployment,
     InferenceModel,
+    find_condition,
+    is_true,
 )
 
 logger = logging.getLogger(__name__)
@@ -92,7 +94,7 @@ class ModelReconciler:
             model = await adopt_model(self._store, model)
         except (VersionConflict, ObjectNotFound):
             return Outcome(again_after_seconds=0.0)
-        failed = conditions.find(model.status.conditions, "Failed")
+        failed = find_condition(model.status.conditions, "Failed")
         is_final = failed is not None and failed.reason == FINAL_REASON
         if is_final or await self._is_ready(model):
             return Outcome()
@@ -131,7 +133,7 @@ class ModelReconciler:
         They are elsewhere after an upgrade that moved the built-in models, for example.
         """
         uid, path = model.metadata.uid, model.status.path
-        if not conditions.is_true(model.status.conditions, "Ready"):
+        if not is_true(model.status.conditions, "Ready"):
             return False
         if uid in self._verified:
             return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from exo_inference.controller.states import deployment_state, model_state
 from exo_inference.engines import DEFAULT_VERSION, get_engine
 from exo_inference.resources import (
     Condition,
@@ -16,6 +15,7 @@ from exo_inference.resources import (
     ObjectMeta,
     ReplicaState,
 )
+from exo_inference.resources.states import deployment_state, model_state
 from exo_inference.wire import ApiKey, Deployment, Model, ModelRef, ModelState, ReplicaView
 
 

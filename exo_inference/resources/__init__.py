@@ -17,6 +17,8 @@ from exo_inference.resources.base import (
     ConditionStatus,
     ObjectMeta,
     Resource,
+    find_condition,
+    is_true,
 )
 from exo_inference.resources.deployment import (
     DEPLOYMENT_FINALIZER,
@@ -74,5 +76,7 @@ __all__ = [
     "ReplicaState",
     "Resource",
     "api_key_object_name",
+    "find_condition",
+    "is_true",
     "model_object_name",
 ]

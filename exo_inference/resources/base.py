@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -82,6 +83,17 @@ class Condition(ResourceModel):
     message: str = ""
     observed_generation: int = 0
     last_transition_time: datetime | None = None
+
+
+def find_condition(conditions: Sequence[Condition], type_: str) -> Condition | None:
+    """Return the condition of this type, if there is one."""
+    return next((entry for entry in conditions if entry.type == type_), None)
+
+
+def is_true(conditions: Sequence[Condition], type_: str) -> bool:
+    """Whether a condition of this type is there and holds."""
+    found = find_condition(conditions, type_)
+    return found is not None and found.status == ConditionStatus.TRUE
 
 
 class ObjectMeta(ResourceModel):

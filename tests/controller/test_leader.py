@@ -13,7 +13,7 @@ import pytest
 from exo_inference.controller.leader import LeaderElection, LeaseTimes
 from exo_inference.controller.stores.base import StoreUnreachable
 from exo_inference.controller.stores.kubernetes import KubernetesApi
-from exo_inference.controller.stores.kubernetes.client import ApiRefusal
+from exo_inference.kubernetes_api.client import ApiRefusal
 from tests.kubernetes_api import KubernetesApi as Cluster
 
 TIMES = LeaseTimes()

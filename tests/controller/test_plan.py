@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exo_inference.controller.conditions import changes, condition, is_true, merge
+from exo_inference.controller.conditions import changes, condition, merge
 from exo_inference.controller.plan import (
     Apply,
     Hold,
@@ -11,8 +11,9 @@ from exo_inference.controller.plan import (
     blocked_conditions,
     plan_deployment,
 )
-from exo_inference.controller.states import deployment_state
 from exo_inference.platforms.base import ObservedDeployment
+from exo_inference.resources import is_true
+from exo_inference.resources.states import deployment_state
 from tests.controller.builders import NOW, assess, deployment, model, ready_model, replica
 
 NONE: frozenset[str] = frozenset()

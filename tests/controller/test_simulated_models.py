@@ -9,7 +9,6 @@ import pytest
 from exo_inference.controller import plan
 from exo_inference.controller.admission import World, admit_create
 from exo_inference.controller.body import Fields, parse_object
-from exo_inference.controller.conditions import find
 from exo_inference.controller.problems import Refused
 from exo_inference.planner import find_gpu
 from exo_inference.platforms.base import (
@@ -18,6 +17,7 @@ from exo_inference.platforms.base import (
     ObservedReplica,
     ReplicaPhase,
 )
+from exo_inference.resources import find_condition
 from exo_inference.simulated_gpus import MODEL_REVISION
 from exo_inference.wire import CreateDeployment
 from tests.controller import builders
@@ -59,6 +59,6 @@ def test_a_simulated_model_without_simulated_gpus_is_to_be_created_again() -> No
 def test_a_ready_deployment_says_that_it_is_simulated() -> None:
     replica = ObservedReplica("r1", ReplicaPhase.READY, current=True, details="on simulated GPUs")
     found = plan.assess_deployment(builders.deployment(), ObservedDeployment((replica,)))
-    available = find(found.conditions, "Available")
+    available = find_condition(found.conditions, "Available")
     assert available is not None
     assert available.message == "on simulated GPUs"

@@ -13,7 +13,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal, Protocol, TypeVar
 
+from exo_inference.errors import (
+    ObjectRefused as ObjectRefused,  # also raised by the client of the Kubernetes API
+)
 from exo_inference.errors import StoreError
+from exo_inference.errors import StoreUnreachable as StoreUnreachable
+from exo_inference.errors import StoreUnwritable as StoreUnwritable
 from exo_inference.resources import Resource
 from exo_inference.wire import Event, Operation
 
@@ -28,18 +33,6 @@ class NameTaken(StoreError):
 
 class VersionConflict(StoreError):
     """The object changed since it was read; read it again and repeat."""
-
-
-class StoreUnwritable(StoreError):
-    """The store cannot take the write (disk full, read-only); nothing of it was stored."""
-
-
-class StoreUnreachable(StoreUnwritable):
-    """The store did not answer for too long; whether a write was made may not be known."""
-
-
-class ObjectRefused(StoreError):
-    """The store's own rules refuse the object, or may not be asked with these credentials."""
 
 
 class RequestRepeated(VersionConflict):

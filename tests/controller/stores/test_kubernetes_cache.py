@@ -9,7 +9,7 @@ import pytest
 
 from exo_inference.controller.stores.base import Change
 from exo_inference.controller.stores.kubernetes.cache import MAX_GONE, Cache
-from exo_inference.controller.stores.kubernetes.objects import (
+from exo_inference.kubernetes_api.objects import (
     NAME_ANNOTATION,
     UID_ANNOTATION,
     new_object,

@@ -18,11 +18,12 @@ from exo_inference.controller.stores.base import (
     StoreUnreachable,
     VersionConflict,
 )
-from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore, client
+from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore
 from exo_inference.controller.stores.kubernetes.cache import Cache
-from exo_inference.controller.stores.kubernetes.client import ApiRefusal
 from exo_inference.controller.stores.kubernetes.watching import Follower
 from exo_inference.errors import ConfigurationError
+from exo_inference.kubernetes_api import client
+from exo_inference.kubernetes_api.client import ApiRefusal
 from exo_inference.resources import InferenceDeployment
 from tests.controller.stores.conftest import open_kubernetes_store
 from tests.controller.stores.objects import deployment, with_replicas, with_status

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from exo_inference.controller.stores.base import Change, ChangeType
-from exo_inference.controller.stores.kubernetes.objects import Stored, read_object
+from exo_inference.kubernetes_api.objects import Stored, read_object
 from exo_inference.resources import Resource
 
 MAX_GONE = 4096

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from exo_inference.controller.stores.base import Recording, StoreUnreachable
 from exo_inference.controller.stores.kubernetes.events import Events
-from exo_inference.controller.stores.kubernetes.objects import Stored
 from exo_inference.controller.stores.kubernetes.records import Records
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.objects import Stored
 from exo_inference.resources import OperationSubject, Resource
 
 logger = logging.getLogger(__name__)

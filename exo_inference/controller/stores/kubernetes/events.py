@@ -17,14 +17,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from exo_inference.controller.stores.base import NewEvent
-from exo_inference.controller.stores.kubernetes.client import (
+from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.client import (
     FIELD_MANAGER,
     ApiRefusal,
     KubernetesApi,
     object_path,
 )
-from exo_inference.controller.stores.kubernetes.objects import Stored
-from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.objects import Stored
 from exo_inference.resources import API_VERSION, Resource
 from exo_inference.wire import Event
 

@@ -19,13 +19,13 @@ from exo_inference.controller.stores.base import (
     RecordedRequest,
     RequestRepeated,
 )
-from exo_inference.controller.stores.kubernetes.client import (
+from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.client import (
     ApiRefusal,
     KubernetesApi,
     object_path,
 )
-from exo_inference.controller.stores.kubernetes.objects import UID_LABEL, read_object
-from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.objects import UID_LABEL, read_object
 from exo_inference.resources import (
     API_GROUP,
     API_VERSION,

@@ -12,12 +12,12 @@ from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from exo_inference.controller.stores.kubernetes.client import (
+from exo_inference.kubernetes_api.client import (
     ApiRefusal,
     KubernetesApi,
     object_path,
 )
-from exo_inference.controller.stores.kubernetes.objects import UID_LABEL
+from exo_inference.kubernetes_api.objects import UID_LABEL
 from exo_inference.resources import API_GROUP
 
 ORPHANED_AFTER = timedelta(minutes=10)

@@ -28,24 +28,24 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.controller.stores.kubernetes.cache import Cache
-from exo_inference.controller.stores.kubernetes.client import (
+from exo_inference.controller.stores.kubernetes.companions import Companions
+from exo_inference.controller.stores.kubernetes.events import Events
+from exo_inference.controller.stores.kubernetes.records import KINDS, Records
+from exo_inference.controller.stores.kubernetes.secrets import Secrets
+from exo_inference.controller.stores.kubernetes.watching import Follower
+from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.client import (
     ApiRefusal,
     KubernetesApi,
     object_path,
 )
-from exo_inference.controller.stores.kubernetes.companions import Companions
-from exo_inference.controller.stores.kubernetes.events import Events
-from exo_inference.controller.stores.kubernetes.objects import (
+from exo_inference.kubernetes_api.objects import (
     UID_LABEL,
     Stored,
     dump_part,
     new_object,
     plan_change,
 )
-from exo_inference.controller.stores.kubernetes.records import KINDS, Records
-from exo_inference.controller.stores.kubernetes.secrets import Secrets
-from exo_inference.controller.stores.kubernetes.watching import Follower
-from exo_inference.errors import StoreError
 from exo_inference.resources import API_GROUP, API_VERSION, OperationSubject, Resource
 from exo_inference.wire import Event, Operation
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from exo_inference.controller.stores.base import StoreUnreachable
 from exo_inference.controller.stores.kubernetes.cache import Cache
-from exo_inference.controller.stores.kubernetes.client import (
+from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.client import (
     ApiRefusal,
     KubernetesApi,
     object_path,
 )
-from exo_inference.errors import StoreError
 from exo_inference.resources import API_VERSION
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,9 @@ creating, downloading, ready, error. The details say where it stands, for people
 
 from __future__ import annotations
 
-from exo_inference.controller.conditions import find, is_true
-from exo_inference.resources import Condition, InferenceDeployment, InferenceModel
+from exo_inference.resources.base import Condition, find_condition, is_true
+from exo_inference.resources.deployment import InferenceDeployment
+from exo_inference.resources.model import InferenceModel
 from exo_inference.wire import DeploymentState, ModelState
 
 _PROGRESS = {
@@ -32,7 +33,7 @@ def deployment_state(deployment: InferenceDeployment) -> tuple[DeploymentState, 
         return DeploymentState.ERROR, _message(conditions, "Failed")
     if not is_true(conditions, "ModelReady"):
         return DeploymentState.PREPARING, _message(conditions, "ModelReady")
-    progressing = find(conditions, "Progressing")
+    progressing = find_condition(conditions, "Progressing")
     if progressing is not None and is_true(conditions, "Progressing"):
         if progressing.reason in _PROGRESS:
             return _PROGRESS[progressing.reason], progressing.message
@@ -69,11 +70,14 @@ def _pending_state(deployment: InferenceDeployment) -> tuple[DeploymentState, st
     """A change was recorded that the controller has not looked at yet."""
     wanted = deployment.spec.replicas
     present = [r for r in deployment.status.replicas if r.state != "draining"]
-    if len(present) != wanted and find(deployment.status.conditions, "Available") is not None:
+    if (
+        len(present) != wanted
+        and find_condition(deployment.status.conditions, "Available") is not None
+    ):
         return DeploymentState.SCALING, f"from {len(present)} to {wanted} replicas"
     return DeploymentState.UPDATING, "waiting for the controller"
 
 
 def _message(conditions: tuple[Condition, ...], type_: str) -> str:
-    found = find(conditions, type_)
+    found = find_condition(conditions, type_)
     return found.message if found is not None else ""

@@ -21,8 +21,7 @@ from kubernetes.aio import config
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from exo_inference.controller.stores.base import ObjectRefused, StoreUnreachable
-from exo_inference.errors import ConfigurationError
+from exo_inference.errors import ConfigurationError, ObjectRefused, StoreUnreachable
 
 MERGE_PATCH = "application/merge-patch+json"
 
