@@ -86,6 +86,7 @@ class Jobs:
         self._names[release] = name
         task = asyncio.create_task(self._run(release, what, work), name=f"{name} {release}")
         self._tasks[release] = task
+        task.add_done_callback(lambda _: self._end(release, work))
 
     async def wait(self, release: str) -> None:
         """Wait until no job of a release is running."""
@@ -109,10 +110,12 @@ class Jobs:
         except Exception as exc:  # a bug: it is tried again, and must be seen
             logger.exception("work on release %s failed unexpectedly", release)
             self._note(release, what, PlatformError(f"unexpected failure: {exc!r}"[:300]))
-        finally:
-            self._tasks.pop(release, None)
-            self._names.pop(release, None)
-            self._on_done(release)
+
+    def _end(self, release: str, work: Coroutine[Any, Any, None]) -> None:
+        work.close()  # a task that was cancelled at once has never begun it
+        self._tasks.pop(release, None)
+        self._names.pop(release, None)
+        self._on_done(release)
 
     def _note(self, release: str, what: str, error: ExoError) -> None:
         before = self.failure(release, what)

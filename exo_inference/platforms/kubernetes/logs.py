@@ -38,12 +38,11 @@ async def read_logs(api: Api, pods: Sequence[Object], query: LogQuery) -> list[L
 
 async def follow_logs(api: Api, find_pods: FindPods, query: LogQuery) -> AsyncIterator[LogLine]:
     """Yield the lines that are there, then new ones as they come, of new replicas too."""
-    seen: dict[str, datetime] = {}
-    for line in await read_logs(api, find_pods(), query):
-        seen[line.replica] = line.time
+    pods, last = find_pods(), datetime.now(UTC)
+    for line in await read_logs(api, pods, query):
+        last = line.time
         yield line
-    for pod in _chosen(find_pods(), query):
-        seen.setdefault(pod["metadata"]["name"], datetime.now(UTC))
+    seen = {pod["metadata"]["name"]: last for pod in pods}  # of later pods everything is new
     queue: asyncio.Queue[LogLine] = asyncio.Queue(_MAX_WAITING_LINES)
     keeper = asyncio.create_task(_keep_following(api, find_pods, query, seen, queue), name="logs")
     try:

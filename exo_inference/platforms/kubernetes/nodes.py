@@ -30,8 +30,8 @@ INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 _SHARED = re.compile(r"-(SHARED|MIG-\S+)$")
 _SUFFIXES = {
-    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
 _QUANTITY = re.compile(r"([0-9.]+)(m|[kMGTPE]i?|)")
 

@@ -1,0 +1,109 @@
+"""GPU families and free GPUs, counted from nodes and pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exo_inference.platforms.kubernetes.nodes import (
+    affinity_of,
+    count_free_slots,
+    gpu_nodes,
+    instance_types,
+    parse_quantity,
+)
+from tests.platforms.kubernetes.recorded import node, pod
+
+A40 = {"nvidia.com/gpu.product": "NVIDIA-A40", "nvidia.com/gpu.memory": "46068"}
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+MIG = {
+    "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb",
+    "nvidia.com/gpu.memory": "9856",
+}
+UNKNOWN = {"nvidia.com/gpu.product": "NVIDIA-X9000", "nvidia.com/gpu.memory": "1234567"}
+EXOSCALE = {"node.kubernetes.io/instance-type": "gpua5000.small"}
+
+
+def test_families_have_what_their_nodes_have_free() -> None:
+    nodes = [
+        node("a", gpus=4, labels=A40),
+        node("b", gpus=4, labels=A40),
+        node("c", gpus=8, labels=H100),
+        node("plain"),
+    ]
+    pods = [
+        pod(name="1", node="a", gpus=2, ready=True),
+        pod(name="2", node="c", gpus=8, ready=True),
+        pod(name="3", node="b", gpus=1, deleting=True),  # it holds its GPU until it is gone
+        pod(name="4", node="b", gpus=4, phase="Succeeded"),
+        pod(name="5", node=None, gpus=4),
+    ]
+    types = {found.family: found for found in instance_types(nodes, pods)}
+    assert list(types) == ["gpu3", "h100", "cpu"]
+    assert (types["gpu3"].total_gpus, types["gpu3"].free_gpus) == (8, 5)
+    assert (types["h100"].total_gpus, types["h100"].free_gpus) == (8, 0)
+    assert types["gpu3"].gpu is not None
+    assert types["gpu3"].gpu.key == "a40"
+    assert types["h100"].gpu is not None
+    assert types["h100"].gpu.key == "h100-sxm"
+    assert types["gpu3"].description == "NVIDIA A40, 46068 MiB, on 2 nodes"
+    assert types["cpu"].total_gpus == 64
+
+
+def test_a_part_of_a_gpu_and_an_unknown_one_have_the_memory_that_the_driver_says() -> None:
+    types = instance_types([node("m", gpus=7, labels=MIG), node("u", gpus=1, labels=UNKNOWN)], [])
+    memory = {found.family: found.gpu.reported_bytes for found in types if found.gpu is not None}
+    assert memory["x9000"] == pytest.approx(1234567 * 2**20, rel=0.01)
+    assert memory["h100"] < 10 * 2**30
+
+
+def test_exoscales_instance_types_are_families_without_any_label_of_nvidia() -> None:
+    (found, _) = instance_types([node("e", gpus=1, labels=EXOSCALE)], [])
+    assert (found.family, found.free_gpus) == ("gpua5000", 1)
+
+
+@pytest.mark.parametrize("state", [{"closed": True}, {"ready": "False"}, {"ready": "Unknown"}])
+def test_a_node_that_takes_no_pods_has_nothing_free(state: dict[str, Any]) -> None:
+    (found,) = instance_types([node("a", gpus=4, labels=A40, **state)], [])
+    assert (found.total_gpus, found.free_gpus) == (4, 0)
+
+
+def test_a_gpu_node_without_a_name_for_its_gpu_is_a_cpu_node() -> None:
+    assert [found.family for found in instance_types([node("a", gpus=4)], [])] == ["cpu"]
+    assert instance_types([], []) == []
+
+
+def test_all_gpus_of_a_replica_are_on_one_node() -> None:
+    nodes = gpu_nodes([node("a", gpus=3, labels=A40), node("b", gpus=3, labels=A40)], [])
+    assert [count_free_slots(nodes, "gpu3", count) for count in (1, 2, 3, 4)] == [6, 2, 2, 0]
+    assert count_free_slots(nodes, "gpua5000", 1) == 0
+
+
+def test_the_affinity_names_what_tells_the_nodes_apart() -> None:
+    nodes = gpu_nodes([node("a", gpus=1, labels=A40), node("e", gpus=1, labels=EXOSCALE)], [])
+    assert affinity_of(nodes, "gpu3") == {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {
+                        "matchExpressions": [
+                            {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-A40"]}
+                        ]
+                    }
+                ]
+            }
+        }
+    }  # fmt: skip
+    assert affinity_of(nodes, "gpub300") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4", 4), ("500m", 0.5), ("16Gi", 2**34), ("1.5", 1.5), ("2k", 2000), ("", 0), (None, 0),
+        ("many", 0), ("1.2.3", 0), ("1E", 10**18), ("1Ei", 2**60),
+    ],
+)  # fmt: skip
+def test_quantities(text: str | None, value: float) -> None:
+    assert parse_quantity(text) == value
