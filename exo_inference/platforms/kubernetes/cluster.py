@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from exo_inference.errors import PlatformError, StoreError
-from exo_inference.platforms.kubernetes.api import Api, path_of
+from exo_inference.kubernetes_api.client import KubernetesApi, object_path
+from exo_inference.kubernetes_api.informer import Informer, Object
 from exo_inference.platforms.kubernetes.diagnosis import event_time
 from exo_inference.platforms.kubernetes.endpoints import Endpoints
 from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed
-from exo_inference.platforms.kubernetes.informer import Informer, Object
 from exo_inference.platforms.kubernetes.jobs import Jobs
 from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
@@ -53,7 +53,7 @@ class Cluster:
 
     def __init__(
         self,
-        api: Api,
+        api: KubernetesApi,
         settings: KubernetesSettings,
         on_change: Callable[[str], None] = lambda uid: None,
     ) -> None:
@@ -66,10 +66,10 @@ class Cluster:
         self._uids: dict[str, str] = {}
         self._stuck: set[str] | None = None
         self._tails: dict[tuple[str, int], tuple[str, ...]] = {}
-        self.pods = Informer(api, path_of(api, "pods"), key_of=_pod_key, on_change=self._tell)
+        self.pods = Informer(api, object_path(api, "pods"), key_of=_pod_key, on_change=self._tell)
         self.events = Informer(
             api,
-            path_of(api, "events"),
+            object_path(api, "events"),
             query={"fieldSelector": "involvedObject.kind=Pod"},
             key_of=lambda event: str(event["involvedObject"].get("name", "")),
             keep=lambda event: event.get("reason") in _TELLING_EVENTS,
@@ -77,14 +77,14 @@ class Cluster:
         self.nodes = Informer(api, "/api/v1/nodes", optional=True)
         self.deployments = Informer(
             api,
-            path_of(api, "deployments", group="apps/v1"),
+            object_path(api, "deployments", group="apps/v1"),
             query={"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT_CHART}"},
             key_of=lambda item: label(item, UID_LABEL),
             on_change=self._tell,
         )
         self.downloads = Informer(
             api,
-            path_of(api, "jobs", group="batch/v1"),
+            object_path(api, "jobs", group="batch/v1"),
             query={"labelSelector": f"app.kubernetes.io/name={MODEL_CHART}"},
             key_of=lambda item: label(item, MODEL_UID_LABEL),
             on_change=self._tell,
@@ -141,7 +141,9 @@ class Cluster:
         is killed too, the next one must still see that there is work to do.
         """
         for deployment in self.deployments.by_key(uid):
-            path = path_of(self.api, "deployments", deployment["metadata"]["name"], group="apps/v1")
+            path = object_path(
+                self.api, "deployments", deployment["metadata"]["name"], group="apps/v1"
+            )
             await self.api.merge(path, {"metadata": {"labels": {SPEC_LABEL: None}}})
         await discard_pending(self.api, release)
         if self._stuck is not None:
@@ -212,7 +214,7 @@ class Cluster:
             "limitBytes": str(_TAIL_BYTES),
             "previous": str(previous).lower(),
         }
-        path = path_of(self.api, "pods", pod["metadata"]["name"]) + "/log"
+        path = object_path(self.api, "pods", pod["metadata"]["name"]) + "/log"
         try:
             return tuple([line async for line in self.api.lines(path, query, idle_seconds=5.0)])
         except StoreError:  # the pod or its log is gone, or its node does not answer

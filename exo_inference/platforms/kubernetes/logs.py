@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.client import KubernetesApi, object_path
+from exo_inference.kubernetes_api.informer import Object
 from exo_inference.platforms.base import LogLine, LogQuery
-from exo_inference.platforms.kubernetes.api import Api, path_of
-from exo_inference.platforms.kubernetes.informer import Object
 from exo_inference.platforms.kubernetes.names import ENGINE_CONTAINER
 
 logger = logging.getLogger(__name__)
@@ -29,14 +29,16 @@ _MAX_WAITING_LINES = 1000
 FindPods = Callable[[], Sequence[Object]]
 
 
-async def read_logs(api: Api, pods: Sequence[Object], query: LogQuery) -> list[LogLine]:
+async def read_logs(api: KubernetesApi, pods: Sequence[Object], query: LogQuery) -> list[LogLine]:
     """Return the lines that are there now, in order of time."""
     found = await asyncio.gather(*(_read(api, pod, query) for pod in _chosen(pods, query)))
     lines = sorted((line for some in found for line in some), key=lambda line: line.time)
     return lines if query.tail is None else lines[max(0, len(lines) - query.tail) :]
 
 
-async def follow_logs(api: Api, find_pods: FindPods, query: LogQuery) -> AsyncIterator[LogLine]:
+async def follow_logs(
+    api: KubernetesApi, find_pods: FindPods, query: LogQuery
+) -> AsyncIterator[LogLine]:
     """Yield the lines that are there, then new ones as they come, of new replicas too."""
     pods, last = find_pods(), datetime.now(UTC)
     for line in await read_logs(api, pods, query):
@@ -54,7 +56,7 @@ async def follow_logs(api: Api, find_pods: FindPods, query: LogQuery) -> AsyncIt
 
 
 async def _keep_following(
-    api: Api,
+    api: KubernetesApi,
     find_pods: FindPods,
     query: LogQuery,
     seen: dict[str, datetime],
@@ -77,7 +79,7 @@ async def _keep_following(
 
 
 async def _follow(
-    api: Api, pod: Object, seen: dict[str, datetime], queue: asyncio.Queue[LogLine]
+    api: KubernetesApi, pod: Object, seen: dict[str, datetime], queue: asyncio.Queue[LogLine]
 ) -> None:
     name = pod["metadata"]["name"]
     query = {"follow": "true"}
@@ -92,7 +94,7 @@ async def _follow(
                     await queue.put(line)
 
 
-async def _read(api: Api, pod: Object, query: LogQuery) -> list[LogLine]:
+async def _read(api: KubernetesApi, pod: Object, query: LogQuery) -> list[LogLine]:
     wanted = {"previous": str(query.previous).lower()}
     if query.tail is not None:
         wanted["tailLines"] = str(query.tail)
@@ -111,10 +113,10 @@ async def _read(api: Api, pod: Object, query: LogQuery) -> list[LogLine]:
 
 
 async def _lines(
-    api: Api, pod: Object, query: dict[str, str], *, idle_seconds: float | None
+    api: KubernetesApi, pod: Object, query: dict[str, str], *, idle_seconds: float | None
 ) -> AsyncGenerator[LogLine, None]:
     name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "")
-    path = path_of(api, "pods", name) + "/log"
+    path = object_path(api, "pods", name) + "/log"
     query = {"container": ENGINE_CONTAINER, "timestamps": "true", **query}
     async with contextlib.aclosing(api.lines(path, query, idle_seconds=idle_seconds)) as lines:
         async for text in lines:

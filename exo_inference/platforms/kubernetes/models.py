@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from exo_inference.errors import ExoError, PlatformError, StoreError
+from exo_inference.kubernetes_api.client import ApiRefusal, object_path
+from exo_inference.kubernetes_api.informer import Object
 from exo_inference.platforms.base import DesiredModel, ModelPhase, ObservedModel
-from exo_inference.platforms.kubernetes.api import delete_if_there, path_of, refusal_status
 from exo_inference.platforms.kubernetes.cluster import Cluster
+from exo_inference.platforms.kubernetes.deleting import delete_if_there
 from exo_inference.platforms.kubernetes.denials import explain_denial
 from exo_inference.platforms.kubernetes.diagnosis import (
     condition,
     container_status,
     diagnose_pod,
 )
-from exo_inference.platforms.kubernetes.informer import Object
 from exo_inference.platforms.kubernetes.names import (
     DOWNLOAD_CONTAINER,
     MODEL_CHART,
@@ -103,7 +104,7 @@ class KubernetesModels:
         """Return the uids of all models of which anything is left, but for claims that are kept."""
         selector = {"labelSelector": f"app.kubernetes.io/name={MODEL_CHART}"}
         api = self._cluster.api
-        claims = await api.get(path_of(api, "persistentvolumeclaims"), selector)
+        claims = await api.get(object_path(api, "persistentvolumeclaims"), selector)
         found = {
             label(claim, MODEL_UID_LABEL)
             for claim in claims["items"]
@@ -149,7 +150,7 @@ class KubernetesModels:
         await self._cluster.upgrade(release, desired.uid, MODEL_CHART, values)
         # What Helm made is known at once, or the next look would have it made again.
         api, selector = self._cluster.api, f"{MODEL_UID_LABEL}={desired.uid}"
-        path = path_of(api, "jobs", group="batch/v1")
+        path = object_path(api, "jobs", group="batch/v1")
         for job in (await api.get(path, {"labelSelector": selector}))["items"]:
             self._cluster.downloads.observe(job)
 
@@ -157,9 +158,9 @@ class KubernetesModels:
         await self._cluster.helm.uninstall(release)
         api = self._cluster.api
         for job in self._cluster.downloads.by_key(uid):  # should Helm's record of it be gone
-            path = path_of(api, "jobs", job["metadata"]["name"], group="batch/v1")
+            path = object_path(api, "jobs", job["metadata"]["name"], group="batch/v1")
             await delete_if_there(api, path)
-        await delete_if_there(api, path_of(api, "secrets", _token_secret(release)))
+        await delete_if_there(api, object_path(api, "secrets", _token_secret(release)))
 
     # -- the token
 
@@ -176,16 +177,16 @@ class KubernetesModels:
         }
         api = self._cluster.api
         try:
-            await api.create(path_of(api, "secrets"), body)
-        except StoreError as exc:
-            if refusal_status(exc) != 409:
+            await api.create(object_path(api, "secrets"), body)
+        except ApiRefusal as exc:
+            if exc.status_code != 409:
                 raise
-            await api.merge(path_of(api, "secrets", name), {"data": data})
+            await api.merge(object_path(api, "secrets", name), {"data": data})
 
     async def _remove_token(self, release: str) -> None:
         api = self._cluster.api
         try:
-            await delete_if_there(api, path_of(api, "secrets", _token_secret(release)))
+            await delete_if_there(api, object_path(api, "secrets", _token_secret(release)))
         except ExoError as exc:
             raise PlatformError(f"the Hub's token cannot be removed: {exc.message}") from exc
 
@@ -222,7 +223,7 @@ class KubernetesModels:
 
     async def _last_lines(self, pod: Object) -> list[str]:
         api = self._cluster.api
-        path = path_of(api, "pods", pod["metadata"]["name"]) + "/log"
+        path = object_path(api, "pods", pod["metadata"]["name"]) + "/log"
         query = {"container": DOWNLOAD_CONTAINER, "tailLines": str(_PROGRESS_LINES)}
         try:
             return [line async for line in api.lines(path, query, idle_seconds=5.0)]

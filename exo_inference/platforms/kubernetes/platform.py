@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from exo_inference.errors import PlatformError, StoreError
+from exo_inference.kubernetes_api.client import object_path
+from exo_inference.kubernetes_api.informer import Object
 from exo_inference.platforms.base import (
     DesiredDeployment,
     InstanceTypeInfo,
@@ -25,11 +27,10 @@ from exo_inference.platforms.base import (
     ObservedReplica,
     ReplicaPhase,
 )
-from exo_inference.platforms.kubernetes.api import delete_if_there, path_of
 from exo_inference.platforms.kubernetes.cluster import Cluster
+from exo_inference.platforms.kubernetes.deleting import delete_if_there
 from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
 from exo_inference.platforms.kubernetes.helm import HelmFailed
-from exo_inference.platforms.kubernetes.informer import Object
 from exo_inference.platforms.kubernetes.jobs import Failure
 from exo_inference.platforms.kubernetes.logs import follow_logs, read_logs
 from exo_inference.platforms.kubernetes.names import (
@@ -277,20 +278,20 @@ class KubernetesPlatform:
         deployment = self._deployment(uid)
         if deployment is not None:
             name = deployment["metadata"]["name"]
-            path = path_of(self._cluster.api, "deployments", name, group="apps/v1")
+            path = object_path(self._cluster.api, "deployments", name, group="apps/v1")
             body = {"metadata": {"annotations": annotations}}
             self._cluster.deployments.observe(await self._cluster.api.merge(path, body))
 
     async def _refresh(self, release: str) -> None:
         """Read what Helm wrote, so that the next look does not take the old for the present."""
-        path = path_of(self._cluster.api, "deployments", release, group="apps/v1")
+        path = object_path(self._cluster.api, "deployments", release, group="apps/v1")
         self._cluster.deployments.observe(await self._cluster.api.get(path))
 
     async def _uninstall(self, release: str) -> None:
         await self._cluster.helm.uninstall(release)
         for plural, group in _OBJECTS:
             await delete_if_there(
-                self._cluster.api, path_of(self._cluster.api, plural, release, group=group)
+                self._cluster.api, object_path(self._cluster.api, plural, release, group=group)
             )
 
     async def _restart_failed(
@@ -306,7 +307,7 @@ class KubernetesPlatform:
                 continue
             if parse_time(pod["metadata"]["creationTimestamp"]) < desired.restarted_at:
                 try:
-                    path = path_of(self._cluster.api, "pods", replica.name)
+                    path = object_path(self._cluster.api, "pods", replica.name)
                     await delete_if_there(self._cluster.api, path)
                 except StoreError as exc:
                     raise PlatformError(

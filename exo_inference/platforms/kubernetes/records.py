@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from exo_inference.platforms.kubernetes.api import Api, delete_if_there, path_of
+from exo_inference.kubernetes_api.client import KubernetesApi, object_path
+from exo_inference.platforms.kubernetes.deleting import delete_if_there
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Revision:
     status: str
 
 
-async def list_revisions(api: Api, release: str) -> list[Revision]:
+async def list_revisions(api: KubernetesApi, release: str) -> list[Revision]:
     """Return the revisions of a release, oldest first.
 
     Raises:
@@ -37,7 +38,7 @@ async def list_revisions(api: Api, release: str) -> list[Revision]:
     return await _list(api, f"owner=helm,name={release}")
 
 
-async def list_unfinished(api: Api) -> list[Revision]:
+async def list_unfinished(api: KubernetesApi) -> list[Revision]:
     """Return the records of all releases whose Helm did not come to an end, or failed.
 
     Raises:
@@ -47,7 +48,7 @@ async def list_unfinished(api: Api) -> list[Revision]:
     return await _list(api, f"owner=helm,status in ({states})")
 
 
-async def discard_pending(api: Api, release: str) -> bool:
+async def discard_pending(api: KubernetesApi, release: str) -> bool:
     """Remove the records of a Helm that was killed; True when there was one.
 
     Only for the leader, and only while it runs no Helm on that release.
@@ -63,15 +64,15 @@ async def discard_pending(api: Api, release: str) -> bool:
             revision.number,
             revision.status,
         )
-        await delete_if_there(api, path_of(api, "secrets", revision.secret))
+        await delete_if_there(api, object_path(api, "secrets", revision.secret))
     return bool(stuck)
 
 
-async def _list(api: Api, selector: str) -> list[Revision]:
+async def _list(api: KubernetesApi, selector: str) -> list[Revision]:
     query = {"labelSelector": selector, "limit": str(_PAGE)}
     found = []
     while True:
-        page = await api.get(path_of(api, "secrets"), query)
+        page = await api.get(object_path(api, "secrets"), query)
         for item in page["items"]:
             labels = item["metadata"].get("labels", {})
             if not labels.get("version", "").isdigit():

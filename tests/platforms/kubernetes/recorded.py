@@ -9,18 +9,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from exo_inference.errors import StoreError
-
 Object = dict[str, Any]
-
-
-class Refused(StoreError):
-    """What the client of the Kubernetes API raises when the server answers with an error."""
-
-    def __init__(self, status_code: int) -> None:
-        super().__init__(f"the server answered {status_code}")
-        self.status_code = status_code
-
 
 IMAGE = "ghcr.io/exo-inference/exo-vllm:0.33.0"
 STARTED = "2026-11-21T20:00:00Z"

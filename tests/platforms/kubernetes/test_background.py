@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from exo_inference.errors import ConfigurationError, StoreError
+from exo_inference.kubernetes_api.client import ApiRefusal
+from exo_inference.kubernetes_api.informer import Informer
 from exo_inference.platforms.kubernetes import KubernetesSettings
 from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed, read_failure
-from exo_inference.platforms.kubernetes.informer import Informer
 from exo_inference.platforms.kubernetes.jobs import Jobs
-from tests.platforms.kubernetes.recorded import Refused
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_a_watch_that_ends_goes_on_and_one_too_old_lists_again(how: str) -
     await things.start()
     api.items, api.version = [item("a", 7), item("b", 8)], 8
     if how == "status":
-        api.events.put_nowait(Refused(410))
+        api.events.put_nowait(ApiRefusal("too old", status_code=410, reason="Expired"))
     elif how == "event":
         gone = {"code": 410, "message": "too old resource version"}
         api.events.put_nowait({"type": "ERROR", "object": gone})
@@ -237,11 +237,11 @@ async def test_an_own_answer_counts_until_the_watch_has_told_more() -> None:
 async def test_what_the_role_does_not_permit_is_done_without_where_it_may_be() -> None:
     class Forbidden(FakeApi):
         async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-            raise Refused(403)
+            raise ApiRefusal("forbidden", status_code=403, reason="Forbidden")
 
     nodes = informer(Forbidden(), optional=True)
     await nodes.start()
     assert list(nodes.all()) == []
     await nodes.close()
-    with pytest.raises(Refused):
+    with pytest.raises(ApiRefusal):
         await informer(Forbidden()).start()

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from exo_inference.kubernetes_api.client import ApiRefusal
 from exo_inference.platforms.base import LogLine, LogQuery
 from exo_inference.platforms.kubernetes.logs import follow_logs, parse_line, read_logs
-from tests.platforms.kubernetes.recorded import Refused, pod
+from tests.platforms.kubernetes.recorded import pod
 
 START = datetime(2026, 11, 21, 20, 0, tzinfo=UTC)
 ALL = LogQuery(tail=None)
@@ -38,7 +39,7 @@ class FakeLogs:
         runs = self.previous if query.get("previous") == "true" else self.present
         name = path.split("/")[-2]
         if name not in runs:
-            raise Refused(400)
+            raise ApiRefusal("no such container", status_code=400, reason="BadRequest")
         position = 0
         if "tailLines" in query:
             position = max(0, len(runs[name]) - int(query["tailLines"]))

@@ -1,7 +1,7 @@
 """All objects of one kind as last seen, kept up to date by one list and one watch.
 
-`cluster.py` has one informer per kind; everything else reads them and asks the API for nothing. A
-watch that ends is taken up where it stopped, one that is too old (410) begins again with a list.
+The platform of a cluster and the gateway have one informer per kind, read them, and ask the API for
+nothing. A watch that ends is taken up where it stopped, one that is too old (410) begins again with a list.
 While the API cannot be reached the objects stay as they were.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from exo_inference.errors import StoreError
-from exo_inference.platforms.kubernetes.api import Api, refusal_status
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Informer:
 
     def __init__(
         self,
-        api: Api,
+        api: KubernetesApi,
         path: str,
         *,
         query: dict[str, str] | None = None,
@@ -72,8 +72,8 @@ class Informer:
         """
         try:
             await self._list_all()
-        except StoreError as exc:
-            if not (self._optional and refusal_status(exc) == 403):
+        except ApiRefusal as exc:
+            if exc.status_code != 403 or not self._optional:
                 raise
             logger.warning("going on without %s: %s", self._path, exc.message)
         self._task = asyncio.create_task(self._run(), name=f"watch {self._path}")
@@ -134,12 +134,11 @@ class Informer:
                 delay = 0.0
                 continue
             except StoreError as exc:
-                status = refusal_status(exc)
-                if status is not None:  # too old (410), or of a cluster that was put back
+                if isinstance(exc, ApiRefusal):  # too old (410), or the cluster was put back
                     self._version = None
-                if status == 403:
-                    await asyncio.sleep(FORBIDDEN_DELAY_SECONDS)
-                    continue
+                    if exc.status_code == 403:
+                        await asyncio.sleep(FORBIDDEN_DELAY_SECONDS)
+                        continue
                 logger.info("watching %s again: %s", self._path, exc.message)
             except Exception:
                 logger.exception("watching %s failed unexpectedly", self._path)
