@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -192,6 +193,7 @@ def run(image_names: Sequence[str], command: Sequence[str]) -> int:
     directory, lock = _make_directory()
     node.create_cgroup(_cgroup_of(directory))
     words = [f"--archive={archive}" for archive in archives]
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return subprocess.run(
             [

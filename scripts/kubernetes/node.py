@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ NODE_ADDRESS = "10.99.0.1"
 PAUSE_IMAGE = "localhost/pause:1"
 POD_NETWORK = "10.244.0.0/24"
 _CGROUPS = Path("/sys/fs/cgroup")
+_GONE_SECONDS = 10
 
 
 class Node:
@@ -132,7 +134,20 @@ def create_cgroup(name: str) -> None:
 
 
 def remove_cgroup(name: str) -> None:
-    """Remove it again, when no process is left in it."""
+    """Remove it again; processes in it that were just killed may take a moment to go."""
+    deadline = time.monotonic() + _GONE_SECONDS
+    while True:
+        try:
+            _remove_directories(name)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _remove_directories(name: str) -> None:
     for hierarchy in _hierarchies():
         top = hierarchy / name.lstrip("/")
         directories = [path for path in top.rglob("*") if path.is_dir()] if top.is_dir() else []

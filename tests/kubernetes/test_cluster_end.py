@@ -70,6 +70,17 @@ def test_the_status_is_the_commands_and_nothing_is_left() -> None:
     assert not leftovers(directory)
 
 
+def test_a_cluster_that_is_told_to_end_clears_up() -> None:
+    begun = start("sh", "-c", "echo $EXO_TEST_CLUSTER; exec sleep 600")
+    assert begun.stdout is not None
+    directory = begun.stdout.readline().strip()
+    begun.send_signal(signal.SIGTERM)
+    begun.communicate(timeout=30)
+    assert begun.returncode == 128 + signal.SIGTERM
+    wait_gone(directory)
+    assert not leftovers(directory)
+
+
 def test_a_cluster_that_was_killed_ends_and_the_next_one_clears_up() -> None:
     begun = start("sh", "-c", "echo $EXO_TEST_CLUSTER; exec sleep 600")
     assert begun.stdout is not None
