@@ -1,7 +1,9 @@
-"""`python -m exo_inference.gateway --state-dir DIR`: the gateway as a process.
+"""`python -m exo_inference.gateway`: the gateway as a process, on one machine or in a pod.
 
-Started and restarted by the supervisor. SIGTERM lets requests in flight end; a second one does not.
-Exits 78 when it cannot work as configured, after one last line on stderr that says why.
+On one machine (`--state-dir DIR`) the supervisor starts it and starts it again; in a pod
+(`--platform=kubernetes`) the kubelet does, and the environment says the rest. SIGTERM lets requests in
+flight end; a second one does not. Exits 78 when it cannot work as configured, after one last line on
+stderr that says why.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import uvloop
@@ -25,6 +28,8 @@ from exo_inference.state_dir import StateDir
 
 logger = logging.getLogger("exo_inference.gateway")
 
+_MAX_DRAIN_SECONDS = 86400
+
 
 async def serve(
     state: StateDir,
@@ -32,12 +37,58 @@ async def serve(
     grace_seconds: float,
     listener: socket.socket | None = None,
 ) -> None:
-    """Run until SIGTERM or SIGINT, or until background work fails.
+    """Run on one machine until SIGTERM or SIGINT, or until background work fails.
 
     Raises:
         PlatformError: the port cannot be listened on.
     """
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop = asyncio.Event()
+    gateway = Gateway(state, on_failure=stop.set)  # the supervisor starts it again
+    address = settings.gateway_host, settings.gateway_port
+    await _run(gateway, stop, address, grace_seconds, listener)
+
+
+async def serve_in_pod(options: argparse.Namespace) -> None:
+    """Run in a pod until SIGTERM or SIGINT, or until background work fails.
+
+    Raises:
+        ConfigurationError: the environment or the credentials are not as they should be.
+    """
+    # Brings the client of the Kubernetes API, which one machine does without.
+    from exo_inference.gateway.cluster_tables import ClusterTables
+    from exo_inference.kubernetes_api import KubernetesApi
+    from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, read_pod
+
+    pod = read_pod(os.environ, options.namespace, options.kubeconfig)
+    drain = read_number(os.environ, "EXO_DRAIN_SECONDS", maximum=_MAX_DRAIN_SECONDS)
+    state = StateDir(Path(tempfile.gettempdir()) / "exo-gateway")  # outlives the container alone
+    state.create()
+    api = await KubernetesApi.connect(pod.kubeconfig, pod.inference_namespace)
+    try:
+        with (
+            listen_everywhere(pod.metrics_port) as admin,
+            listen_everywhere(pod.listen_port) as own,
+        ):
+            stop = asyncio.Event()
+            gateway = Gateway(
+                state,
+                make_tables=lambda on_change: ClusterTables(api, on_change),
+                admin=admin,
+                on_failure=stop.set,
+            )
+            await _run(gateway, stop, ("", pod.listen_port), drain, own)
+    finally:
+        await api.close()
+
+
+async def _run(
+    gateway: Gateway,
+    stop: asyncio.Event,
+    address: tuple[str, int],
+    grace_seconds: float,
+    listener: socket.socket | None,
+) -> None:
+    hurry = asyncio.Event()
 
     def on_signal() -> None:
         if stop.is_set():
@@ -46,10 +97,9 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    gateway = Gateway(state, on_failure=stop.set)  # the supervisor starts it again
     try:
-        port = await gateway.start(settings.gateway_host, settings.gateway_port, listener=listener)
-        logger.info("listening on http://%s:%d", settings.gateway_host, port)
+        port = await gateway.start(*address, listener=listener)
+        logger.info("listening on %s:%d", address[0] or "*", port)
         await stop.wait()
     finally:
         await gateway.stop(grace_seconds=grace_seconds, hurry=hurry)
@@ -57,24 +107,39 @@ async def serve(
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="exo-gateway", description=__doc__)
-    parser.add_argument("--state-dir", type=Path, required=True)
-    parser.add_argument("--grace-seconds", type=float, default=30.0)
-    options = parser.parse_args(argv)
+    options = _parse(argv)
     set_up_logging()
-    state = StateDir(options.state_dir)
     try:
-        settings = load_settings(state)
-        if settings is None:
-            raise UsageError(f"{state.settings_file} does not exist; `up` writes it")
-        os.chdir(state.root)  # the paths of sockets are relative, to stay short
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            if options.platform == "kubernetes":
+                runner.run(serve_in_pod(options))
+                return 0
+            state = StateDir(options.state_dir)
+            settings = load_settings(state)
+            if settings is None:
+                raise UsageError(f"{state.settings_file} does not exist; `up` writes it")
+            os.chdir(state.root)  # the paths of sockets are relative, to stay short
             runner.run(serve(state, settings, options.grace_seconds, take_inherited_listener()))
     except (ExoError, OSError) as exc:
         text = exc.text if isinstance(exc, ExoError) else str(exc)
         print(f"exo-gateway: error: {text}", file=sys.stderr)
         return os.EX_CONFIG
     return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="exo-gateway", description=__doc__)
+    parser.add_argument("--platform", choices=("local", "kubernetes"), default="local")
+    local = parser.add_argument_group("on one machine")
+    local.add_argument("--state-dir", type=Path)
+    local.add_argument("--grace-seconds", type=float, default=30.0)
+    pod = parser.add_argument_group("in a pod")
+    pod.add_argument("--namespace", help="of the inference objects; the pod's own if not given")
+    pod.add_argument("--kubeconfig", type=Path, help="instead of the pod's service account")
+    options = parser.parse_args(argv)
+    if options.platform == "local" and options.state_dir is None:
+        parser.error("--state-dir is missing")
+    return options
 
 
 if __name__ == "__main__":

@@ -1,25 +1,31 @@
-"""The gateway's private side, on the socket `run/gateway.sock` that only its owner can open.
+"""The gateway's private side: the socket `run/gateway.sock` that only its owner can open, or a pod's port.
 
 The controller reads `/status` to learn which routing table is in force and how many requests each
-replica still has; Prometheus reads `/metrics`; `/usage` has the counts per deployment and key.
+replica still has; Prometheus reads `/metrics`; `/usage` has the counts per deployment and key. A
+kubelet asks `/healthz` whether the process answers, and `/readyz` whether it should get requests.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from aiohttp import web
 
 import exo_inference
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.routing import Balancer
-from exo_inference.gateway.table import TableWatcher
+from exo_inference.gateway.table import Tables
 from exo_inference.gateway.usage import UsageLedger
 
 
 def build_admin_app(
-    tables: TableWatcher, balancer: Balancer, ledger: UsageLedger, metrics: GatewayMetrics
+    tables: Tables,
+    balancer: Balancer,
+    ledger: UsageLedger,
+    metrics: GatewayMetrics,
+    is_stopping: Callable[[], bool],
 ) -> web.Application:
     """Return the application behind the admin socket."""
     started = time.time()
@@ -49,7 +55,19 @@ def build_admin_app(
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=metrics.render(), headers=headers)
 
+    async def healthy(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def ready(_: web.Request) -> web.Response:
+        if is_stopping():
+            return web.json_response({"status": "stopping"}, status=503)
+        if tables.table is None:
+            return web.json_response({"status": f"no routes: {tables.problem}"}, status=503)
+        return web.json_response({"status": "ok"})
+
     app = web.Application()
+    app.router.add_get("/healthz", healthy)
+    app.router.add_get("/readyz", ready)
     app.router.add_get("/status", status)
     app.router.add_get("/usage", usage)
     app.router.add_get("/metrics", scrape)

@@ -31,7 +31,7 @@ from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.patience import Patience, PatienceSettings
 from exo_inference.gateway.proxy import Proxy, make_job
 from exo_inference.gateway.routing import Balancer
-from exo_inference.gateway.table import Table, TableWatcher
+from exo_inference.gateway.table import Table, Tables, TableWatcher
 from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
 from exo_inference.gateway.usage import UsageLedger
@@ -41,6 +41,8 @@ from exo_inference.state_dir import StateDir
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("exo_inference.gateway.access")
 
+MakeTables = Callable[[Callable[[Table], None]], Tables]
+
 METHODS = ("GET", "HEAD", "POST")
 """What an OpenAI-compatible engine serves under /v1."""
 
@@ -49,7 +51,9 @@ class Gateway:
     """One gateway: a public TCP listener and the private admin socket.
 
     Args:
-        state: where the routing table, the usage file and the admin socket are.
+        state: where the usage file is, and on one machine the routing table and the admin socket.
+        make_tables: where routes come from, given what to call with a new table; None is the file.
+        admin: a socket that listens for the private side; None makes the one in `state`.
         on_failure: called when background work ends by a bug; without it, routes would go stale.
         upload_limits, patience: how long uploads and lost replicas are waited for.
     """
@@ -58,6 +62,8 @@ class Gateway:
         self,
         state: StateDir,
         *,
+        make_tables: MakeTables | None = None,
+        admin: socket.socket | None = None,
         on_failure: Callable[[], None] = lambda: None,
         upload_limits: UploadLimits | None = None,
         patience: PatienceSettings | None = None,
@@ -65,7 +71,13 @@ class Gateway:
         self._state = state
         self._uploads = Uploads(upload_limits)
         self._on_failure = on_failure
-        self._tables = TableWatcher(state.routes_file, self._table_changed)
+        self._admin = admin
+        self._tables: Tables = (
+            TableWatcher(state.routes_file, self._table_changed)
+            if make_tables is None
+            else make_tables(self._table_changed)
+        )
+        self._is_stopping = False
         self._balancer = Balancer()
         self._upstreams = UpstreamPool(state.root)
         self._ledger = UsageLedger(state.usage_file)
@@ -97,7 +109,13 @@ class Gateway:
         server = Server(self._handle, handler_cancellation=True)
         public = web.ServerRunner(server, shutdown_timeout=1.0)  # after the grace of `stop`
         admin = web.AppRunner(
-            build_admin_app(self._tables, self._balancer, self._ledger, self._metrics),
+            build_admin_app(
+                self._tables,
+                self._balancer,
+                self._ledger,
+                self._metrics,
+                lambda: self._is_stopping,
+            ),
             access_log=None,
             shutdown_timeout=0.1,
         )
@@ -113,13 +131,19 @@ class Gateway:
             await site.start()
         except OSError as exc:
             raise _cannot_listen(host, port, exc) from exc
-        await web.UnixSite(admin, str(_short(self._state.gateway_socket))).start()
-        self._state.gateway_socket.chmod(0o600)
+        await self._start_admin(admin)
         for name, work in (("routing-table", self._tables.run()), ("usage", self._ledger.run())):
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._note_end)
             self._tasks.append(task)
         return int(public.addresses[0][1])
+
+    async def _start_admin(self, runner: web.AppRunner) -> None:
+        if self._admin is not None:
+            await web.SockSite(runner, self._admin).start()
+            return
+        await web.UnixSite(runner, str(_short(self._state.gateway_socket))).start()
+        self._state.gateway_socket.chmod(0o600)
 
     async def stop(
         self, *, grace_seconds: float = 30.0, hurry: asyncio.Event | None = None
@@ -130,6 +154,7 @@ class Gateway:
             grace_seconds: how long requests in flight may take.
             hurry: when set, the grace ends at once.
         """
+        self._is_stopping = True
         if self._runners:
             public = self._runners[0]
             for site in list(public.sites):
@@ -216,6 +241,7 @@ class Gateway:
             allow = {"Allow": ", ".join(METHODS)}
             message = f"method {request.method} is not allowed; found under /v1: {allow['Allow']}"
             raise errors.RequestRefused(405, "method_not_allowed", message, headers=allow)
+        deployment = await self._tables.settle(deployment)
         self._balancer.check(deployment)  # a body that nobody can take is not read
         async with self._uploads.read(request) as body:
             job = await make_job(request, deployment.id, target.path, body)

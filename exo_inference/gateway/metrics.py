@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.routing import Balancer
-from exo_inference.gateway.table import TableWatcher
+from exo_inference.gateway.table import Tables
 from exo_inference.gateway.usage import UsageLedger
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -23,7 +23,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 class GatewayMetrics:
     """Everything that `/metrics` shows."""
 
-    def __init__(self, ledger: UsageLedger, balancer: Balancer, tables: TableWatcher) -> None:
+    def __init__(self, ledger: UsageLedger, balancer: Balancer, tables: Tables) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Snapshot(ledger, balancer, tables))
         labels = ["deployment_id"]
@@ -75,7 +75,7 @@ class GatewayMetrics:
 class _Snapshot(Collector):
     """What is counted elsewhere, read when asked for."""
 
-    def __init__(self, ledger: UsageLedger, balancer: Balancer, tables: TableWatcher) -> None:
+    def __init__(self, ledger: UsageLedger, balancer: Balancer, tables: Tables) -> None:
         self._ledger = ledger
         self._balancer = balancer
         self._tables = tables

@@ -25,7 +25,7 @@ from exo_inference.gateway.patience import Patience
 from exo_inference.gateway.relay import relay
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.sse import ask_for_usage
-from exo_inference.gateway.table import Deployment, Replica, TableWatcher
+from exo_inference.gateway.table import Deployment, Replica, Tables
 from exo_inference.gateway.upstreams import UpstreamPool
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Proxy:
 
     def __init__(
         self,
-        tables: TableWatcher,
+        tables: Tables,
         balancer: Balancer,
         upstreams: UpstreamPool,
         patience: Patience,

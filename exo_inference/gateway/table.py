@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -51,6 +52,8 @@ class Deployment:
     replicas: tuple[Replica, ...]
     max_pending: int
     draining: frozenset[str] | None = None
+    is_expected: bool = False
+    """Replicas of it are ready as the controller says, so one that is not known yet will be."""
 
     def has_lost(self, name: str) -> bool:
         """Whether a replica that was ready is neither that nor finishing its requests."""
@@ -86,31 +89,58 @@ def parse_table(text: str | bytes) -> Table:
         problem = exc.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise ValueError(f"{where or 'document'}: {problem['msg']}") from exc
-    deployments = [_deployment(route) for route in parsed.routes]
+    deployments = [make_deployment(route) for route in parsed.routes]
     return Table(
         version=parsed.version,
         by_id={d.id: d for d in deployments},
         by_name={d.name: d for d in deployments},
-        public_keys=_keys(parsed.public_keys),
+        public_keys=make_keys(parsed.public_keys),
         replicas={r.name: r for d in deployments for r in d.replicas},
     )
 
 
-def _deployment(route: Route) -> Deployment:
+def make_deployment(route: Route, *, is_expected: bool = False) -> Deployment:
+    """Return a route as the gateway works with it."""
     return Deployment(
         id=route.deployment_id,
         name=route.name,
         state=route.state,
         state_details=route.state_details,
-        keys=_keys(route.keys),
+        keys=make_keys(route.keys),
         replicas=tuple(Replica(r.name, r.address) for r in route.replicas),
         max_pending=route.max_pending_per_replica,
         draining=None if route.draining is None else frozenset(route.draining),
+        is_expected=is_expected,
     )
 
 
-def _keys(keys: list[RouteKey]) -> tuple[Key, ...]:
+def make_keys(keys: list[RouteKey]) -> tuple[Key, ...]:
+    """Return keys as the gateway compares them."""
     return tuple(Key(key.id, bytes.fromhex(key.sha256)) for key in keys)
+
+
+class Tables(Protocol):
+    """Where the gateway's table comes from.
+
+    Attributes:
+        table: the table in force; None until there was one.
+        problem: why there is no newer one, else "".
+    """
+
+    table: Table | None
+    problem: str
+
+    def refresh(self) -> None:
+        """Bring the table up to date with what is known now."""
+        ...
+
+    async def run(self) -> None:
+        """Follow all changes until cancelled."""
+        ...
+
+    async def settle(self, deployment: Deployment) -> Deployment:
+        """Return the deployment; wait a moment for replicas that are ready and not known yet."""
+        ...
 
 
 class TableWatcher:
@@ -126,7 +156,7 @@ class TableWatcher:
         self._on_change = on_change
         self._seen: tuple[int, int, int] | None = None
         self.table: Table | None = None
-        self.problem = "it was never written"
+        self.problem: str = "it was never written"
 
     def refresh(self) -> None:
         """Look at the file now; read it when it changed since the last look."""
@@ -150,6 +180,10 @@ class TableWatcher:
         while True:
             self.refresh()
             await asyncio.sleep(POLL_SECONDS)
+
+    async def settle(self, deployment: Deployment) -> Deployment:
+        """Return the deployment: the controller calls ready what is in the table."""
+        return deployment
 
     def _note(self, problem: str, seen: tuple[int, int, int] | None) -> None:
         if problem != self.problem:

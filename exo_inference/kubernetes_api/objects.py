@@ -89,6 +89,12 @@ def read_object(kind: type[Resource], raw: Mapping[str, Any]) -> Stored:
     return Stored(name, uid, version, age, chosen or uid, resource, problem)
 
 
+def resource_uid(raw: Mapping[str, Any]) -> str:
+    """Return the uid that clients know an object's resource by."""
+    meta = raw["metadata"]
+    return _chosen_uid(meta["name"], meta.get("annotations", {})) or str(meta["uid"])
+
+
 def _validate(
     kind: type[Resource], raw: Mapping[str, Any], uid: str
 ) -> tuple[Resource | None, str]:

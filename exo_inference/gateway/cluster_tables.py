@@ -1,0 +1,247 @@
+"""The routing table of a cluster: made of what the Kubernetes API says, by each gateway for itself.
+
+Deployments and keys are our custom resources, replicas the endpoints of each deployment's Service. All
+three are watched, so a change is followed at once and while the API is away the table stays as it was.
+Reads no Secret: keys are known by their hashes. `app.py` uses it in place of the file's watcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exo_inference.errors import StoreError
+from exo_inference.gateway.table import Deployment, Table, make_deployment, make_keys
+from exo_inference.kubernetes_api.client import KubernetesApi
+from exo_inference.kubernetes_api.informer import Informer
+from exo_inference.kubernetes_api.objects import Age, read_object, resource_uid
+from exo_inference.platforms.kubernetes.names import (
+    DEPLOYMENT_CHART,
+    ENGINE_PORT,
+    UID_LABEL,
+    label,
+)
+from exo_inference.resources import (
+    API_VERSION,
+    PUBLIC_SCOPE,
+    InferenceApiKey,
+    InferenceDeployment,
+)
+from exo_inference.resources.states import deployment_state
+from exo_inference.wire import DeploymentState, Route, RouteKey, RouteReplica
+
+logger = logging.getLogger(__name__)
+
+Object = Mapping[str, Any]
+
+GATHER_SECONDS = 0.02
+"""Changes that come within this time make one table: a rollout changes many things at once."""
+
+SETTLE_SECONDS = 1.0
+"""How long a request waits for a replica that the controller calls ready already."""
+
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One deployment of the table; of several that claim a name the last in order has it."""
+
+    deployment: Deployment
+    is_renamed: bool
+    age: Age
+
+
+class ClusterTables:
+    """Implements `Tables` for one namespace.
+
+    Args:
+        api: asked for nothing before `run`.
+        on_change: called with every new table.
+    """
+
+    def __init__(self, api: KubernetesApi, on_change: Callable[[Table], None] = lambda _: None) -> None:
+        self.table: Table | None = None
+        self.problem: str = "the Kubernetes API was not read yet"
+        self._on_change = on_change
+        self._entries: dict[str, _Entry] = {}
+        self._changed: set[str] = set()
+        self._has_changed = asyncio.Event()
+        self._news = asyncio.Event()
+        custom = f"/apis/{API_VERSION}/namespaces/{api.namespace}"
+        self._deployments = Informer(
+            api,
+            f"{custom}/{InferenceDeployment.PLURAL}",
+            key_of=resource_uid,
+            on_change=lambda item: self._note(resource_uid(item)),
+        )
+        self._keys = Informer(
+            api,
+            f"{custom}/{InferenceApiKey.PLURAL}",
+            key_of=_scope,
+            on_change=lambda item: self._note(_scope(item)),
+        )
+        self._slices = Informer(
+            api,
+            f"/apis/discovery.k8s.io/v1/namespaces/{api.namespace}/endpointslices",
+            query={"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT_CHART}"},
+            key_of=lambda item: label(item, UID_LABEL),
+            on_change=lambda item: self._note(label(item, UID_LABEL)),
+        )
+
+    async def run(self) -> None:
+        """Read everything, as soon as the API lets us, then follow all changes until cancelled."""
+        informers = (self._deployments, self._keys, self._slices)
+        try:
+            await self._start(informers)
+            while True:
+                self.refresh()
+                await asyncio.sleep(GATHER_SECONDS)
+                await self._has_changed.wait()
+        finally:
+            await asyncio.gather(*(informer.close() for informer in informers))
+
+    async def _start(self, informers: Iterable[Informer]) -> None:
+        for informer in informers:
+            while True:
+                try:
+                    await informer.start()
+                    break
+                except StoreError as exc:
+                    if exc.message != self.problem:
+                        logger.warning("cannot read routes yet: %s", exc.text)
+                    self.problem = exc.message
+                    await asyncio.sleep(RETRY_SECONDS)
+        self.problem = ""
+        self._has_changed.set()
+
+    def refresh(self) -> None:
+        """Take what has changed into a new table."""
+        if self.problem or not self._has_changed.is_set():
+            return
+        self._has_changed.clear()
+        for uid in self._changed:
+            entry = self._read(uid)
+            if entry is None:
+                self._entries.pop(uid, None)
+            else:
+                self._entries[uid] = entry
+        self._changed.clear()
+        self.table = self._build(version=1 if self.table is None else self.table.version + 1)
+        self._on_change(self.table)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def settle(self, deployment: Deployment) -> Deployment:
+        """Return the deployment; wait a moment for replicas that are ready and not known yet.
+
+        A deployment is called ready when its pods are, and their endpoints come a little later.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while deployment.is_expected and not deployment.replicas:
+                    await self._news.wait()
+                    assert self.table is not None, "a deployment comes from a table"
+                    deployment = self.table.by_id.get(deployment.id, deployment)
+        return deployment
+
+    def _note(self, uid: str) -> None:
+        self._changed.add(uid)
+        self._has_changed.set()
+
+    def _build(self, version: int) -> Table:
+        entries = self._entries.values()
+        renamed = sorted((e for e in entries if e.is_renamed), key=lambda e: e.age, reverse=True)
+        ranked = [*renamed, *(e for e in entries if not e.is_renamed)]
+        deployments = [entry.deployment for entry in ranked]
+        return Table(
+            version=version,
+            by_id={d.id: d for d in deployments},
+            by_name={d.name: d for d in deployments},
+            public_keys=make_keys(self._scoped_keys(PUBLIC_SCOPE)),
+            replicas={r.name: r for d in deployments for r in d.replicas},
+        )
+
+    def _read(self, uid: str) -> _Entry | None:
+        """Return what is known of a deployment; None where there is none, or it is going."""
+        found = self._deployments.by_key(uid)
+        if not found or _is_going(found[0]):
+            return None
+        stored = read_object(InferenceDeployment, found[0])
+        if isinstance(stored.resource, InferenceDeployment):
+            resource, name = stored.resource, stored.resource.metadata.name
+            state, details = deployment_state(resource)
+            is_expected = resource.status.ready_replicas > 0
+        else:  # of a newer version, or wrong: its replicas serve on, and its key opens it
+            before = self._entries.get(uid)
+            name = stored.name if before is None else before.deployment.name
+            state, details, is_expected = DeploymentState.UPDATING, stored.problem, False
+        ready, draining = read_endpoints(self._slices.by_key(uid))
+        route = Route(
+            deployment_id=uid,
+            name=name,
+            model="",
+            state=state.value,
+            state_details=details,
+            keys=self._own_key(found[0], uid) + self._scoped_keys(uid),
+            replicas=ready,
+            draining=draining,
+        )
+        deployment = make_deployment(route, is_expected=is_expected)
+        return _Entry(deployment, name != stored.name, stored.age)
+
+    def _own_key(self, raw: Object, uid: str) -> list[RouteKey]:
+        return _route_keys([(uid, raw.get("status", {}).get("keySha256", ""))])
+
+    def _scoped_keys(self, scope: str) -> list[RouteKey]:
+        found = [key for key in self._keys.by_key(scope) if not _is_going(key)]
+        return _route_keys([(resource_uid(key), key["spec"].get("sha256", "")) for key in found])
+
+
+def read_endpoints(slices: Iterable[Object]) -> tuple[list[RouteReplica], list[str]]:
+    """Return the replicas that get requests, and the names of those that only finish theirs.
+
+    A replica may be in two slices while the cluster moves it from one to the other.
+    """
+    ready: dict[str, RouteReplica] = {}
+    draining: set[str] = set()
+    for item in slices:
+        for endpoint in item.get("endpoints") or ():
+            name = (endpoint.get("targetRef") or {}).get("name")
+            addresses = endpoint.get("addresses")
+            if not name or not addresses:
+                continue
+            conditions = endpoint.get("conditions") or {}
+            if conditions.get("terminating"):
+                draining.add(name)
+            elif conditions.get("ready") is not False:  # not said is ready, the API says
+                ready[name] = RouteReplica(name=name, address=_url(addresses[0], item))
+    return [ready[name] for name in sorted(ready)], sorted(draining - ready.keys())
+
+
+def _url(address: str, item: Object) -> str:
+    ports = item.get("ports") or ()
+    port = next(
+        (p["port"] for p in ports if p.get("name") == "http" and p.get("port")), ENGINE_PORT
+    )
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def _route_keys(found: Iterable[tuple[str, object]]) -> list[RouteKey]:
+    keys = []
+    for uid, sha256 in found:
+        if isinstance(sha256, str) and len(sha256) == 64 and not sha256.strip("0123456789abcdef"):
+            keys.append(RouteKey(id=uid, sha256=sha256))
+    return keys
+
+
+def _scope(key: Object) -> str:
+    return str(key.get("spec", {}).get("scope", ""))
+
+
+def _is_going(item: Object) -> bool:
+    return "deletionTimestamp" in item["metadata"]

@@ -1,0 +1,395 @@
+"""The gateway's table of a cluster: what endpoints mean, and a real API server whose changes it follows."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_inference.errors import ConfigurationError
+from exo_inference.gateway.cluster_tables import ClusterTables, read_endpoints
+from exo_inference.gateway.table import Deployment, Table
+from exo_inference.kubernetes_api import KubernetesApi as Client
+from exo_inference.kubernetes_api.objects import NAME_ANNOTATION
+from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, read_pod
+from tests.controller.stores.conftest import install_crds
+from tests.kubernetes_api import KubernetesApi
+
+GROUP = "inference.exo.dev/v1alpha1"
+MERGE = "application/merge-patch+json"
+ENVIRONMENT = {
+    "EXO_POD_NAME": "gateway-1",
+    "EXO_POD_NAMESPACE": "exo",
+    "EXO_LISTEN_PORT": "8081",
+    "EXO_METRICS_PORT": "9090",
+}
+
+
+def sha256(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
+
+
+def endpoint(name: str, address: str = "10.0.0.1", **conditions: bool) -> dict[str, Any]:
+    return {
+        "addresses": [address],
+        "conditions": conditions,
+        "targetRef": {"kind": "Pod", "name": name},
+    }
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready", "draining"),
+    [
+        pytest.param({"ready": True, "serving": True, "terminating": False}, ["a"], [], id="ready"),
+        pytest.param({}, ["a"], [], id="nothing said is ready"),
+        pytest.param({"ready": False, "serving": False}, [], [], id="not ready"),
+        pytest.param({"ready": False, "serving": True, "terminating": True}, [], ["a"], id="ends"),
+        pytest.param(
+            {"ready": False, "serving": False, "terminating": True}, [], ["a"], id="ends, no probe"
+        ),
+    ],
+)
+def test_conditions_of_an_endpoint_say_who_gets_requests(
+    conditions: dict[str, bool], ready: list[str], draining: list[str]
+) -> None:
+    found = read_endpoints([{"endpoints": [endpoint("a", **conditions)]}])
+    assert ([replica.name for replica in found[0]], found[1]) == (ready, draining)
+
+
+def test_a_replica_that_moves_between_slices_is_one_replica() -> None:
+    slices = [
+        {"endpoints": [endpoint("a", ready=True)]},
+        {"endpoints": [endpoint("a", ready=True)]},
+    ]
+    assert [replica.name for replica in read_endpoints(slices)[0]] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("address", "ports", "expected"),
+    [
+        ("10.0.0.1", [{"name": "http", "port": 8123}], "http://10.0.0.1:8123"),
+        ("fd00::1", None, "http://[fd00::1]:8000"),
+    ],
+)
+def test_addresses_of_both_families(address: str, ports: Any, expected: str) -> None:
+    slices = [{"ports": ports, "endpoints": [endpoint("a", address)]}]
+    assert read_endpoints(slices)[0][0].address == expected
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {},
+        {"endpoints": None},
+        {"endpoints": [{"addresses": ["10.0.0.1"]}]},
+        {"endpoints": [{"addresses": [], "targetRef": {"name": "a"}}]},
+    ],
+)
+def test_slices_without_pods_are_passed_over(item: dict[str, Any]) -> None:
+    assert read_endpoints([item]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"EXO_POD_NAME": ""}, "EXO_POD_NAME is not set"),
+        ({"EXO_LISTEN_PORT": "http"}, "EXO_LISTEN_PORT is 'http'"),
+        ({"EXO_METRICS_PORT": "-1"}, "EXO_METRICS_PORT is '-1'"),
+        ({"EXO_METRICS_PORT": "70000"}, "from 0 to 65535"),
+    ],
+)
+def test_a_wrong_environment_is_named(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_pod({**ENVIRONMENT, **changes}, None)
+
+
+def test_the_namespace_of_the_objects_is_the_pods_own_unless_given() -> None:
+    assert read_pod(ENVIRONMENT, None).inference_namespace == "exo"
+    assert read_pod(ENVIRONMENT, "other").inference_namespace == "other"
+
+
+def test_the_drain_is_a_number_of_seconds() -> None:
+    assert read_number({"EXO_DRAIN_SECONDS": "120"}, "EXO_DRAIN_SECONDS", maximum=600) == 120
+    with pytest.raises(ConfigurationError, match="EXO_DRAIN_SECONDS is '1e3'"):
+        read_number({"EXO_DRAIN_SECONDS": "1e3"}, "EXO_DRAIN_SECONDS", maximum=600)
+
+
+def test_a_taken_port_is_named() -> None:
+    with listen_everywhere(0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"cannot listen on port {port}"):
+            listen_everywhere(port)
+
+
+def test_a_gateway_without_its_environment_says_so_and_does_not_start() -> None:
+    command = [sys.executable, "-m", "exo_inference.gateway", "--platform=kubernetes"]
+    ended = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == os.EX_CONFIG
+    assert "EXO_POD_NAMESPACE is not set" in ended.stderr.splitlines()[-1]
+
+
+# -- on a real API server
+
+
+class Cluster:
+    """Writes what controllers of the cluster would write."""
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self.api = api
+
+    def path(self, plural: str, name: str = "", group: str = GROUP) -> str:
+        return f"/apis/{group}/namespaces/{self.api.namespace}/{plural}/{name}".rstrip("/")
+
+    def patch(self, path: str, body: object) -> Any:
+        return self.api.client.request("PATCH", path, body, content_type=MERGE)
+
+    def create_deployment(self, name: str, key: str, **annotations: str) -> str:
+        body = {
+            "apiVersion": GROUP,
+            "kind": "InferenceDeployment",
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": {"model": "exo/tiny-chat", "gpuType": "cpu"},
+        }
+        made = self.api.request("POST", self.path("inferencedeployments"), body)
+        self.set_status(name, keySha256=sha256(key))
+        return str(made["metadata"]["uid"])
+
+    def set_status(self, name: str, **status: Any) -> None:
+        self.patch(self.path("inferencedeployments", name) + "/status", {"status": status})
+
+    def create_key(self, name: str, scope: str, value: str) -> None:
+        spec = {"displayName": name, "scope": scope, "sha256": sha256(value)}
+        body = {
+            "apiVersion": GROUP,
+            "kind": "InferenceApiKey",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        self.api.request("POST", self.path("inferenceapikeys"), body)
+
+    def set_endpoints(self, uid: str, *endpoints: dict[str, Any], port: int = 8000) -> None:
+        name = f"exo-{uid}"
+        path = self.path("endpointslices", name, "discovery.k8s.io/v1")
+        body = {
+            "metadata": {
+                "name": name,
+                "labels": {
+                    "app.kubernetes.io/name": "inference-deployment",
+                    "inference.exo.dev/deployment-uid": uid,
+                },
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
+            "endpoints": list(endpoints),
+        }
+        try:
+            self.patch(path, body)
+        except Exception:
+            self.api.request("POST", path.rpartition("/")[0], body)
+
+
+@pytest.fixture
+def cluster(kubernetes_api: KubernetesApi) -> Cluster:
+    install_crds(kubernetes_api.server)
+    return Cluster(kubernetes_api)
+
+
+@asynccontextmanager
+async def following(cluster: Cluster) -> AsyncIterator[ClusterTables]:
+    client = await Client.connect(cluster.api.kubeconfig)
+    tables = ClusterTables(client)
+    task = asyncio.create_task(tables.run())
+    try:
+        yield tables
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+
+async def until(
+    tables: ClusterTables, is_so: Callable[[Table], bool], *, seconds: float = 10
+) -> Table:
+    async with asyncio.timeout(seconds):
+        while tables.table is None or not is_so(tables.table):
+            await asyncio.sleep(0.005)
+    return tables.table
+
+
+def replicas(table: Table, uid: str) -> list[str]:
+    found = table.by_id.get(uid)
+    return [] if found is None else [replica.name for replica in found.replicas]
+
+
+async def test_the_table_has_deployments_keys_and_ready_replicas(cluster: Cluster) -> None:
+    uid = cluster.create_deployment("chat", "sk-own")
+    cluster.create_key("scoped", uid, "sk-scoped")
+    cluster.create_key("all", "public", "sk-public")
+    cluster.set_endpoints(
+        uid, endpoint("a", ready=True), endpoint("b", "10.0.0.2", ready=False, terminating=True)
+    )
+    async with following(cluster) as tables:
+        table = await until(tables, lambda found: bool(found.public_keys))
+    found = table.find("chat")
+    assert isinstance(found, Deployment)
+    assert found is table.find(uid)
+    assert {key.digest.hex() for key in found.keys} == {sha256("sk-own"), sha256("sk-scoped")}
+    assert [key.digest.hex() for key in table.public_keys] == [sha256("sk-public")]
+    assert [(r.name, r.address) for r in found.replicas] == [("a", "http://10.0.0.1:8000")]
+    assert found.draining == {"b"}
+
+
+async def test_changes_of_endpoints_are_followed_within_a_second(cluster: Cluster) -> None:
+    uid = cluster.create_deployment("chat", "sk-own")
+    async with following(cluster) as tables:
+        await until(tables, lambda found: uid in found.by_id)
+        slowest = 0.0
+        for names in (["a"], ["a", "b"], ["b"], []):
+            await asyncio.to_thread(
+                cluster.set_endpoints, uid, *(endpoint(name, ready=True) for name in names)
+            )
+            written = time.monotonic()
+            await until(tables, lambda found, names=names: replicas(found, uid) == names)
+            slowest = max(slowest, time.monotonic() - written)
+    assert slowest < 1.0
+
+
+async def test_a_deployment_that_is_going_gets_no_more_requests(cluster: Cluster) -> None:
+    uid = cluster.create_deployment("chat", "sk-own")
+    path = cluster.path("inferencedeployments", "chat")
+    cluster.patch(path, {"metadata": {"finalizers": ["inference.exo.dev/replicas"]}})
+    cluster.set_endpoints(uid, endpoint("a", ready=True))
+    async with following(cluster) as tables:
+        await until(tables, lambda found: replicas(found, uid) == ["a"])
+        await asyncio.to_thread(cluster.api.request, "DELETE", path)
+        await until(tables, lambda found: not found.by_id)
+    cluster.patch(path, {"metadata": {"finalizers": None}})
+
+
+async def test_a_revoked_key_opens_nothing(cluster: Cluster) -> None:
+    cluster.create_key("all", "public", "sk-public")
+    async with following(cluster) as tables:
+        await until(tables, lambda found: bool(found.public_keys))
+        path = cluster.path("inferenceapikeys", "all")
+        await asyncio.to_thread(cluster.api.request, "DELETE", path)
+        await until(tables, lambda found: not found.public_keys)
+
+
+async def test_a_name_belongs_to_its_own_object_before_one_that_was_renamed(
+    cluster: Cluster,
+) -> None:
+    renamed = cluster.create_deployment("old", "sk-1", **{NAME_ANNOTATION: "chat"})
+    async with following(cluster) as tables:
+        table = await until(tables, lambda found: "chat" in found.by_name)
+        assert table.by_name["chat"].id == renamed
+        own = await asyncio.to_thread(cluster.create_deployment, "chat", "sk-2")
+        table = await until(tables, lambda found: own in found.by_id)
+        assert table.by_name["chat"].id == own
+
+
+async def test_routes_stay_while_the_api_is_away_and_go_on_afterwards(cluster: Cluster) -> None:
+    uid = cluster.create_deployment("chat", "sk-own")
+    cluster.set_endpoints(uid, endpoint("a", ready=True))
+    async with following(cluster) as tables:
+        await until(tables, lambda found: replicas(found, uid) == ["a"])
+        cluster.api.server.stop_api_server()
+        await asyncio.sleep(0.5)
+        assert tables.table is not None
+        assert replicas(tables.table, uid) == ["a"]
+        cluster.api.server.start_api_server()  # here, as it ends with the thread that starts it
+        await asyncio.to_thread(cluster.set_endpoints, uid, endpoint("b", ready=True))
+        await until(tables, lambda found: replicas(found, uid) == ["b"], seconds=30)
+
+
+async def test_a_request_waits_a_moment_for_replicas_that_are_called_ready(
+    cluster: Cluster,
+) -> None:
+    uid = cluster.create_deployment("chat", "sk-own")
+    cluster.set_status("chat", readyReplicas=1)
+    async with following(cluster) as tables:
+        table = await until(tables, lambda found: uid in found.by_id)
+        waiting = asyncio.create_task(tables.settle(table.by_id[uid]))
+        await asyncio.to_thread(cluster.set_endpoints, uid, endpoint("a", ready=True))
+        assert [replica.name for replica in (await waiting).replicas] == ["a"]
+
+
+# -- the process
+
+
+@pytest.fixture
+def gateway(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A gateway process as the chart starts it; its ports are found in its log."""
+    ports = {name: _free_port() for name in ("EXO_LISTEN_PORT", "EXO_METRICS_PORT")}
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        **{name: str(port) for name, port in ports.items()},
+        "EXO_DRAIN_SECONDS": "20",
+        "TMPDIR": str(tmp_path),
+    }
+    command = [sys.executable, "-m", "exo_inference.gateway", "--platform=kubernetes"]
+    command += [f"--namespace={cluster.api.namespace}", f"--kubeconfig={cluster.api.kubeconfig}"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    yield {
+        "process": process,
+        "url": f"http://127.0.0.1:{ports['EXO_LISTEN_PORT']}",
+        "admin": f"http://127.0.0.1:{ports['EXO_METRICS_PORT']}",
+    }
+    if process.poll() is None:
+        process.kill()
+    process.communicate(timeout=10)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def status_of(url: str, key: str | None = None, body: object = None) -> tuple[int, str]:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, headers=headers, data=data)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as exc:
+        return exc.code, exc.read().decode()
+    except OSError as exc:
+        return 0, str(exc)
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_the_process_serves_its_probes_and_routes_and_ends_in_order(
+    cluster: Cluster, gateway: dict[str, Any]
+) -> None:
+    uid = cluster.create_deployment("chat", "sk-own")
+    wait_for(lambda: status_of(f"{gateway['admin']}/readyz")[0] == 200)
+    assert status_of(f"{gateway['admin']}/healthz")[0] == 200
+    assert "exo_gateway_table_version" in status_of(f"{gateway['admin']}/metrics")[1]
+    wait_for(lambda: status_of(f"{gateway['url']}/{uid}/v1/models", "sk-own")[0] == 503)
+    assert status_of(f"{gateway['url']}/{uid}/v1/models", "sk-wrong")[0] == 401
+    gateway["process"].send_signal(signal.SIGTERM)
+    _, said = gateway["process"].communicate(timeout=10)
+    assert gateway["process"].returncode == 0
+    for line in said.splitlines():
+        assert {"time", "level", "message"} <= json.loads(line).keys()
