@@ -64,7 +64,9 @@ class ClusterTables:
         on_change: called with every new table.
     """
 
-    def __init__(self, api: KubernetesApi, on_change: Callable[[Table], None] = lambda _: None) -> None:
+    def __init__(
+        self, api: KubernetesApi, on_change: Callable[[Table], None] = lambda _: None
+    ) -> None:
         self.table: Table | None = None
         self.problem: str = "the Kubernetes API was not read yet"
         self._on_change = on_change
