@@ -17,7 +17,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from exo_inference.platforms.kubernetes import (
 )
 from exo_inference.platforms.kubernetes.names import model_release_name, release_name
 from exo_inference.platforms.kubernetes.records import list_revisions
+from tests.charts.test_on_api_server import AsController
 from tests.kubernetes_api import KubernetesApi
 
 CHARTS = Path(__file__).parents[3] / "charts"
@@ -172,10 +173,13 @@ def is_settled(kubelet: Kubelet) -> bool:
 
 
 @asynccontextmanager
-async def running(api: KubernetesApi, tmp_path: Path) -> AsyncIterator[Running]:
-    client = await Client.connect(api.kubeconfig)
+async def running(
+    api: KubernetesApi, tmp_path: Path, kubeconfig: Path | None = None
+) -> AsyncIterator[Running]:
+    kubeconfig = kubeconfig or api.kubeconfig
+    client = await Client.connect(kubeconfig)
     settings = KubernetesSettings(
-        charts_dir=CHARTS, work_dir=tmp_path / "helm", kubeconfig=api.kubeconfig
+        charts_dir=CHARTS, work_dir=tmp_path / "helm", kubeconfig=kubeconfig
     )
     cluster = Cluster(client, settings)
     await cluster.start()
@@ -442,3 +446,34 @@ def set_job_status(api: KubernetesApi, job: str, type_: str, reason: str = "") -
     api.client.request(
         "PATCH", path, {"status": status}, content_type="application/merge-patch+json"
     )
+
+
+async def test_the_controllers_role_suffices_for_all_of_it(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """With the token of the service account that the chart makes, and its least permissions."""
+    controller = AsController(kubelet.api)
+    bad = replace(DESIRED, engine_parameters=("--bad",))
+    async with running(kubelet.api, tmp_path, controller.kubeconfig) as process:
+        old = await process.settle(DESIRED, kubelet)
+        await process.applied(bad, kubelet)
+        new = kubelet.make_pod()
+        kubelet.set_state(new, state={"terminated": {"exitCode": 78, "message": "no"}})
+        await process.until(bad, lambda seen: "rolled back" in seen.failure)
+        again = replace(bad, restarted_at=datetime.now(UTC) + timedelta(hours=1))
+        await process.until(
+            again,
+            lambda seen: (
+                [r.name for r in seen.replicas if r.phase is ReplicaPhase.DRAINING] == [new]
+            ),
+        )
+        kubelet.remove_pod(new)
+        assert await process.platform.instance_types() == []
+        await install_model(process, MODEL)
+        assert await process.models.models() == {UID}
+        kubelet.remove_pod(old)
+        async with asyncio.timeout(60):
+            while not await process.platform.delete(UID):
+                await asyncio.sleep(0.05)
+            while not await process.models.delete_model(UID):
+                await asyncio.sleep(0.05)
