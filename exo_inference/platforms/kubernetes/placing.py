@@ -6,7 +6,7 @@ installed with stays until its pods change, unless a rollout is stuck for want o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from exo_inference.errors import PlatformError
@@ -35,7 +35,7 @@ def choose_release(
     given: PlatformValues,
     live: Live | None,
     pods: Sequence[Object],
-    nodes: Sequence[GpuNode],
+    find_nodes: Callable[[], Sequence[GpuNode]],
     *,
     chart_version: str,
 ) -> Release:
@@ -46,17 +46,17 @@ def choose_release(
         given: the administrator's values.
         live: the release as it is.
         pods: of the deployment.
-        nodes: those with GPUs.
+        find_nodes: those with GPUs; not called for a release that stays as it is.
         chart_version: of the chart.
 
     Raises:
         PlatformError: no node has the GPUs, or the model is not on a volume claim.
     """
     pods_hash = build_release(desired, given).pods_hash
-    affinity = _choose_affinity(desired, given, live, nodes, pods_hash)
+    affinity = _choose_affinity(desired, given, live, find_nodes, pods_hash)
     strategy = SURGE
     if desired.gpu_type != CPU_FAMILY and not has_own_strategy(given, desired):
-        strategy = choose_strategy(desired, live, pods, nodes, pods_hash)
+        strategy = choose_strategy(desired, live, pods, find_nodes, pods_hash)
     return build_release(
         desired, given, strategy=strategy, affinity=affinity, chart_version=chart_version
     )
@@ -66,7 +66,7 @@ def choose_strategy(
     desired: DesiredDeployment,
     live: Live | None,
     pods: Sequence[Object],
-    nodes: Sequence[GpuNode],
+    find_nodes: Callable[[], Sequence[GpuNode]],
     pods_hash: str,
 ) -> Strategy:
     """Return how replicas are replaced: in place only where no GPU is free for one more."""
@@ -79,9 +79,12 @@ def choose_strategy(
         # Pods that end give their GPUs back soon; only then is it known whether one is missing.
         stuck = old > 0 and len(alive) == len(pods) and any(needs_gpu(pod) for pod in current)
         return IN_PLACE if stuck else live.strategy
+    if old == 0 or desired.replicas == 0:
+        return SURGE
+    nodes = find_nodes()
     free = count_free_slots(nodes, desired.gpu_type, desired.gpu_count)
     known = any(node.family == desired.gpu_type for node in nodes)
-    return IN_PLACE if old > 0 and known and free == 0 and desired.replicas > 0 else SURGE
+    return IN_PLACE if known and free == 0 else SURGE
 
 
 def surge_note(wanted: Release, live: Live | None, replicas: Sequence[ObservedReplica]) -> str:
@@ -98,13 +101,14 @@ def _choose_affinity(
     desired: DesiredDeployment,
     given: PlatformValues,
     live: Live | None,
-    nodes: Sequence[GpuNode],
+    find_nodes: Callable[[], Sequence[GpuNode]],
     pods_hash: str,
 ) -> Mapping[str, Any] | None:
     if desired.gpu_type == CPU_FAMILY or is_placed(given, desired.gpu_type):
         return None
     if live is not None and live.pods_hash == pods_hash:
         return live.affinity
+    nodes = find_nodes()
     found = affinity_of(nodes, desired.gpu_type)
     if found is None and live is not None and live.affinity:
         return live.affinity  # its nodes are away for the moment

@@ -38,7 +38,7 @@ from exo_inference.platforms.kubernetes.names import (
     ENGINE_CONTAINER,
     release_name,
 )
-from exo_inference.platforms.kubernetes.nodes import gpu_nodes, instance_types
+from exo_inference.platforms.kubernetes.nodes import instance_types
 from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
 from exo_inference.platforms.kubernetes.records import list_revisions, list_unfinished
 from exo_inference.platforms.kubernetes.replicas import (
@@ -198,10 +198,13 @@ class KubernetesPlatform:
         if self._chart_version is None:
             version = self._cluster.helm.chart_version
             self._chart_version = await asyncio.to_thread(version, DEPLOYMENT_CHART)
-        nodes = gpu_nodes(self._cluster.nodes.all(), self._cluster.pods.all())
-        given = self._cluster.settings.values
         return choose_release(
-            desired, given, live, self._pods(desired.uid), nodes, chart_version=self._chart_version
+            desired,
+            self._cluster.settings.values,
+            live,
+            self._pods(desired.uid),
+            self._cluster.gpu_nodes,
+            chart_version=self._chart_version,
         )
 
     # -- stepping

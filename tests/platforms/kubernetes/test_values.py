@@ -18,7 +18,7 @@ from exo_inference.platforms.kubernetes import PlatformValues, read_platform_val
 from exo_inference.platforms.kubernetes.helm import find_helm
 from exo_inference.platforms.kubernetes.models import model_path, model_values
 from exo_inference.platforms.kubernetes.names import model_release_name, release_name
-from exo_inference.platforms.kubernetes.nodes import affinity_of, gpu_nodes
+from exo_inference.platforms.kubernetes.nodes import GpuNode, affinity_of, gpu_nodes
 from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
 from exo_inference.platforms.kubernetes.replicas import observe_pod
 from exo_inference.platforms.kubernetes.step import Live, read_live
@@ -43,6 +43,14 @@ DESIRED = DesiredDeployment(
 )
 A5000 = {"nvidia.com/gpu.product": "NVIDIA-RTX-A5000", "nvidia.com/gpu.memory": "24564"}
 NODES = gpu_nodes([node("n1", gpus=4, labels=A5000)], [])
+
+
+def find_nodes() -> list[GpuNode]:
+    return NODES
+
+
+def no_nodes() -> list[GpuNode]:
+    return []
 
 
 def hashes(desired: DesiredDeployment, given: PlatformValues | None = None) -> tuple[str, str]:
@@ -133,7 +141,7 @@ def test_release_names_are_stable_and_short_enough_for_helm(uid: str) -> None:
 def test_the_chart_takes_the_values(tmp_path: Path) -> None:
     """Rendered by the real Helm, with and without GPUs."""
     for desired in (DESIRED, replace(DESIRED, gpu_type="cpu", engine="exo")):
-        release = choose_release(desired, PlatformValues(), None, (), NODES, chart_version="1")
+        release = choose_release(desired, PlatformValues(), None, (), find_nodes, chart_version="1")
         rendered = subprocess.run(
             [find_helm({"PATH": ""}), "template", release.name, str(CHARTS / "inference-deployment"), "-f", "-"],
             input=json.dumps(release.values), capture_output=True, text=True, check=True,
@@ -144,7 +152,7 @@ def test_the_chart_takes_the_values(tmp_path: Path) -> None:
         assert live is not None
         assert (live.spec_hash, live.pods_hash) == (release.spec_hash, release.pods_hash)
         assert (live.replicas, live.strategy) == (2, SURGE)
-        again = choose_release(desired, PlatformValues(), live, (), NODES, chart_version="1")
+        again = choose_release(desired, PlatformValues(), live, (), find_nodes, chart_version="1")
         assert again == release
 
 
@@ -158,7 +166,9 @@ def live_of(pods_hash: str, **changes: Any) -> Live:
 def chosen(live: Live | None, pods: list[Any], free: int, **changes: Any) -> dict[str, Any]:
     nodes = gpu_nodes([node("n1", gpus=4, labels=A5000)], [pod(node="n1", gpus=4 - free)])
     desired = replace(DESIRED, **changes)
-    release = choose_release(desired, PlatformValues(), live, pods, nodes, chart_version="1")
+    release = choose_release(
+        desired, PlatformValues(), live, pods, lambda: nodes, chart_version="1"
+    )
     found: dict[str, Any] = release.values["rollout"]
     return found
 
@@ -189,7 +199,7 @@ def test_a_rollout_that_is_stuck_for_a_gpu_goes_on_in_place_and_stays_so() -> No
 
 def test_the_administrators_strategy_is_kept() -> None:
     given = PlatformValues(gpus={"gpua5000": {"rollout": {"maxSurge": 2, "maxUnavailable": 0}}})
-    release = choose_release(DESIRED, given, live_of("old"), [OLD], NODES, chart_version="1")
+    release = choose_release(DESIRED, given, live_of("old"), [OLD], find_nodes, chart_version="1")
     assert release.values["rollout"] == {"maxSurge": 2, "maxUnavailable": 0}
 
 
@@ -202,12 +212,12 @@ def test_an_update_in_place_is_said_while_the_old_version_serves() -> None:
 
 
 def test_pods_stay_on_nodes_of_their_family() -> None:
-    release = choose_release(DESIRED, PlatformValues(), None, (), NODES, chart_version="1")
+    release = choose_release(DESIRED, PlatformValues(), None, (), find_nodes, chart_version="1")
     assert "NVIDIA-RTX-A5000" in json.dumps(release.values["affinity"])
     tolerations = release.values["tolerations"]
     assert tolerations[0]["key"] == "nvidia.com/gpu"
     cpu = choose_release(
-        replace(DESIRED, gpu_type="cpu"), PlatformValues(), None, (), NODES, chart_version="1"
+        replace(DESIRED, gpu_type="cpu"), PlatformValues(), None, (), find_nodes, chart_version="1"
     )
     assert "affinity" not in cpu.values
 
@@ -215,7 +225,7 @@ def test_pods_stay_on_nodes_of_their_family() -> None:
 def test_a_running_release_keeps_its_nodes_though_the_cluster_changes() -> None:
     affinity = affinity_of(NODES, "gpua5000")
     release = choose_release(
-        DESIRED, PlatformValues(), live_of(hashes(DESIRED)[1], affinity=affinity), (), [], chart_version="1"
+        DESIRED, PlatformValues(), live_of(hashes(DESIRED)[1], affinity=affinity), (), no_nodes, chart_version="1"
     )  # fmt: skip
     assert release.values["affinity"] == affinity
 
@@ -223,11 +233,11 @@ def test_a_running_release_keeps_its_nodes_though_the_cluster_changes() -> None:
 def test_a_family_that_no_node_has_is_said() -> None:
     with pytest.raises(PlatformError, match=r"gpub300; they have: gpua5000"):
         choose_release(
-            replace(DESIRED, gpu_type="gpub300"), PlatformValues(), None, (), NODES, chart_version="1"
+            replace(DESIRED, gpu_type="gpub300"), PlatformValues(), None, (), find_nodes, chart_version="1"
         )  # fmt: skip
     given = PlatformValues(gpus={"gpub300": {"nodeSelector": {"pool": "b300"}}})
     made_on_demand = choose_release(
-        replace(DESIRED, gpu_type="gpub300"), given, None, (), [], chart_version="1"
+        replace(DESIRED, gpu_type="gpub300"), given, None, (), no_nodes, chart_version="1"
     )
     assert made_on_demand.values["nodeSelector"] == {"pool": "b300"}
 
