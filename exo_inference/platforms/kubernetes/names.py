@@ -12,6 +12,7 @@ MODEL_CHART = "inference-model"
 
 UID_LABEL = "inference.exo.dev/deployment-uid"
 MODEL_UID_LABEL = "inference.exo.dev/model-uid"
+NAME_LABEL = "inference.exo.dev/deployment"
 SPEC_LABEL = "inference.exo.dev/spec-hash"
 """On the objects of a release: hash of the values that it was installed with."""
 

@@ -7,6 +7,7 @@ installed with stays until its pods change, unless a rollout is stuck for want o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from exo_inference.errors import PlatformError
@@ -53,6 +54,11 @@ def choose_release(
         PlatformError: no node has the GPUs, or the model is not on a volume claim.
     """
     pods_hash = build_release(desired, given).pods_hash
+    if live is not None and live.name and live.pods_hash != pods_hash:
+        # A new name alone is no reason to replace replicas: they keep the old one as their label.
+        renamed = replace(desired, name=live.name)
+        if build_release(renamed, given).pods_hash == live.pods_hash:
+            desired, pods_hash = renamed, live.pods_hash
     affinity = _choose_affinity(desired, given, live, find_nodes, pods_hash)
     strategy = SURGE
     if desired.gpu_type != CPU_FAMILY and not has_own_strategy(given, desired):

@@ -16,6 +16,7 @@ from typing import Any
 
 from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
 from exo_inference.platforms.kubernetes.names import (
+    NAME_LABEL,
     PODS_ANNOTATION,
     REFUSED_AT,
     REFUSED_PODS,
@@ -41,6 +42,7 @@ class Live:
 
     Attributes:
         spec_hash, pods_hash: of what was installed last; empty where something else made it.
+        name: of the deployment, on its pods.
         replicas: wanted of the Deployment; None where it does not say.
         affinity: of the pods.
         settled_revision: newest revision whose replicas all became ready; None if there was none.
@@ -52,6 +54,7 @@ class Live:
 
     spec_hash: str = ""
     pods_hash: str = ""
+    name: str = ""
     replicas: int | None = None
     strategy: Strategy = SURGE
     affinity: Mapping[str, Any] | None = None
@@ -176,6 +179,7 @@ def read_live(deployment: Mapping[str, Any] | None) -> Live | None:
     return Live(
         spec_hash=label(deployment, SPEC_LABEL),
         pods_hash=annotation(template, PODS_ANNOTATION) if "metadata" in template else "",
+        name=label(template, NAME_LABEL) if "metadata" in template else "",
         replicas=spec.get("replicas"),
         strategy=Strategy(
             _whole(rolling.get("maxSurge"), 1), _whole(rolling.get("maxUnavailable"), 0)

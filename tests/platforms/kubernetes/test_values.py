@@ -152,8 +152,13 @@ def test_the_chart_takes_the_values(tmp_path: Path) -> None:
         assert live is not None
         assert (live.spec_hash, live.pods_hash) == (release.spec_hash, release.pods_hash)
         assert (live.replicas, live.strategy) == (2, SURGE)
-        again = choose_release(desired, PlatformValues(), live, (), find_nodes, chart_version="1")
-        assert again == release
+        renamed = replace(desired, name="another")
+        for same in (desired, renamed):
+            again = choose_release(same, PlatformValues(), live, (), find_nodes, chart_version="1")
+            assert again == release
+        other = replace(renamed, engine_parameters=())
+        changed = choose_release(other, PlatformValues(), live, (), find_nodes, chart_version="1")
+        assert changed.values["deployment"]["name"] == "another"
 
 
 # -- nodes and strategies
