@@ -36,6 +36,7 @@ from exo_inference.platforms.kubernetes.logs import follow_logs, read_logs
 from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
     ENGINE_CONTAINER,
+    UID_LABEL,
     release_name,
 )
 from exo_inference.platforms.kubernetes.nodes import instance_types
@@ -341,6 +342,7 @@ class KubernetesPlatform:
             replicas=replicas,
             next_check_seconds=max(_BUSY_SECONDS if busy else _IDLE_SECONDS, min(wait, 10.0)),
             failure=self._explain_failure(desired, wanted, live, failure),
+            selector=f"{UID_LABEL}={desired.uid}",
         )
 
     def _explain_failure(
@@ -357,7 +359,8 @@ class KubernetesPlatform:
         if live is not None and is_refused(wanted, live, desired.restarted_at):
             return (
                 f"the update was rolled back: {live.refused_reason.rstrip('. ')}. The version before "
-                "it serves on; change the parameters, or ask for a restart to try again"
+                "it serves on. Change the parameters; or, to try the same again, run "
+                "`exo dedicated-inference deployment update` without a flag"
             )
         deployment = self._deployment(desired.uid)
         denied = diagnose_deployment(deployment) if deployment is not None else None
