@@ -38,11 +38,12 @@ from exo_inference.platforms.kubernetes import (
     KubernetesModels,
     KubernetesPlatform,
     KubernetesSettings,
+    PlatformValues,
 )
 from exo_inference.platforms.kubernetes.names import model_release_name, release_name
 from exo_inference.platforms.kubernetes.records import list_revisions
 from tests.charts.test_on_api_server import AsController
-from tests.kubernetes_api import KubernetesApi
+from tests.kubernetes_api import KubernetesApi, KubernetesCluster
 
 CHARTS = Path(__file__).parents[3] / "charts"
 UID = "7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11"
@@ -174,12 +175,18 @@ def is_settled(kubelet: Kubelet) -> bool:
 
 @asynccontextmanager
 async def running(
-    api: KubernetesApi, tmp_path: Path, kubeconfig: Path | None = None
+    api: KubernetesApi | KubernetesCluster,
+    tmp_path: Path,
+    kubeconfig: Path | None = None,
+    values: PlatformValues | None = None,
 ) -> AsyncIterator[Running]:
     kubeconfig = kubeconfig or api.kubeconfig
     client = await Client.connect(kubeconfig)
     settings = KubernetesSettings(
-        charts_dir=CHARTS, work_dir=tmp_path / "helm", kubeconfig=kubeconfig
+        charts_dir=CHARTS,
+        work_dir=tmp_path / "helm",
+        kubeconfig=kubeconfig,
+        values=values or PlatformValues(),
     )
     cluster = Cluster(client, settings)
     await cluster.start()

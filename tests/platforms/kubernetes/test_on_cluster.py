@@ -1,0 +1,190 @@
+"""The platform on a whole cluster: real scheduler and controllers, simulated nodes with GPUs (KWOK).
+
+Pods on simulated nodes become ready without a process, so what is shown here is who is placed,
+replaced and removed, and when; not that an engine answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_inference.errors import PlatformError
+from exo_inference.platforms.base import DesiredDeployment, ObservedDeployment, ReplicaPhase
+from exo_inference.platforms.kubernetes import PlatformValues
+from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node
+from tests.kubernetes_api import KubernetesCluster
+from tests.platforms.kubernetes.test_on_api_server import DESIRED, RELEASE, UID, Running, running
+
+A5000 = {"nvidia.com/gpu.product": "NVIDIA-RTX-A5000", "nvidia.com/gpu.memory": "24564"}
+VALUES = PlatformValues(
+    deployment={
+        "tolerations": [{"key": FAKE_NODE_ANNOTATION, "operator": "Exists"}],
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
+    }
+)
+WANTED = replace(DESIRED, gpu_type="gpua5000", gpu_count=2, replicas=2)
+
+
+class Gpus:
+    """Simulated nodes with four GPUs each, and the volume that the pods mount."""
+
+    def __init__(self, cluster: KubernetesCluster) -> None:
+        self.cluster = cluster
+        self.nodes: list[str] = []
+
+    def add_node(self) -> str:
+        name = f"{self.cluster.namespace}-{len(self.nodes)}"
+        create_fake_node(self.cluster.client, name, 4, A5000)
+        self.nodes.append(name)
+        return name
+
+    def remove_node(self, name: str) -> None:
+        self.cluster.kubectl("delete", "node", name, "--ignore-not-found")
+
+    def make_volume(self) -> None:
+        """Make the claim `tiny`, bound, as a model's download would leave it."""
+        name = f"{self.cluster.namespace}-tiny"
+        spec = {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "volumeName": name,
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
+        volume = {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteMany"],
+            "hostPath": {"path": "/tmp"},
+        }
+        items = [
+            {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume},
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "tiny"}, "spec": spec},
+        ]  # fmt: skip
+        for item in items:
+            self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(item))
+
+
+@pytest.fixture
+def gpus(kubernetes_cluster: KubernetesCluster) -> Iterator[Gpus]:
+    found = Gpus(kubernetes_cluster)
+    found.make_volume()
+    yield found
+    for name in found.nodes:
+        found.remove_node(name)
+
+
+def count_ready(observed: ObservedDeployment) -> int:
+    return sum(replica.phase is ReplicaPhase.READY for replica in observed.replicas)
+
+
+def is_settled(observed: ObservedDeployment, wanted: int) -> bool:
+    current = [r for r in observed.replicas if r.current and r.phase is ReplicaPhase.READY]
+    return len(current) == len(observed.replicas) == wanted
+
+
+async def watch(
+    process: Running, desired: DesiredDeployment, until: Callable[[ObservedDeployment], Any]
+) -> tuple[int, set[str]]:
+    """Apply until it is so; return the least that was ready on the way, and all that was said."""
+    least, said = 10**6, set()
+
+    def look(observed: ObservedDeployment) -> bool:
+        nonlocal least
+        least = min(least, count_ready(observed))
+        said.update(replica.details for replica in observed.replicas)
+        return bool(until(observed))
+
+    await process.until(desired, look, seconds=120)
+    return least, said
+
+
+async def install(process: Running, desired: DesiredDeployment) -> None:
+    await watch(process, desired, lambda seen: is_settled(seen, desired.replicas))
+    await process.until(desired, lambda _: not process.cluster.jobs.running(RELEASE))
+
+
+async def test_with_a_gpu_to_spare_an_update_never_has_fewer_ready_than_wanted(
+    gpus: Gpus, tmp_path: Path
+) -> None:
+    gpus.add_node()
+    gpus.add_node()
+    async with running(gpus.cluster, tmp_path, values=VALUES) as process:
+        await install(process, WANTED)
+        (family, *_) = await process.platform.instance_types()
+        assert (family.family, family.total_gpus, family.free_gpus) == ("gpua5000", 8, 4)
+        changed = replace(WANTED, engine_parameters=("--seed=1",))
+        least, _ = await watch(process, changed, lambda seen: is_settled(seen, 2))
+        assert least >= 2
+
+
+async def test_without_one_replicas_are_replaced_one_at_a_time_and_that_is_said(
+    gpus: Gpus, tmp_path: Path
+) -> None:
+    gpus.add_node()
+    async with running(gpus.cluster, tmp_path, values=VALUES) as process:
+        await install(process, WANTED)
+        changed = replace(WANTED, engine_parameters=("--seed=1",))
+        least, _ = await watch(process, changed, lambda seen: is_settled(seen, 2))
+        assert least >= 1
+        strategy = process.cluster.deployments.by_key(UID)[0]["spec"]["strategy"]
+        assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+async def test_a_replica_without_a_gpu_says_so_and_starts_when_a_node_comes(
+    gpus: Gpus, tmp_path: Path
+) -> None:
+    gpus.add_node()
+    three = replace(WANTED, replicas=3)
+    async with running(gpus.cluster, tmp_path, values=VALUES) as process:
+        waiting = "waiting for a free GPU"
+        await watch(
+            process, three, lambda seen: any(r.details.startswith(waiting) for r in seen.replicas)
+        )
+        gpus.add_node()
+        await install(process, three)
+
+
+async def test_a_node_that_is_deleted_costs_its_replicas_and_nothing_else(
+    gpus: Gpus, tmp_path: Path
+) -> None:
+    lost = gpus.add_node()
+    async with running(gpus.cluster, tmp_path, values=VALUES) as process:
+        await install(process, WANTED)
+        gpus.add_node()
+        gpus.remove_node(lost)
+        await watch(process, WANTED, lambda seen: count_ready(seen) < 2)
+        await install(process, WANTED)
+
+
+async def test_what_a_quota_refuses_is_said_by_name(gpus: Gpus, tmp_path: Path) -> None:
+    gpus.add_node()
+    gpus.cluster.kubectl("create", "quota", "few", "--hard=requests.nvidia.com/gpu=2")
+    async with running(gpus.cluster, tmp_path, values=VALUES) as process:
+        observed = await process.until(WANTED, lambda seen: bool(seen.failure), seconds=60)
+        assert "the namespace's quota few has no room" in observed.failure
+        assert count_ready(observed) <= 1
+
+
+async def test_an_unknown_family_is_said_at_once(gpus: Gpus, tmp_path: Path) -> None:
+    gpus.add_node()
+    async with running(gpus.cluster, tmp_path, values=VALUES) as process:
+        with pytest.raises(PlatformError, match="they have: gpua5000"):
+            await process.platform.apply(replace(WANTED, gpu_type="gpub300"))
+
+
+async def test_deletion_takes_the_pods_with_it(gpus: Gpus, tmp_path: Path) -> None:
+    gpus.add_node()
+    async with running(gpus.cluster, tmp_path, values=VALUES) as process:
+        await install(process, WANTED)
+        async with asyncio.timeout(120):
+            while not await process.platform.delete(UID):
+                await asyncio.sleep(0.1)
+        assert await process.platform.deployments() == set()
+    left = gpus.cluster.kubectl("get", "pods,deployments,services", "--output=name").stdout
+    assert left == ""
