@@ -15,8 +15,14 @@ from typing import Any
 
 import pytest
 
+import exo_inference
 from exo_inference.errors import PlatformError
-from exo_inference.platforms.base import DesiredDeployment, ObservedDeployment, ReplicaPhase
+from exo_inference.platforms.base import (
+    DesiredDeployment,
+    LogQuery,
+    ObservedDeployment,
+    ReplicaPhase,
+)
 from exo_inference.platforms.kubernetes import PlatformValues
 from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node
 from tests.kubernetes_api import KubernetesCluster
@@ -29,6 +35,16 @@ VALUES = PlatformValues(
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
     }
 )
+ENGINE = PlatformValues(
+    deployment={
+        "engine": {"image": {"registry": "localhost", "tag": "0.1.0"}},
+        "resources": {"requests": {"cpu": "100m"}},
+        "memory": {"baseMebibytes": 1024},
+        "shm": {"perGpuMebibytes": 64},
+        "drain": {"preStopSeconds": 1, "timeoutSeconds": 5},
+    }
+)
+MODEL = Path(exo_inference.__file__).parent / "hub" / "builtin_models" / "tiny-chat"
 WANTED = replace(DESIRED, gpu_type="gpua5000", gpu_count=2, replicas=2)
 
 
@@ -48,7 +64,7 @@ class Gpus:
     def remove_node(self, name: str) -> None:
         self.cluster.kubectl("delete", "node", name, "--ignore-not-found")
 
-    def make_volume(self) -> None:
+    def make_volume(self, path: str) -> None:
         """Make the claim `tiny`, bound, as a model's download would leave it."""
         name = f"{self.cluster.namespace}-tiny"
         spec = {
@@ -60,7 +76,7 @@ class Gpus:
         volume = {
             "capacity": {"storage": "1Gi"},
             "accessModes": ["ReadWriteMany"],
-            "hostPath": {"path": "/tmp"},
+            "hostPath": {"path": path},
         }
         items = [
             {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume},
@@ -73,7 +89,7 @@ class Gpus:
 @pytest.fixture
 def gpus(kubernetes_cluster: KubernetesCluster) -> Iterator[Gpus]:
     found = Gpus(kubernetes_cluster)
-    found.make_volume()
+    found.make_volume(str(MODEL))
     yield found
     for name in found.nodes:
         found.remove_node(name)
@@ -188,3 +204,26 @@ async def test_deletion_takes_the_pods_with_it(gpus: Gpus, tmp_path: Path) -> No
         assert await process.platform.deployments() == set()
     left = gpus.cluster.kubectl("get", "pods,deployments,services", "--output=name").stdout
     assert left == ""
+
+
+async def test_a_real_engine_serves_through_an_update_that_fails(
+    gpus: Gpus, tmp_path: Path
+) -> None:
+    """exo-engine in a container of the node: its probes, its logs and its last words."""
+    bad = replace(DESIRED, engine_parameters=("--no-such-flag=1",))
+    async with running(gpus.cluster, tmp_path, values=ENGINE) as process:
+        await watch(process, DESIRED, lambda seen: is_settled(seen, 1))
+        await install(process, DESIRED)
+        lines = [line async for line in process.platform.logs(UID, LogQuery(tail=5))]
+        assert lines
+        assert all(line.node and line.message for line in lines)
+        observed = await process.platform.apply(DESIRED)
+        measured = await process.platform.measurements(observed.replicas[0].name)
+        assert measured is not None
+        least, said = await watch(process, bad, lambda seen: "rolled back" in seen.failure)
+        assert least == 1
+        assert any("--no-such-flag" in text for text in said), said
+        await watch(process, bad, lambda seen: len(seen.replicas) == 1)
+        async with asyncio.timeout(60):
+            while not await process.platform.delete(UID):
+                await asyncio.sleep(0.1)
