@@ -1,4 +1,4 @@
-"""`python -m exo_inference.controller --state-dir DIR`: run the controller of this machine.
+"""`python -m exo_inference.controller`: run the controller of this machine, or in a pod one of a cluster.
 
 Exit codes follow sysexits.h where the supervisor needs them: 78 when it is wrong as configured and
 starting it again alone does not help, 1 otherwise. The last line on stderr says why.
@@ -33,6 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = read_settings(argv)
         set_up_logging()
+        if settings.cluster is not None:
+            # Brings the client of the Kubernetes API, which one machine does without.
+            from exo_inference.controller.cluster import serve_on_cluster
+
+            asyncio.run(serve_on_cluster(settings, find_source=source_for))
+            return 0
         settings.state.create()
         listener = take_inherited_listener()
         os.chdir(settings.state.root)  # sockets of replicas are named relative to it

@@ -30,7 +30,7 @@ from exo_inference.resources import (
 )
 from exo_inference.resources.states import model_state
 from exo_inference.simulated_gpus import MODEL_REVISION
-from exo_inference.wire import DeploymentPlan, ModelRef, ModelState
+from exo_inference.wire import CreateDeployment, DeploymentPlan, ModelRef, ModelState
 
 MAX_PARAMETERS = 200
 """Items of `inference-engine-parameters`."""
@@ -117,6 +117,27 @@ def admit_create(fields: Fields, world: World, *, force: bool = False) -> Admitt
         product_name=values.get("product_name"),
     )
     return AdmittedDeployment(name, spec, fit.plan, fit.event)
+
+
+def admit_object(deployment: InferenceDeployment, world: World) -> None:
+    """Judge a deployment that came past the API, as if it were created now.
+
+    Raises:
+        Refused
+    """
+    spec, metadata = deployment.spec, deployment.metadata
+    body = {
+        "name": metadata.name,
+        "model": {"name": spec.model},
+        "gpu-type": spec.gpu_type,
+        "gpu-count": spec.gpu_count,
+        "replicas": spec.replicas,
+        "inference-engine": spec.engine.name,
+        "inference-engine-version": spec.engine.version,
+        "inference-engine-parameters": list(spec.engine_parameters),
+    }
+    others = tuple(d for d in world.deployments if d.metadata.uid != metadata.uid)
+    admit_create(Fields(CreateDeployment, body), replace(world, deployments=others))
 
 
 def admit_update(

@@ -15,8 +15,10 @@ from typing import Protocol
 
 from exo_inference import planner
 from exo_inference.errors import HubError, UsageError
+from exo_inference.hub import BUILTIN_PREFIX
 from exo_inference.hub.architecture import fetch_architecture, read_directory
 from exo_inference.hub.base import ModelUnusable
+from exo_inference.hub.builtin import builtin_directory
 from exo_inference.model_description import CONFIG_NAME, weight_files
 from exo_inference.planner import Architecture, EngineParameters
 from exo_inference.resources import InferenceModel
@@ -69,6 +71,7 @@ class Architectures:
     def __init__(self, fetch: FetchArchitecture = fetch_architecture) -> None:
         self._fetch = fetch
         self._kept: dict[str, tuple[Stamp, KnownModel]] = {}
+        self._asked: dict[tuple[str, str | None], KnownModel] = {}
 
     async def of_model(self, model: InferenceModel) -> KnownModel:
         """Return what is known about a model of this control plane; asks nobody."""
@@ -77,6 +80,29 @@ class Architectures:
         if path is None:
             return find_bundled(name, pinned, "its files are not here yet")
         return await asyncio.to_thread(self._of_directory, Path(path), name, pinned)
+
+    async def of_remote(self, model: InferenceModel, *, token: str | None = None) -> KnownModel:
+        """Return what is known about a model whose files are on a volume of the cluster.
+
+        The Hub is asked once for each content; while it does not answer, the catalogue has to do.
+        """
+        name, revision = model.spec.source, model.status.revision or model.spec.revision
+        pinned = _is_pinned(model)
+        if name.startswith(BUILTIN_PREFIX):
+            return await asyncio.to_thread(
+                self._of_directory, builtin_directory(name), name, pinned
+            )
+        kept = self._asked.get((name, revision))
+        if kept is not None:
+            return kept
+        known = await self.of_hub(name, revision=revision, token=token)
+        if known.architecture is None:
+            return find_bundled(name, pinned, known.reason)
+        if pinned:
+            if len(self._asked) >= _MAX_KEPT:
+                self._asked.clear()
+            self._asked[name, revision] = known
+        return known
 
     async def of_hub(
         self, name: str, *, revision: str | None = None, token: str | None = None

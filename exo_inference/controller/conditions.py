@@ -8,8 +8,19 @@ from datetime import datetime
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.resources import Condition, ConditionStatus, find_condition
 
+REFUSED_REASON = "SpecRefused"
+"""Of a specification that came past the API and cannot be."""
+
 WARNING_REASONS = frozenset(
-    {"ReplicaFailed", "CrashLoop", "PlatformBusy", "ModelFailed", "ModelMissing", "Recovering"}
+    {
+        "ReplicaFailed",
+        "CrashLoop",
+        "PlatformBusy",
+        "ModelFailed",
+        "ModelMissing",
+        "Recovering",
+        REFUSED_REASON,
+    }
 )
 """Reasons that are bad news, whatever the status of their condition."""
 

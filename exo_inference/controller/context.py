@@ -16,14 +16,14 @@ from exo_inference.controller.architectures import (
     read_draft_name,
 )
 from exo_inference.controller.model_source import FindSource
-from exo_inference.controller.routing_table import RoutingTable
-from exo_inference.controller.secret_box import SecretBox
+from exo_inference.controller.routing_table import Routing
+from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.start_log import StartLog
 from exo_inference.controller.stores.base import Store
 from exo_inference.engines import Engine
 from exo_inference.planner import Gpu
-from exo_inference.platforms.base import InstanceTypeInfo, Platform
+from exo_inference.platforms.base import InstanceTypeInfo, ModelPlatform, Platform
 from exo_inference.resources import InferenceDeployment, InferenceModel
 from exo_inference.wire import ModelRef
 
@@ -38,6 +38,7 @@ class Context:
         user_gpus: GPUs that the user described in `gpus.toml`, by name.
         writing: held from judging a change until it is recorded, so that two of them cannot both
             be right alone and wrong together.
+        models: brings models' files on a cluster; None where this process fetches them itself.
         stopping: set when the process is asked to stop; ends log streams.
     """
 
@@ -47,16 +48,19 @@ class Context:
     find_engine: Callable[[str], Engine]
     find_source: FindSource
     secret_box: SecretBox
-    routing: RoutingTable
+    routing: Routing
     org_uuid: str
     architectures: Architectures = field(default_factory=Architectures)
     user_gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    models: ModelPlatform | None = None
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def start_log(self) -> StartLog:
-        """The real starts of this control plane."""
+    def start_log(self) -> StartLog | None:
+        """The real starts of this control plane; None on a cluster, where nobody keeps them."""
+        if self.models is not None:
+            return None
         return StartLog(self.settings.state.plan_starts_file)
 
     async def families(self) -> list[InstanceTypeInfo]:
@@ -92,16 +96,22 @@ class Context:
         known = {}
         model = find_model(ref, models)
         if model is not None:
-            known[model.spec.source] = await self.architectures.of_model(model)
+            known[model.spec.source] = await self._find_out(model)
         draft_name = read_draft_name(flags)
         if draft_name is not None:
             draft = find_model(ModelRef(name=draft_name), models)
             known[draft_name] = (
-                find_bundled(draft_name)
-                if draft is None
-                else await self.architectures.of_model(draft)
+                find_bundled(draft_name) if draft is None else await self._find_out(draft)
             )
         return known
+
+    async def _find_out(self, model: InferenceModel) -> KnownModel:
+        if self.models is None:
+            return await self.architectures.of_model(model)
+        uid = model.metadata.uid
+        sealed = await self.store.get_secret(uid, TOKEN_SECRET)
+        token = sealed and self.secret_box.decrypt(sealed, owner=uid, name=TOKEN_SECRET)
+        return await self.architectures.of_remote(model, token=token or None)
 
 
 def context_of(request: Request) -> Context:

@@ -113,12 +113,22 @@ def failure_conditions(
     status: ModelStatus, fetch: Fetch, *, delay: float | None
 ) -> list[Condition]:
     """Return the conditions of a failed fetch; `delay` is when it is tried again, None for never."""
-    error = fetch.error
-    assert error is not None
+    assert fetch.error is not None
+    is_resolved = fetch.resolved is not None or is_true(status.conditions, "Resolved")
+    return failure_of(fetch.error, is_resolved=is_resolved, delay=delay)
+
+
+def failure_of(error: ExoError, *, is_resolved: bool, delay: float | None) -> list[Condition]:
+    """Return the conditions of a model whose files did not come.
+
+    Args:
+        error: why.
+        is_resolved: the model was found.
+        delay: when it is tried again; None for never.
+    """
     text = error.text
     if delay is not None:
         text = f"{text.rstrip('.')}; trying again in {delay:.0f} s"
-    is_resolved = fetch.resolved is not None or is_true(status.conditions, "Resolved")
     reason = type(error).__name__
     found = [
         condition("Resolved", is_resolved, "Resolved" if is_resolved else reason, text),

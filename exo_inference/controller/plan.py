@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from exo_inference.controller.conditions import condition
+from exo_inference.controller.conditions import REFUSED_REASON, condition
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.platforms.base import (
     DesiredDeployment,
@@ -127,6 +127,20 @@ def blocked_conditions(previous: Sequence[Condition], message: str) -> tuple[Con
         condition("ModelReady", True, "ModelReady"),
         condition("Progressing", True, reason, message),
         *others,
+    )
+
+
+def refused_conditions(deployment: InferenceDeployment, message: str) -> tuple[Condition, ...]:
+    """Return the conditions of a specification that cannot be; what runs serves on."""
+    kept = find_condition(deployment.status.conditions, "Available")
+    if kept is None or not deployment.status.replicas:
+        kept = condition("Available", False, "NoReplicas", message)
+    return (
+        condition("Admitted", False, REFUSED_REASON, message),
+        condition("ModelReady", True, "ModelReady"),
+        condition("Progressing", False, REFUSED_REASON, message),
+        kept,
+        condition("Failed", True, REFUSED_REASON, message),
     )
 
 

@@ -42,6 +42,10 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
 
+    def __len__(self) -> int:
+        """Keys that wait for a worker."""
+        return len(self._queued)
+
     def add(self, key: K) -> None:
         """Have the key looked at as soon as a worker is free."""
         self._cancel_timer(key)

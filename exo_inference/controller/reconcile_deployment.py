@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 from exo_inference.controller import conditions, plan
 from exo_inference.controller.adoption import adopt_deployment
-from exo_inference.controller.routing_table import RoutingTable
+from exo_inference.controller.judging import SpecJudge
+from exo_inference.controller.routing_table import Routing
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
 from exo_inference.controller.start_recorder import StartRecorder
 from exo_inference.controller.stores.base import (
@@ -33,8 +34,8 @@ from exo_inference.resources import (
     find_condition,
     model_object_name,
 )
-from exo_inference.resources.states import deployment_state
-from exo_inference.wire import Route, RouteKey, RouteReplica
+from exo_inference.resources.states import deployment_state, model_state
+from exo_inference.wire import ModelState, Route, RouteKey, RouteReplica
 
 UNROUTE_CHECK_SECONDS = 0.1
 """How soon to look again while the gateway has to let go of a replica."""
@@ -64,16 +65,18 @@ class DeploymentReconciler:
     Args:
         gateway_url: deployment URLs begin with it.
         starts: told of every observation.
+        judge: judges what came past the API; None where nothing can.
     """
 
     def __init__(
         self,
         store: Store,
         platform: Platform,
-        routing: RoutingTable,
+        routing: Routing,
         secret_box: SecretBox,
         gateway_url: str,
         starts: StartRecorder,
+        judge: SpecJudge | None = None,
     ) -> None:
         self._store = store
         self._platform = platform
@@ -81,13 +84,14 @@ class DeploymentReconciler:
         self._secret_box = secret_box
         self._gateway_url = gateway_url
         self._starts = starts
+        self._judge = judge
         self._key_hashes: dict[str, str] = {}
 
     async def reconcile(self, uid: str) -> Outcome:
         """Take the next step for one deployment, or for what is left of one nobody knows."""
         try:
             deployment = await self._store.get(InferenceDeployment, uid)
-        except ObjectNotFound:
+        except ObjectNotFound:  # one that only cannot be read is another error
             return await self._tear_down(uid)
         if deployment.metadata.deletion_timestamp is None and uid not in self._key_hashes:
             try:
@@ -100,6 +104,8 @@ class DeploymentReconciler:
         action = plan.plan_deployment(deployment, model, unrouted=unrouted)
         if isinstance(action, plan.TearDown):
             return await self._finish(deployment)
+        if model is not None and (refusal := await self._find_refusal(deployment, model)):
+            action = plan.Hold(plan.refused_conditions(deployment, refusal))
         if isinstance(action, plan.Hold):
             if deployment.status.replicas:  # they serve on while the model's files come again
                 return await self._write_conditions(deployment, action.conditions, ())
@@ -113,7 +119,7 @@ class DeploymentReconciler:
         outcome = await self._write(deployment, assessment.conditions, observed, assessment.events)
         draining = any(r.phase == ReplicaPhase.DRAINING for r in observed.replicas)
         again = observed.next_check_seconds
-        if draining and outcome.again_after_seconds is None:
+        if draining and self._routing.must_let_go and outcome.again_after_seconds is None:
             again = min(again, UNROUTE_CHECK_SECONDS)
         if outcome.again_after_seconds is not None:
             again = outcome.again_after_seconds
@@ -141,7 +147,10 @@ class DeploymentReconciler:
             replicas=tuple(plan.to_state(replica) for replica in replicas),
             current_replicas=len(replicas),
             ready_replicas=ready,
+            selector=old.selector if observed is None else observed.selector,
             url=f"{self._gateway_url}/{metadata.uid}/v1",
+            key_sha256=await self._key_hash(metadata.uid),
+            admitted_spec=self._admitted_spec(deployment),
         )
         wanted = deployment.model_copy(update={"status": status})
         await self._write_route(wanted, observed)
@@ -176,6 +185,8 @@ class DeploymentReconciler:
             "conditions": merged,
             "observed_generation": generation,
             "observed_restart": deployment.restart,
+            "key_sha256": await self._key_hash(deployment.metadata.uid),
+            "admitted_spec": self._admitted_spec(deployment),
         }
         status = deployment.status.model_copy(update=update)
         wanted = deployment.model_copy(update={"status": status})
@@ -222,14 +233,31 @@ class DeploymentReconciler:
         )
 
     async def _route_keys(self, uid: str) -> list[RouteKey]:
+        own = await self._key_hash(uid)
+        scoped = await self._store.list(InferenceApiKey)
+        keys = [route_key(key) for key in scoped if key.spec.scope == uid]
+        return [RouteKey(id=uid, sha256=own), *keys] if own else keys
+
+    async def _key_hash(self, uid: str) -> str:
+        """Return the hash of a deployment's own key; empty if it has none."""
         if uid not in self._key_hashes:
             sealed = await self._store.get_secret(uid, KEY_SECRET)
-            if sealed is not None:
-                value = self._secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
-                self._key_hashes[uid] = hash_api_key(value)
-        own = [RouteKey(id=uid, sha256=self._key_hashes[uid])] if uid in self._key_hashes else []
-        scoped = await self._store.list(InferenceApiKey)
-        return own + [route_key(key) for key in scoped if key.spec.scope == uid]
+            if sealed is None:
+                return ""
+            value = self._secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
+            self._key_hashes[uid] = hash_api_key(value)
+        return self._key_hashes[uid]
+
+    async def _find_refusal(self, deployment: InferenceDeployment, model: InferenceModel) -> str:
+        """Return why a specification that came past the API cannot be; empty if it can."""
+        is_going = deployment.metadata.deletion_timestamp is not None
+        # A model that cannot be used is told of as such.
+        if self._judge is None or is_going or model_state(model)[0] == ModelState.ERROR:
+            return ""
+        return await self._judge.find_refusal(deployment)
+
+    def _admitted_spec(self, deployment: InferenceDeployment) -> str:
+        return "" if self._judge is None else self._judge.admitted_spec(deployment)
 
     async def _find_model(self, deployment: InferenceDeployment) -> InferenceModel | None:
         name = model_object_name(deployment.spec.model)
@@ -246,6 +274,8 @@ class DeploymentReconciler:
         if not await self._platform.delete(uid):
             return Outcome(again_after_seconds=TEARDOWN_CHECK_SECONDS)
         self._key_hashes.pop(uid, None)
+        if self._judge is not None:
+            self._judge.forget(uid)
         self._starts.forget(uid)
         return Outcome()
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 
-from exo_inference.controller import conditions
 from exo_inference.controller.adoption import adopt_model
-from exo_inference.controller.conditions import condition
 from exo_inference.controller.model_fetch import (
     FINAL_REASON,
     Fetch,
@@ -26,11 +23,11 @@ from exo_inference.controller.model_fetch import (
     status_fields,
 )
 from exo_inference.controller.model_source import FindSource
+from exo_inference.controller.model_writing import release, wait_for_users, write_status
 from exo_inference.controller.reconcile_deployment import Outcome
 from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
 from exo_inference.controller.stores.base import (
     ObjectNotFound,
-    Recording,
     Store,
     VersionConflict,
 )
@@ -38,8 +35,6 @@ from exo_inference.errors import ExoError, HubError
 from exo_inference.hub import is_in_place
 from exo_inference.hub.base import NoSpace, SourceUnreachable
 from exo_inference.resources import (
-    Condition,
-    InferenceDeployment,
     InferenceModel,
     find_condition,
     is_true,
@@ -105,8 +100,8 @@ class ModelReconciler:
                 return Outcome(again_after_seconds=wait)
             fetch = self._start_fetch(model)
         if fetch.task is not None and not fetch.task.done():
-            outcome = await self._write(
-                model, progress_conditions(model.status, fetch), status_fields(fetch)
+            outcome = await write_status(
+                self._store, model, progress_conditions(model.status, fetch), status_fields(fetch)
             )
             return Outcome(
                 again_after_seconds=outcome.again_after_seconds or PROGRESS_SECONDS,
@@ -119,13 +114,14 @@ class ModelReconciler:
         for uid in list(self._fetches):
             await self._stop_fetch(uid)
 
-    async def remove_orphans(self) -> None:
-        """Remove folders of models that nobody knows."""
+    async def remove_orphans(self) -> set[str]:
+        """Remove folders of models that nobody knows; nothing else of them can be left."""
         names = await asyncio.to_thread(_list_names, self._models_dir)
         known = {model.metadata.uid for model in await self._store.list(InferenceModel)}
         for name in names - known:
             logger.info("removing the files of model %s, which no longer exists", name)
             await self._remove_files(name)
+        return set()
 
     async def _is_ready(self, model: InferenceModel) -> bool:
         """Whether the model is ready, and its files are where they were; checked once per start.
@@ -185,8 +181,8 @@ class ModelReconciler:
         uid = model.metadata.uid
         if fetch.path is not None and fetch.resolved is not None:
             present = {"path": str(fetch.path), "downloaded_bytes": fetch.resolved.size_bytes}
-            outcome = await self._write(
-                model, ready_conditions(), {**status_fields(fetch), **present}
+            outcome = await write_status(
+                self._store, model, ready_conditions(), {**status_fields(fetch), **present}
             )
             if outcome.again_after_seconds is None:
                 self._forget(uid)
@@ -198,7 +194,7 @@ class ModelReconciler:
         )
         delay = min(60.0, self._first_retry * 2 ** min(self._failures.get(uid, 0), 10))
         found = failure_conditions(model.status, fetch, delay=None if is_final else delay)
-        outcome = await self._write(model, found, status_fields(fetch))
+        outcome = await write_status(self._store, model, found, status_fields(fetch))
         if outcome.again_after_seconds is not None:
             return outcome
         failures = self._failures.get(uid, 0)
@@ -209,47 +205,15 @@ class ModelReconciler:
         self._not_before[uid] = asyncio.get_running_loop().time() + delay
         return Outcome(again_after_seconds=delay, changed=outcome.changed)
 
-    async def _write(
-        self, model: InferenceModel, found: Sequence[Condition], fields: dict[str, object]
-    ) -> Outcome:
-        old = model.status
-        generation = model.metadata.generation
-        merged = conditions.merge(
-            old.conditions, found, generation=generation, now=datetime.now(UTC)
-        )
-        update = {**fields, "conditions": merged, "observed_generation": generation}
-        status = old.model_copy(update=update)
-        if status == old:
-            return Outcome()
-        recording = Recording(events=conditions.changes(old.conditions, merged))
-        try:
-            await self._store.update_status(model.model_copy(update={"status": status}), recording)
-        except (VersionConflict, ObjectNotFound):
-            return Outcome(again_after_seconds=0.0)
-        return Outcome(changed=True)
-
     async def _finish(self, model: InferenceModel) -> Outcome:
         """Take the next step of a deletion: stop the fetch, wait for users, remove the files."""
         uid = model.metadata.uid
         await self._stop_fetch(uid)
-        users = [
-            deployment.metadata.name
-            for deployment in await self._store.list(InferenceDeployment)
-            if deployment.spec.model == model.spec.source
-        ]
-        if users:  # all of them are being deleted, else admission had refused
-            text = f"deleting: waiting for the end of {', '.join(users)}"
-            found = [c for c in model.status.conditions if c.type != "Deleting"]
-            found.append(condition("Deleting", True, "InUse", text))
-            outcome = await self._write(model, found, {})
-            return Outcome(again_after_seconds=outcome.again_after_seconds, changed=outcome.changed)
+        waiting = await wait_for_users(self._store, model)
+        if waiting is not None:
+            return waiting
         await self._remove_files(uid)
-        metadata = model.metadata.model_copy(update={"finalizers": ()})
-        try:
-            await self._store.update(model.model_copy(update={"metadata": metadata}))
-        except VersionConflict:
-            return Outcome(again_after_seconds=0.0)
-        return Outcome(changed=True)
+        return await release(self._store, model)
 
     async def _stop_fetch(self, uid: str) -> None:
         fetch = self._fetches.pop(uid, None)

@@ -12,10 +12,12 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from exo_inference.controller.context import Context
+from exo_inference.controller.judging import SpecJudge
 from exo_inference.controller.queue import WorkQueue
+from exo_inference.controller.reconcile_cluster_model import ClusterModelReconciler
 from exo_inference.controller.reconcile_deployment import (
     DeploymentReconciler,
     Outcome,
@@ -46,10 +48,28 @@ class Key(NamedTuple):
     uid: str
 
 
-class Reconciler:
-    """Owns the queue and all background work of the controller."""
+class Observe(Protocol):
+    """Takes note of one pass over an object."""
 
-    def __init__(self, context: Context) -> None:
+    def __call__(self, kind: str, seconds: float, *, failed: bool) -> None:
+        """Take note."""
+        ...
+
+
+def _ignore(kind: str, seconds: float, *, failed: bool) -> None:
+    """Take note of nothing."""
+
+
+class Reconciler:
+    """Owns the queue and all background work of the controller.
+
+    Args:
+        context: what it works with.
+        observe: told of every pass.
+    """
+
+    def __init__(self, context: Context, observe: Observe = _ignore) -> None:
+        self._observe = observe
         settings = context.settings
         self._store = context.store
         self._platform = context.platform
@@ -57,6 +77,7 @@ class Reconciler:
         self._routing = context.routing
         self._queue: WorkQueue[Key] = WorkQueue()
         self._seen: dict[str, object] = {}
+        self._kinds: dict[str, Literal["model", "deployment"]] = {}
         self._starts = StartRecorder(context)
         self._deployments = DeploymentReconciler(
             context.store,
@@ -65,8 +86,21 @@ class Reconciler:
             context.secret_box,
             settings.gateway_url,
             self._starts,
+            None if context.models is None else SpecJudge(context),
         )
-        self._models = ModelReconciler(
+        self._models = self._make_models(context)
+
+    def _make_models(self, context: Context) -> ModelReconciler | ClusterModelReconciler:
+        settings = context.settings
+        if context.models is not None:
+            return ClusterModelReconciler(
+                context.store,
+                context.models,
+                context.find_source,
+                context.secret_box,
+                first_retry_seconds=settings.model_retry_seconds,
+            )
+        return ModelReconciler(
             context.store,
             context.find_source,
             context.secret_box,
@@ -74,6 +108,16 @@ class Reconciler:
             lambda uid: self._queue.add(Key("model", uid)),
             first_retry_seconds=settings.model_retry_seconds,
         )
+
+    @property
+    def num_waiting(self) -> int:
+        """Objects that wait for a worker."""
+        return len(self._queue)
+
+    def wake(self, uid: str) -> None:
+        """Look at a model or a deployment now: the platform saw something of it change."""
+        if uid in self._kinds:
+            self._queue.add(Key(self._kinds[uid], uid))
 
     async def run(self) -> None:
         """Work until cancelled. Engines and files stay as they are when it ends."""
@@ -119,18 +163,21 @@ class Reconciler:
             else:
                 self._queue.add(Key("deployment", obj.spec.scope))
         elif isinstance(obj, InferenceModel):
+            self._kinds[uid] = "model"
             if self._is_news(obj) or gone:
                 self._queue.add(Key("model", uid))
             for deployment in await self._store.list(InferenceDeployment):
                 if deployment.spec.model == obj.spec.source:
                     self._queue.add(Key("deployment", deployment.metadata.uid))
         elif isinstance(obj, InferenceDeployment):
+            self._kinds[uid] = "deployment"
             if self._is_news(obj) or gone:
                 self._queue.add(Key("deployment", uid))
             if gone:
                 await self._wake_models(obj.spec.model)
         if gone:
             self._seen.pop(uid, None)
+            self._kinds.pop(uid, None)
 
     def _is_news(self, obj: Resource) -> bool:
         """Whether more than the status changed: status writes are the reconciler's own."""
@@ -159,17 +206,21 @@ class Reconciler:
             await asyncio.sleep(self._settings.resync_seconds)
 
     async def _sweep_once(self) -> None:
-        # The platform first: a deployment recorded in between is in the store, not an orphan.
+        # The platform first: an object recorded in between is in the store, not an orphan. One that is
+        # stored and cannot be read is not in the list; its pass finds that out and leaves it alone.
         left = await self._platform.deployments()
+        left_models = await self._models.remove_orphans()
         deployments = {d.metadata.uid for d in await self._store.list(InferenceDeployment)}
+        models = {m.metadata.uid for m in await self._store.list(InferenceModel)}
         for orphan in left - deployments:
-            logger.warning("deployment %s is not stored any more; it is being stopped", orphan)
+            logger.warning("deployment %s is stopped, unless it is stored after all", orphan)
         for uid in left | deployments:
+            self._kinds[uid] = "deployment"
             self._queue.add(Key("deployment", uid))
-        for model in await self._store.list(InferenceModel):
-            self._queue.add(Key("model", model.metadata.uid))
+        for uid in left_models | models:
+            self._kinds[uid] = "model"
+            self._queue.add(Key("model", uid))
         self._queue.add(Key("public-keys", ""))
-        await self._models.remove_orphans()
         now = datetime.now(UTC)
         await self._store.prune(
             requests_before=now - REMEMBER_REQUESTS, operations_before=now - REMEMBER_OPERATIONS
@@ -185,14 +236,17 @@ class Reconciler:
                 delay = self._queue.retry(key)
                 text = "%s %s failed, again in %.1f s: %s"
                 logger.warning(text, key.kind, key.uid, delay, exc.message)
+                self._observe(key.kind, time.monotonic() - started, failed=True)
             except Exception:
                 delay = self._queue.retry(key)
                 text = "%s %s failed unexpectedly, again in %.1f s"
                 logger.exception(text, key.kind, key.uid, delay)
+                self._observe(key.kind, time.monotonic() - started, failed=True)
             else:
                 self._finish_pass(key, outcome, time.monotonic() - started)
 
     def _finish_pass(self, key: Key, outcome: Outcome, seconds: float) -> None:
+        self._observe(key.kind, seconds, failed=outcome.failed)
         if outcome.failed:
             self._queue.retry(key)
         else:

@@ -80,7 +80,7 @@ async def open_secret_box(path: Path, store: RecordStore) -> SecretBox:
     """
     key, created = await asyncio.to_thread(_read_or_make_key, path)
     box = SecretBox(key)
-    if await store.ensure_fact(_FACT, box.fingerprint) == box.fingerprint:
+    if await fits_store(box, store):
         return box
     if created:
         await asyncio.to_thread(path.unlink)
@@ -90,6 +90,11 @@ async def open_secret_box(path: Path, store: RecordStore) -> SecretBox:
         hint="Put the original secret.key back beside controller.db, or delete all models, "
         "deployments and keys with `exo dedicated-inference down --purge` and start anew.",
     )
+
+
+async def fits_store(box: SecretBox, store: RecordStore) -> bool:
+    """Whether a key is the one of a store; a store that has none yet takes it."""
+    return await store.ensure_fact(_FACT, box.fingerprint) == box.fingerprint
 
 
 def new_api_key() -> str:

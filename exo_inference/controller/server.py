@@ -1,4 +1,4 @@
-"""One running controller: store, reconciler and HTTP server, put together and taken apart.
+"""The one controller of a machine: store, reconciler and HTTP server, put together and taken apart.
 
 `__main__.py` calls `serve` with the real platform and model sources; the tests call it with named
 fakes. Stopping leaves engines running: they belong to the platform, not to this process.
@@ -15,10 +15,12 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from exo_inference.controller.app import create_app
 from exo_inference.controller.architectures import Architectures, FetchArchitecture
@@ -139,29 +141,39 @@ async def serve(
         ) as context:
             credentials = CredentialFile(settings.state)
             app = create_app(context, credentials.find_secret)
-            config = uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            )
-            server = _Server(config, context.stopping)
-            await _run(server, Reconciler(context), listening, started)
+            work = Reconciler(context).run()
+            await run_server(app, context.stopping, work, listening, started)
 
 
-async def _run(
-    server: _Server,
-    reconciler: Reconciler,
+async def run_server(
+    app: ASGIApp,
+    stopping: asyncio.Event,
+    work: Coroutine[Any, Any, None],
     listener: socket.socket,
     started: Callable[[Running], None],
 ) -> None:
+    """Answer requests and do the background work until SIGTERM or SIGINT, or until the work ends.
+
+    Args:
+        app: what answers.
+        stopping: set when the process is asked to stop.
+        work: without it nothing would ever become ready: the process ends with it, to be started again.
+        listener: where requests come.
+        started: called once they are answered.
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+    )
+    server = _Server(config, stopping)
     port = int(listener.getsockname()[1])
-    background = asyncio.create_task(reconciler.run(), name="reconciler")
-    # Without the reconciler nothing would ever become ready: end, and be started again.
+    background = asyncio.create_task(work, name="background")
     background.add_done_callback(lambda _: server.stop())
     try:
         server.on_started = lambda: started(Running(port, server.stop))

@@ -1,20 +1,64 @@
-"""The controller's settings: built once from the command line and `settings.json`, then frozen.
+"""The controller's settings: built once from the command line and where it runs, then frozen.
 
-`__main__.py` builds them; tests build their own. Ports and zone are what `up` saved.
+`__main__.py` builds them; tests build their own. On one machine ports and zone are what `up` saved, in
+a pod they are what the chart exo-inference says through the environment.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import exo_inference
+from exo_inference.controller.user_gpus import FILE_NAME as GPUS_FILE_NAME
 from exo_inference.errors import ConfigurationError
-from exo_inference.local_settings import load_settings
+from exo_inference.kubernetes_api.pod import PodSettings, read_pod, read_text
+from exo_inference.local_settings import ZONES, load_settings
 from exo_inference.settings import resolve_state_dir
 from exo_inference.simulated_gpus import SimulatedGpus, parse_simulated_gpus
 from exo_inference.state_dir import StateDir
+
+if TYPE_CHECKING:  # brings the client of the Kubernetes API, which one machine does without
+    from exo_inference.controller.leader import LeaseTimes
+
+_ZONE = "ch-dk-2"
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """What a controller on a cluster is told besides."""
+
+    pod: PodSettings
+    """Which pod this is, and where it answers."""
+
+    lease: str
+    """Name of the Lease that makes one controller the leader."""
+
+    credentials_secret: str
+    """Name of the Secret with the API's signing key; it is made if it is not there."""
+
+    gateway_namespace: str
+    """Namespace of the gateways, which alone may reach engines."""
+
+    platform_file: Path
+    """File with what every release begins with."""
+
+    gpus_file: Path
+    """GPUs that the administrator described; it need not be there."""
+
+    charts_dir: Path
+    """Directory with the charts that are installed for models and deployments."""
+
+    work_dir: Path
+    """Where Helm keeps its cache."""
+
+    lease_times: LeaseTimes | None = None
+    """How patient leader and candidates are; None is the usual."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +74,7 @@ class ControllerSettings:
     port: int = 0
     """TCP port to listen on; 0 takes any free one, which only tests use."""
 
-    zone: str = "ch-dk-2"
+    zone: str = _ZONE
     """The one zone this control plane offers."""
 
     gateway_url: str = "http://127.0.0.1:0"
@@ -57,20 +101,41 @@ class ControllerSettings:
     gateway_timeout_seconds: float = 5.0
     """A gateway silent for so long is taken to send no requests any more."""
 
+    cluster: ClusterSettings | None = None
+    """None on one machine."""
 
-def read_settings(argv: Sequence[str] | None = None) -> ControllerSettings:
+
+def read_settings(
+    argv: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
+) -> ControllerSettings:
     """Build the settings of this process.
+
+    Args:
+        argv: the command line; None is that of the process.
+        environment: None is that of the process; only a pod is told something by it.
 
     Raises:
         UsageError: settings.json is not readable, or names GPUs that nobody knows.
-        ConfigurationError: this control plane was never prepared.
+        ConfigurationError: this control plane was never prepared, or the environment makes no sense.
     """
     parser = argparse.ArgumentParser(
         prog="python -m exo_inference.controller", description="Run the controller."
     )
-    parser.add_argument("--state-dir", type=Path, default=None, help="its state directory")
-    parser.add_argument("--public-endpoint", default=None, help="what the zone list says")
+    parser.add_argument("--platform", choices=("local", "kubernetes"), default="local")
+    local = parser.add_argument_group("on one machine")
+    local.add_argument("--state-dir", type=Path, default=None, help="its state directory")
+    local.add_argument("--public-endpoint", default=None, help="what the zone list says")
+    pod = parser.add_argument_group("in a pod")
+    pod.add_argument("--namespace", help="of the inference objects; the pod's own if not given")
+    pod.add_argument("--kubeconfig", type=Path, help="instead of the pod's service account")
     arguments = parser.parse_args(argv)
+    if arguments.platform == "kubernetes":
+        told = os.environ if environment is None else environment
+        return _read_cluster_settings(arguments, told)
+    return _read_local_settings(arguments)
+
+
+def _read_local_settings(arguments: argparse.Namespace) -> ControllerSettings:
     state = StateDir(resolve_state_dir(arguments.state_dir))
     saved = load_settings(state)
     if saved is None:
@@ -87,4 +152,38 @@ def read_settings(argv: Sequence[str] | None = None) -> ControllerSettings:
         public_endpoint=arguments.public_endpoint,
         simulated_gpus=parse_simulated_gpus(saved.simulate_gpus),
         simulation_speedup=saved.simulate_speedup,
+    )
+
+
+def _read_cluster_settings(
+    arguments: argparse.Namespace, environment: Mapping[str, str]
+) -> ControllerSettings:
+    pod = read_pod(environment, arguments.namespace, arguments.kubeconfig)
+    zone = environment.get("EXO_ZONE") or _ZONE
+    if zone not in ZONES:
+        raise ConfigurationError(
+            f"EXO_ZONE is {zone[:64]!r}, which is no zone of the v2 API",
+            hint=f"Set the chart's value zone to one of: {', '.join(ZONES)}.",
+        )
+    platform_file = Path(read_text(environment, "EXO_PLATFORM_FILE"))
+    scratch = Path(tempfile.gettempdir()) / "exo-controller"
+    cluster = ClusterSettings(
+        pod=pod,
+        lease=read_text(environment, "EXO_LEASE"),
+        credentials_secret=read_text(environment, "EXO_CREDENTIALS_SECRET"),
+        gateway_namespace=environment.get("EXO_GATEWAY_NAMESPACE") or pod.namespace,
+        platform_file=platform_file,
+        gpus_file=platform_file.parent / GPUS_FILE_NAME,
+        charts_dir=Path(exo_inference.__file__).resolve().parents[1] / "charts",
+        work_dir=scratch / "helm",
+    )
+    return ControllerSettings(
+        state=StateDir(scratch),
+        port=pod.listen_port,
+        zone=zone,
+        gateway_url=read_text(environment, "EXO_GATEWAY_URL").rstrip("/"),
+        public_endpoint=environment.get("EXO_PUBLIC_ENDPOINT") or None,
+        resync_seconds=60.0,
+        num_workers=16,
+        cluster=cluster,
     )

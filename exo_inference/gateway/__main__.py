@@ -56,7 +56,7 @@ async def serve_in_pod(options: argparse.Namespace) -> None:
     """
     # Brings the client of the Kubernetes API, which one machine does without.
     from exo_inference.gateway.cluster_tables import ClusterTables
-    from exo_inference.kubernetes_api import KubernetesApi
+    from exo_inference.kubernetes_api.client import KubernetesApi
     from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, read_pod
 
     pod = read_pod(os.environ, options.namespace, options.kubeconfig)

@@ -87,11 +87,13 @@ class ObservedDeployment:
     Attributes:
         failure: why what was asked for is not carried out, where no replica can say it: an update
             that was rolled back, a quota. Empty when nothing is wrong.
+        selector: finds the replicas' pods on a cluster.
     """
 
     replicas: tuple[ObservedReplica, ...] = ()
     next_check_seconds: float = 2.0
     failure: str = ""
+    selector: str = ""
 
 
 @dataclass(frozen=True, slots=True)

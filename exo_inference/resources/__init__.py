@@ -21,6 +21,7 @@ from exo_inference.resources.base import (
     is_true,
 )
 from exo_inference.resources.deployment import (
+    ADMITTED_ANNOTATION,
     DEPLOYMENT_FINALIZER,
     MAX_REPLICAS,
     RESTART_ANNOTATION,
@@ -47,6 +48,7 @@ from exo_inference.resources.operation import (
 )
 
 __all__ = [
+    "ADMITTED_ANNOTATION",
     "API_GROUP",
     "API_VERSION",
     "DEPLOYMENT_FINALIZER",

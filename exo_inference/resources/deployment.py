@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from datetime import datetime
 from typing import ClassVar, Literal
 
@@ -22,6 +24,9 @@ MAX_REPLICAS = 100
 RESTART_ANNOTATION = "inference.exo.dev/restarted-at"
 """When a user last asked to start replicas again that had failed; RFC 3339."""
 
+
+ADMITTED_ANNOTATION = "inference.exo.dev/admitted-spec"
+"""Digest of the specification that the API admitted, `--force` included; any other has to be judged."""
 
 DEPLOYMENT_FINALIZER = "inference.exo.dev/replicas"
 """Held until no request is routed to the deployment and none of its replicas is left."""
@@ -86,6 +91,16 @@ class DeploymentSpec(ResourceModel):
         description="Identifier that usage is billed under.",
         json_schema_extra={"maxLength": 253},
     )
+
+    @property
+    def digest(self) -> str:
+        """What is the same for specifications that differ in their replicas alone.
+
+        Those an autoscaler may set. Fields at their defaults do not count, so that a later version
+        with more fields has the same digest.
+        """
+        told = self.model_dump(mode="json", exclude_defaults=True, exclude={"replicas"})
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class ReplicaState(ResourceModel):

@@ -23,7 +23,7 @@ import pytest
 from exo_inference.errors import ConfigurationError
 from exo_inference.gateway.cluster_tables import ClusterTables, read_endpoints
 from exo_inference.gateway.table import Deployment, Table
-from exo_inference.kubernetes_api import KubernetesApi as Client
+from exo_inference.kubernetes_api.client import KubernetesApi as Client
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION
 from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, read_pod
 from tests.controller.stores.conftest import install_crds

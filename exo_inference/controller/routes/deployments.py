@@ -25,6 +25,7 @@ from exo_inference.controller.stores.base import (
 from exo_inference.controller.views import view_deployment
 from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.resources import (
+    ADMITTED_ANNOTATION,
     DEPLOYMENT_FINALIZER,
     RESTART_ANNOTATION,
     DeploymentSpec,
@@ -83,7 +84,12 @@ async def create_deployment(request: Request) -> Response:
         uid = operations.new_uid(identity)
         operation = operations.succeeded("deployment", uid, plan=admitted.plan)
         deployment = InferenceDeployment(
-            metadata=ObjectMeta(name=admitted.name, uid=uid, finalizers=(DEPLOYMENT_FINALIZER,)),
+            metadata=ObjectMeta(
+                name=admitted.name,
+                uid=uid,
+                finalizers=(DEPLOYMENT_FINALIZER,),
+                annotations={ADMITTED_ANNOTATION: admitted.spec.digest},
+            ),
             spec=admitted.spec,
         )
         key = context.secret_box.encrypt(new_api_key(), owner=uid, name=KEY_SECRET)
@@ -137,10 +143,12 @@ async def update_deployment(request: Request) -> Response:
 
     def judge(present: InferenceDeployment) -> Wanted:
         admitted = admission.admit_update(fields, present, world, force=is_forced)
-        changed: dict[str, object] = {"name": admitted.name}
+        annotations = dict(present.metadata.annotations)
+        if admitted.spec != present.spec:
+            annotations[ADMITTED_ANNOTATION] = admitted.spec.digest
         if any(replica.state in _RESTARTED for replica in present.status.replicas):
-            now = datetime.now(UTC).isoformat()
-            changed["annotations"] = {**present.metadata.annotations, RESTART_ANNOTATION: now}
+            annotations[RESTART_ANNOTATION] = datetime.now(UTC).isoformat()
+        changed = {"name": admitted.name, "annotations": annotations}
         metadata = present.metadata.model_copy(update=changed)
         return Wanted(metadata, admitted.spec, admitted.plan, admitted.event)
 

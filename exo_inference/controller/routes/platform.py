@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,6 +18,8 @@ from exo_inference.controller.problems import choice_issue, not_found, refuse
 from exo_inference.controller.routes.requests import answer, read_text, route
 from exo_inference.controller.stores.base import ObjectNotFound
 from exo_inference.engines import VERSIONS, vllm
+from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.preflight import ENGINES
 from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel
 from exo_inference.state_dir import SERVERS
 from exo_inference.wire import (
@@ -32,9 +35,6 @@ from exo_inference.wire import (
 
 UNLIMITED = -1
 """The API's own way to say that a quota has no limit."""
-
-_ENGINES = ("exo", "vllm")
-"""Engines with a catalogue of parameters; only exo-engine is started here."""
 
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 
@@ -66,17 +66,34 @@ async def list_instance_types(request: Request) -> Response:
 
 
 async def get_engine_help(request: Request) -> Response:
-    """List the engine's parameters, optionally those of one version; additive: `engine=vllm`."""
-    version = read_text(request, "version")
-    engine_name = read_text(request, "engine") or "exo"
-    if engine_name not in _ENGINES:
-        raise refuse("Engine not known", [choice_issue("engine", engine_name[:64], _ENGINES)])
+    """List the engine's parameters, optionally those of one version.
+
+    Additive: `engine`, or `gpu-type` for what runs there; without both, what runs on the GPUs.
+    """
+    version, gpu_type = read_text(request, "version"), read_text(request, "gpu-type")
+    engine_name = read_text(request, "engine")
+    if engine_name is None:
+        engine_name = _usual_engine(await context_of(request).families(), gpu_type)
+    if engine_name not in ENGINES:
+        raise refuse("Engine not known", [choice_issue("engine", engine_name[:64], ENGINES)])
     if version is not None and version not in VERSIONS:
         raise refuse("Version not known", [choice_issue("version", version[:64], VERSIONS)])
     if engine_name == "vllm":
         return answer(EngineParameterList(parameters=list(vllm.parameters(version))))
     engine = context_of(request).find_engine("exo")
     return answer(EngineParameterList(parameters=list(engine.parameters(version))))
+
+
+def _usual_engine(families: Sequence[InstanceTypeInfo], gpu_type: str | None) -> str:
+    """Return the engine of a family; without one, that of all GPUs if they agree."""
+    if gpu_type is not None:
+        family = next((each for each in families if each.family == gpu_type), None)
+        if family is None:
+            choices = sorted(each.family for each in families)
+            raise refuse("GPU family not known", [choice_issue("gpu-type", gpu_type[:64], choices)])
+        return family.engine
+    engines = {each.engine for each in families if each.family != "cpu"}
+    return engines.pop() if len(engines) == 1 else "exo"
 
 
 async def list_quotas(request: Request) -> Response:

@@ -1,0 +1,62 @@
+"""Whether what kubectl, Argo CD or Flux wrote can be: objects that came past the API were never judged.
+
+The deployments' reconciler of a cluster asks before it does anything for a specification. What the API
+admitted is known by its digest and is not judged again, so neither `--force` nor what runs already is
+taken back when the cluster changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from exo_inference.controller import admission
+from exo_inference.controller.context import Context
+from exo_inference.controller.problems import Refused
+from exo_inference.resources import ADMITTED_ANNOTATION, InferenceDeployment
+from exo_inference.wire import ModelRef
+
+MAX_CHARACTERS = 1000
+"""Of a refusal; conditions and events are read in tables."""
+
+
+class SpecJudge:
+    """Judges specifications, each that was found good once.
+
+    Args:
+        context: what they are judged against.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._admitted: dict[str, str] = {}
+
+    def admitted_spec(self, deployment: InferenceDeployment) -> str:
+        """Return the digest of the newest specification of a deployment that was found good."""
+        return self._admitted.get(deployment.metadata.uid, deployment.status.admitted_spec)
+
+    def forget(self, uid: str) -> None:
+        """Drop what is kept of a deployment that is gone."""
+        self._admitted.pop(uid, None)
+
+    async def find_refusal(self, deployment: InferenceDeployment) -> str:
+        """Return why a specification cannot be, and what to do; empty if it can."""
+        uid, spec = deployment.metadata.uid, deployment.spec
+        digest = spec.digest
+        by_api = deployment.metadata.annotations.get(ADMITTED_ANNOTATION)
+        if digest not in (by_api, self.admitted_spec(deployment)):
+            families = await self._context.families()
+            ref = ModelRef(name=spec.model)
+            world = await self._context.load_world(families, ref, spec.engine_parameters)
+            try:
+                await asyncio.to_thread(admission.admit_object, deployment, world)
+            except Refused as refused:
+                return _describe(refused)
+        self._admitted[uid] = digest
+        return ""
+
+
+def _describe(refused: Refused) -> str:
+    text = refused.text
+    if refused.ways_out:
+        text = f"{text.rstrip('. :')}: {'; '.join(refused.ways_out)}"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"

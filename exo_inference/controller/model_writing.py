@@ -1,0 +1,68 @@
+"""What the reconcilers of models write, however the files come: status, and the steps of a deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from exo_inference.controller import conditions
+from exo_inference.controller.conditions import condition
+from exo_inference.controller.reconcile_deployment import Outcome
+from exo_inference.controller.stores.base import (
+    ObjectNotFound,
+    Recording,
+    Store,
+    VersionConflict,
+)
+from exo_inference.resources import Condition, InferenceDeployment, InferenceModel
+
+
+async def write_status(
+    store: Store, model: InferenceModel, found: Sequence[Condition], fields: Mapping[str, object]
+) -> Outcome:
+    """Write conditions and fields of a status, and events about what is new.
+
+    Args:
+        store: where it is kept.
+        model: as it was read.
+        found: all conditions.
+        fields: further ones that change.
+    """
+    old = model.status
+    generation = model.metadata.generation
+    merged = conditions.merge(old.conditions, found, generation=generation, now=datetime.now(UTC))
+    update = {**fields, "conditions": merged, "observed_generation": generation}
+    status = old.model_copy(update=update)
+    if status == old:
+        return Outcome()
+    recording = Recording(events=conditions.changes(old.conditions, merged))
+    try:
+        await store.update_status(model.model_copy(update={"status": status}), recording)
+    except (VersionConflict, ObjectNotFound):
+        return Outcome(again_after_seconds=0.0)
+    return Outcome(changed=True)
+
+
+async def wait_for_users(store: Store, model: InferenceModel) -> Outcome | None:
+    """Say which deployments a deletion waits for; None when there are none."""
+    users = [
+        deployment.metadata.name
+        for deployment in await store.list(InferenceDeployment)
+        if deployment.spec.model == model.spec.source
+    ]
+    if not users:  # all of them are being deleted, else admission had refused
+        return None
+    text = f"deleting: waiting for the end of {', '.join(users)}"
+    found = [c for c in model.status.conditions if c.type != "Deleting"]
+    found.append(condition("Deleting", True, "InUse", text))
+    return await write_status(store, model, found, {})
+
+
+async def release(store: Store, model: InferenceModel) -> Outcome:
+    """Take the finalizer away: nothing is left of the model, and the object goes."""
+    metadata = model.metadata.model_copy(update={"finalizers": ()})
+    try:
+        await store.update(model.model_copy(update={"metadata": metadata}))
+    except VersionConflict:
+        return Outcome(again_after_seconds=0.0)
+    return Outcome(changed=True)

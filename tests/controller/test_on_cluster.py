@@ -1,0 +1,424 @@
+"""Two controllers as processes on one real API server, with the real platform: real Helm, no nodes.
+
+What nodes and the cluster's own controllers would do (run a download, run pods) is done by hand.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from exoscale_auth import ExoscaleV2Auth
+
+from exo_inference.controller.settings import read_settings
+from exo_inference.errors import ConfigurationError
+from tests.controller.stores.conftest import install_crds
+from tests.kubernetes_api import KubernetesApi
+
+GROUP = "inference.exo.dev/v1alpha1"
+MERGE = "application/merge-patch+json"
+LEASE = "exo-controller"
+CREDENTIALS = "exo-credentials"
+FAIL_OVER_SECONDS = 20.0
+
+
+def environment(name: str, directory: Path, **changes: str) -> dict[str, str]:
+    """What the chart gives to a controller's pod."""
+    platform = directory / "platform.json"
+    if not platform.exists():
+        platform.write_text("{}")
+    return {
+        "EXO_POD_NAME": name,
+        "EXO_POD_NAMESPACE": "exo",
+        "EXO_LISTEN_PORT": "8080",
+        "EXO_METRICS_PORT": "9090",
+        "EXO_ZONE": "at-vie-2",
+        "EXO_LEASE": LEASE,
+        "EXO_CREDENTIALS_SECRET": CREDENTIALS,
+        "EXO_GATEWAY_URL": "http://gateway.example",
+        "EXO_GATEWAY_NAMESPACE": "exo",
+        "EXO_PLATFORM_FILE": str(platform),
+        **changes,
+    }
+
+
+# -- settings
+
+
+def test_the_environment_of_the_chart_makes_the_settings(tmp_path: Path) -> None:
+    settings = read_settings(
+        ["--platform=kubernetes", "--namespace=models"], environment("pod-1", tmp_path)
+    )
+    assert settings.cluster is not None
+    assert (settings.zone, settings.port) == ("at-vie-2", 8080)
+    assert settings.cluster.pod.inference_namespace == "models"
+    assert (settings.cluster.charts_dir / "inference-deployment" / "Chart.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"EXO_LEASE": ""}, "EXO_LEASE is not set"),
+        ({"EXO_ZONE": "mars-1"}, "EXO_ZONE is 'mars-1'"),
+        ({"EXO_LISTEN_PORT": "99999"}, "EXO_LISTEN_PORT is '99999'"),
+        ({"EXO_GATEWAY_URL": " "}, "EXO_GATEWAY_URL is not set"),
+    ],
+)
+def test_a_wrong_environment_is_named(
+    changes: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read_settings(["--platform=kubernetes"], environment("pod-1", tmp_path, **changes))
+
+
+# -- processes
+
+
+@dataclass
+class Process:
+    """One controller."""
+
+    name: str
+    port: int
+    metrics_port: int
+    popen: subprocess.Popen[str]
+    log: Path
+
+    def probe(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.metrics_port}{path}", timeout=5
+            ) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            return exc.code, ""
+        except OSError:
+            return 0, ""
+
+    @property
+    def is_leading(self) -> bool:
+        return "exo_controller_leading 1.0" in self.probe("/metrics")[1]
+
+
+@dataclass
+class ControlPlane:
+    """Two controllers, and a client for each."""
+
+    api: KubernetesApi
+    directory: Path
+    processes: list[Process] = field(default_factory=list)
+
+    def start(self, name: str, **changes: str) -> Process:
+        ports = [_free_port(), _free_port()]
+        told = environment(
+            name,
+            self.directory,
+            EXO_LISTEN_PORT=str(ports[0]),
+            EXO_METRICS_PORT=str(ports[1]),
+            TMPDIR=str(self.directory / name),
+            **changes,
+        )
+        (self.directory / name).mkdir(exist_ok=True)
+        log = self.directory / f"{name}.log"
+        command = [sys.executable, "-m", "exo_inference.controller", "--platform=kubernetes"]
+        command += [f"--namespace={self.api.namespace}", f"--kubeconfig={self.api.kubeconfig}"]
+        with log.open("w") as file:
+            popen = subprocess.Popen(command, env={**os.environ, **told}, stderr=file, text=True)
+        process = Process(name, ports[0], ports[1], popen, log)
+        self.processes.append(process)
+        return process
+
+    @property
+    def leader(self) -> Process:
+        (found,) = [process for process in self.processes if process.is_leading]
+        return found
+
+    @property
+    def other(self) -> Process:
+        return next(process for process in self.processes if not process.is_leading)
+
+    def secret(self, name: str) -> dict[str, str]:
+        found = self.api.request("GET", f"/api/v1/namespaces/{self.api.namespace}/secrets/{name}")
+        return {
+            key: base64.b64decode(value).decode("latin-1") for key, value in found["data"].items()
+        }
+
+    def call(self, process: Process, method: str, path: str, body: Any = None) -> Any:
+        secret = self.secret(CREDENTIALS)
+        auth = ExoscaleV2Auth(secret["api-key"], secret["api-secret"])
+        url = f"http://127.0.0.1:{process.port}/v2{path}"
+        answer = requests.request(method, url, auth=auth, json=body, timeout=20)
+        assert answer.status_code < 400, answer.text
+        return answer.json()
+
+    def path(self, plural: str, name: str = "", group: str = GROUP) -> str:
+        prefix = f"/apis/{group}" if group else "/api/v1"
+        return f"{prefix}/namespaces/{self.api.namespace}/{plural}/{name}".rstrip("/")
+
+    def deployments(self) -> list[Any]:
+        return list(self.api.request("GET", self.path("deployments", group="apps/v1"))["items"])
+
+    def apply(self, name: str, **spec: Any) -> None:
+        body = {
+            "apiVersion": GROUP,
+            "kind": "InferenceDeployment",
+            "metadata": {"name": name},
+            "spec": {"model": "exo/tiny-chat", "gpuType": "cpu", **spec},
+        }
+        self.api.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+
+    def conditions(self, name: str) -> dict[str, Any]:
+        found = self.api.request("GET", self.path("inferencedeployments", name))
+        return {item["type"]: item for item in found.get("status", {}).get("conditions", ())}
+
+    def make_node(self) -> None:
+        """Make a node, which nobody runs, so that there is a CPU to ask for."""
+        client = self.api.client
+        with contextlib.suppress(Exception):  # there from another test
+            client.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
+        status = {
+            "allocatable": {"cpu": "8", "memory": "64Gi"},
+            "capacity": {"cpu": "8", "memory": "64Gi"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        client.request("PATCH", "/api/v1/nodes/node-1/status", {"status": status}, MERGE)
+
+    def create_ready_model(self) -> str:
+        """Create the built-in model and end its download well."""
+        uid = self.call(self.other, "POST", "/ai/model", {"name": "exo/tiny-chat"})["reference"][
+            "id"
+        ]
+        jobs = self.path("jobs", group="batch/v1")
+        wait_for(lambda: self.api.request("GET", jobs)["items"], seconds=60)
+        (job,) = self.api.request("GET", jobs)["items"]
+        now = "2026-11-21T20:00:00Z"
+        conditions = [
+            {"type": kind, "status": "True", "reason": "", "lastTransitionTime": now}
+            for kind in ("SuccessCriteriaMet", "Complete")
+        ]
+        status = {"conditions": conditions, "startTime": now, "completionTime": now}
+        path = f"{jobs}/{job['metadata']['name']}/status"
+        self.api.client.request("PATCH", path, {"status": status}, MERGE)
+        wait_for(lambda: self.call(self.other, "GET", f"/ai/model/{uid}")["state"] == "ready")
+        return str(uid)
+
+    def create_deployment(self, process: Process, name: str = "chat") -> str:
+        body = {
+            "name": name,
+            "gpu-type": "cpu",
+            "gpu-count": 1,
+            "replicas": 1,
+            "model": {"name": "exo/tiny-chat"},
+        }
+        return str(self.call(process, "POST", "/ai/deployment", body)["reference"]["id"])
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def wait_for(what: Callable[[], Any], *, seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def alone(kubernetes_api: KubernetesApi, tmp_path: Path) -> Iterator[ControlPlane]:
+    """A control plane of which nothing is started."""
+    install_crds(kubernetes_api.server)
+    plane = ControlPlane(kubernetes_api, tmp_path)
+    plane.make_node()
+    yield plane
+    for process in plane.processes:
+        if process.popen.poll() is None:
+            process.popen.kill()
+        process.popen.wait(10)
+
+
+@pytest.fixture
+def plane(alone: ControlPlane) -> ControlPlane:
+    for name in ("controller-1", "controller-2"):
+        alone.start(name)
+    wait_for(lambda: all(p.probe("/readyz")[0] == 200 for p in alone.processes), seconds=40)
+    wait_for(lambda: any(process.is_leading for process in alone.processes))
+    return alone
+
+
+def test_two_start_at_once_and_share_lease_keys_and_credentials(plane: ControlPlane) -> None:
+    assert [process.is_leading for process in plane.processes].count(True) == 1
+    for process in plane.processes:
+        assert plane.call(process, "GET", "/ai/deployment") == {"deployments": []}
+    assert len(plane.secret("exo-inference-secret-key")["secret.key"]) == 32
+    lease = plane.api.request("GET", plane.path("leases", LEASE, "coordination.k8s.io/v1"))
+    assert lease["spec"]["holderIdentity"] == plane.leader.name
+
+
+def test_what_one_accepts_the_leader_installs_and_both_show(plane: ControlPlane) -> None:
+    plane.create_ready_model()
+    uid = plane.create_deployment(plane.other)
+    (installed,) = wait_for(plane.deployments, seconds=60)
+    assert installed["metadata"]["labels"]["inference.exo.dev/deployment-uid"] == uid
+    path = plane.path("inferencedeployments", "chat")
+    status = wait_for(lambda: plane.api.request("GET", path).get("status"))
+    key = plane.call(plane.leader, "GET", f"/ai/deployment/{uid}/api-key")["api-key"]
+    assert plane.call(plane.other, "GET", f"/ai/deployment/{uid}/api-key")["api-key"] == key
+    assert len(status["keySha256"]) == 64
+    wait_for(lambda: plane.api.request("GET", path)["status"]["selector"])
+    scale = plane.api.request("GET", f"{path}/scale")
+    assert scale["status"]["selector"] == f"inference.exo.dev/deployment-uid={uid}"
+    plane.call(plane.other, "DELETE", f"/ai/deployment/{uid}")
+    wait_for(lambda: not plane.deployments(), seconds=60)
+    wait_for(lambda: plane.call(plane.other, "GET", "/ai/deployment")["deployments"] == [])
+
+
+def test_when_the_leader_is_killed_the_other_goes_on(plane: ControlPlane) -> None:
+    plane.create_ready_model()
+    leader, other = plane.leader, plane.other
+    leader.popen.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    uid = plane.create_deployment(other)  # the API is answered all the time
+    wait_for(lambda: other.is_leading, seconds=FAIL_OVER_SECONDS)
+    assert time.monotonic() - killed < FAIL_OVER_SECONDS
+    (installed,) = wait_for(plane.deployments, seconds=60)
+    assert installed["metadata"]["labels"]["inference.exo.dev/deployment-uid"] == uid
+
+
+def test_a_leader_that_is_stopped_hands_over_at_once(plane: ControlPlane) -> None:
+    leader, other = plane.leader, plane.other
+    leader.popen.send_signal(signal.SIGTERM)
+    assert leader.popen.wait(20) == 0
+    wait_for(lambda: other.is_leading, seconds=6)
+    for line in leader.log.read_text().splitlines():
+        assert {"time", "level", "message"} <= json.loads(line).keys()
+
+
+def test_a_paused_leader_ends_its_term_and_answers_on(plane: ControlPlane) -> None:
+    leader, other = plane.leader, plane.other
+    leader.popen.send_signal(signal.SIGSTOP)
+    wait_for(lambda: other.is_leading, seconds=FAIL_OVER_SECONDS)
+    leader.popen.send_signal(signal.SIGCONT)
+    wait_for(lambda: not leader.is_leading and leader.probe("/readyz")[0] == 200)
+    assert plane.call(leader, "GET", "/ai/deployment") == {"deployments": []}
+    assert other.is_leading
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mended", "message"),
+    [
+        (
+            {"engineParameters": ["--max-model-lenn=512"]},
+            {"engineParameters": ["--max-model-len=512"]},
+            "max-model-len",
+        ),
+        ({"engine": {"name": "exo", "version": "9.9.9"}}, {"engine": {"name": "exo"}}, "9.9.9"),
+    ],
+    ids=["flag", "version"],
+)
+def test_what_kubectl_applied_wrongly_is_refused_until_it_is_mended(
+    plane: ControlPlane, wrong: dict[str, Any], mended: dict[str, Any], message: str
+) -> None:
+    plane.create_ready_model()
+    plane.apply("chat", **wrong)
+    admitted = wait_for(lambda: plane.conditions("chat").get("Admitted"))
+    assert (admitted["status"], admitted["reason"]) == ("False", "SpecRefused")
+    assert message in admitted["message"]
+    (shown,) = plane.call(plane.other, "GET", "/ai/deployment")["deployments"]
+    assert shown["state"] == "error"
+    assert plane.deployments() == []
+    plane.apply("chat", **mended)
+    wait_for(plane.deployments, seconds=60)
+    assert plane.conditions("chat")["Admitted"]["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [({"gpuType": "gpuh1000"}, "gpuh1000"), ({"gpuCount": 64}, "64")],
+    ids=["unknown GPU", "too many"],
+)
+def test_what_no_node_has_is_refused(
+    plane: ControlPlane, spec: dict[str, Any], message: str
+) -> None:
+    plane.create_ready_model()
+    plane.apply("chat", **spec)
+    admitted = wait_for(lambda: plane.conditions("chat").get("Admitted"))
+    assert admitted["status"] == "False"
+    assert message in admitted["message"]
+    assert plane.deployments() == []
+
+
+def test_a_model_of_one_machine_is_refused_on_a_cluster(plane: ControlPlane) -> None:
+    body = {
+        "apiVersion": GROUP,
+        "kind": "InferenceModel",
+        "metadata": {"name": "mine"},
+        "spec": {"source": "file:///srv/model"},
+    }
+    plane.api.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+
+    def failed() -> Any:
+        found = plane.api.request("GET", plane.path("inferencemodels", "mine"))
+        return [
+            item["message"]
+            for item in found.get("status", {}).get("conditions", ())
+            if item["type"] == "Failed" and item["status"] == "True"
+        ]
+
+    assert "directory of one machine" in wait_for(failed)[0]
+
+
+def test_an_administrators_own_credentials_are_used(alone: ControlPlane) -> None:
+    data = {"api-key": "EXOmine", "api-secret": "secret"}
+    body = {"metadata": {"name": CREDENTIALS}, "stringData": data}
+    alone.api.request("POST", alone.path("secrets", group=""), body)
+    process = alone.start("controller-1")
+    wait_for(lambda: process.probe("/readyz")[0] == 200, seconds=40)
+    assert alone.call(process, "GET", "/ai/deployment") == {"deployments": []}
+    assert alone.secret(CREDENTIALS) == data
+
+
+def test_credentials_without_a_key_end_the_process_with_the_reason(alone: ControlPlane) -> None:
+    body = {"metadata": {"name": CREDENTIALS}, "stringData": {"api-key": "EXOmine"}}
+    alone.api.request("POST", alone.path("secrets", group=""), body)
+    process = alone.start("controller-1")
+    assert process.popen.wait(40) == os.EX_CONFIG
+    assert "has no api-key and api-secret" in process.log.read_text().splitlines()[-1]
+
+
+def test_a_lost_key_of_the_secrets_ends_the_process_and_nothing_is_written(
+    plane: ControlPlane,
+) -> None:
+    for process in plane.processes:
+        process.popen.kill()
+        process.popen.wait(10)
+    path = plane.path("secrets", "exo-inference-secret-key", "")
+    plane.api.request("DELETE", path)
+    process = plane.start("controller-3")
+    assert process.popen.wait(40) == os.EX_CONFIG
+    assert "is missing" in process.log.read_text().splitlines()[-1]
+    assert plane.api.kubectl("get", "secret", path.rpartition("/")[2], check=False).returncode != 0
+
+
+def test_wrong_platform_values_end_the_process_with_the_reason(alone: ControlPlane) -> None:
+    (alone.directory / "platform.json").write_text('{"gpus": {}}')
+    process = alone.start("controller-1")
+    assert process.popen.wait(40) == os.EX_CONFIG
+    assert "unknown 'gpus'" in process.log.read_text().splitlines()[-1]
