@@ -339,6 +339,22 @@ async def test_a_helm_killed_at_any_moment_is_made_good(kubelet: Kubelet, tmp_pa
         assert num_killed >= 3
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.15, 0.3])
+async def test_an_api_server_that_restarts_in_the_middle_delays_and_loses_nothing(
+    kubelet: Kubelet, tmp_path: Path, delay: float
+) -> None:
+    changed = replace(DESIRED, engine_parameters=("--seed=1",))
+    async with running(kubelet.api, tmp_path) as process:
+        await process.applied(DESIRED, kubelet)
+        await process.platform.apply(changed)
+        await asyncio.sleep(delay)
+        kubelet.api.server.restart()  # on this thread: a daemon ends with the one that started it
+        await process.applied(changed, kubelet)
+        states = [status for _, status in await revisions(process)]
+        assert states[-1] == "deployed"
+        assert "pending" not in "".join(states)
+
+
 async def test_what_the_chart_refuses_is_said_and_leaves_the_release_as_it_was(
     kubelet: Kubelet, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from exo_inference.platforms.base import (
     ReplicaPhase,
 )
 from exo_inference.platforms.kubernetes import PlatformValues
+from exo_inference.platforms.kubernetes.values import merged
 from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node
 from tests.kubernetes_api import KubernetesCluster
 from tests.platforms.kubernetes.test_on_api_server import DESIRED, RELEASE, UID, Running, running
@@ -227,3 +228,51 @@ async def test_a_real_engine_serves_through_an_update_that_fails(
         async with asyncio.timeout(60):
             while not await process.platform.delete(UID):
                 await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        pytest.param(
+            {"resources": {"limits": {"memory": "48Mi"}}}, "memory limit of 48Mi", id="memory"
+        ),
+        pytest.param(
+            {"startup": {"baseSeconds": 1, "periodSeconds": 1}},
+            "did not become ready within",
+            id="probe too short",
+        ),
+        pytest.param(
+            {"engine": {"image": {"tag": "9.9.9", "pullPolicy": "Never"}}},
+            "localhost/exo-engine:9.9.9 does not exist",
+            id="no such image",
+        ),
+        pytest.param(
+            {"engine": {"image": {"registry": "127.0.0.1:9"}}},
+            "does not reach the registry",
+            id="registry away",
+        ),
+        pytest.param({"runtimeClassName": "nvidia"}, "no RuntimeClass nvidia", id="runtime class"),
+        pytest.param({"priorityClassName": "gold"}, "no PriorityClass gold", id="priority class"),
+        pytest.param({"nodeSelector": {"no": "node"}}, "no node has the labels", id="no node"),
+        pytest.param(
+            {"resources": {"requests": {"cpu": "900"}}},
+            "no node has enough cpu free",
+            id="no cpu",
+        ),
+    ],
+)  # fmt: skip
+async def test_the_words_of_a_real_node_are_understood(
+    gpus: Gpus, tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
+    spoiled = PlatformValues(deployment=merged(ENGINE.deployment, values))
+    async with running(gpus.cluster, tmp_path, values=spoiled) as process:
+        said: set[str] = set()
+
+        def look(observed: ObservedDeployment) -> bool:
+            said.update([observed.failure, *(replica.details for replica in observed.replicas)])
+            return any(words in text for text in said)
+
+        try:
+            await process.until(DESIRED, look, seconds=60)
+        except TimeoutError:
+            pytest.fail(f"never said {words!r}, but: {said}")
