@@ -7,7 +7,7 @@ plan's basis with the functions that made the plan, so that they cannot say some
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from exo_inference.planner.compressed_cache import row_bytes
@@ -24,6 +24,7 @@ from exo_inference.planner.setting import Setting, Stage
 from exo_inference.planner.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.speed import (
     COMPUTE_SHARE,
+    LAUNCH_SECONDS_PER_LAYER,
     MEMORY_SHARE,
     STEP_SECONDS,
     BatchSpeed,
@@ -374,7 +375,8 @@ def _speed_steps(result: Plan, inputs: SpeedInputs) -> Iterator[Step]:
 def _prompt_step(prompt: PromptSpeed, inputs: SpeedInputs, flops: float) -> Step:
     parts = prompt_times(inputs, prompt.num_tokens, flops)
     formula = (
-        f"the larger of computing {_ms(parts['compute'])} and reading {_ms(parts['memory bandwidth'])}, "
+        f"the larger of computing {_ms(parts['compute'])} and reading {_ms(parts['memory bandwidth'])}"
+        f"{_host_text(parts, inputs)}{_launch_text(parts)}, "
         f"+ {_ms(parts['communication'])} between GPUs + {_ms(STEP_SECONDS)} per step"
     )
     title = f"First token of a prompt of {prompt.num_tokens:,} tokens"
@@ -387,14 +389,29 @@ def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
     size = batch.batch // max(1, inputs.ranks.data)
     parts = batch_times(inputs, size, batch.context, flops)
     formula = (
-        f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache "
-        f"and computing {_ms(parts['compute'])}, + {_ms(parts['communication'])} between GPUs "
+        f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache"
+        f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts)}, "
+        f"+ {_ms(parts['communication'])} between GPUs "
         f"+ {_ms(STEP_SECONDS)} per step"
     )
     noun = "request" if batch.batch == 1 else "requests"
     title = f"Between tokens, {batch.batch:,} {noun} of {batch.context:,} tokens"
     rate = f"{_ms(batch.inter_token_seconds)}, {batch.tokens_per_second:,.0f} tokens per second"
     return Step(title, formula, f"{rate}, bound by {batch.bound_by}", _ROOFLINE)
+
+
+def _host_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
+    if not parts["offloaded weights"]:
+        return ""
+    link = f"{inputs.gpu.host_bandwidth / 1e9:,.0f} GB/s x {MEMORY_SHARE:.0%}"
+    return f" + {_ms(parts['offloaded weights'])} of offloaded weights from the host at {link}"
+
+
+def _launch_text(parts: Mapping[str, float]) -> str:
+    if not parts["kernel launches"]:
+        return ""
+    each = f"{_ms(LAUNCH_SECONDS_PER_LAYER)} per layer without CUDA graphs"
+    return f" and launching kernels {_ms(parts['kernel launches'])} ({each})"
 
 
 _ROOFLINE = "roofline: bytes over bandwidth, operations over arithmetic"

@@ -40,6 +40,7 @@ class Gpu:
         link_bandwidth: bytes per second per direction between GPUs of one machine, by NVLink if it has it.
         nvlink_size: GPUs that one NVLink joins: a bridge joins two, a switch all.
         pcie_bandwidth: the same between GPUs that NVLink does not join.
+        host_bandwidth: bytes per second from the host's memory to one GPU.
         is_unified: CPU and GPU share the memory.
         usd_per_hour: price by number of GPUs, empty where none is known.
     """
@@ -57,6 +58,7 @@ class Gpu:
     has_nvlink: bool = False
     nvlink_size: int = 8
     pcie_bandwidth: float = 16e9
+    host_bandwidth: float = 16e9
     is_unified: bool = False
     family: str | None = None
     usd_per_hour: Mapping[int, float] = field(default_factory=dict)
@@ -200,6 +202,7 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         has_nvlink=bool(nvlink),
         nvlink_size=entry.get("nvlink_size") or 8,
         pcie_bandwidth=(entry.get("pcie_gbps") or 16) * 1e9,
+        host_bandwidth=_host_bandwidth(key, entry),
         is_unified=bool(entry.get("unified")),
         family=family.get("name"),
         usd_per_hour=prices,
@@ -207,6 +210,18 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         max_count=max(prices, default=8) if family else 8,
         source=entry["source"],
     )
+
+
+_CHIP_LINKS = {"gh200": 450e9, "gb200": 225e9, "gb300": 225e9}
+"""NVLink-C2C of Grace to each GPU, per direction: 900 GB/s in both directions by NVIDIA's datasheets of GH200
+and GB200, where two GPUs share it."""
+
+
+def _host_bandwidth(key: str, entry: Mapping[str, Any]) -> float:
+    """Return the link to the host: PCIe of the card's generation, 16 lanes, unless it is closer."""
+    if entry.get("unified"):
+        return float(entry["bandwidth_gbps"]) * 1e9
+    return _CHIP_LINKS.get(key, (entry.get("pcie_gbps") or 16) * 1e9)
 
 
 def cpu_as_gpu(free_bytes: int, *, bandwidth: float = 40e9, gflops: float = 500.0) -> Gpu:
@@ -225,6 +240,7 @@ def cpu_as_gpu(free_bytes: int, *, bandwidth: float = 40e9, gflops: float = 500.
         bandwidth=bandwidth,
         tflops={"fp16": gflops / 1000, "bf16": gflops / 1000},
         native=frozenset({"fp16", "bf16"}),
+        host_bandwidth=bandwidth,
         max_count=1,
         source="the machine",
     )

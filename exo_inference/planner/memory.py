@@ -77,8 +77,7 @@ def weights_component(
     layers, outer = _stage_bytes(model, ranks, stage, dtype_bytes, pads_experts(model, rules))
     if rules.absorbs_latents:
         layers += absorbed_bytes(model, ranks, dtype_bytes)
-    moved = min(offload, int(layers))
-    total = layers + outer - moved
+    total = layers + outer - min(offload, int(layers))
     if model.checkpoint_bytes is not None:
         # In the checkpoint's own format: it may run in another one, such as float32 on a CPU.
         total *= model.checkpoint_bytes / max(1.0, _all_bytes(model, model.dtype_bytes))
@@ -92,6 +91,14 @@ def weights_component(
     return Component(
         "weights", int(total), int(total * (1 - band)), int(total * (1 + band)), source
     )
+
+
+def offloaded_bytes(
+    model: Architecture, ranks: Ranks, dtype_bytes: int, rules: EngineRules, offload: int
+) -> int:
+    """Return what `--cpu-offload-gb` moves of one rank: layers, the first stage's standing for all."""
+    layers, _ = _stage_bytes(model, ranks, 0, dtype_bytes, pads_experts(model, rules))
+    return min(offload, int(layers))
 
 
 def rotary_bytes(model: Architecture, dtype_bytes: int, rules: EngineRules) -> int:

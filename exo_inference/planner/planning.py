@@ -22,6 +22,7 @@ from exo_inference.planner.memory import (
     graphs_component,
     lora_component,
     non_torch_component,
+    offloaded_bytes,
     stage_sizes,
     weights_component,
 )
@@ -72,9 +73,8 @@ def plan(
 def _plan_stage(setting: Setting, stage: int) -> Stage:
     model, ranks, rules = setting.model, setting.ranks, setting.rules
     parameters, dtype_bytes = setting.parameters, setting.dtype_bytes
-    offload = int((parameters.cpu_offload_gb or 0) * GIB)
     is_last = stage == ranks.pipeline - 1
-    parts = [weights_component(model, ranks, stage, dtype_bytes, rules, offload=offload)]
+    parts = [weights_component(model, ranks, stage, dtype_bytes, rules, offload=setting.offload)]
     batch = ActivationBatch(
         setting.max_num_batched_tokens, min(setting.max_num_seqs, setting.max_num_batched_tokens),
         _encoded_patches(setting) if stage == 0 else 0, is_last and _profiles_sampler(setting),
@@ -286,6 +286,10 @@ def _speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
         dtype=setting.dtype,
+        offloaded_bytes=offloaded_bytes(
+            setting.model, setting.ranks, setting.dtype_bytes, setting.rules, setting.offload
+        ),
+        is_eager=setting.is_eager,
     )
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from exo_inference.planner.architecture import DTYPE_BYTES, Architecture
 from exo_inference.planner.engine_rules import EngineRules, default_batch, rules_for
-from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.gpus import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
@@ -43,6 +43,16 @@ class Setting:
     def dtype_bytes(self) -> int:
         """Bytes per unquantized weight and activation of the run."""
         return DTYPE_BYTES.get(self.dtype, 2)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether kernels are launched one by one instead of replayed as CUDA graphs."""
+        return bool(self.parameters.enforce_eager) and self.rules.engine == "vllm"
+
+    @property
+    def offload(self) -> int:
+        """Bytes of each GPU's weights that may stay in the host's memory."""
+        return int((self.parameters.cpu_offload_gb or 0) * GIB)
 
 
 @dataclass(frozen=True, slots=True)

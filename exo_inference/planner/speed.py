@@ -3,7 +3,8 @@
 `planning.py` calls `estimate_speed`. A decode step reads the weights it touches and every sequence's
 cache; a prefill computes. The times are those of a GPU that reaches 75 % of its memory bandwidth and
 55 % of its arithmetic, which well-tuned servers do; the band goes from 60 to 90 % and 35 to 75 %.
-Queueing, tokenizing and the network are not in them.
+Offloaded weights come over the host's link in every step, and without CUDA graphs the host must keep
+up with launching. Queueing, tokenizing and the network are not in them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ STEP_SECONDS = 0.0008
 """Scheduling, sampling and launching one step."""
 _ALLREDUCE_SECONDS = {True: 8e-6, False: 25e-6}
 """Latency of one all-reduce with and without NVLink."""
+
+LAUNCH_SECONDS_PER_LAYER = 0.00055
+"""Launching a layer's kernels one by one, where no CUDA graph replays them. Measured per step and layer in
+vLLM: 0.38 ms (Llama 2 7B, vllm-project/vllm#1440) and 0.79 ms (Qwen2.5-Omni-7B, vllm-project/vllm-omni#7960);
+this is their geometric middle. The GPU works meanwhile, so that the longer of the two counts."""
 
 PROMPT_LENGTHS = (128, 1024, 8192, 32768, 131072)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -73,6 +79,10 @@ class SpeedInputs:
     max_num_seqs: int
     max_num_batched_tokens: int
     dtype: str
+    offloaded_bytes: int = 0
+    """Weights of a rank that stay in the host's memory (`--cpu-offload-gb`)."""
+    is_eager: bool = False
+    """Kernels are launched one by one (`--enforce-eager`)."""
 
 
 def estimate_speed(inputs: SpeedInputs) -> Speed | None:
@@ -115,8 +125,24 @@ def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str,
     return {
         "compute": compute / (flops * COMPUTE_SHARE),
         "memory bandwidth": reads / (inputs.gpu.bandwidth * MEMORY_SHARE),
+        "offloaded weights": steps * _host_seconds(inputs),
+        "kernel launches": steps * _launch_seconds(inputs),
         "communication": _communication(inputs, length, steps),
     }
+
+
+def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
+    """Return the time that a share of the offloaded weights takes over the host's link.
+
+    vLLM leaves them in pinned host memory, and the kernels of every step read them from there
+    (model_executor/models/utils.py, `maybe_offload_to_cpu`). Each GPU has its own link.
+    """
+    moved = inputs.offloaded_bytes * share * inputs.ranks.pipeline
+    return moved / (inputs.gpu.host_bandwidth * MEMORY_SHARE)
+
+
+def _launch_seconds(inputs: SpeedInputs) -> float:
+    return len(inputs.model.layers) * LAUNCH_SECONDS_PER_LAYER if inputs.is_eager else 0.0
 
 
 def _num_steps(inputs: SpeedInputs, length: int) -> int:
@@ -125,7 +151,8 @@ def _num_steps(inputs: SpeedInputs, length: int) -> int:
 
 def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
     parts = prompt_times(inputs, length, flops)
-    larger = max(parts["compute"], parts["memory bandwidth"])
+    reads = parts["memory bandwidth"] + parts["offloaded weights"]
+    larger = max(parts["compute"], reads, parts["kernel launches"])
     total = larger + parts["communication"] + _num_steps(inputs, length) * STEP_SECONDS
     return PromptSpeed(length, total, max(parts, key=lambda name: parts[name]))
 
@@ -134,27 +161,48 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
     """Return the seconds that a decode step reads, computes and sends, by resource."""
     model, ranks = inputs.model, inputs.ranks
     bandwidth = inputs.gpu.bandwidth * MEMORY_SHARE
-    reads = inputs.weights_bytes * _touched_share(model, size) * ranks.pipeline
+    touched = _touched_share(model, size)
+    reads = inputs.weights_bytes * touched * ranks.pipeline
     cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
     compute = 2 * model.num_active_parameters * size / ranks.tensor / (flops * COMPUTE_SHARE)
     return {
         "weights read": reads / bandwidth,
         "cache read": cached / bandwidth,
+        "offloaded weights": _host_seconds(inputs, touched),
         "compute": compute,
+        "kernel launches": _launch_seconds(inputs),
         "communication": _communication(inputs, size, 1),
     }
 
 
 def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchSpeed:
     parts = batch_times(inputs, size, context, flops)
-    memory = parts["weights read"] + parts["cache read"]
-    seconds = max(memory, parts["compute"]) + parts["communication"] + STEP_SECONDS
-    bound = max(parts, key=lambda name: parts[name])
+    seconds = step_seconds(parts)
+    bound = _bound(parts)
     replicas = inputs.ranks.data
     rate = size * replicas / seconds
     price = inputs.gpu.price(inputs.gpu_count)
     cost = None if price is None else price / (rate * 3600) * 1e6
     return BatchSpeed(size * replicas, context, seconds, rate, bound, cost)
+
+
+def step_seconds(parts: Mapping[str, float]) -> float:
+    """Return the time of a decode step from the parts that `batch_times` returns."""
+    reads = parts["weights read"] + parts["cache read"] + parts["offloaded weights"]
+    longest = max(reads, parts["compute"], parts["kernel launches"])
+    return longest + parts["communication"] + STEP_SECONDS
+
+
+_READS = ("weights read", "cache read", "offloaded weights")
+
+
+def _bound(parts: Mapping[str, float]) -> str:
+    """Return what limits a decode step; reads follow one another, so that their sum competes."""
+    others = {name: seconds for name, seconds in parts.items() if name not in _READS}
+    largest = max(others, key=lambda name: others[name])
+    if sum(parts[name] for name in _READS) < others[largest]:
+        return largest
+    return max(_READS, key=lambda name: parts[name])
 
 
 def _touched_share(model: Architecture, batch: int) -> float:

@@ -15,6 +15,7 @@ from exo_inference.planner import (
     Plan,
     Verdict,
     cpu_as_gpu,
+    explain,
     families,
     find_gpu,
     find_model,
@@ -223,6 +224,36 @@ def test_speed_is_bound_by_what_it_should_be() -> None:
     times = [each.ttft_seconds for each in result.speed.prompts]
     assert times == sorted(times)
     assert one.usd_per_million_tokens is not None
+
+
+def seconds_per_token(result: Plan) -> float:
+    assert result.speed is not None
+    return result.speed.batches[0].inter_token_seconds
+
+
+def test_offloaded_weights_are_read_over_the_hosts_link_in_every_step() -> None:
+    name = "meta-llama/Llama-3.1-8B-Instruct"
+    here = plan_named(name, "H100", 1)
+    away = plan_named(name, "H100", 1, "--cpu-offload-gb=5")
+    moved = 5 * GIB / (64e9 * 0.75) - 5 * GIB / (find_gpu("H100").bandwidth * 0.75)
+    assert seconds_per_token(away) - seconds_per_token(here) == pytest.approx(moved, rel=0.01)
+    assert away.speed is not None
+    assert away.speed.batches[0].bound_by == "offloaded weights"
+    assert "GB/s x 75%" in next(s.formula for s in explain(away) if s.title.startswith("Between"))
+
+
+@pytest.mark.parametrize("gpu", sorted(load_gpus()))
+def test_every_gpu_has_a_link_to_the_host(gpu: str) -> None:
+    assert 16e9 <= find_gpu(gpu).host_bandwidth <= find_gpu(gpu).bandwidth
+
+
+def test_eager_mode_waits_for_kernel_launches() -> None:
+    name = "meta-llama/Llama-3.1-8B-Instruct"
+    graphs, eager = plan_named(name, "H100", 1), plan_named(name, "H100", 1, "--enforce-eager")
+    assert seconds_per_token(eager) > 1.5 * seconds_per_token(graphs)
+    assert eager.speed is not None
+    assert eager.speed.batches[0].bound_by == "kernel launches"
+    assert eager.speed.batches[-1].bound_by == "cache read"  # the GPU has enough to do meanwhile
 
 
 def test_a_thousand_plans_over_everything_never_raise() -> None:
