@@ -218,9 +218,11 @@ def list_instance_types() -> Call[InstanceTypeList]:
     return _get(InstanceTypeList, "/ai/instance-type", "listing the instance types")
 
 
-def list_parameters(version: str | None, *, engine: str | None = None) -> Call[EngineParameterList]:
-    """List the parameters of an engine."""
-    given = (("version", version), ("engine", engine))
+def list_parameters(
+    version: str | None, *, engine: str | None = None, gpu_type: str | None = None
+) -> Call[EngineParameterList]:
+    """List the parameters of an engine, or of what runs on a GPU family."""
+    given = (("version", version), ("engine", engine), ("gpu-type", gpu_type))
     query = tuple((name, value) for name, value in given if value)
     path = "/ai/help/inference-engine-parameters"
     return _get(EngineParameterList, path, "listing the inference engine parameters", query)

@@ -8,6 +8,9 @@ import pytest
 import requests
 from exoscale_auth import ExoscaleV2Auth
 
+from exo_inference.controller.problems import Refused
+from exo_inference.controller.routes.platform import usual_engine
+from exo_inference.platforms.base import InstanceTypeInfo
 from tests.controller.conftest import Controller
 
 
@@ -43,3 +46,30 @@ def test_help_of_what_is_not_known_is_refused(
     status, body = ask(idle_controller, **query)
     assert status == 400
     assert "does not have a value in the enumeration" in str(body)
+
+
+SIMULATED = InstanceTypeInfo("gpua5000", 4, 4, engine="vllm", simulated=True)
+REAL = InstanceTypeInfo("gpu3", 2, 2)
+CPU = InstanceTypeInfo("cpu", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("families", "gpu_type", "engine"),
+    [
+        ((SIMULATED, CPU), None, "vllm"),
+        ((SIMULATED, REAL, CPU), None, "exo"),
+        ((CPU,), None, "exo"),
+        ((SIMULATED, REAL, CPU), "gpua5000", "vllm"),
+        ((SIMULATED, CPU), "cpu", "exo"),
+    ],
+    ids=["simulated", "mixed", "no GPU", "by family", "by cpu"],
+)
+def test_help_is_that_of_the_families(
+    families: tuple[InstanceTypeInfo, ...], gpu_type: str | None, engine: str
+) -> None:
+    assert usual_engine(families, gpu_type) == engine
+
+
+def test_help_of_a_family_that_is_not_there_is_refused() -> None:
+    with pytest.raises(Refused, match="gpu7"):
+        usual_engine((SIMULATED, CPU), "gpu7")

@@ -41,6 +41,7 @@ class CreateOptions:
     model_id: str | None
     model_name: str | None
     parameters: tuple[str, ...]
+    engine: str | None
     engine_version: str | None
     wait: bool
     wait_seconds: float
@@ -72,8 +73,9 @@ class CreateOptions:
             "exo ai deployment create --inference-engine-parameter-help",
         ),
         Example(
-            "See those about one subject",
-            "exo ai deployment create --inference-engine-parameter-help --search context",
+            "See those of vLLM about one subject, without a control plane",
+            "exo ai deployment create --inference-engine-parameter-help --inference-engine vllm "
+            "--search context",
         ),
         Example(
             "Run the small model that comes with the program, without a GPU",
@@ -118,6 +120,7 @@ def create(
     model_id: str | None,
     parameters: tuple[str, ...],
     engine_version: str | None,
+    engine: str | None,
     parameter_help: bool,
     search: str | None,
     wait: bool,
@@ -133,7 +136,7 @@ def create(
     with what would; `--dry-run` shows the whole plan.
     """
     if wants_parameter_help(parameter_help, search):
-        print_parameter_help(session, engine_version, search)
+        print_parameter_help(session, engine_version, search, engine=engine, gpu_type=gpu_type)
         return
     if not name:
         raise UsageError("<name> is required", hint=_HELP_HINT)
@@ -149,6 +152,7 @@ def create(
         model_id=checked_model_id(model_id) if model_id else None,
         model_name=model_name or None,
         parameters=tuple(split_parameters(parameters)),
+        engine=engine,
         engine_version=engine_version or None,
         wait=wait,
         wait_seconds=wait_timeout,
@@ -193,6 +197,7 @@ def _send(session: Session, client: Client, options: CreateOptions) -> Operation
                 gpu_count=options.gpu_count,
                 replicas=options.replicas,
                 engine_parameters=options.parameters,
+                engine=options.engine,
                 engine_version=options.engine_version,
                 dry_run=options.dry_run,
                 force=options.force,
@@ -205,7 +210,7 @@ def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
 
     return plan_here(
         options.model_name, options.gpu_type, options.gpu_count, options.parameters,
-        options.engine_version,
+        options.engine_version, options.engine,
     )  # fmt: skip
 
 
@@ -221,6 +226,7 @@ def _line(options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
         gpu_count=options.gpu_count,
         replicas=options.replicas,
         parameters=options.parameters,
+        engine=options.engine,
         engine_version=options.engine_version,
     )
     return command_line(asked, plan)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import click
 
 from exo_inference.cli.terminal import print_data
-from exo_inference.errors import UsageError
+from exo_inference.errors import ConfigurationError, ConnectionFailed, UsageError
 
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
@@ -61,7 +61,13 @@ def engine_options(function: Callable[P, R]) -> Callable[P, R]:
         metavar="<text>",
         help="With the list of flags: only those about this, such as context or memory.",
     )
-    return parameter_options(parameter_help(search(function)))
+    engine = click.option(
+        "--inference-engine",
+        "engine",
+        type=click.Choice(["vllm", "exo"]),
+        help="Engine (default: what runs on the GPU family).",
+    )
+    return parameter_options(engine(parameter_help(search(function))))
 
 
 def split_parameters(texts: Sequence[str]) -> list[str]:
@@ -97,11 +103,33 @@ def wants_parameter_help(parameter_help: bool, search: str | None) -> bool:
     return parameter_help
 
 
-def print_parameter_help(session: Session, version: str | None, search: str | None = None) -> None:
-    """Ask the API for the engine's flags and print them by section, or those about a text."""
-    with session.connect() as client:
-        parameters = client.deployments.parameters(version or None)
-    print_parameters(parameters, search)
+def print_parameter_help(
+    session: Session,
+    version: str | None,
+    search: str | None = None,
+    *,
+    engine: str | None = None,
+    gpu_type: str | None = None,
+) -> None:
+    """Print the flags of an engine by section, or those about a text.
+
+    Without an engine the API is asked which one runs, on the GPU family or on all of them. Where
+    no API is configured or none answers, the engine is that of the plans: vLLM, or exo for `cpu`.
+    """
+    if engine is None:
+        try:
+            with session.connect() as client:
+                parameters = client.deployments.parameters(version or None, gpu_type=gpu_type)
+            print_parameters(parameters, search)
+            return
+        except (ConfigurationError, ConnectionFailed) as error:
+            engine = "exo" if gpu_type == "cpu" else "vllm"
+            session.remark(
+                f"{error.message}; these are the flags of {engine}, see --inference-engine"
+            )
+    from exo_inference.engines import get_engine
+
+    print_parameters(get_engine(engine).parameters(version or None), search)
 
 
 def print_parameters(parameters: Sequence[EngineParameter], search: str | None) -> None:

@@ -7,13 +7,14 @@ update, unless `--migrate` puts the rewritten ones in their place.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from exo_inference.errors import ExoError
 
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
-    from exo_inference.engines.migration import Migration
+    from exo_inference.engines.migration import Change, Migration
     from exo_inference.wire import Deployment
 
 _OWN_ENGINE = "exo"
@@ -22,10 +23,10 @@ _OWN_ENGINE = "exo"
 
 def migrated_flags(
     session: Session, deployment: Deployment, version: str, *, migrate: bool
-) -> tuple[str, ...] | None:
+) -> tuple[tuple[str, ...] | None, tuple[Change, ...]]:
     """Return the flags that the update has to set, or None where the present ones stay.
 
-    Says on stderr what is different in the other release.
+    Also what is different in the other release, to be told when the update has been accepted.
 
     Raises:
         ExoError: flags do not exist there, and nobody asked for others; or nothing replaces them.
@@ -33,11 +34,11 @@ def migrated_flags(
     """
     result = _migrate(deployment, version, must=migrate)
     if result is None:
-        return None
-    for change in result.changes:
-        session.remark(f"{change.kind:<8} {change.detail}")
+        return None, ()
     if all(change.kind == "default" for change in result.changes):
-        return None
+        return None, result.changes
+    if not result.is_clean or not migrate:
+        tell_changes(session, result.changes)
     if not result.is_clean:
         raise ExoError(
             f'not all flags of deployment "{deployment.name}" can be taken to vLLM {version}; '
@@ -51,23 +52,31 @@ def migrated_flags(
             hint="Repeat it with --migrate, which is the same as:\n"
             f"  {_to_paste(deployment, version, result)}",
         )
-    return result.flags
+    return result.flags, result.changes
+
+
+def tell_changes(session: Session, changes: Sequence[Change]) -> None:
+    """Say on stderr what is different in the other release, one line each."""
+    for change in changes:
+        session.remark(f"{change.kind:<8} {change.detail}")
 
 
 def _migrate(deployment: Deployment, version: str, *, must: bool) -> Migration | None:
-    from exo_inference.engines import DEFAULT_VERSION
+    from exo_inference.engines import DEFAULT_VERSION, VERSIONS
     from exo_inference.engines.catalogue import UnknownRelease
     from exo_inference.engines.migration import migrate
 
     present = deployment.inference_engine_version or DEFAULT_VERSION
     if present == version or (deployment.inference_engine or "").startswith(_OWN_ENGINE):
         return None
+    if version not in VERSIONS and not must:
+        return None  # the control plane refuses it, or knows releases that we do not
     try:
         return migrate(deployment.inference_engine_parameters or [], present, version)
     except UnknownRelease:
         if must:
             raise
-        return None  # a control plane may know releases that are newer than the catalogue
+        return None
 
 
 def _to_paste(deployment: Deployment, version: str, result: Migration) -> str:

@@ -15,6 +15,7 @@ from exo_inference.cli.deployment.engine_flags import (
     split_parameters,
     wants_parameter_help,
 )
+from exo_inference.cli.deployment.migrating import migrated_flags, tell_changes
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
@@ -23,6 +24,7 @@ from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
     from exo_inference.cli.planning.pasting import CommandLine
+    from exo_inference.engines.migration import Change
     from exo_inference.sdk import Client
     from exo_inference.wire import Deployment, DeploymentPlan, Operation
 
@@ -87,6 +89,7 @@ def update(
     name: str | None,
     parameters: tuple[str, ...],
     engine_version: str | None,
+    engine: str | None,
     parameter_help: bool,
     search: str | None,
     clear: bool,
@@ -103,8 +106,13 @@ def update(
     another version of the engine stop the change, unless `--migrate` is given.
     """
     if wants_parameter_help(parameter_help, search):
-        print_parameter_help(session, engine_version, search)
+        print_parameter_help(session, engine_version, search, engine=engine)
         return
+    if engine is not None:
+        raise UsageError(
+            "--inference-engine is for the list of flags here: the engine cannot be changed",
+            hint="Create another deployment with it, and delete this one.",
+        )
     if not deployment:
         raise UsageError(
             "<name-or-id> is required",
@@ -141,15 +149,15 @@ def run(session: Session, options: UpdateOptions) -> None:
 
     with session.connect() as client:
         found = client.deployments.find(options.deployment)
+        changes: tuple[Change, ...] = ()
         if options.engine_version is not None and options.parameters is None:
-            from exo_inference.cli.deployment.migrating import migrated_flags
-
             present = client.deployments.get(found.id)
-            flags = migrated_flags(
+            flags, changes = migrated_flags(
                 session, present, options.engine_version, migrate=options.migrate
             )
             options = replace(options, parameters=flags)
         plan = _send(session, client, found, options).plan or _plan_here(found, options)
+        tell_changes(session, changes)
         if options.dry_run:
             outcome, line_of = (
                 "Deployment would be updated (dry run).",

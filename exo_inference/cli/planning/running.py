@@ -102,12 +102,12 @@ def command_line(options: PlanOptions, plan: DeploymentPlan) -> CommandLine:
         "--gpu-type": options.gpu_type,
         "--gpu-count": str(options.gpu_count or 1),
         "--replicas": str(options.replicas) if options.replicas != 1 else None,
+        "--inference-engine": options.engine,
         "--inference-engine-version": options.engine_version,
     }
     can_create = options.model_path is None and options.gpu_file is None
     if not can_create:
         chosen["--gpu-file"] = str(options.gpu_file) if options.gpu_file is not None else None
-        chosen["--inference-engine"] = options.engine
     return CommandLine(
         verb="create" if can_create else "plan",
         name=options.name or (name_for(plan.model) if can_create else ""),

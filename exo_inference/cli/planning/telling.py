@@ -89,7 +89,12 @@ def _explain(error: ApiError, plan: DeploymentPlan, line: CommandLine) -> None:
 
 
 def plan_here(
-    model: str | None, gpu_type: str, gpu_count: int, flags: Sequence[str], version: str | None
+    model: str | None,
+    gpu_type: str,
+    gpu_count: int,
+    flags: Sequence[str],
+    version: str | None,
+    engine: str | None = None,
 ) -> DeploymentPlan | None:
     """Plan what the control plane did not; None where model, GPU or release are not known here."""
     from exo_inference.cli.planning.asking import PlanOptions
@@ -99,7 +104,7 @@ def plan_here(
 
     if model is None or find_family(gpu_type) is None:
         return None
-    options = PlanOptions(parameters=tuple(flags), engine_version=version)
+    options = PlanOptions(parameters=tuple(flags), engine=engine, engine_version=version)
     try:
         found = LocalPlanner(find_model(model), options)
         return found.plan(gpu_type, gpu_count, with_advice=False)

@@ -73,7 +73,7 @@ async def get_engine_help(request: Request) -> Response:
     version, gpu_type = read_text(request, "version"), read_text(request, "gpu-type")
     engine_name = read_text(request, "engine")
     if engine_name is None:
-        engine_name = _usual_engine(await context_of(request).families(), gpu_type)
+        engine_name = usual_engine(await context_of(request).families(), gpu_type)
     if engine_name not in ENGINES:
         raise refuse("Engine not known", [choice_issue("engine", engine_name[:64], ENGINES)])
     if version is not None and version not in VERSIONS:
@@ -84,7 +84,7 @@ async def get_engine_help(request: Request) -> Response:
     return answer(EngineParameterList(parameters=list(engine.parameters(version))))
 
 
-def _usual_engine(families: Sequence[InstanceTypeInfo], gpu_type: str | None) -> str:
+def usual_engine(families: Sequence[InstanceTypeInfo], gpu_type: str | None) -> str:
     """Return the engine of a family; without one, that of all GPUs if they agree."""
     if gpu_type is not None:
         family = next((each for each in families if each.family == gpu_type), None)

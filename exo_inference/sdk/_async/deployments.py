@@ -181,15 +181,20 @@ class AsyncDeployments:
         return (await self._client.send(_requests.list_instance_types())).instance_types
 
     async def parameters(
-        self, version: str | None = None, *, engine: str | None = None
+        self,
+        version: str | None = None,
+        *,
+        engine: str | None = None,
+        gpu_type: str | None = None,
     ) -> builtins.list[EngineParameter]:
         """List the flags of an engine.
 
         Args:
             version: the release whose flags they are; None is the default one.
-            engine: `exo` or `vllm`; None is the server's own (additive).
+            engine: `exo` or `vllm`; None is what runs on the server's GPUs (additive).
+            gpu_type: a GPU family, for what runs there (additive).
         """
-        call = _requests.list_parameters(version, engine=engine)
+        call = _requests.list_parameters(version, engine=engine, gpu_type=gpu_type)
         return (await self._client.send(call)).parameters
 
     async def wait_until_ready(
