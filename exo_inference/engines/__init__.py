@@ -6,9 +6,10 @@ meaning of an exit. An engine starts nothing and knows neither store nor platfor
 
 from exo_inference.engines.base import Engine, Failure, ReplicaCommand, UnknownEngine, get_engine
 from exo_inference.engines.parameters import ParameterProblem
-from exo_inference.engines.versions import DEFAULT_VERSION, VERSIONS
+from exo_inference.engines.versions import API_VERSIONS, DEFAULT_VERSION, VERSIONS
 
 __all__ = [
+    "API_VERSIONS",
     "DEFAULT_VERSION",
     "VERSIONS",
     "Engine",

@@ -1,12 +1,14 @@
-"""The vLLM releases whose flags a deployment may ask for: the enumeration of the v2 API.
+"""The vLLM releases whose flags a deployment may ask for.
 
 `inference-engine-version` names a release of vLLM, whatever engine runs: its flags are the common
-language. Source: `inference-engine-version` in the openapi document of `exoscale` 0.16.4.
+language. The enumeration of the v2 API ends earlier than the catalogue of flags, so both count.
 """
 
 from __future__ import annotations
 
-VERSIONS = (
+from exo_inference.engines.catalogue import is_at_least, listed_releases
+
+API_VERSIONS = (
     "0.12.0",
     "0.15.1",
     "0.16.0",
@@ -31,4 +33,12 @@ VERSIONS = (
     "0.28.0",
 )
 
+"""`inference-engine-version` in the openapi document of `exoscale` 0.16.4."""
+
 DEFAULT_VERSION = "0.28.0"
+
+VERSIONS = (
+    *API_VERSIONS,
+    *(each for each in listed_releases() if not is_at_least(API_VERSIONS[-1], each)),
+)
+"""All that may be asked for: those of the API, and later ones that the catalogue can judge."""

@@ -109,3 +109,13 @@ def test_migrate_needs_a_version_and_no_flags(
     result = exo("ai", "deployment", "update", "chat", *argv)
     assert result.code == 2
     assert "--migrate takes the present flags" in result.err
+
+
+def test_a_refused_version_tells_no_migration(exo: Exo, api: FakeApi) -> None:
+    uid = deploy(api, **{"inference-engine-parameters": []})
+    api.answers[f"PATCH /v2/ai/deployment/{uid}"] = (400, {"message": "no such version"})
+    for version in ("0.28.0", "0.29.0"):
+        result = exo(*UPDATE, version)
+        assert result.code == 1
+        assert "no such version" in result.err
+        assert "default  " not in result.err

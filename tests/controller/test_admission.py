@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from exoscale.api.exceptions import ExoscaleAPIClientException
 
+from exo_inference.controller.admission import check_version
+from exo_inference.controller.problems import Issue
 from exo_inference.state_dir import StateDir
 from tests.controller.conftest import Controller
 from tests.controller.fakes import GPU_FAMILIES, FakePlatform
@@ -242,3 +244,11 @@ def test_the_engine_of_a_deployment_is_that_of_its_family(controller: Controller
     assert answer.json()["errors"][0]["detail"].endswith('enumeration ["exo","vllm"]')
     client.delete_deployment(id=uid)
     controller.wait_for(lambda: not client.list_deployments()["deployments"])
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.29.0"])
+def test_releases_after_the_enumeration_are_admitted_if_they_can_be_judged(version: str) -> None:
+    issues: list[Issue] = []
+    assert check_version({"inference_engine_version": version}, issues) == version
+    assert bool(issues) == (version == "0.29.0")
+    assert all('"0.28.0","0.33.0"]' in issue.detail.replace(" ", "") for issue in issues)

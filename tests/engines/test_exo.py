@@ -12,6 +12,7 @@ import exoscale
 import pytest
 
 from exo_inference.engines import (
+    API_VERSIONS,
     DEFAULT_VERSION,
     VERSIONS,
     ReplicaCommand,
@@ -40,7 +41,8 @@ def test_no_flag_of_the_platform_is_offered() -> None:
 def test_versions_are_those_of_the_api() -> None:
     document = json.loads((Path(exoscale.__file__).parent / "openapi.json").read_text())
     schema = document["components"]["schemas"]["inference-engine-version"]
-    assert list(VERSIONS) == schema["enum"]
+    assert list(API_VERSIONS) == schema["enum"]
+    assert (*API_VERSIONS, "0.33.0") == VERSIONS
     assert schema["default"] == DEFAULT_VERSION
 
 
