@@ -63,7 +63,14 @@ IMAGES = (
     Image(
         "exo-inference",
         "images/control-plane/Dockerfile",
-        ("exo_inference", "images", "pyproject.toml", "constraints.txt"),
+        (
+            "exo_inference",
+            "charts/inference-model",
+            "charts/inference-deployment",
+            "images",
+            "pyproject.toml",
+            "constraints.txt",
+        ),
         {"BASE": _BASE_TAG},
     ),
     Image(
