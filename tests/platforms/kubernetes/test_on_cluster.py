@@ -17,10 +17,14 @@ import pytest
 
 import exo_inference
 from exo_inference.errors import PlatformError
+from exo_inference.hub import source_for
 from exo_inference.platforms.base import (
     DesiredDeployment,
+    DesiredModel,
     LogQuery,
+    ModelPhase,
     ObservedDeployment,
+    ObservedModel,
     ReplicaPhase,
 )
 from exo_inference.platforms.kubernetes import PlatformValues
@@ -64,6 +68,22 @@ class Gpus:
 
     def remove_node(self, name: str) -> None:
         self.cluster.kubectl("delete", "node", name, "--ignore-not-found")
+
+    def make_free_volume(self, path: Path) -> None:
+        """Make a volume without a class that the next claim without one gets."""
+        volume = {
+            "capacity": {"storage": "2Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "hostPath": {"path": str(path)},
+        }
+        metadata = {"name": f"{self.cluster.namespace}-free"}
+        item = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": metadata,
+            "spec": volume,
+        }
+        self.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(item))
 
     def make_volume(self, path: str) -> None:
         """Make the claim `tiny`, bound, as a model's download would leave it."""
@@ -276,3 +296,37 @@ async def test_the_words_of_a_real_node_are_understood(
             await process.until(DESIRED, look, seconds=60)
         except TimeoutError:
             pytest.fail(f"never said {words!r}, but: {said}")
+
+
+DOWNLOADS = PlatformValues(
+    model={
+        "storage": {"storageClassName": "-"},
+        "download": {"image": {"repository": "localhost/exo-inference", "tag": "0.1.0"}},
+    }
+)
+
+
+async def test_a_model_is_brought_onto_its_volume_by_a_real_job(gpus: Gpus, tmp_path: Path) -> None:
+    files = tmp_path / "volume"
+    files.mkdir()
+    files.chmod(0o777)
+    gpus.make_free_volume(files)
+    resolved = await source_for("exo/tiny-chat").resolve("exo/tiny-chat", revision=None, token=None)
+    model = DesiredModel(UID, "tiny", "exo/tiny-chat", resolved.revision, resolved.size_bytes)
+    async with running(gpus.cluster, tmp_path, values=DOWNLOADS) as process:
+        observed = await until_ended(process, model)
+        assert observed.phase is ModelPhase.READY, observed.details
+        assert {file.path for file in resolved.files} <= {path.name for path in files.iterdir()}
+        again = replace(model, revision="0" * 40)
+        observed = await until_ended(process, again)
+        assert (observed.phase, observed.final) == (ModelPhase.FAILED, True)
+        assert resolved.revision in observed.details
+
+
+async def until_ended(process: Running, model: DesiredModel) -> ObservedModel:
+    async with asyncio.timeout(120):
+        while True:
+            observed = await process.models.apply_model(model)
+            if observed.phase in (ModelPhase.READY, ModelPhase.FAILED):
+                return observed
+            await asyncio.sleep(0.2)
