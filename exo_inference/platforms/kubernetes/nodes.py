@@ -33,7 +33,7 @@ _SUFFIXES = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
 }  # fmt: skip
-_QUANTITY = re.compile(r"([0-9.]+)(m|[kMGTPE]i?|)")
+_QUANTITY = re.compile(r"([0-9.]+)(m|[kKMGTPE]i?|)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ def test_the_affinity_names_what_tells_the_nodes_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
+        ("24606000Ki", 24606000 * 1024.0),  # as a kubelet says it
         ("4", 4), ("500m", 0.5), ("16Gi", 2**34), ("1.5", 1.5), ("2k", 2000), ("", 0), (None, 0),
         ("many", 0), ("1.2.3", 0), ("1E", 10**18), ("1Ei", 2**60),
     ],
