@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from exo_inference.planner.compressed_cache import row_bytes
+from exo_inference.planner.drafting import ACCEPTANCE
 from exo_inference.planner.gpus import GIB
 from exo_inference.planner.kv_cache import KvGroup, KvLayout, state_page_bytes, token_bytes
 from exo_inference.planner.memory import (
@@ -392,7 +393,7 @@ def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
         f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache"
         f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts)}, "
         f"+ {_ms(parts['communication'])} between GPUs "
-        f"+ {_ms(STEP_SECONDS)} per step"
+        f"+ {_ms(STEP_SECONDS)} per step{_draft_text(parts, inputs)}"
     )
     noun = "request" if batch.batch == 1 else "requests"
     title = f"Between tokens, {batch.batch:,} {noun} of {batch.context:,} tokens"
@@ -412,6 +413,16 @@ def _launch_text(parts: Mapping[str, float]) -> str:
         return ""
     each = f"{_ms(LAUNCH_SECONDS_PER_LAYER)} per layer without CUDA graphs"
     return f" and launching kernels {_ms(parts['kernel launches'])} ({each})"
+
+
+def _draft_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
+    draft = inputs.drafting
+    if draft is None:
+        return ""
+    rate = ACCEPTANCE[draft.method].rate
+    tokens = f"(1 - {rate:g}^{draft.num_tokens + 1}) / (1 - {rate:g}) = {draft.expected_tokens:.4g} tokens"
+    work = f"+ {_ms(parts['drafting'])} drafting {draft.num_tokens}, which are verified together"
+    return f" {work}; divided by {tokens} that a step yields at an assumed acceptance of {rate:g}"
 
 
 _ROOFLINE = "roofline: bytes over bandwidth, operations over arithmetic"

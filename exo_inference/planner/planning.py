@@ -254,13 +254,19 @@ def _conclude(
         fits_nominally=fits,
         stages=tuple(_stage_plan(setting, index, stage) for index, stage in enumerate(stages)),
         usd_per_hour=gpu.price(setting.gpu_count),
-        notes=(*setting.model.notes, *setting.speculation.notes),
+        notes=_notes(setting),
     )
     if layout is not None:
         sized = _with_cache(sized, layout, room)
     inputs = _speed_inputs(setting, sized)
     sized = replace(sized, basis=Basis(setting, limiting, inputs))
     return sized if is_refused else replace(sized, speed=estimate_speed(inputs))
+
+
+def _notes(setting: Setting) -> tuple[str, ...]:
+    drafting = setting.drafting
+    assumed = () if drafting is None else (drafting.describe(),)
+    return (*setting.model.notes, *setting.speculation.notes, *assumed)
 
 
 def _with_cache(sized: Plan, layout: KvLayout, room: _Room) -> Plan:
@@ -290,6 +296,7 @@ def _speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
             setting.model, setting.ranks, setting.dtype_bytes, setting.rules, setting.offload
         ),
         is_eager=setting.is_eager,
+        drafting=setting.drafting,
     )
 
 

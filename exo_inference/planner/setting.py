@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from exo_inference.planner.architecture import DTYPE_BYTES, Architecture
+from exo_inference.planner.drafting import Drafting
 from exo_inference.planner.engine_rules import EngineRules, default_batch, rules_for
 from exo_inference.planner.gpus import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
@@ -48,6 +49,11 @@ class Setting:
     def is_eager(self) -> bool:
         """Whether kernels are launched one by one instead of replayed as CUDA graphs."""
         return bool(self.parameters.enforce_eager) and self.rules.engine == "vllm"
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """What a decode step drafts."""
+        return self.speculation.drafting(self.ranks, self.dtype_bytes, self.kv)
 
     @property
     def offload(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exo_inference.planner.architecture import Architecture
+from exo_inference.planner.drafting import Drafting
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.shapes import KvKind
@@ -28,6 +29,9 @@ LAUNCH_SECONDS_PER_LAYER = 0.00055
 """Launching a layer's kernels one by one, where no CUDA graph replays them. Measured per step and layer in
 vLLM: 0.38 ms (Llama 2 7B, vllm-project/vllm#1440) and 0.79 ms (Qwen2.5-Omni-7B, vllm-project/vllm-omni#7960);
 this is their geometric middle. The GPU works meanwhile, so that the longer of the two counts."""
+
+DRAFT_PASS_SECONDS = 0.0002
+"""Launching one pass of the draft, which neither schedules nor answers: a quarter of a step. Assumed."""
 
 PROMPT_LENGTHS = (128, 1024, 8192, 32768, 131072)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -54,6 +58,9 @@ class BatchSpeed:
     usd_per_million_tokens: float | None
 
 
+_SOURCE = "roofline at 75 % of memory bandwidth and 55 % of dense arithmetic"
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
     """The estimate."""
@@ -61,7 +68,7 @@ class Speed:
     prompts: tuple[PromptSpeed, ...]
     batches: tuple[BatchSpeed, ...]
     number_type: str
-    source: str = "roofline at 75 % of memory bandwidth and 55 % of dense arithmetic"
+    source: str = _SOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,8 @@ class SpeedInputs:
     """Weights of a rank that stay in the host's memory (`--cpu-offload-gb`)."""
     is_eager: bool = False
     """Kernels are launched one by one (`--enforce-eager`)."""
+    drafting: Drafting | None = None
+    """Speculative decoding."""
 
 
 def estimate_speed(inputs: SpeedInputs) -> Speed | None:
@@ -96,7 +105,10 @@ def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
     sizes = [size for size in BATCH_SIZES if size <= most]
     batches = tuple(_batch(inputs, size, context, flops) for size in sizes)
-    return Speed(prompts, batches, kind)
+    if inputs.drafting is None:
+        return Speed(prompts, batches, kind)
+    source = f"{_SOURCE}; decoding by an assumed acceptance of drafted tokens, see the notes"
+    return Speed(prompts, batches, kind, source)
 
 
 def arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
@@ -161,18 +173,36 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
     """Return the seconds that a decode step reads, computes and sends, by resource."""
     model, ranks = inputs.model, inputs.ranks
     bandwidth = inputs.gpu.bandwidth * MEMORY_SHARE
-    touched = _touched_share(model, size)
+    tokens = size * (1 + inputs.drafting.num_tokens if inputs.drafting is not None else 1)
+    touched = _touched_share(model, tokens)
     reads = inputs.weights_bytes * touched * ranks.pipeline
     cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
-    compute = 2 * model.num_active_parameters * size / ranks.tensor / (flops * COMPUTE_SHARE)
+    compute = 2 * model.num_active_parameters * tokens / ranks.tensor / (flops * COMPUTE_SHARE)
     return {
         "weights read": reads / bandwidth,
         "cache read": cached / bandwidth,
         "offloaded weights": _host_seconds(inputs, touched),
         "compute": compute,
         "kernel launches": _launch_seconds(inputs),
-        "communication": _communication(inputs, size, 1),
+        "communication": _communication(inputs, tokens, 1),
+        "drafting": draft_seconds(inputs, size, context, flops),
     }
+
+
+def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) -> float:
+    """Return the time of the draft's passes in a step, one for each drafted token."""
+    draft = inputs.drafting
+    if draft is None or not draft.num_parameters:
+        return 0.0
+    bandwidth = inputs.gpu.bandwidth * MEMORY_SHARE
+    chosen = 1 - _unchosen_share(inputs.model, size)
+    cached = size * context * draft.kv_bytes_per_token
+    reads = (draft.read_bytes + draft.expert_bytes * chosen + cached) / bandwidth
+    compute = 2 * draft.num_parameters * size / inputs.ranks.tensor / (flops * COMPUTE_SHARE)
+    launches = draft.num_layers * LAUNCH_SECONDS_PER_LAYER if inputs.is_eager else 0.0
+    share = draft.num_layers / len(inputs.model.layers)
+    sent = _communication(inputs, size, 1) * share
+    return draft.num_tokens * (max(reads, compute, launches) + sent + DRAFT_PASS_SECONDS)
 
 
 def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchSpeed:
@@ -180,6 +210,8 @@ def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchS
     seconds = step_seconds(parts)
     bound = _bound(parts)
     replicas = inputs.ranks.data
+    if inputs.drafting is not None:
+        seconds /= inputs.drafting.expected_tokens
     rate = size * replicas / seconds
     price = inputs.gpu.price(inputs.gpu_count)
     cost = None if price is None else price / (rate * 3600) * 1e6
@@ -190,7 +222,7 @@ def step_seconds(parts: Mapping[str, float]) -> float:
     """Return the time of a decode step from the parts that `batch_times` returns."""
     reads = parts["weights read"] + parts["cache read"] + parts["offloaded weights"]
     longest = max(reads, parts["compute"], parts["kernel launches"])
-    return longest + parts["communication"] + STEP_SECONDS
+    return longest + parts["communication"] + parts["drafting"] + STEP_SECONDS
 
 
 _READS = ("weights read", "cache read", "offloaded weights")
@@ -207,16 +239,22 @@ def _bound(parts: Mapping[str, float]) -> str:
 
 def _touched_share(model: Architecture, batch: int) -> float:
     """Return the share of the weights that a batch reads: not every expert is chosen by someone."""
-    moe = model.moe
-    if moe is None or moe.num_experts < 1:
+    if model.moe is None:
         return 1.0
     experts = sum(
         count * sum(w.num_elements for w in layer.weights if w.part == "routed_experts")
         for layer, count in model.layer_counts
     )
     share = experts / max(1, model.num_parameters)
-    missed = (1 - min(1.0, moe.experts_per_token / moe.num_experts)) ** batch
-    return 1 - share * missed
+    return 1 - share * _unchosen_share(model, batch)
+
+
+def _unchosen_share(model: Architecture, batch: int) -> float:
+    """Return the share of a layer's experts that no token of a batch is sent to."""
+    moe = model.moe
+    if moe is None or moe.num_experts < 1:
+        return 0.0
+    return (1 - min(1.0, moe.experts_per_token / moe.num_experts)) ** batch
 
 
 def _cached_tokens(model: Architecture, context: int) -> float:
