@@ -71,7 +71,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """When a spelling existed: `since` the first listed release, `until` the last (None: still)."""
+    """When a spelling, a choice or a key existed: `since` the first listed release, `until` the last (None: still)."""
 
     name: str
     spelling: str
@@ -154,6 +154,31 @@ def lifetime(spelling: str) -> Lifetime | None:
     return _lifetimes().get(spelling)
 
 
+def choices_of(name: str, listed: str) -> tuple[str, ...]:
+    """Return the choices of a flag; of all releases together where it did not exist yet."""
+    changes = _changes_of_choices(name)
+    present = _latest(changes, listed)
+    every = present if present is not None else [c for each in changes.values() for c in each]
+    return tuple(dict.fromkeys(every))
+
+
+def choice_lifetime(name: str, choice: str) -> Lifetime | None:
+    """Return when a flag had a choice, in whatever release; None if it never did."""
+    changes = _changes_of_choices(name)
+    had = [v for v in listed_releases() if choice in (_latest(changes, v) or ())]
+    if not had:
+        return None
+    return Lifetime(name, choice, had[0], None if had[-1] == listed_releases()[-1] else had[-1])
+
+
+def key_lifetime(name: str, key: str) -> Lifetime | None:
+    """Return when the JSON object of a flag had a key; None if it never did."""
+    keys: Mapping[str, Any] = next(
+        (r.get("keys", {}) for r in _load()["flags"] if r["name"] == name), {}
+    )
+    return Lifetime(name, key, keys[key][1], keys[key][2]) if key in keys else None
+
+
 def is_at_least(version: str, other: str) -> bool:
     """Say whether a release is the other one or a later one."""
     return _key(version) >= _key(other)
@@ -171,6 +196,13 @@ def _load() -> dict[str, Any]:
     path = resources.files("exo_inference.engines") / "catalog" / "vllm.json"
     loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return loaded
+
+
+def _changes_of_choices(name: str) -> Mapping[str, list[str]]:
+    """Return the choices of a flag by the release that brought them."""
+    record: Mapping[str, Any] = next((r for r in _load()["flags"] if r["name"] == name), {})
+    changes: Mapping[str, list[str]] = record.get("choices", {})
+    return changes
 
 
 @functools.lru_cache(maxsize=64)

@@ -51,7 +51,7 @@ def _check_use(
         text = f"{use.spelling} is set by the platform: {owned[flag.name]}; leave it out"
         yield _problem(use, "owned", text)
     elif use.path:
-        yield from _check_key(use, flag)
+        yield from _check_key(use, flag, release.listed)
     elif flag.type == "boolean":
         yield from _check_boolean(use, flag)
     elif not use.values:
@@ -61,8 +61,7 @@ def _check_use(
         yield _problem(use, "missing", text)
     else:
         for value in use.values:
-            wrong = judge(value.text, flag, release.listed)
-            if wrong is not None:
+            for wrong in judge(value.text, flag, release.listed):
                 yield _wrong(use, value, wrong)
 
 
@@ -90,13 +89,13 @@ def _check_boolean(use: Use, flag: Flag) -> Iterator[ParameterProblem]:
         yield _problem(use, "boolean", detail)
 
 
-def _check_key(use: Use, flag: Flag) -> Iterator[ParameterProblem]:
+def _check_key(use: Use, flag: Flag, listed: str) -> Iterator[ParameterProblem]:
     name = ".".join([use.spelling, *use.path])
     if not use.values:
         detail = f"{name} has no value, expected one for that key; write {name}=<value>"
         yield _problem(use, "missing", detail)
         return
-    wrong = judge_key(use.path, use.values[0].text, flag)
+    wrong = judge_key(use.path, use.values[0].text, flag, listed)
     if wrong is not None:
         yield _wrong(use, use.values[0], wrong)
 
@@ -130,7 +129,8 @@ def _unknown(
         if (flag := release.by_spelling.get(positive)) is not None:
             return _no_form(use, flag)
     if known is None:
-        meant = suggest(use.spelling, release.spellings())
+        is_long = use.spelling.startswith("--")
+        meant = suggest(use.spelling, release.spellings() if is_long else [*release.by_spelling])
         step = f"did you mean {meant}?" if meant else "search for it in the parameter help"
         text = f"{use.spelling} is not a flag of {release.named}, expected one that it has; {step}"
         return _problem(use, "unknown", text)

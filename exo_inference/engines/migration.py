@@ -6,12 +6,14 @@ what the flags say is kept, and where that is not possible it is said.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from exo_inference.engines.argument_vector import Use, split
 from exo_inference.engines.catalogue import ReleaseFlags, flags_of
 from exo_inference.engines.checking import check_vector
+from exo_inference.engines.members import RENAMED_KEYS
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.engines.successors import SUCCESSORS, rewrite_removed
 from exo_inference.engines.vllm import PLATFORM_OWNED
@@ -103,14 +105,47 @@ def _respell(
 ) -> tuple[tuple[str, ...], Change | None]:
     """Keep a flag that the new release has, under a spelling that it has."""
     known = use.spelling in new.by_spelling or use.spelling in new.by_no_form
-    if use.flag is None or (known and not items[0].startswith("-O.")):
+    if use.flag is None:
         return items, None
-    if use.spelling == "-O":  # keys of compilation, which -cc takes now
-        first = items[0].replace("-O", "-cc", 1)
-        return (first, *items[1:]), Change("renamed", "-O", f"{items[0]} becomes {first}")
+    if use.spelling == "-O" and use.path:  # keys of compilation, which -cc takes now
+        items = (items[0].replace("-O", "-cc", 1), *items[1:])
+        renamed = _rename_keys(use, items, new) or items
+        text = f"{use.spelling}.{'.'.join(use.path)} becomes {renamed[0].partition('=')[0]}"
+        return renamed, Change("renamed", "-O", text)
+    if known:
+        rewritten = _rename_keys(use, items, new)
+        if rewritten is None:
+            return items, None
+        text = f"{' '.join(items)} becomes {' '.join(rewritten)}: a key has a new name"
+        return rewritten, Change("renamed", use.spelling, text)
     flag = new.by_name[use.flag.name].spellings[0]
     first = items[0].replace(use.spelling, flag, 1)
     return (first, *items[1:]), Change("renamed", use.spelling, f"{use.spelling} becomes {flag}")
+
+
+def _rename_keys(use: Use, items: tuple[str, ...], new: ReleaseFlags) -> tuple[str, ...] | None:
+    """Return the items with the keys of a JSON object that are called otherwise now; None if none."""
+    assert use.flag is not None, "only flags have keys"
+    keys = new.by_name[use.flag.name].keys
+    names = {
+        old: later
+        for (flag, old), later in RENAMED_KEYS.items()
+        if flag == use.flag.name and old not in keys and later in keys
+    }
+    if use.path and use.path[0] in names:
+        first = items[0].replace(f".{use.path[0]}", f".{names[use.path[0]]}", 1)
+        return (first, *items[1:])
+    if use.path or not use.values or not names:
+        return None
+    text = use.values[0].text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # the check says what is wrong with it
+    if not isinstance(value, dict) or names.keys().isdisjoint(value):
+        return None
+    written = json.dumps({names.get(key, key): each for key, each in value.items()})
+    return tuple(item.replace(text, written) for item in items)
 
 
 def _refusals(
@@ -119,8 +154,8 @@ def _refusals(
     """Yield what the new release does not take; what was wrong before is said as such."""
     before = {_key(p, flags) for p in check_vector(flags, old, PLATFORM_OWNED)}
     for problem in check_vector(result, new, PLATFORM_OWNED):
-        earlier = ", as in the release before" if _key(problem, result) in before else ""
-        yield Change("refused", problem.flag or result[problem.index], problem.detail + earlier)
+        earlier = f"in {old.named} already: " if _key(problem, result) in before else ""
+        yield Change("refused", problem.flag or result[problem.index], earlier + problem.detail)
 
 
 def _key(problem: ParameterProblem, items: Sequence[str]) -> tuple[str, str, str]:

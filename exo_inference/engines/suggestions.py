@@ -184,8 +184,10 @@ def _by_beginning(bare: str, known: Collection[str]) -> str | None:
 
 
 def _by_likeness(bare: str, known: Collection[str], cutoff: float) -> str | None:
-    near = difflib.get_close_matches(f"--{bare}", known, n=1, cutoff=cutoff)
-    return near[0] if near else None
+    # The dashes, which all have, would make short names look alike.
+    names = {name.lstrip("-"): name for name in known}
+    near = difflib.get_close_matches(bare, names, n=1, cutoff=cutoff)
+    return names[near[0]] if near else None
 
 
 def _by_words(bare: str, known: Collection[str]) -> str | None:

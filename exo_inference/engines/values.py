@@ -12,9 +12,17 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
-from exo_inference.engines.catalogue import Flag, Key, is_at_least
+from exo_inference.engines.catalogue import (
+    Flag,
+    Key,
+    Lifetime,
+    choice_lifetime,
+    is_at_least,
+    key_lifetime,
+)
+from exo_inference.engines.members import RENAMED_KEYS, Limits, limits_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _SUFFIXED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kmgtKMGT])")
@@ -46,8 +54,8 @@ class Wrong:
     what: str = ""
 
 
-def judge(text: str, flag: Flag, listed: str) -> Wrong | None:
-    """Return what is wrong with a value of a flag, or None.
+def judge(text: str, flag: Flag, listed: str) -> list[Wrong]:
+    """Return what is wrong with a value of a flag; several things only in a JSON object.
 
     Args:
         text: the value as it was written.
@@ -55,28 +63,29 @@ def judge(text: str, flag: Flag, listed: str) -> Wrong | None:
         listed: the release, for what only later ones read.
     """
     if text in ("", "None") and flag.default == "None":
-        return None  # as if the flag had not been given
+        return []  # as if the flag had not been given
     if flag.type == "json":
         return _judge_json(text, flag, listed)
+    wrong = None
     if flag.choices:
-        return _judge_choice(text, flag)
-    if flag.type in ("integer", "number"):
-        return _judge_number(text, flag)
-    return None
+        wrong = _judge_choice(text, flag, listed)
+    elif flag.type in ("integer", "number"):
+        wrong = _judge_number(text, flag)
+    return [wrong] if wrong is not None else []
 
 
-def judge_key(path: tuple[str, ...], text: str, flag: Flag) -> Wrong | None:
+def judge_key(path: tuple[str, ...], text: str, flag: Flag, listed: str) -> Wrong | None:
     """Return what is wrong with one key of a flag's JSON object, given as `--flag.key value`."""
     if flag.type != "json":
         return Wrong("key", f"no keys: {flag.spellings[0]} takes {expected(flag)}")
     if flag.keys and path[0] not in flag.keys:
-        return _unknown_key(path[0], flag.keys)
+        return _unknown_key(path[0], flag, listed)
     if flag.keys and len(path) == 1:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = text
-        return _judge_member(value, flag.keys[path[0]])
+        return _judge_member(value, flag.keys[path[0]], flag, listed)
     return None
 
 
@@ -88,17 +97,35 @@ def expected(flag: Flag) -> str:
     if flag.type == "json" and flag.default != '["*"]':
         words["json"] = "a JSON object"
     text = words.get(flag.type, "text")
-    limits = [f"{_LIMITS[name]} {_short(limit)}" for name, limit in flag.bounds.items()]
+    return _with_limits(text, flag.bounds)
+
+
+def _with_limits(text: str, bounds: Mapping[str, float]) -> str:
+    limits = [f"{_LIMITS[name]} {_short(limit)}" for name, limit in bounds.items()]
     return ", ".join([text, " and ".join(limits)]) if limits else text
 
 
-def _judge_choice(text: str, flag: Flag) -> Wrong | None:
+def _judge_choice(text: str, flag: Flag, listed: str) -> Wrong | None:
     parts = text.split(",") if flag.several else [text]
     bad = next((part for part in parts if _fold(part, flag) not in flag.choices), None)
     if bad is None:
         return None
-    near = difflib.get_close_matches(bad.lower(), flag.choices, n=1, cutoff=0.6)
-    return Wrong("choice", expected(flag), f"did you mean {near[0]}?" if near else "")
+    known = choice_lifetime(flag.name, _fold(bad, flag))
+    hint = _explain_release(known, listed) if known is not None else _nearest(bad, flag.choices)
+    return Wrong("choice", expected(flag), hint)
+
+
+def _nearest(text: str, choices: Collection[str]) -> str:
+    by_folded = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(text.lower(), by_folded, n=1, cutoff=0.6)
+    return f"did you mean {by_folded[near[0]]}?" if near else ""
+
+
+def _explain_release(known: Lifetime, listed: str) -> str:
+    """Say in which releases something exists that this one does not have."""
+    if known.until is not None and is_at_least(listed, known.until):
+        return f"{known.spelling} was last in vLLM {known.until}, use another"
+    return f"{known.spelling} came with vLLM {known.since}, ask for that release or use another"
 
 
 def _fold(text: str, flag: Flag) -> str:
@@ -161,21 +188,24 @@ def _is_within(number: float, bounds: Mapping[str, float]) -> bool:
     return all(checks[name] for name in bounds)
 
 
-def _judge_json(text: str, flag: Flag, listed: str) -> Wrong | None:
+def _judge_json(text: str, flag: Flag, listed: str) -> list[Wrong]:
     if flag.keys and is_at_least(listed, JSON_SUFFIXES_SINCE):
         text = _STRING_OR_NUMBER.sub(_expand_in_json, text)
     try:
         value: Any = json.loads(text)
     except RecursionError:
-        return Wrong("json", expected(flag), "it is nested too deeply")
+        return [Wrong("json", expected(flag), "it is nested too deeply")]
     except ValueError as exc:
-        return Wrong("json", expected(flag), _explain_json(text, exc))
+        return [Wrong("json", expected(flag), _explain_json(text, exc))]
     is_array = flag.default in ('["*"]', "[]")
     if not isinstance(value, list if is_array else dict):
         kind = "a JSON array" if is_array else "a JSON object"
         example = '["https://example.org"]' if is_array else '{"key": "value"}'
-        return Wrong("json", kind, f"write it as {example}")
-    return _judge_members(value, flag.keys) if isinstance(value, dict) and flag.keys else None
+        return [Wrong("json", kind, f"write it as {example}")]
+    if not isinstance(value, dict) or not flag.keys:
+        return []
+    judged = (_judge_named(name, member, flag, listed) for name, member in value.items())
+    return [wrong for wrong in judged if wrong is not None]
 
 
 def _expand_in_json(found: re.Match[str]) -> str:
@@ -197,32 +227,57 @@ def _explain_json(text: str, exc: ValueError) -> str:
     return f'{said}{where}; write it as {{"key": "value"}}'
 
 
-def _judge_members(value: Mapping[str, Any], keys: Mapping[str, Key]) -> Wrong | None:
-    for name, member in value.items():
-        if name not in keys:
-            return _unknown_key(name, keys)
-        if (wrong := _judge_member(member, keys[name])) is not None:
-            return wrong
-    return None
+def _judge_named(name: str, value: object, flag: Flag, listed: str) -> Wrong | None:
+    if name not in flag.keys:
+        return _unknown_key(name, flag, listed)
+    return _judge_member(value, flag.keys[name], flag, listed)
 
 
-def _unknown_key(name: str, keys: Collection[str]) -> Wrong:
-    near = difflib.get_close_matches(name.replace("-", "_"), keys, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(keys))}"
-    return Wrong("key", "only keys that it has", hint, what=f"the key {name!r}")
+def _unknown_key(name: str, flag: Flag, listed: str) -> Wrong:
+    spelled = name.replace("-", "_")
+    known, renamed = key_lifetime(flag.name, spelled), RENAMED_KEYS.get((flag.name, spelled))
+    if renamed in flag.keys:
+        hint = f"{name} became {renamed}, write that"
+    elif known is not None and spelled not in flag.keys:
+        hint = _explain_release(known, listed)
+    else:
+        hint = _nearest(spelled, flag.keys) or f"it has: {', '.join(sorted(flag.keys))}"
+    return Wrong("key", "only keys that it has", hint, what=f"the key {name[:64]!r}")
 
 
-def _judge_member(value: object, key: Key) -> Wrong | None:
+def _judge_member(value: object, key: Key, flag: Flag, listed: str) -> Wrong | None:
     fits = {
         "integer": isinstance(value, (int, str)) and _is_whole(value),
         "number": isinstance(value, (int, float, str)) and _is_number(value),
         "boolean": isinstance(value, bool) or str(value).lower() in ("true", "false", "0", "1"),
         "string": isinstance(value, str),
     }
-    if value is None or fits.get(key.type, True):
+    if value is None:
         return None
-    shown = json.dumps(value)[:64]
-    return Wrong("key", f"{_KINDS[key.type]}", what=f"the key {key.name!r} is {shown}")
+    what = f"the key {key.name!r} is {json.dumps(value)[:64]}"
+    if not fits.get(key.type, True):
+        return Wrong("key", _KINDS[key.type], what=what)
+    limits = limits_of(flag.name, key.name, listed)
+    return None if limits is None else _judge_limits(value, limits, key, what)
+
+
+def _judge_limits(value: object, limits: Limits, key: Key, what: str) -> Wrong | None:
+    """Judge what a key says, once its type is right."""
+    if limits.choices and isinstance(value, str) and not _is_number(value):
+        if (value.upper() if limits.folded else value) in limits.choices:
+            return None
+        text = f"one of: {', '.join(limits.choices)}"
+        return Wrong("choice", text, _nearest(value, limits.choices), what)
+    if limits.choices and not limits.folded:
+        return Wrong("choice", f"one of: {', '.join(limits.choices)}", what=what)
+    if limits.bounds and not (_is_scalar(value) and _is_within(float(value), limits.bounds)):
+        kind = _KINDS["integer" if key.type == "any" else key.type]
+        return Wrong("range", _with_limits(kind, limits.bounds), what=what)
+    return None
+
+
+def _is_scalar(value: object) -> TypeGuard[int | float | str]:
+    return isinstance(value, (int, float, str)) and _is_number(value)
 
 
 def _is_whole(value: int | str) -> bool:

@@ -61,7 +61,7 @@ def test_mistakes_of_before_stay_and_are_told_as_such() -> None:
     assert result.flags == ("--max-tokens", "9", "stray")
     refused = [change.detail for change in result.changes if change.kind == "refused"]
     assert len(refused) == 2
-    assert all(text.endswith("as in the release before") for text in refused)
+    assert all(text.startswith("in vLLM 0.19.0 already: ") for text in refused)
 
 
 def test_old_keys_of_compilation_get_their_new_spelling() -> None:
@@ -108,3 +108,26 @@ def test_every_successor_belongs_to_a_removed_flag_and_exists_in_the_next_releas
             assert successor.note
         newest = successor.rewrite((next(iter(values)),)) or ()
         assert check(newest, listed_releases()[-1]) == [], name
+
+
+@pytest.mark.parametrize(
+    ("flags", "migrated"),
+    [
+        (["-O.level=3"], ("-cc.mode=3",)),
+        (["-cc.level", "3"], ("-cc.mode", "3")),
+        (["-cc", '{"level":3}'], ("-cc", '{"mode": 3}')),
+        (['--compilation-config={"level":3}'], ('--compilation-config={"mode": 3}',)),
+    ],
+    ids=["short key", "key", "object", "object in one item"],
+)
+def test_a_key_with_a_new_name_is_rewritten(flags: list[str], migrated: tuple[str, ...]) -> None:
+    result = migrate(flags, "0.12.0", "0.28.0")
+    assert result.flags == migrated
+    assert result.is_clean
+    assert kinds(result)[0][0] == "renamed"
+    assert "mode" in result.changes[0].detail
+
+
+def test_a_choice_that_came_later_says_since_when_it_exists() -> None:
+    result = migrate(["--kv-cache-dtype=nvfp4"], "0.28.0", "0.12.0")
+    assert "nvfp4 came with vLLM 0.20.0" in result.changes[0].detail

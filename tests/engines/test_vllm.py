@@ -97,14 +97,15 @@ def test_facts_of_releases_are_told_apart() -> None:
         ("--max-model", "--max-model-len"),
         ("--utilization-memory-gpu", "--gpu-memory-utilization"),
         ("--tool_call_parsers", "--tool-call-parser"),
-        ("-tpp", "--tensor-parallel-size"),
+        ("-tpp", "-tp"),
     ],
 )
 def test_unknown_flag_gets_the_one_that_was_meant(wrong: str, right: str) -> None:
-    if wrong == "-tpp":
-        assert "did you mean" in detail(wrong, "2")
-    else:
-        assert detail(wrong, "2").endswith(f"did you mean {right}?")
+    assert detail(wrong, "2").endswith(f"did you mean {right}?")
+
+
+def test_a_flag_that_resembles_none_gets_no_suggestion() -> None:
+    assert detail("--bogus", "2").endswith("search for it in the parameter help")
 
 
 def test_every_meaning_names_a_flag_of_some_release() -> None:
@@ -241,3 +242,52 @@ def test_descriptions_are_short_sentences() -> None:
         assert 20 <= len(parameter.description) <= 300, parameter.name
         assert parameter.description.endswith("."), parameter.name
         assert parameter.description[0].isupper(), parameter.name
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("--speculative-config", '{"num_speculative_tokens": -5}', "-5, expected a whole number, above 0"),
+        ("--speculative-config", '{"num_speculative_tokens": 0}', "0, expected a whole number, above 0"),
+        ("--speculative-config.num_speculative_tokens", "0", "expected a whole number, above 0"),
+        ("--speculative-config", '{"method": "egle"}', "did you mean eagle?"),
+        ("--speculative-config", '{"method": 3}', "expected one of: ngram"),
+        ("--speculative-config", '{"suffix_decoding_min_token_prob": 1.5}', "at most 1"),
+        ("--compilation-config", '{"mode": 7}', "at least 0 and at most 3"),
+        ("--compilation-config", '{"mode": "quick"}', "one of: NONE"),
+        ("--compilation-config", '{"level": 3}', "level became mode"),
+        ("--kv-transfer-config", '{"kv_role": "kv_bot"}', "did you mean kv_both?"),
+        ("--structured-outputs-config", '{"backend": "xgramar"}', "did you mean xgrammar?"),
+        ("--kernel-config", '{"moe_backend": "x"}', "expected one of: auto"),
+    ],
+)  # fmt: skip
+def test_values_in_json_are_judged(flag: str, value: str, expected: str) -> None:
+    problems = check([flag, value])
+    assert len(problems) == 1
+    assert expected in problems[0].detail
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "is_taken"),
+    [
+        ("0.12.0", "eagle3", True),
+        ("0.12.0", "egle", False),
+        ("0.28.0", "medusa", True),
+        ("0.33.0", "medusa", False),
+    ],
+)
+def test_methods_in_json_are_those_of_the_release(
+    version: str, method: str, is_taken: bool
+) -> None:
+    flags = ["--speculative-config", f'{{"method": "{method}", "num_speculative_tokens": "3"}}']
+    assert (check(flags, version) == []) == is_taken
+
+
+@pytest.mark.parametrize("value", ['{"cudagraph_mode": "full", "mode": "3"}', '{"mode": "none"}'])
+def test_names_in_json_are_taken_in_any_case(value: str) -> None:
+    assert check(["--compilation-config", value]) == []
+
+
+def test_everything_wrong_in_one_object_is_told() -> None:
+    problems = check(["-sc", '{"method": "egle", "num_speculative_tokens": 0, "modle": "x"}'])
+    assert [problem.reason for problem in problems] == ["choice", "range", "key"]
