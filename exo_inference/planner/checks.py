@@ -9,8 +9,9 @@ from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.engine_rules import EngineRules, rules_for
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.memory import Ranks
-from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.quantization import WeightFormat
+from exo_inference.planner.requantize import ONLINE
 from exo_inference.planner.shapes import KvKind
 from exo_inference.planner.verdict import Problem
 
@@ -89,15 +90,40 @@ def _splits(kind: KvKind) -> bool:
 
 
 def _check_lengths(model: Architecture, parameters: EngineParameters) -> list[Problem]:
+    problems = []
     asked, own = parameters.max_model_len, model.max_model_len
     if isinstance(asked, int) and own is not None and asked > own:
         detail = f"--max-model-len is {asked}, the model allows {own} by its config.json"
-        return [Problem("max-model-len", detail)]
+        problems.append(Problem("max-model-len", f"{detail}: set --max-model-len={own} or less"))
     tokens, seqs = parameters.max_num_batched_tokens, parameters.max_num_seqs
     if tokens is not None and seqs is not None and tokens < seqs:
         detail = f"--max-num-batched-tokens is {tokens}, expected at least --max-num-seqs ({seqs})"
-        return [Problem("max-num-batched-tokens", detail)]
-    return []
+        step = f"set --max-num-batched-tokens={seqs} or more"
+        problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
+    return problems + (_check_vllm_steps(model, parameters) if parameters.engine == "vllm" else [])
+
+
+def _check_vllm_steps(model: Architecture, parameters: EngineParameters) -> list[Problem]:
+    """Check what vLLM's scheduler and attention kernels ask for.
+
+    A prompt must fit into a step where prefill is not chunked (config/scheduler.py `verify_max_model_len`);
+    blocks are multiples of 16 tokens (v1/attention/backends, `get_kv_cache_shape`).
+    """
+    problems, asked, tokens = [], parameters.max_model_len, parameters.max_num_batched_tokens
+    length = asked if isinstance(asked, int) else model.max_model_len
+    is_whole = parameters.enable_chunked_prefill is False and asked != AUTO_LENGTH
+    if is_whole and tokens is not None and length is not None and tokens < length:
+        detail = (
+            f"--max-num-batched-tokens is {tokens}, expected at least the {length} of --max-model-len, because of "
+            "--no-enable-chunked-prefill"
+        )
+        step = f"set --max-num-batched-tokens={length}, or leave --no-enable-chunked-prefill out"
+        problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
+    block = parameters.block_size
+    if block is not None and block % 16:
+        detail = f"--block-size is {block}, vLLM's attention kernels expect a multiple of 16"
+        problems.append(Problem("block-size", f"{detail}: set --block-size={-(-block // 16) * 16}"))
+    return problems
 
 
 _FP8_CACHE = 8.0
@@ -138,24 +164,93 @@ def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) ->
             if least > capability:
                 detail = f"{form.name} weights need compute capability {least}"
                 problems.append(Problem("quantization", f"{detail}, {gpu.name} has {capability}"))
-    if parameters.quantization and model.quantization is None:
-        detail = f"--quantization is {parameters.quantization}, which is not planned"
-        problems.append(
-            Problem("quantization", f"{detail}: weights are counted as they are stored", False)
-        )
     if parameters.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
         detail = f"--dtype is bfloat16, which {gpu.name} does not compute"
         problems.append(Problem("dtype", f"{detail}: expected float16 or auto"))
+    problems += _check_cache_type(model, gpu, parameters)
     kv = parameters.kv_cache_dtype or "auto"
-    if kv.startswith("fp8") and capability is not None and capability < _FP8_CACHE:
-        detail = f"--kv-cache-dtype is {kv}, which needs compute capability {_FP8_CACHE}"
-        problems.append(Problem("kv-cache-dtype", f"{detail}, {gpu.name} has {capability}"))
     if _is_compressed(model) and not kv.startswith("fp8") and parameters.engine == "vllm":
         detail = "DeepSeek-V4's cache is planned in 16 bit; its recipes say --kv-cache-dtype=fp8"
         problems.append(
             Problem("kv-cache-dtype", f"{detail}, without which it does not start on Hopper", False)
         )
     return problems
+
+
+def _check_cache_type(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> list[Problem]:
+    """Check an FP8 cache, which a checkpoint may ask for as well as the flag.
+
+    `auto` takes it from `kv_cache_quant_algo` (utils/torch_utils.py, `resolve_kv_cache_dtype_string`) or
+    `kv_cache_scheme` (compressed_tensors.py, `CompressedTensorsKVCacheMethod`).
+    """
+    kv, asked_by = (parameters.kv_cache_dtype or "auto").lower(), "--kv-cache-dtype is"
+    quantization = model.quantization
+    if kv == "auto" and quantization is not None and parameters.engine == "vllm":
+        kv = quantization.kv_cache_dtype or "auto"
+        asked_by = "the checkpoint's KV cache (--kv-cache-dtype=auto) is"
+    capability = gpu.capability
+    if not kv.startswith("fp8") or capability is None or capability >= _FP8_CACHE:
+        return []
+    detail = (
+        f"{asked_by} {kv}, which needs compute capability {_FP8_CACHE}, {gpu.name} has {capability}"
+    )
+    step = "use a GPU of at least that"
+    if asked_by.startswith("--"):
+        step = "leave the flag out"
+    elif rules_for(parameters.engine, parameters.engine_version).version >= (0, 18, 0):
+        step = "set --kv-cache-dtype=float16"  # a choice since 0.18
+    return [Problem("kv-cache-dtype", f"{detail}: {step}")]
+
+
+_SAME_CHECKPOINT = (
+    {"awq", "awq_marlin", "moe_wna16"}, {"gptq", "gptq_marlin", "auto_gptq", "moe_wna16", "auto-round", "inc"},
+    {"fp8", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block"}, {"modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"},
+    {"mxfp4", "gpt_oss_mxfp4"},
+)  # fmt: skip
+"""Values of --quantization that read the same checkpoints: kernels of one format."""
+
+_NEEDS_QUANTIZED = frozenset(
+    {
+        "awq", "awq_marlin", "gptq", "gptq_marlin", "auto_gptq", "moe_wna16", "compressed-tensors", "modelopt",
+        "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "auto-round", "inc", "fbgemm_fp8", "gguf",
+    }
+)  # fmt: skip
+"""Values of --quantization that read what was quantized before, and quantize nothing themselves."""
+
+
+_METHODS = frozenset(
+    {"awq", "gptq", "fp8", "mxfp4", "bitsandbytes", "compressed-tensors", "gguf", "modelopt", "modelopt_fp4",
+     "modelopt_mxfp8", "modelopt_mixed", "fbgemm_fp8"}
+)  # fmt: skip
+"""What config.json says; other names were read from a model's name, and the checkpoint is not known."""
+
+
+def check_quantization_flag(model: Architecture, parameters: EngineParameters) -> list[Problem]:
+    """Check --quantization against the checkpoint, as vLLM does (config/model.py `_verify_quantization`).
+
+    Where the checkpoint has no such settings, it stops with "Cannot find the config file" (weight_utils.py).
+
+    Args:
+        model: as the checkpoint is, before the flag is applied.
+        parameters: the flags.
+    """
+    asked = (parameters.quantization or "").lower()
+    if not asked or parameters.engine != "vllm":
+        return []
+    if model.quantization is None:
+        if asked in _NEEDS_QUANTIZED:
+            detail = f"--quantization is {asked}, which reads quantized checkpoints; {model.name} is not quantized"
+            return [
+                Problem("quantization", f"{detail}: leave the flag out, or use --quantization=fp8")
+            ]
+        detail = f"--quantization is {parameters.quantization}, which is not planned"
+        return [Problem("quantization", f"{detail}: weights are counted as they are stored", False)]
+    own = model.quantization.method
+    is_same = asked == own or any({asked, own} <= names for names in _SAME_CHECKPOINT)
+    if is_same or own not in _METHODS or asked not in _NEEDS_QUANTIZED | set(ONLINE):
+        return []
+    detail = f"--quantization is {asked}, the checkpoint is quantized by {own}, expected {own} or nothing"
+    return [Problem("quantization", f"{detail}: leave the flag out")]
 
 
 def _is_compressed(model: Architecture) -> bool:

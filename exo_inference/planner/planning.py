@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner.architecture import Architecture
-from exo_inference.planner.checks import check_request
+from exo_inference.planner.checks import check_quantization_flag, check_request
 from exo_inference.planner.gpus import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
 from exo_inference.planner.memory import (
@@ -63,6 +63,7 @@ def plan(
     setting = settle(model, gpu, max(1, gpu_count), parameters, draft)
     problems = [
         *check_request(setting.model, gpu, gpu_count, parameters, setting.ranks),
+        *check_quantization_flag(model, parameters),
         *setting.speculation.problems,
     ]
     stages = [_plan_stage(setting, index) for index in range(setting.ranks.pipeline)]

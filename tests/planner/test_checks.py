@@ -1,0 +1,98 @@
+"""What an engine refuses apart from memory: each problem names the flag, what was found and one next step."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.planner import (
+    EngineParameters,
+    Plan,
+    Verdict,
+    find_gpu,
+    find_model,
+    plan,
+    read_architecture,
+)
+from exo_inference.planner.catalog_models import load_models
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+AWQ = "Qwen/Qwen3-8B-AWQ"
+
+
+def plan_named(name: str, gpu: str, *flags: str, count: int = 1) -> Plan:
+    return plan(find_model(name), find_gpu(gpu), count, EngineParameters.parse(flags))
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "code", "found", "step"),
+    [
+        (LLAMA, ("--block-size=17",), "block-size", "is 17", "set --block-size=32"),
+        (LLAMA, ("--block-size=8",), "block-size", "is 8", "set --block-size=16"),
+        (LLAMA, ("--no-enable-chunked-prefill", "--max-num-batched-tokens=4096", "--max-model-len=8192"),
+         "max-num-batched-tokens", "is 4096", "set --max-num-batched-tokens=8192"),
+        (LLAMA, ("--no-enable-chunked-prefill", "--max-num-batched-tokens=4096"),
+         "max-num-batched-tokens", "expected at least the 131072", "set --max-num-batched-tokens=131072"),
+        (LLAMA, ("--max-num-batched-tokens=100", "--max-num-seqs=200"),
+         "max-num-batched-tokens", "is 100", "set --max-num-batched-tokens=200 or more"),
+        (LLAMA, ("--max-model-len=200000",), "max-model-len", "is 200000", "set --max-model-len=131072 or less"),
+        (LLAMA, ("--quantization=awq",), "quantization", "is awq", "leave the flag out"),
+        (LLAMA, ("--quantization=gptq_marlin",), "quantization", "is gptq_marlin", "leave the flag out"),
+        (AWQ, ("--quantization=gptq",), "quantization", "quantized by awq", "leave the flag out"),
+        (AWQ, ("--quantization=fp8",), "quantization", "quantized by awq", "leave the flag out"),
+    ],
+)  # fmt: skip
+def test_known_start_failures_are_refused_with_a_next_step(
+    name: str, flags: tuple[str, ...], code: str, found: str, step: str
+) -> None:
+    result = plan_named(name, "H100", *flags)
+    assert result.verdict is Verdict.REFUSED
+    details = [problem.detail for problem in result.problems if problem.code == code]
+    assert len(details) == 1
+    assert found in details[0]
+    assert step in details[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        (LLAMA, ("--block-size=32",)),
+        (LLAMA, ("--no-enable-chunked-prefill", "--max-model-len=8192")),
+        (LLAMA, ("--quantization=fp8",)),
+        (LLAMA, ("--quantization=fp8_per_block",)),
+        (AWQ, ("--quantization=awq_marlin",)),
+        ("Qwen/Qwen3-8B-FP8", ("--quantization=fp8",)),
+    ],
+)
+def test_what_starts_is_not_refused(name: str, flags: tuple[str, ...]) -> None:
+    assert plan_named(name, "H100", *flags).verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "modelopt", "quant_algo": "INT8", "kv_cache_quant_algo": "FP8"},
+        {
+            "quant_method": "compressed-tensors",
+            "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}},
+        },
+    ],
+    ids=["modelopt", "compressed-tensors"],
+)  # fmt: skip
+def test_an_fp8_cache_of_the_checkpoint_needs_the_same_gpu_as_the_flag(
+    quantization: dict[str, object],
+) -> None:
+    config = {**load_models()["Qwen/Qwen3-0.6B"]["config"], "quantization_config": quantization}
+    model = read_architecture(config, name="own")
+    asked = plan(model, find_gpu("T4"), 1, EngineParameters())
+    flag = plan(
+        find_model("Qwen/Qwen3-0.6B"), find_gpu("T4"), 1, EngineParameters(kv_cache_dtype="fp8")
+    )
+    for result in (asked, flag):
+        assert "kv-cache-dtype" in {p.code for p in result.problems if p.refuses}
+    detail = next(p.detail for p in asked.problems if p.code == "kv-cache-dtype")
+    assert "checkpoint" in detail
+    assert "--kv-cache-dtype=float16" in detail
+    for gpu, kv in (("T4", "float16"), ("A100", "auto")):
+        result = plan(model, find_gpu(gpu), 1, EngineParameters(kv_cache_dtype=kv))
+        assert "kv-cache-dtype" not in {p.code for p in result.problems}
