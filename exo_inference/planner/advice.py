@@ -18,7 +18,6 @@ from exo_inference.planner.changes import (
     Change,
     Wanted,
     round_length,
-    safe_length,
     single_changes,
 )
 from exo_inference.planner.gpus import Gpu, families
@@ -144,7 +143,7 @@ def _try(wanted: Wanted, before: Plan, changes: tuple[Change, ...]) -> Advice | 
     if "max-model-len" in _kinds(changes) and len(changes) == 2:
         # Together with something else a longer context fits than alone: ask for that one.
         roomy = changed.with_flags(max_model_len=wanted.parameters.max_model_len).plan()
-        length = round_length(safe_length(roomy))
+        length = round_length(roomy.safe_max_model_len)
         if not length or length >= roomy.max_model_len:
             return None
         changed = changed.with_flags(max_model_len=length)
@@ -221,7 +220,7 @@ def _concurrency(result: Plan, length: int) -> float:
     if layout is None:
         return float(result.max_num_seqs)
     needed = max(1, layout.blocks_for(length, result.max_num_batched_tokens))
-    return min(float(result.max_num_seqs), max(0, result.num_kv_blocks) / needed)
+    return result.ranks.data * min(result.max_num_seqs, max(0, result.num_kv_blocks) / needed)
 
 
 def _slower(before: Plan, after: Plan) -> float | None:

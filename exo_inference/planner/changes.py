@@ -79,14 +79,6 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
     yield from _family_changes(wanted, before, others)
 
 
-def safe_length(result: Plan) -> int:
-    """Return the longest context that even the pessimistic bound holds."""
-    if result.available_kv_bytes_per_gpu <= 0 or result.available_kv_bytes_low <= 0:
-        return 0
-    share = result.available_kv_bytes_low / result.available_kv_bytes_per_gpu
-    return int(result.largest_max_model_len * min(1.0, share) * 0.995)
-
-
 def round_length(tokens: int) -> int:
     """Round down to a number that people would write: a power of two where one is near."""
     power = 1 << max(0, tokens.bit_length() - 1)
@@ -100,7 +92,7 @@ def round_length(tokens: int) -> int:
 
 
 def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
-    length = round_length(safe_length(before))
+    length = round_length(before.safe_max_model_len)
     if length >= 512 and length < before.max_model_len:
         share = length / before.max_model_len
         # Half the context is a small change, a fiftieth is a large one.

@@ -22,7 +22,7 @@ def check_request(
     model: Architecture, gpu: Gpu, gpu_count: int, parameters: EngineParameters, ranks: Ranks
 ) -> list[Problem]:
     """Return everything that is wrong apart from memory."""
-    problems = _check_ranks(model, gpu_count, ranks)
+    problems = _check_ranks(model, gpu, gpu_count, ranks)
     problems += _check_lengths(model, parameters)
     problems += _check_types(model, gpu, parameters)
     if parameters.engine == "exo":
@@ -30,12 +30,19 @@ def check_request(
     return problems
 
 
-def _check_ranks(model: Architecture, gpu_count: int, ranks: Ranks) -> list[Problem]:
+def _check_ranks(model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks) -> list[Problem]:
     problems = []
     if gpu_count < 1:
         problems.append(
             Problem("gpu-count", f"{gpu_count} GPUs were asked for, expected 1 or more")
         )
+    if gpu_count > gpu.max_count and gpu.vendor != "cpu":
+        detail = (
+            f"{gpu_count} GPUs were asked for, a machine has {gpu.max_count} {gpu.name}: the replica spans "
+            "machines, which needs a fast network and --distributed-executor-backend=ray"
+        )
+        step = f"take at most {gpu.max_count} to stay in one"
+        problems.append(Problem("gpu-count", f"{detail}; {step}", refuses=False))
     used = ranks.tensor * ranks.pipeline * ranks.data
     if used != max(1, gpu_count):
         detail = (

@@ -312,13 +312,18 @@ def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
         _with_bytes(result.needed_kv_bytes_per_gpu), _CACHE_SOURCE,
     )  # fmt: skip
     yield Step(
-        "Requests of full length at once", f"{result.num_kv_blocks:,} blocks / {needed:,}",
+        "Requests of full length at once", f"{result.num_kv_blocks:,} blocks / {needed:,}{_engines_text(setting)}",
         f"{result.max_concurrency:.2f}", _CACHE_SOURCE,
     )  # fmt: skip
     yield Step(
         "Capacity", _capacity_formula(result, setting, layout), f"{result.kv_capacity_tokens:,} tokens",
         f"as {setting.rules.engine} {_version(setting)} prints it",
     )  # fmt: skip
+
+
+def _engines_text(setting: Setting) -> str:
+    data = setting.ranks.data
+    return f" x {data} data-parallel engines" if data > 1 else ""
 
 
 def _block_formula(result: Plan, layout: KvLayout) -> str:
@@ -342,7 +347,8 @@ def _capacity_formula(result: Plan, setting: Setting, layout: KvLayout) -> str:
         more = f" x {ranks} context-parallel ranks" if ranks > 1 else ""
         return f"{result.num_kv_blocks:,} blocks x {layout.block_size} tokens{more}"
     if setting.rules.reports_by_concurrency:
-        return f"{result.max_concurrency:.4g} requests x {result.max_model_len:,} tokens"
+        at_once = result.max_concurrency / setting.ranks.data
+        return f"{at_once:.4g} requests x {result.max_model_len:,} tokens"
     return (
         f"{result.num_kv_blocks:,} blocks / {layout.num_groups} groups x {layout.block_size} tokens"
     )

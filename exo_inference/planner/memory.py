@@ -309,9 +309,13 @@ def non_torch_component(ranks: Ranks, rules: EngineRules, gpu: Gpu) -> Component
     if rules.version >= (0, 26, 0) and rules.engine == "vllm":
         value, high = 0.3, 0.6
     source = "middle of what starts printed on one GPU"
-    if ranks.tensor > 1 and gpu.is_linked(ranks.tensor):
-        value += 1.04 + 0.12 * ranks.tensor
+    linked = _linked_ranks(ranks.tensor, gpu)
+    if linked > 1:
+        value += 1.04 + 0.12 * linked
         low, high, source = 0.4, 2 * value, "middle of printed figures with NCCL over NVLink"
+        if ranks.tensor > linked:  # the network's buffers come on top
+            value, high = value + 0.1, high + 0.9
+            source += f" in a machine of {linked}; between machines as over PCIe"
     elif ranks.tensor * ranks.pipeline > 1:
         value, high, source = value + 0.1, high + 0.9, "printed figures with NCCL over PCIe"
     if gpu.is_unified:
@@ -321,6 +325,14 @@ def non_torch_component(ranks: Ranks, rules: EngineRules, gpu: Gpu) -> Component
             f"{source}; shared memory: 2 GiB of page cache",
         )
     return Component("non_torch", int(value * GIB), int(low * GIB), int(high * GIB), source)
+
+
+def _linked_ranks(tensor: int, gpu: Gpu) -> int:
+    """Return how many ranks NVLink joins: all of them, or those of one machine of a larger replica."""
+    if gpu.is_linked(tensor):
+        return tensor
+    has_switch = gpu.has_nvlink and gpu.nvlink_size > 2  # bridges join two, and are not used beyond
+    return gpu.nvlink_size if has_switch else 1
 
 
 def lora_component(

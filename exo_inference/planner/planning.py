@@ -187,6 +187,7 @@ class _Room:
     needed_blocks: int
     length: int
     largest: int
+    safe: int
 
 
 def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _Room:
@@ -196,13 +197,15 @@ def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _R
     )
     layout, tokens, length = limiting.layout, setting.max_num_batched_tokens, setting.max_model_len
     if layout is None:
-        return _Room(blocks, low, high, 0, length, length)
+        longest = min(length, setting.model.max_model_len or length)
+        return _Room(blocks, low, high, 0, length, longest, longest)
     own = setting.model.max_model_len or length
-    largest = layout.longest_request(blocks, tokens, max(own, length))
+    largest = layout.longest_request(blocks, tokens, own)
+    safe = layout.longest_request(low, tokens, own)
     shrinks = setting.rules.shrinks_length and setting.parameters.max_model_len is None
     if setting.asks_auto or shrinks:
         length = max(1, min(length, largest))
-    return _Room(blocks, low, high, layout.blocks_for(length, tokens), length, largest)
+    return _Room(blocks, low, high, layout.blocks_for(length, tokens), length, largest, safe)
 
 
 def _judge(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdict:
@@ -228,7 +231,7 @@ def _conclude(
     free_bytes: int | None,
 ) -> Plan:
     layout, gpu, room = limiting.layout, setting.gpu, _find_room(setting, stages, limiting)
-    problems += _memory_problems(setting, limiting, room)
+    problems += _cache_size_problem(setting, limiting) or _memory_problems(setting, limiting, room)
     problems += _free_memory_problem(setting, limiting.budget, free_bytes)
     verdict = _judge(problems, limiting, room)
     capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
@@ -248,9 +251,10 @@ def _conclude(
         available_kv_bytes_high=limiting.high,
         max_model_len=room.length,
         largest_max_model_len=room.largest if limiting.available > 0 else 0,
+        safe_max_model_len=room.safe if limiting.low > 0 else 0,
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
-        max_concurrency=concurrency,
+        max_concurrency=concurrency * setting.ranks.data,
         kv_capacity_tokens=capacity,
         fits_nominally=fits,
         stages=tuple(_stage_plan(setting, index, stage) for index, stage in enumerate(stages)),
@@ -328,8 +332,31 @@ def _memory_problems(setting: Setting, stage: Stage, room: _Room) -> list[Proble
         f"one request of {room.length} tokens needs {_gib(need)} of KV cache per GPU, "
         f"{_gib(stage.available)} (at best {_gib(stage.high)}) are left of {share}"
     )
-    longest = f"; the longest context that fits is {room.largest}" if room.largest > 0 else ""
-    return [Problem("memory", detail + longest)]
+    return [Problem("memory", detail + _longest_text(room))]
+
+
+def _longest_text(room: _Room) -> str:
+    """Return the longest context, at the middle of the estimate and for sure."""
+    if room.largest <= 0:
+        return ""
+    safe = f"; --max-model-len={room.safe} is safe" if room.safe > 0 else ""
+    return f"; about {room.largest} tokens fit at the middle of the estimate{safe}"
+
+
+def _cache_size_problem(setting: Setting, stage: Stage) -> list[Problem]:
+    """Check --kv-cache-memory-bytes against the whole GPU, which is what bounds it."""
+    asked = setting.parameters.kv_cache_memory_bytes
+    if asked is None or setting.gpu.vendor == "cpu" or stage.high >= asked:
+        return []
+    room = max(0, stage.available)
+    detail = (
+        f"--kv-cache-memory-bytes is {asked} ({_gib(asked)}), {_gib(room)} of "
+        f"{_gib(setting.gpu.reported_bytes)} are left per GPU beside weights and overheads"
+    )
+    step = f"set --kv-cache-memory-bytes={stage.low}" if stage.low > 0 else "use more GPUs"
+    return [
+        Problem("memory", f"{detail}: {step} or less" if stage.low > 0 else f"{detail}: {step}")
+    ]
 
 
 def _capacity(
@@ -354,13 +381,24 @@ def _all_components(setting: Setting, stage: Stage) -> tuple[Component, ...]:
     )  # fmt: skip
     if setting.gpu.vendor == "cpu":
         return (*stage.components, cache)
-    rest = setting.gpu.reported_bytes - stage.budget
-    source = "outside gpu-memory-utilization, not used by the engine's own pool"
+    rest, source = _left_alone(setting, stage)
     return (
         *stage.components,
         cache,
         Component("reserve", rest, rest, rest, source, is_in_budget=False),
     )
+
+
+def _left_alone(setting: Setting, stage: Stage) -> tuple[int, str]:
+    """Return what neither weights and overheads nor the cache take, and why."""
+    outside = setting.gpu.reported_bytes - stage.budget
+    if stage.available <= 0:
+        return outside, "outside gpu-memory-utilization"
+    used = sum(part.num_bytes for part in stage.components if part.is_in_budget)
+    rest = setting.gpu.reported_bytes - used - stage.available
+    if rest == outside:
+        return rest, "outside gpu-memory-utilization, not used by the engine's own pool"
+    return rest, "what no flag gives to the cache"
 
 
 def _gib(size: float) -> str:

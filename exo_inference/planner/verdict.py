@@ -77,8 +77,10 @@ class Plan:
         available_kv_bytes_per_gpu, _low, _high: with the band around it; negative where weights and
             overheads are already too much.
         kv_capacity_tokens: as the engine prints it.
-        max_concurrency: requests of full length at once.
-        largest_max_model_len: the longest context that fits, 0 for none.
+        max_concurrency: requests of full length at once, of all data-parallel engines together.
+        largest_max_model_len: the longest context that fits at the middle of the estimate and that the
+            model allows, 0 for none.
+        safe_max_model_len: the same at the pessimistic end.
         fits_nominally: whether the middle of the band fits.
         stages: all pipeline stages; the other figures are those of the one with least room.
         basis: for `explain`; None where nothing could be sized.
@@ -106,6 +108,7 @@ class Plan:
     max_concurrency: float = 0.0
     max_model_len: int = 0
     largest_max_model_len: int = 0
+    safe_max_model_len: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     fits_nominally: bool = False

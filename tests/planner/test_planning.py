@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -254,6 +255,63 @@ def test_eager_mode_waits_for_kernel_launches() -> None:
     assert eager.speed is not None
     assert eager.speed.batches[0].bound_by == "kernel launches"
     assert eager.speed.batches[-1].bound_by == "cache read"  # the GPU has enough to do meanwhile
+
+
+@pytest.mark.parametrize("gpu", ["H100", "H200", "gpub300"])
+def test_what_is_outside_torch_does_not_fall_when_a_replica_spans_machines(gpu: str) -> None:
+    sizes = []
+    for count in (1, 2, 4, 8, 16, 32):
+        result = plan_named("meta-llama/Llama-3.1-405B-Instruct", gpu, count)
+        part = result.component("non_torch")
+        assert part is not None
+        sizes.append(part.num_bytes)
+        spans = [p for p in result.problems if p.code == "gpu-count" and not p.refuses]
+        assert bool(spans) is (count > find_gpu(gpu).max_count)
+    assert sizes == sorted(sizes)
+
+
+def test_the_safe_context_that_a_refusal_names_fits() -> None:
+    refused = plan_named(MINISTRAL, "gpua5000", 1)
+    assert 0 < refused.safe_max_model_len < refused.largest_max_model_len
+    detail = refused.problems[0].detail
+    assert f"about {refused.largest_max_model_len} tokens fit at the middle" in detail
+    assert f"--max-model-len={refused.safe_max_model_len} is safe" in detail
+    safe = f"--max-model-len={refused.safe_max_model_len}"
+    assert plan_named(MINISTRAL, "gpua5000", 1, safe).verdict is Verdict.FITS
+    longer = f"--max-model-len={refused.safe_max_model_len + 16}"
+    assert plan_named(MINISTRAL, "gpua5000", 1, longer).verdict is Verdict.TIGHT
+
+
+def test_the_longest_context_is_one_that_the_model_allows() -> None:
+    result = plan_named("Qwen/Qwen3-0.6B", "H100", 1, "--max-model-len=200000")
+    assert result.largest_max_model_len == 40960
+
+
+@pytest.mark.parametrize(
+    ("size", "engine"), [(2**30, "vllm"), (70 * 2**30, "vllm"), (None, "exo"), (2**40, "vllm")]
+)
+def test_components_add_up_however_the_cache_is_sized(size: int | None, engine: str) -> None:
+    flags = ["--max-model-len=4096", *([f"--kv-cache-memory-bytes={size}"] if size else [])]
+    result = plan_named("Qwen/Qwen3-0.6B", "H100", 1, *flags, engine=engine)
+    total = sum(each.num_bytes for each in result.components)
+    assert total == pytest.approx(result.total_bytes_per_gpu, abs=8)
+
+
+def test_a_cache_that_is_asked_for_and_too_large_is_named() -> None:
+    result = plan_named("Qwen/Qwen3-0.6B", "L4", 1, "--kv-cache-memory-bytes=40G")
+    assert result.verdict is Verdict.REFUSED
+    (problem,) = result.problems
+    assert "--kv-cache-memory-bytes is 42949672960" in problem.detail
+    step = re.search(r"set (--kv-cache-memory-bytes=\d+) or less", problem.detail)
+    assert step is not None
+    assert plan_named("Qwen/Qwen3-0.6B", "L4", 1, step.group(1)).verdict is Verdict.FITS
+
+
+def test_concurrency_counts_all_data_parallel_engines() -> None:
+    one = plan_named("Qwen/Qwen3-8B", "H100", 1)
+    two = plan_named("Qwen/Qwen3-8B", "H100", 2, "--data-parallel-size=2")
+    assert two.max_concurrency == pytest.approx(2 * one.max_concurrency, rel=0.01)
+    assert two.kv_capacity_tokens == pytest.approx(one.kv_capacity_tokens, rel=0.01)
 
 
 def test_a_thousand_plans_over_everything_never_raise() -> None:

@@ -120,10 +120,8 @@ def _describe_lack(found: Plan) -> str:
 
 def _suggest(found: Plan) -> str:
     plan = "`exo dedicated-inference deployment plan` lists all ways out"
-    if found.largest_max_model_len > 0:
-        return (
-            f"Set --max-model-len={found.largest_max_model_len} or less, or use more GPUs; {plan}"
-        )
+    if found.safe_max_model_len > 0:
+        return f"Set --max-model-len={found.safe_max_model_len} or less, or use more GPUs; {plan}"
     return f"Use more or larger GPUs, or a quantized checkpoint; {plan}"
 
 
