@@ -46,6 +46,17 @@ class GlobalFlags:
     timeout_seconds: float | None = None
     state_dir: Path | None = None
 
+    @property
+    def to_paste(self) -> tuple[str, ...]:
+        """What a command needs to reach the same control plane, as words."""
+        given = {
+            "--zone": self.zone,
+            "--config": self.config_file,
+            "--use-account": self.account,
+            "--state-dir": self.state_dir,
+        }
+        return tuple(w for name, value in given.items() if value for w in (name, str(value)))
+
 
 def given_flags(ctx: click.Context) -> GlobalFlags:
     """Return what was given on the whole command line so far."""

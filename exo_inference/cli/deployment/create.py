@@ -170,7 +170,8 @@ def run(session: Session, options: CreateOptions) -> None:
         operation = _send(session, client, options)
         plan = operation.plan or _plan_here(options)
         if options.dry_run:
-            outcome, line_of = "Deployment would be created (dry run).", partial(_line, options)
+            outcome = "Deployment would be created (dry run)."
+            line_of = partial(_line, session, options)
             telling.conclude_dry_run(session, outcome, plan, line_of, options.replicas)
             return
         session.success("Deployment created.")
@@ -185,7 +186,8 @@ def _send(session: Session, client: Client, options: CreateOptions) -> Operation
     from exo_inference.cli.planning import telling
     from exo_inference.wire import ModelRef
 
-    with telling.explaining(partial(_line, options)):
+    line_of = partial(_line, session, options)
+    with telling.explaining(session, line_of, dry_run=options.dry_run):
         return finish(
             session,
             client,
@@ -214,7 +216,7 @@ def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
     )  # fmt: skip
 
 
-def _line(options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
+def _line(session: Session, options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
     from exo_inference.cli.planning.asking import PlanOptions
     from exo_inference.cli.planning.running import command_line
 
@@ -229,7 +231,7 @@ def _line(options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
         engine=options.engine,
         engine_version=options.engine_version,
     )
-    return command_line(asked, plan)
+    return command_line(session, asked, plan)
 
 
 def checked_model_id(text: str) -> str:

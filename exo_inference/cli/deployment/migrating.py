@@ -50,7 +50,7 @@ def migrated_flags(
             f'not all flags of deployment "{deployment.name}" exist in vLLM {version}; '
             "nothing was changed",
             hint="Repeat it with --migrate, which is the same as:\n"
-            f"  {_to_paste(deployment, version, result)}",
+            f"  {_to_paste(session, deployment, version, result)}",
         )
     return result.flags, result.changes
 
@@ -79,9 +79,9 @@ def _migrate(deployment: Deployment, version: str, *, must: bool) -> Migration |
         return None
 
 
-def _to_paste(deployment: Deployment, version: str, result: Migration) -> str:
-    line = f"exo ai deployment update {shlex.quote(deployment.name)}"
-    line += f" --inference-engine-version {shlex.quote(version)}"
+def _to_paste(session: Session, deployment: Deployment, version: str, result: Migration) -> str:
+    words = ["exo", "ai", "deployment", "update", deployment.name]
+    line = shlex.join([*words, "--inference-engine-version", version, *session.flags.to_paste])
     if not result.flags:
         return f"{line} --clear-inference-engine-params"
     return f"{line} --inference-engine-params {shlex.quote(shlex.join(result.flags))}"

@@ -118,7 +118,7 @@ def plan(
     compare: str | None,
     explain: bool,
     offline: bool,
-) -> None:
+) -> int:
     """Say whether a deployment would fit, and how fast and how dear it would be.
 
     Works offline for the models of the bundled catalogue and for models on disk; another name is
@@ -144,7 +144,7 @@ def plan(
     _check(options)
     from exo_inference.cli.planning.running import run
 
-    run(session, options)
+    return run(session, options)
 
 
 def _check(options: PlanOptions) -> None:

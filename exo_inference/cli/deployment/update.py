@@ -159,10 +159,8 @@ def run(session: Session, options: UpdateOptions) -> None:
         plan = _send(session, client, found, options).plan or _plan_here(found, options)
         tell_changes(session, changes)
         if options.dry_run:
-            outcome, line_of = (
-                "Deployment would be updated (dry run).",
-                partial(_line, found, options),
-            )
+            outcome = "Deployment would be updated (dry run)."
+            line_of = partial(_line, session, found, options)
             telling.conclude_dry_run(session, outcome, plan, line_of, found.replicas or 1)
             return
         session.success("Deployment updated.")
@@ -176,7 +174,8 @@ def run(session: Session, options: UpdateOptions) -> None:
 def _send(session: Session, client: Client, found: Deployment, options: UpdateOptions) -> Operation:
     from exo_inference.cli.planning import telling
 
-    with telling.explaining(partial(_line, found, options)), by_name(found):
+    line_of = partial(_line, session, found, options)
+    with telling.explaining(session, line_of, dry_run=options.dry_run), by_name(found):
         return finish(
             session,
             client,
@@ -202,10 +201,14 @@ def _plan_here(found: Deployment, options: UpdateOptions) -> DeploymentPlan | No
     return plan_here(found.model.name, found.gpu_type, count, options.parameters, version)
 
 
-def _line(found: Deployment, options: UpdateOptions, plan: DeploymentPlan) -> CommandLine:
+def _line(
+    session: Session, found: Deployment, options: UpdateOptions, plan: DeploymentPlan
+) -> CommandLine:
     from exo_inference.cli.planning.pasting import CommandLine
 
     version = options.engine_version
     chosen = (("--inference-engine-version", version),) if version is not None else ()
     flags = plan.parameters if options.parameters is None else options.parameters
-    return CommandLine("update", found.name, chosen, tuple(flags), plan.engine_version)
+    return CommandLine(
+        "update", found.name, chosen, tuple(flags), plan.engine_version, session.flags.to_paste
+    )

@@ -10,11 +10,11 @@ from rich.text import Text
 from exo_inference.cli.planning import fields, wording
 from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.planning.planners import CPU, Planner
-from exo_inference.cli.planning.report import align
+from exo_inference.cli.planning.report import align, wrapped
 from exo_inference.cli.terminal import harmless
 from exo_inference.errors import UsageError
 from exo_inference.planner import Gpu, families, find_gpu
-from exo_inference.wire import DeploymentPlan, PlanVerdict
+from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanProblem, PlanVerdict
 
 COUNTS = (1, 2, 4, 8)
 _MAX_FITTING = 2
@@ -23,7 +23,7 @@ _MAX_FITTING = 2
 _ORDER = (PlanVerdict.FITS, PlanVerdict.TIGHT, PlanVerdict.REFUSED, PlanVerdict.UNKNOWN)
 _RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 _HEADS = (
-    "GPUs", "verdict", "longest", "at once", "TTFT", "ITL", "tokens/s", "USD/h", "USD/M",
+    "GPUs", "verdict", "longest", "at once", "TTFT", "ITL", "tokens/s", "USD/h", "USD/M", "why",
 )  # fmt: skip
 
 
@@ -73,14 +73,23 @@ def _rank(plan: DeploymentPlan) -> tuple[int, float, int]:
     return order, price, plan.gpu_count
 
 
-def table(plans: Sequence[DeploymentPlan], replicas: int) -> list[Text]:
-    """Return the comparison as lines."""
+def table(plans: Sequence[DeploymentPlan], replicas: int, width: int) -> list[Text]:
+    """Return the comparison as lines; what is wrong everywhere is told once, above it."""
     first = plans[0]
     engines = " or ".join(engine for engine, _ in groupby(sorted(map(wording.engine, plans))))
     title = f"{first.model or 'the model'} with {engines}"
     if first.max_model_len:
         title += f", requests of {max(plan.max_model_len for plan in plans):,} tokens"
-    lines = [Text(harmless(title), "bold"), *align(_HEADS, [_row(plan) for plan in plans], left=2)]
+    everywhere, others = _problems(plans)
+    lines = [Text(harmless(title), "bold")]
+    lines += [row for detail in everywhere for row in wrapped(f"- {detail}", width, 2)]
+    rows = [_row(plan) for plan in plans]
+    has_reasons = any(row[-1] for row in rows)
+    columns = len(_HEADS) if has_reasons else len(_HEADS) - 1
+    lines += align(_HEADS[:columns], [row[:columns] for row in rows], left=2)
+    if others:
+        lines += [Text(), Text("  Refused", "bold")]
+    lines += [row for text in others for row in wrapped(f"- {text}", width, 2)]
     notes = (
         "longest: the longest context that fits; at once: requests of full length; TTFT of 1,024",
         "tokens; ITL of one request; tokens/s and USD per million tokens under full load",
@@ -89,6 +98,26 @@ def table(plans: Sequence[DeploymentPlan], replicas: int) -> list[Text]:
     if replicas > 1:
         lines.append(Text(f"  of one replica; {replicas} take {replicas} times as much", "dim"))
     return lines
+
+
+def _problems(plans: Sequence[DeploymentPlan]) -> tuple[list[str], list[str]]:
+    """Return what refuses all plans, and what refuses some of them with their GPUs before it.
+
+    Missing memory is left out: the column `why` says it, and the figures differ in every row.
+    """
+    reasons: dict[str, list[str]] = {}
+    for plan in plans:
+        for problem in plan.problems:
+            if problem.refuses and problem.code not in MEMORY_CODES:
+                gpus = reasons.setdefault(problem.detail, [])
+                gpus.append(f"{plan.gpu_count} × {plan.gpu_type}")
+    everywhere = [detail for detail, gpus in reasons.items() if len(gpus) == len(plans)]
+    others = [
+        f"{', '.join(gpus)}: {detail}"
+        for detail, gpus in reasons.items()
+        if detail not in everywhere
+    ]
+    return everywhere, others
 
 
 def _row(plan: DeploymentPlan) -> tuple[str, ...]:
@@ -102,7 +131,12 @@ def _row(plan: DeploymentPlan) -> tuple[str, ...]:
         f"{fields.tokens_per_second(plan):,.0f}" if fields.tokens_per_second(plan) else "-",
         wording.usd(plan.usd_per_hour),
         wording.usd(fields.usd_per_million_tokens(plan)),
+        " ".join(dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))),
     )
+
+
+def _reason(problem: PlanProblem) -> str:
+    return "memory" if problem.code in MEMORY_CODES else problem.flag or problem.code
 
 
 def _or_dash(seconds: float | None) -> str:

@@ -28,6 +28,7 @@ class CommandLine:
         options: the command's options with their values, in the order in which they are printed.
         flags: the engine's.
         version: the release whose flags they are.
+        globals: flags that say which control plane is meant.
     """
 
     verb: str
@@ -35,6 +36,7 @@ class CommandLine:
     options: tuple[tuple[str, str], ...]
     flags: tuple[str, ...] = field(default=())
     version: str = ""
+    globals: tuple[str, ...] = ()
 
     def with_changes(self, options: Sequence[str], flags: Sequence[str]) -> str | None:
         """Return the line with other options (`--gpu-count=4`) and further flags of the engine.
@@ -51,7 +53,7 @@ class CommandLine:
         if "--model-name" in changed and "--model" in changed:
             del changed["--model"]
         words = [*PROGRAM, self.verb, *([self.name] if self.name else [])]
-        words += [word for pair in changed.items() for word in pair]
+        words += [*(word for pair in changed.items() for word in pair), *self.globals]
         engine_flags = merge_flags(self.flags, flags, flags_of(self.version))
         line = shlex.join(words)
         if not engine_flags:

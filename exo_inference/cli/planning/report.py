@@ -86,9 +86,9 @@ def _spaced(sections: Sequence[Sequence[Text]]) -> list[Text]:
 
 def _details(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     for problem in plan.problems:
-        yield from _wrapped(f"- {problem.detail}", width, 2)
+        yield from wrapped(f"- {problem.detail}", width, 2)
     if plan.verdict == PlanVerdict.TIGHT:
-        yield from _wrapped(f"- {wording.tight_warning(plan)}", width, 2)
+        yield from wrapped(f"- {wording.tight_warning(plan)}", width, 2)
 
 
 def _memory_sections(plan: DeploymentPlan, width: int) -> list[list[Text]]:
@@ -141,7 +141,7 @@ def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     if speed is None or not speed.batches:
         return
     yield Text("Speed of one replica, estimated", "bold")
-    yield from _wrapped(speed.source, width, 0)
+    yield from wrapped(speed.source, width, 0)
     prompts = [
         (f"{each.num_tokens:,}", wording.seconds(each.ttft_seconds), each.bound_by)
         for each in speed.prompts
@@ -202,7 +202,7 @@ def _notes(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     if plan.notes:
         yield Text("Notes", "bold")
     for note in plan.notes:
-        yield from _wrapped(f"- {note}", width, 2)
+        yield from wrapped(f"- {note}", width, 2)
 
 
 def ways_out(plan: DeploymentPlan, line: CommandLine, width: int) -> Iterator[Text]:
@@ -213,9 +213,10 @@ def ways_out(plan: DeploymentPlan, line: CommandLine, width: int) -> Iterator[Te
         return
     yield Text("What makes it fit, the smallest change first", "bold")
     for number, advice in enumerate(plan.advice, 1):
-        yield from _wrapped(f"{number}. {advice.effect}", width, 3)
+        yield from wrapped(f"{number}. {advice.effect}", width, 3)
         if outcome := _outcome(advice):
-            yield from _wrapped(outcome, width, 3, first=5)
+            yield from wrapped(outcome, width, 3, first=5)
+        yield from wrapped(_costs(advice), width, 3, first=5)
         yield from _to_paste(line, advice.options, advice.flags)
 
 
@@ -233,11 +234,23 @@ def _outcome(advice: PlanAdvice) -> str:
     return ", ".join(parts)
 
 
+def _costs(advice: PlanAdvice) -> str:
+    """Say what a change does to answers, to requests at once, and to the time between tokens."""
+    parts = [f"answers {advice.quality}"]
+    if abs(requests := advice.max_concurrency_change) >= 0.05:
+        more = "more" if requests > 0 else "fewer"
+        parts.append(f"{wording.concurrency(abs(requests))} {more} requests at once")
+    if abs(seconds := advice.inter_token_seconds_change or 0) >= 0.00005:
+        more = "more" if seconds > 0 else "less"
+        parts.append(f"{wording.seconds(abs(seconds))} {more} between tokens")
+    return ", ".join(parts)
+
+
 def _improvements(plan: DeploymentPlan, line: CommandLine, width: int) -> Iterator[Text]:
     if plan.improvements:
         yield Text("What could be better", "bold")
     for improvement in plan.improvements:
-        yield from _wrapped(f"- {improvement.text}", width, 2)
+        yield from wrapped(f"- {improvement.text}", width, 2)
         if improvement.options or improvement.flags:
             yield from _to_paste(line, improvement.options, improvement.flags)
 
@@ -251,7 +264,7 @@ def _to_paste(line: CommandLine, options: Sequence[str], flags: Sequence[str]) -
         yield Text(f"     {harmless(text)}", "cyan")
 
 
-def _wrapped(text: str, width: int, indent: int, first: int = 2) -> Iterator[Text]:
+def wrapped(text: str, width: int, indent: int, first: int = 2) -> Iterator[Text]:
     """Yield words in as many lines as they need; those after the first are indented further."""
     later = " " * (first if first > 2 else first + indent)
     for row in textwrap.wrap(

@@ -17,7 +17,6 @@ from exo_inference.cli.planning.pasting import CommandLine, name_for
 from exo_inference.cli.planning.planners import find_planner, read_gpu_file
 from exo_inference.cli.planning.report import page_width, print_page, report
 from exo_inference.cli.terminal import harmless
-from exo_inference.errors import ExoError
 from exo_inference.planner import Step
 from exo_inference.wire import DeploymentPlan, PlanVerdict
 
@@ -25,36 +24,29 @@ if TYPE_CHECKING:
     from exo_inference.cli.output import Output
     from exo_inference.cli.session import Session
 
+REFUSED = 1
+"""Exit code when it does not fit or nobody can say; why has been printed."""
 
-def run(session: Session, options: PlanOptions) -> None:
-    """Plan, and print the plan or the comparison.
+_RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 
-    Raises:
-        ExoError: nothing fits; what was found has been printed.
-    """
+
+def run(session: Session, options: PlanOptions) -> int:
+    """Plan, print the plan or the comparison, and return the exit code."""
     output = session.output(PLAN.field_names, configured=False)
     planner = find_planner(session, options)
     if options.compare is not None:
         extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
         plans = compare(planner, options, extra)
         _print_comparison(output, plans, options.replicas)
-        if not any(plan.verdict in (PlanVerdict.FITS, PlanVerdict.TIGHT) for plan in plans):
-            raise ExoError("none of these GPUs can run it")
-        return
+        return 0 if any(plan.verdict in _RUNS for plan in plans) else REFUSED
     assert options.gpu_type is not None, "the command checks it"
     count = options.gpu_count or 1
     plan = planner.plan(options.gpu_type, count, with_advice=True)
     steps = planner.steps(options.gpu_type, count) if options.explain else None
-    print_plan(output, plan, command_line(options, plan), options.replicas, steps)
-    _conclude(session, plan)
-
-
-def _conclude(session: Session, plan: DeploymentPlan) -> None:
-    """Warn of a tight plan on stderr; fail for one that cannot run."""
+    print_plan(output, plan, command_line(session, options, plan), options.replicas, steps)
     if plan.verdict == PlanVerdict.TIGHT:
         session.remark(f"warning: {wording.tight_warning(plan)}")
-    elif plan.verdict != PlanVerdict.FITS:
-        raise ExoError(wording.headline(plan))
+    return 0 if plan.verdict in _RUNS else REFUSED
 
 
 def print_plan(
@@ -89,10 +81,10 @@ def _print_comparison(output: Output, plans: Sequence[DeploymentPlan], replicas:
     elif output.template is not None or output.format == "text":
         output.show_list([PLAN.record(plan) for plan in plans], PLAN.headers)
     else:
-        print_page(table(plans, replicas))
+        print_page(table(plans, replicas, page_width()))
 
 
-def command_line(options: PlanOptions, plan: DeploymentPlan) -> CommandLine:
+def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -> CommandLine:
     """Return the command that asks for this plan's deployment; a plan again for a model on disk."""
     chosen = {
         # The whole name, also where the part after the organisation was enough to find it.
@@ -114,6 +106,7 @@ def command_line(options: PlanOptions, plan: DeploymentPlan) -> CommandLine:
         options=tuple((name, value) for name, value in chosen.items() if value is not None),
         flags=options.parameters,
         version=plan.engine_version,
+        globals=session.flags.to_paste,
     )
 
 

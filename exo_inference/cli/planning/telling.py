@@ -63,17 +63,30 @@ def conclude_dry_run(
 
 
 @contextmanager
-def explaining(line_of: Callable[[DeploymentPlan], CommandLine]) -> Iterator[None]:
+def explaining(
+    session: Session, line_of: Callable[[DeploymentPlan], CommandLine], *, dry_run: bool
+) -> Iterator[None]:
     """Add to a refusal where the memory goes and what to paste instead.
 
+    A dry run whose output is for programs prints the plan, as one that fits does.
+
     Args:
+        session: the flags.
         line_of: the command that asks for a plan's deployment.
+        dry_run: the plan was what was asked for.
     """
     try:
         yield
     except ApiError as error:
         if error.plan is not None:
-            _explain(error, error.plan, line_of(error.plan))
+            from exo_inference.cli.planning.fields import PLAN
+            from exo_inference.cli.planning.running import print_plan
+
+            line, output = line_of(error.plan), session.output(PLAN.field_names)
+            if dry_run and (output.format != "table" or output.template is not None):
+                print_plan(output, error.plan, line, replicas=1)
+            else:
+                _explain(error, error.plan, line)
         raise
 
 

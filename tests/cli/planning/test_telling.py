@@ -214,3 +214,19 @@ def test_apply_has_the_verdict_of_what_is_refused(exo: Exo, api: FakeApi, tmp_pa
     (entry,) = json.loads(result.out)
     assert entry["verdict"] == "refused"
     assert "needs 34.00 GiB of KV cache" in entry["error"]
+
+
+@pytest.mark.parametrize("argv", [CREATE, (*UPDATE, "--inference-engine-params", "--x")])
+def test_refused_dry_run_prints_the_plan_for_programs(
+    exo: Exo, api: FakeApi, argv: tuple[str, ...]
+) -> None:
+    uid = api.add_deployment("chat")["id"]
+    api.answers["POST /v2/ai/deployment"] = refusal()
+    api.answers[f"PATCH /v2/ai/deployment/{uid}"] = refusal()
+    result = exo(*argv, "--dry-run", "-O", "json")
+    assert result.code == 1
+    found = json.loads(result.out)
+    assert (found["verdict"], found["problems"][0]["code"]) == ("refused", "memory")
+    assert found["advice"]
+    assert "error: " in result.err
+    assert "exo ai deployment" not in result.err  # the plan has the ways out
