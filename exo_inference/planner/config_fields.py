@@ -16,7 +16,10 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
     "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
-    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
+    "max_position_embeddings": (
+        "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
+        "max_sequence_length", "max_seq_length", "seq_len",
+    ),
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "experts_per_token": (
         "num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts",
@@ -114,6 +117,32 @@ def whole_number(name: str, value: object) -> int:
 
 _MAX_LENGTH = 10**9
 
+ASSUMED_MAX_MODEL_LEN = 2048
+"""What vLLM assumes where neither config.json nor the config's class names a length (config/model.py
+`_get_and_verify_max_len`)."""
+
+_LENGTHS = {
+    1024: "gpt2 gpt_bigcode",
+    2048: "llama llava granite olmo olmo2 olmo3 exaone4 deepseek_v2 granitemoe granitemoehybrid falcon gptj opt gpt_neox phi",
+    4096: "phi3 deepseek_v3 nemotron_h stablelm olmoe arcee helium starcoder2",
+    8192: "gemma gemma2 cohere cohere2",
+    32768: "qwen2 qwen2_moe qwen2_vl qwen2_5_vl qwen3 qwen3_moe qwen3_next qwen3_5 qwen3_5_moe gemma3n gemma3n_text smollm3",
+    65536: "apertus",
+    128000: "qwen3_vl qwen3_vl_moe",
+    131072: "mistral mistral3 mixtral llama4 llama4_text gemma3 gemma3_text gemma4 gemma4_text glm glm4 glm4_moe gpt_oss "
+    "phimoe laguna ernie4_5 ernie4_5_moe mimo_v2_flash",
+    163840: "deepseek_v32",
+    196608: "minimax_m2",
+    202752: "glm4_moe_lite glm_moe_dsa",
+    262144: "ministral3",
+    524288: "seed_oss",
+    1048576: "deepseek_v4 kimi_linear",
+}  # fmt: skip
+CLASS_LENGTHS: Mapping[str, int] = {
+    name: length for length, names in _LENGTHS.items() for name in names.split()
+}
+"""`max_position_embeddings` of each config class, which counts where config.json has none (transformers 5.23.0)."""
+
 
 def derived_max_model_len(fields: ConfigFields) -> int | None:
     """Return the context length that vLLM derives from the config (vllm-memory.md §6).
@@ -130,7 +159,7 @@ def derived_max_model_len(fields: ConfigFields) -> int | None:
 
 
 def _derived_length(fields: ConfigFields) -> float | None:
-    longest = fields.get("max_position_embeddings")
+    longest = fields.get("max_position_embeddings") or CLASS_LENGTHS.get(fields.text_type)
     if longest is None:
         return None
     length = whole_number("max_position_embeddings", longest)

@@ -28,14 +28,16 @@ def read_moe(fields: ConfigFields) -> MoeShape | None:
         return None
     if fields.text_type.startswith("gemma4") and not fields.flag("enable_moe_block"):
         return None
+    count, chosen = fields.integer("num_experts"), fields.integer("experts_per_token")
+    if chosen > count:
+        raise FieldProblem(f"it chooses {chosen} experts per token, and has {count}")
     size = fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 0))
     latent = fields.get("moe_latent_size") or fields.get("routed_expert_hidden_size")
     hidden = (
         fields.integer("hidden_size") if latent is None else whole_number("moe_latent_size", latent)
     )
     return MoeShape(
-        fields.integer("num_experts"), fields.integer("experts_per_token"), size, hidden,
-        _shared_size(fields, size),
+        count, chosen, size, hidden, _shared_size(fields, size),
     )  # fmt: skip
 
 

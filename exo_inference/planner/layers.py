@@ -221,6 +221,10 @@ def read_heads(fields: ConfigFields, family: Family, kind: str) -> Heads:
         num_heads = fields.integer("swa_num_attention_heads", num_heads)
         key_dim = fields.integer("swa_head_dim", key_dim)
         value_dim = fields.integer("swa_v_head_dim", value_dim)
+    if num_heads % max(1, kv_heads):
+        raise FieldProblem(
+            f"num_key_value_heads is {kv_heads}, which does not divide its {num_heads} attention heads"
+        )
     return Heads(num_heads, max(1, kv_heads), key_dim, value_dim)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from exo_inference.planner.architecture import DTYPE_BYTES, Architecture
+from exo_inference.planner.config_fields import ASSUMED_MAX_MODEL_LEN
 from exo_inference.planner.drafting import Drafting
 from exo_inference.planner.engine_rules import EngineRules, default_batch, rules_for
 from exo_inference.planner.gpus import GIB, Gpu
@@ -18,8 +19,6 @@ from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.requantize import ONLINE, with_quantization
 from exo_inference.planner.shapes import KvKind, KvSpec
 from exo_inference.planner.speculation import Speculation, read_speculation
-
-_DEFAULT_LENGTH = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def settle(
     model = _as_loaded(model, parameters)
     ranks = _ranks(gpu_count, parameters)
     asked = parameters.max_model_len
-    length = asked if isinstance(asked, int) else model.max_model_len or _DEFAULT_LENGTH
+    length = asked if isinstance(asked, int) else model.max_model_len or ASSUMED_MAX_MODEL_LEN
     tokens, seqs = _step_size(model, gpu, parameters, rules, length)
     speculation = read_speculation(model, parameters, draft)
     dtype = _run_dtype(model, gpu, parameters)

@@ -1,0 +1,73 @@
+"""Configs that say something odd: refused with the reason, or noted, never planned without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exo_inference.planner import EngineParameters, find_gpu, load_models, plan, read_architecture
+from exo_inference.planner.config_fields import CLASS_LENGTHS
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "vocab_size": 32000,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 11008,
+    "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({**LLAMA, "torch_dtype": "float7"}, "float7"),
+        ({**LLAMA, "num_key_value_heads": 5}, "num_key_value_heads is 5"),
+        ({**LLAMA, "num_key_value_heads": 64}, "num_key_value_heads is 64"),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, "chooses 9 experts per token, and has 8"),
+    ],
+    ids=["dtype", "kv-heads-5", "kv-heads-64", "experts"],
+)  # fmt: skip
+def test_what_cannot_be_is_not_sized(config: dict[str, Any], reason: str) -> None:
+    model = read_architecture(config, name="odd")
+    assert model.cannot_size is not None
+    assert reason in model.cannot_size
+    detail = plan(model, find_gpu("H100"), 1, EngineParameters()).problems[0].detail
+    assert detail.startswith("cannot size odd, because")
+
+
+def test_a_class_of_another_family_is_noted() -> None:
+    odd = read_architecture({**LLAMA, "architectures": ["FooForCausalLM"]}, name="odd")
+    usual = read_architecture(LLAMA, name="usual")
+    assert usual.notes == ()
+    assert any("FooForCausalLM" in note and "llama" in note for note in odd.notes)
+    assert odd.weights_error > usual.weights_error
+
+
+@pytest.mark.parametrize("name", sorted(load_models()))
+def test_classes_of_the_catalogue_belong_to_their_types(name: str) -> None:
+    model = read_architecture(load_models()[name]["config"], name=name)
+    assert not any("does not belong" in note for note in model.notes)
+
+
+def test_a_missing_length_is_assumed_as_the_engine_does_and_said() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    for model_type, length in (("llama", 2048), ("mistral", 131072), ("mimo", 2048)):
+        kind = {**config, "model_type": model_type, "architectures": None}
+        model = read_architecture(kind, name="short")
+        assert any(f"{length} tokens are assumed" in note for note in model.notes)
+        result = plan(model, find_gpu("H100"), 1, EngineParameters())
+        assert result.max_model_len == length
+        assert model.notes[0] in result.notes
+
+
+def test_assumed_lengths_are_those_of_the_config_classes() -> None:
+    transformers = pytest.importorskip("transformers")
+    for name, length in CLASS_LENGTHS.items():
+        if name in transformers.CONFIG_MAPPING:
+            built = transformers.CONFIG_MAPPING[name]().get_text_config()
+            assert (name, built.max_position_embeddings) == (name, length)
