@@ -29,6 +29,9 @@ MEMORY_LABEL = "nvidia.com/gpu.memory"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 _SHARED = re.compile(r"-(SHARED|MIG-\S+)$")
+GPU_ENGINE = "vllm"
+"""What runs on GPUs unless a deployment asks for another engine; on CPUs it is exo-engine."""
+
 _SUFFIXES = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,
     "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
@@ -90,6 +93,7 @@ def instance_types(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Inst
                 free_gpus=sum(node.free for node in members),
                 description=f"{smallest.product}{size}, on {where}",
                 gpu=smallest.gpu,
+                engine=GPU_ENGINE,
             )
         )
     cpu = _cpu_type(nodes, pods)

@@ -108,3 +108,8 @@ def test_the_affinity_names_what_tells_the_nodes_apart() -> None:
 )  # fmt: skip
 def test_quantities(text: str | None, value: float) -> None:
     assert parse_quantity(text) == value
+
+
+def test_vllm_runs_on_gpus_and_exo_engine_on_cpus_unless_asked_otherwise() -> None:
+    families = instance_types([node("a", gpus=4, labels=A40)], [])
+    assert {family.family: family.engine for family in families} == {"gpu3": "vllm", "cpu": "exo"}
