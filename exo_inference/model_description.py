@@ -8,6 +8,7 @@ error of their own. What a model comes to is the planner's work.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from exo_inference.planner import (
     TensorSize,
     parse_safetensors_header,
     read_architecture,
+    with_gguf,
     with_index,
     with_tensors,
 )
@@ -74,8 +76,18 @@ def with_checkpoint(model: Architecture, directory: Path) -> Architecture:
     files = weight_files(directory)
     if files:
         return with_tensors(model, [tensor for file in files for tensor in _read_tensors(file)])
+    packed = sorted(directory.glob("*.gguf"))
+    if packed:
+        name = packed[
+            0
+        ].name  # of several, the engine loads the one it is told; parts belong together
+        parts = [file for file in packed if _PART.sub("", file.name) == _PART.sub("", name)]
+        return with_gguf(model, name, sum(file.stat().st_size for file in parts))
     index = directory / INDEX_NAME
     return with_index(model, read_object(index, MAX_INDEX_BYTES)) if index.is_file() else model
+
+
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from exo_inference.planner.checkpoint import (
     MAX_HEADER_BYTES,
     TensorSize,
     parse_safetensors_header,
+    with_gguf,
     with_index,
     with_tensors,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "parse_safetensors_header",
     "plan",
     "read_architecture",
+    "with_gguf",
     "with_index",
     "with_tensors",
 ]

@@ -20,13 +20,23 @@ from exo_inference.planner.architecture import Architecture, read_architecture
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.requantize import with_quantization
 
+Entries = Mapping[str, Mapping[str, Any]]
+
 
 @cache
-def load_models() -> Mapping[str, Mapping[str, Any]]:
+def load_models() -> Entries:
     """Return the catalogue's raw entries by Hub name."""
-    text = (
-        files("exo_inference.planner").joinpath("catalog/models.json").read_text(encoding="utf-8")
-    )
+    return _read_entries("models.json")
+
+
+@cache
+def _own_models() -> Entries:
+    """Models that come with the project; `exo_inference.hub` serves them."""
+    return _read_entries("own_models.json")
+
+
+def _read_entries(name: str) -> Entries:
+    text = files("exo_inference.planner").joinpath("catalog", name).read_text(encoding="utf-8")
     entries: dict[str, Mapping[str, Any]] = json.loads(text)
     return entries
 
@@ -41,15 +51,9 @@ def _by_lower_name() -> Mapping[str, str]:
 
 
 @cache
-def _same_shapes() -> Mapping[str, Mapping[str, Any]]:
+def _same_shapes() -> Entries:
     """Models that are not in the catalogue but have the shape of one that is, with the source of that."""
-    text = (
-        files("exo_inference.planner")
-        .joinpath("catalog/same_shape.json")
-        .read_text(encoding="utf-8")
-    )
-    entries: dict[str, Mapping[str, Any]] = json.loads(text)
-    return entries
+    return _read_entries("same_shape.json")
 
 
 @cache
@@ -62,6 +66,9 @@ def find_model(name: str) -> Architecture:
     known = _by_lower_name().get(name.strip().lower())
     if known is not None:
         return read_entry(known)
+    own = _own_models().get(name.strip())
+    if own is not None:
+        return read_architecture(own["config"], name=name.strip(), source=own["source"])
     same = _same_shapes().get(name.strip())
     if same is not None:
         model = read_entry(same["base"])

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from exo_inference.planner.architecture import Architecture
+from exo_inference.planner.quantization import gguf_type_of, gguf_type_of_bits
+from exo_inference.planner.requantize import with_quantization
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
@@ -129,3 +131,24 @@ def stored_bytes(architecture: Architecture) -> float:
         for weights, count in sets
         for weight in weights
     )
+
+
+def with_gguf(architecture: Architecture, file_name: str, num_bytes: int) -> Architecture:
+    """Return the architecture with the weights of a GGUF file (or of its parts together).
+
+    Args:
+        architecture: of the config.json beside it.
+        file_name: its type is read from it, else from the size.
+        num_bytes: of all parts.
+    """
+    bits = 8 * num_bytes / max(1, architecture.num_parameters)
+    mix = gguf_type_of(file_name) or (gguf_type_of_bits(bits) if bits > 0 else None)
+    if mix is None:
+        note = f"the GGUF type of {file_name} is not known: weights are counted in {architecture.dtype}"
+        return replace(architecture, notes=(*architecture.notes, note), weights_error=0.5)
+    model = with_quantization(architecture, mix)
+    note = f"weights are those of {file_name}, {mix} by its {'name' if gguf_type_of(file_name) else 'size'}"
+    model = replace(model, notes=(*model.notes, note), weights_error=max(model.weights_error, 0.05))
+    expected = stored_bytes(model)
+    is_whole = abs(num_bytes / max(1.0, expected) - 1) <= 0.15
+    return with_total_bytes(model, num_bytes) if is_whole else model

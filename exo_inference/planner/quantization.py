@@ -70,6 +70,19 @@ GGUF_BITS: Mapping[str, float] = {
 mixes; other shapes differ by a few per cent). Q4_0 to Q5_1 are the pure block sizes."""
 
 
+def gguf_type_of(file_name: str) -> str | None:
+    """Return the type that a GGUF file's name ends with (`Llama-3.1-8B-Q4_K_M.gguf`), or None."""
+    stem = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file_name, flags=re.IGNORECASE).upper()
+    known = [mix for mix in GGUF_BITS if re.search(rf"(^|[-_.]){mix}$", stem)]
+    return max(known, key=len, default=None)
+
+
+def gguf_type_of_bits(bits: float) -> str | None:
+    """Return the type whose files come nearest to so many bits per weight, or None beyond all of them."""
+    mix = min(GGUF_BITS, key=lambda each: abs(GGUF_BITS[each] - bits))
+    return mix if abs(GGUF_BITS[mix] / bits - 1) < 0.2 else None
+
+
 def grouped_int(bits: int, group_size: int, *, has_zeros: bool, name: str) -> WeightFormat:
     """Return a 4 or 8 bit integer format with one 16-bit scale (and one zero point) per group."""
     overhead = (16 + (bits if has_zeros else 0)) / group_size if group_size > 0 else 0.0

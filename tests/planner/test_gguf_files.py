@@ -1,0 +1,64 @@
+"""A GGUF file beside a config.json: its type by name, else by size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exo_inference.model_description import with_checkpoint
+from exo_inference.planner import (
+    EngineParameters,
+    find_gpu,
+    find_model,
+    load_models,
+    plan,
+    read_architecture,
+    with_gguf,
+)
+from exo_inference.planner.quantization import gguf_type_of
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("file", "mix"),
+    [
+        ("Llama-3.1-8B-Instruct-Q4_K_M.gguf", "Q4_K_M"), ("model.q8_0.gguf", "Q8_0"), ("m-IQ4_XS.gguf", "IQ4_XS"),
+        ("big-Q6_K-00001-of-00003.gguf", "Q6_K"), ("x-bf16.gguf", "BF16"), ("m.gguf", None), ("Q4.gguf", None),
+    ],
+)  # fmt: skip
+def test_the_name_says_the_type(file: str, mix: str | None) -> None:
+    assert gguf_type_of(file) == mix
+
+
+def test_a_file_that_does_not_say_its_type_is_taken_by_its_size() -> None:
+    model = find_model(LLAMA)
+    size = 4_920_739_232  # the published Q4_K_M of this model
+    found = with_gguf(model, "m.gguf", size)
+    assert found.quantization is not None
+    assert found.quantization.default.name == "gguf-Q4_K_M"
+    assert found.checkpoint_bytes == size
+    assert any("by its size" in note for note in found.notes)
+    result = plan(found, find_gpu("L4"), 1, EngineParameters(max_model_len=8192))
+    assert result.weights_bytes_per_gpu == pytest.approx(size, rel=0.02)
+
+
+@pytest.mark.parametrize("size", [0, 10**6, 10**12])
+def test_a_size_that_fits_no_type_is_noted_and_counted_as_stored(size: int) -> None:
+    found = with_gguf(find_model(LLAMA), "m.gguf", size)
+    assert found.quantization is None
+    assert any("not known" in note for note in found.notes)
+
+
+def test_a_directory_with_parts_of_a_gguf_file_is_planned_by_them(tmp_path: Path) -> None:
+    config = load_models()["Qwen/Qwen3-0.6B"]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for part in (1, 2):
+        (tmp_path / f"qwen-Q8_0-0000{part}-of-00002.gguf").write_bytes(b"GGUF")
+    model = with_checkpoint(read_architecture(config, name="qwen"), tmp_path)
+    assert model.quantization is not None
+    assert model.quantization.default.name == "gguf-Q8_0"
+    assert model.checkpoint_bytes is None  # eight bytes are not the whole file
+    assert any("Q8_0 by its name" in note for note in model.notes)
