@@ -16,7 +16,15 @@ from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.planner import Gpu
 from exo_inference.planner.verdict import Problem
 from exo_inference.platforms.base import InstanceTypeInfo
-from exo_inference.preflight import Judgement, Subject, describe_advice, judge, locate, to_wire
+from exo_inference.preflight import (
+    Judgement,
+    Subject,
+    describe_advice,
+    judge,
+    locate,
+    locate_code,
+    to_wire,
+)
 from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanAdvice, PlanVerdict
 
 MAX_GPUS = 1024
@@ -172,15 +180,7 @@ def _plan_issue(problem: Problem, candidate: Candidate) -> Issue:
         return Issue(text, status=412)
     if problem.code in _NOT_OF_FLAGS:
         return Issue(problem.detail, "$['model']", problem.detail, 412)
-    return Issue(problem.detail, _locate_code(problem.code, candidate.flags), problem.detail)
-
-
-def _locate_code(code: str, flags: Sequence[str]) -> str:
-    """Return the JSON path of the flag that a problem of the planner is called after."""
-    names = [flag.partition("=")[0].replace("_", "-") for flag in flags]
-    if f"--{code}" in names:
-        return f"$['inference-engine-parameters'][{names.index(f'--{code}')}]"
-    return "$['gpu-count']" if "parallel" in code or "gpu" in code else "$['model']"
+    return Issue(problem.detail, locate_code(problem.code, candidate.flags), problem.detail)
 
 
 def _describe_all(advice: Sequence[PlanAdvice]) -> tuple[str, ...]:

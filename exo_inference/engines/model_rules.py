@@ -131,27 +131,16 @@ def check_parallelism(
     """
     problems = []
     used = tensor * pipeline * data
+    split = _check_heads(tensor, model, gpu_count)
     if used != gpu_count:
+        # A split that the model does not allow either must not be answered with more GPUs.
+        what, step = split or ("", f"set gpu-count to {used}, or leave the sizes out")
         problems.append(
             f"tensor ({tensor}) × pipeline ({pipeline}) × data parallelism ({data}) uses {used} "
-            f"GPUs, expected the {gpu_count} of the deployment; set gpu-count to {used}, or leave "
-            "the sizes out"
+            f"GPUs, expected the {gpu_count} of the deployment; {what and f'{what}; '}{step}"
         )
-    heads = model.num_attention_heads
-    if heads is not None and heads % tensor:
-        problems.append(
-            f"tensor parallelism of {tensor} does not divide the model's {heads} attention heads, "
-            f"expected one of: {_join(_divisors(heads, 2 * tensor))}; "
-            + _suggest_split(heads, gpu_count)
-        )
-    elif (key_value := model.num_key_value_heads) and max(key_value, tensor) % min(
-        key_value, tensor
-    ):
-        problems.append(
-            f"tensor parallelism of {tensor} does not go with the model's {key_value} key-value "
-            f"heads, expected a divisor or a multiple of {key_value}; "
-            + _suggest_split(math.gcd(heads or key_value, key_value), gpu_count)
-        )
+    elif split is not None:
+        problems.append("; ".join(split))
     layers = model.num_layers
     if layers is not None and pipeline > layers:
         problems.append(
@@ -159,6 +148,24 @@ def check_parallelism(
             f"expected at most {layers}; leave it out"
         )
     return problems
+
+
+def _check_heads(tensor: int, model: ModelFacts, gpu_count: int) -> tuple[str, str] | None:
+    """Return why the heads cannot be split, and the next step; None if they can."""
+    heads, key_value = model.num_attention_heads, model.num_key_value_heads
+    if heads is not None and heads % tensor:
+        what = (
+            f"tensor parallelism of {tensor} does not divide the model's {heads} attention heads, "
+            f"expected one of: {_join(_divisors(heads, 2 * tensor))}"
+        )
+        return what, _suggest_split(heads, gpu_count)
+    if key_value and max(key_value, tensor) % min(key_value, tensor):
+        what = (
+            f"tensor parallelism of {tensor} does not go with the model's {key_value} key-value "
+            f"heads, expected a divisor or a multiple of {key_value}"
+        )
+        return what, _suggest_split(math.gcd(heads or key_value, key_value), gpu_count)
+    return None
 
 
 def check_vocabulary(tensor: int, vocab_size: int) -> str | None:

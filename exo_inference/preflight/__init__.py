@@ -7,7 +7,7 @@ that is wrong at once, the plan, and ways out; `to_wire` gives it the form that 
 """
 
 from exo_inference.preflight.judging import ENGINES, Judgement, Subject, judge
-from exo_inference.preflight.report import describe_advice, locate, to_wire
+from exo_inference.preflight.report import describe_advice, locate, locate_code, to_wire
 
 __all__ = [
     "ENGINES",
@@ -16,5 +16,6 @@ __all__ = [
     "describe_advice",
     "judge",
     "locate",
+    "locate_code",
     "to_wire",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exo_inference.engines import DEFAULT_VERSION, get_engine, vllm
+from exo_inference.engines.catalogue import flags_of
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.errors import UsageError
@@ -31,17 +32,17 @@ from exo_inference.planner.verdict import Problem
 ENGINES = ("exo", "vllm")
 """Engines that can be judged."""
 
-_JUDGED_BY_FLAG_RULES = frozenset(
-    {
-        "tensor-parallel",
-        "pipeline-parallel",
-        "parallel-size",
-        "quantization",
-        "dtype",
-        "kv-cache-dtype",
-    }
-)
-"""Codes of the planner's problems that `check_model_rules` reports with the user's own flag."""
+_SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
+_JUDGED_BY_FLAG_RULES = {
+    "tensor-parallel-size": _SIZES,
+    "pipeline-parallel-size": _SIZES,
+    "data-parallel-size": _SIZES,
+    "quantization": frozenset({"quantization"}),
+    "dtype": frozenset({"dtype"}),
+    "kv-cache-dtype": frozenset({"kv-cache-dtype"}),
+}
+"""Codes of the planner's problems that `check_model_rules` reports with the user's own flag, by the
+name of that flag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +149,18 @@ def judge(
             subject.model, subject.gpu, subject.gpu_count, parameters,
             other_gpus=other_gpus, draft=subject.draft, free_bytes=subject.free_bytes,
         )  # fmt: skip
-    others = _not_reported(found.problems, rules)
+    others = _not_reported(found.problems, rules, subject)
     return Judgement(subject, tuple(rules), found, others, advice, improvements)
 
 
 def _not_reported(
-    problems: tuple[Problem, ...], rules: list[ParameterProblem]
+    problems: tuple[Problem, ...], rules: list[ParameterProblem], subject: Subject
 ) -> tuple[Problem, ...]:
     """Return the plan's problems, without those that a rule has reported with the user's flag."""
-    return tuple(each for each in problems if not (rules and each.code in _JUDGED_BY_FLAG_RULES))
+    known = flags_of(subject.version).by_spelling
+    names = [known[rule.flag].name for rule in rules if rule.flag in known]
+    reported = {code for name in names for code in _JUDGED_BY_FLAG_RULES.get(name, ())}
+    return tuple(each for each in problems if each.code not in reported)
 
 
 def _check_flags(subject: Subject) -> list[ParameterProblem]:

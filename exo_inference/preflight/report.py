@@ -6,12 +6,14 @@ The names of its fields are public and documented in docs/reference/plan.md.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.planner import Advice, Gpu, Improvement, Plan, Problem, Speed
 from exo_inference.preflight.judging import Judgement, Subject
 from exo_inference.wire import (
+    MEMORY_CODES,
     BatchSpeed,
     DeploymentPlan,
     PlanAdvice,
@@ -26,6 +28,17 @@ from exo_inference.wire import (
 
 FLAGS_FIELD = "inference-engine-parameters"
 _GPU_TYPE = "--gpu-type="
+_TENSOR, _PIPELINE = ("--tensor-parallel-size", "-tp"), ("--pipeline-parallel-size", "-pp")
+_SPELLINGS = {
+    "tensor-parallel": _TENSOR,
+    "pipeline-parallel": _PIPELINE,
+    "parallel-size": (*_TENSOR, *_PIPELINE, "--data-parallel-size", "-dp"),
+    "quantization": ("--quantization", "-q"),
+    "speculative-config": ("--speculative-config", "-sc"),
+    "draft-model": ("--speculative-config", "-sc", "--spec-model"),
+}
+"""Flags that problems of the planner are about, where they are not called after one flag."""
+
 _PARAMS = "--inference-engine-params"
 
 
@@ -33,7 +46,7 @@ def to_wire(judgement: Judgement) -> DeploymentPlan:
     """Return the judgement with its plan, problems and advice."""
     subject = judgement.subject
     problems = [_flag_problem(each, subject) for each in judgement.flag_problems]
-    problems += [_plan_problem(each) for each in judgement.plan_problems]
+    problems += [_plan_problem(each, subject.flags) for each in judgement.plan_problems]
     head = {
         "verdict": PlanVerdict(judgement.verdict.value),
         "problems": problems,
@@ -52,6 +65,17 @@ def locate(problem: ParameterProblem, subject: Subject) -> str:
     if problem.reason != "model" or spelled[problem.index : problem.index + 1] == [problem.flag]:
         return f"$['{FLAGS_FIELD}'][{problem.index}]"
     return "$['gpu-count']" if "parallel" in problem.flag else "$['gpu-type']"
+
+
+def locate_code(code: str, flags: Sequence[str]) -> str | None:
+    """Return the JSON path of what a problem of the planner is about; None for missing memory."""
+    if code in MEMORY_CODES:
+        return None
+    names = [flag.partition("=")[0].replace("_", "-") for flag in flags]
+    for spelling in _SPELLINGS.get(code, (f"--{code}",)):
+        if spelling in names:
+            return f"$['{FLAGS_FIELD}'][{names.index(spelling)}]"
+    return "$['gpu-count']" if "parallel" in code or "gpu" in code else "$['model']"
 
 
 def describe_advice(advice: PlanAdvice) -> str:
@@ -89,6 +113,7 @@ def _plan(plan: Plan, gpu_type: str) -> DeploymentPlan:
         "kv_capacity_tokens", "max_concurrency", "max_model_len", "largest_max_model_len",
         "max_num_seqs", "max_num_batched_tokens", "usd_per_hour",
     )  # fmt: skip
+    flags = plan.parameters.format()
     return DeploymentPlan(
         verdict=PlanVerdict(plan.verdict.value),
         model=plan.model,
@@ -97,8 +122,8 @@ def _plan(plan: Plan, gpu_type: str) -> DeploymentPlan:
         gpu_count=plan.gpu_count,
         engine=plan.parameters.engine,
         engine_version=plan.parameters.engine_version,
-        parameters=plan.parameters.format(),
-        problems=[_plan_problem(each) for each in plan.problems],
+        parameters=flags,
+        problems=[_plan_problem(each, flags) for each in plan.problems],
         tensor_parallel_size=plan.ranks.tensor,
         pipeline_parallel_size=plan.ranks.pipeline,
         data_parallel_size=plan.ranks.data,
@@ -161,8 +186,13 @@ def _flag_problem(problem: ParameterProblem, subject: Subject) -> PlanProblem:
     )
 
 
-def _plan_problem(problem: Problem) -> PlanProblem:
-    return PlanProblem(code=problem.code, detail=problem.detail, refuses=problem.refuses)
+def _plan_problem(problem: Problem, flags: Sequence[str]) -> PlanProblem:
+    return PlanProblem(
+        code=problem.code,
+        detail=problem.detail,
+        refuses=problem.refuses,
+        location=locate_code(problem.code, flags),
+    )
 
 
 def _gpu_type(gpu: Gpu | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exo_inference.planner import EngineParameters, Verdict, find_gpu, find_model
-from exo_inference.preflight import Subject, judge, locate, to_wire
+from exo_inference.preflight import Subject, judge, locate, locate_code, to_wire
 
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -187,3 +187,48 @@ def test_the_wire_form_carries_flags_places_and_the_plan() -> None:
     assert sum(each.num_bytes for each in fits.components) > fits.weights_bytes_per_gpu
     assert fits.parameters == ["--max-model-len=8192"]
     assert fits.speed is not None
+
+
+def test_a_rule_hides_only_the_planners_problem_of_the_same_flag() -> None:
+    judged = judge(
+        subject("--kv-cache-dtype=nvfp4", "--tensor-parallel-size=2", gpu="V100", count=2),
+        with_advice=False,
+    )
+    assert {problem.flag for problem in judged.flag_problems} == {"--kv-cache-dtype"}
+    codes = {problem.code for problem in judged.plan_problems}
+    assert "kv-cache-dtype" not in codes
+    whole = {problem.code for problem in judged.plan.problems} if judged.plan is not None else set()
+    assert codes == whole - {"kv-cache-dtype"}
+
+
+def test_an_unrelated_problem_of_the_planner_stays_beside_a_rule() -> None:
+    flags = ("--kv-cache-dtype=nvfp4", "--quantization=gptq")
+    plan = to_wire(judge(subject(*flags, gpu="gpua5000"), with_advice=False))
+    found = {problem.code: problem.location for problem in plan.problems}
+    assert found["model"] == "$['inference-engine-parameters'][0]"
+    assert found["quantization"] == "$['inference-engine-parameters'][1]"
+
+
+@pytest.mark.parametrize(
+    ("code", "flags", "location"),
+    [
+        ("max-model-len", ("--max-model-len=9",), "$['inference-engine-parameters'][0]"),
+        ("max-model-len", ("--seed=1", "--max_model_len", "9"), "$['inference-engine-parameters'][1]"),
+        ("tensor-parallel", ("--seed=1", "-tp", "2"), "$['inference-engine-parameters'][1]"),
+        ("tensor-parallel", (), "$['gpu-count']"),
+        ("max-model-len", (), "$['model']"),
+        ("memory", ("--max-model-len=9",), None),
+    ],
+)  # fmt: skip
+def test_problems_of_the_planner_say_where(
+    code: str, flags: tuple[str, ...], location: str | None
+) -> None:
+    assert locate_code(code, flags) == location
+
+
+def test_a_split_that_does_not_go_with_gpus_and_heads_gets_one_next_step() -> None:
+    judged = judge(subject("-tp=3"), with_advice=False)
+    (problem,) = judged.flag_problems
+    assert "uses 3 GPUs" in problem.detail
+    assert "does not divide" in problem.detail
+    assert problem.detail.endswith("; write --tensor-parallel-size=1")
