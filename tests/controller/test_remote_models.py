@@ -1,0 +1,88 @@
+"""What is known about models whose files are on a volume of a cluster, and which specifications are judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.controller.architectures import Architectures
+from exo_inference.errors import HubError
+from exo_inference.planner import Architecture, find_model
+from exo_inference.resources import (
+    DeploymentSpec,
+    EngineRef,
+    InferenceModel,
+    ModelSpec,
+    ModelStatus,
+    ObjectMeta,
+)
+
+
+class Hub:
+    """Named fake of the Hub: counts what it is asked, and may be away."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str | None, str | None]] = []
+        self.is_away = False
+
+    async def fetch(
+        self, name: str, *, revision: str | None = None, token: str | None = None
+    ) -> Architecture:
+        self.asked.append((name, revision, token))
+        if self.is_away:
+            raise HubError("cannot reach the Hub")
+        return find_model("meta-llama/Llama-3.1-8B-Instruct")
+
+
+def model(source: str, revision: str | None = "c" * 40) -> InferenceModel:
+    return InferenceModel(
+        metadata=ObjectMeta(name="m", uid="u"),
+        spec=ModelSpec(source=source),
+        status=ModelStatus(revision=revision, path="pvc:models/u"),
+    )
+
+
+async def test_the_hub_is_asked_once_for_one_content_and_with_the_models_token() -> None:
+    hub = Hub()
+    architectures = Architectures(hub.fetch)
+    for _ in range(2):
+        known = await architectures.of_remote(model("org/gated"), token="hf_x")
+        assert known.architecture is not None
+        assert known.revision_pinned
+    assert hub.asked == [("org/gated", "c" * 40, "hf_x")]
+
+
+async def test_without_the_hub_the_catalogue_has_to_do_and_the_hub_is_asked_again() -> None:
+    hub = Hub()
+    hub.is_away = True
+    architectures = Architectures(hub.fetch)
+    unknown = await architectures.of_remote(model("org/unheard-of"))
+    assert unknown.architecture is None
+    assert "cannot reach the Hub" in unknown.reason
+    hub.is_away = False
+    assert (await architectures.of_remote(model("org/unheard-of"))).architecture is not None
+
+
+async def test_a_built_in_model_is_read_from_the_package() -> None:
+    hub = Hub()
+    known = await Architectures(hub.fetch).of_remote(model("exo/tiny-chat"))
+    assert known.architecture is not None
+    assert hub.asked == []
+
+
+SPEC = DeploymentSpec(model="org/m", gpu_type="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        pytest.param({"replicas": 7}, True, id="an autoscaler sets replicas"),
+        pytest.param({"gpu_count": 1}, True, id="a default that is said"),
+        pytest.param({"engine": EngineRef(name="exo")}, True, id="the engine that is the default"),
+        pytest.param({"engine_parameters": ("--seed=1",)}, False, id="flags"),
+        pytest.param({"gpu_type": "gpua5000"}, False, id="GPU"),
+    ],
+)
+def test_a_specification_is_judged_again_only_for_what_matters(
+    changes: dict[str, object], is_same: bool
+) -> None:
+    assert (SPEC.model_copy(update=changes).digest == SPEC.digest) is is_same
