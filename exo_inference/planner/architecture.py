@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -168,11 +168,35 @@ def read_architecture(
     shown = name or str(config.get("_name_or_path") or "model")
     try:
         return _plausible(_read(ConfigFields(config), shown, hf_quant_config, source))
-    except (FieldProblem, ValueError) as exc:
-        return Architecture(shown, str(config.get("model_type") or ""), str(exc), source=source)
-    except (TypeError, AttributeError, KeyError, IndexError, ArithmeticError) as exc:
-        reason = f"config.json is not of the usual form ({type(exc).__name__}: {exc})"
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError) as exc:
+        reason = _name_field(config, exc)
         return Architecture(shown, str(config.get("model_type") or ""), reason, source=source)
+
+
+def _name_field(config: Mapping[str, Any], exc: Exception) -> str:
+    """Return why a config is not understood; the interpreter's own words would help nobody."""
+    said = str(exc)
+    is_ours = isinstance(exc, ValueError) and not said.startswith(("invalid literal", "could not"))
+    if is_ours:
+        return said
+    for path, value in _leaves(config, ""):
+        if isinstance(value, str) and isinstance(exc, ValueError) and said.endswith(repr(value)):
+            return f"{path} in config.json is {value!r:.60}, expected a number"
+    for name, value in config.items():
+        if name.endswith("_config") and value is not None and not isinstance(value, Mapping):
+            return f"{name} in config.json is {value!r:.60}, expected an object"
+    nested = [name for name, value in config.items() if isinstance(value, Mapping)]
+    where = f"; look at {' and '.join(nested)}" if nested else ""
+    return f"config.json is not of the usual form{where}"
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested objects with their names joined by dots."""
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for name, each in value.items():
+        yield from _leaves(each, f"{path}.{name}" if path else str(name))
 
 
 def _read(
@@ -312,8 +336,9 @@ def _find_family(fields: ConfigFields) -> Family:
     text, outer = fields.text_type.removesuffix("_text"), fields.model_type
     family = FAMILIES.get(fields.text_type) or FAMILIES.get(text) or FAMILIES.get(outer)
     if family is None:
-        known = fields.model_type or "without a model_type"
-        raise FieldProblem(f"the architecture {known!r} is unknown here")
+        if not fields.model_type:
+            raise FieldProblem("config.json has no model_type")
+        raise FieldProblem(f"the architecture {fields.model_type!r:.64} is unknown here")
     if fields.text_type not in FAMILIES:
         fields.text_type = text if text in FAMILIES else outer
     return family
