@@ -78,6 +78,10 @@ class InvalidAnswer(ExoError):
     """The API answered, with success, something that is not of the form it documents."""
 
 
+CHOICES_PREFIX = "invalid value; valid values are: "
+"""How a problem begins that lists what a field may be."""
+
+
 class ApiError(ExoError):
     """The API answered with an error status.
 
@@ -113,7 +117,10 @@ class ApiError(ExoError):
 
     def __str__(self) -> str:
         """Return the message with every further problem on a line of its own."""
-        lines = [f"{where}: {detail}" if where else detail for where, detail in self.problems]
+        told = self.problems
+        if len(told) == 1 and told[0][1].removeprefix(CHOICES_PREFIX) in self.message:
+            told = ()  # the message has the whole sentence
+        lines = [f"{where}: {detail}" if where else detail for where, detail in told]
         return "\n  - ".join([self.message, *lines])
 
 

@@ -25,7 +25,7 @@ from exo_inference.preflight import (
     locate_code,
     to_wire,
 )
-from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanAdvice, PlanVerdict
+from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanAdvice, PlanProblem, PlanVerdict
 
 MAX_GPUS = 1024
 """GPUs of one replica that are planned; more is a typing error."""
@@ -138,8 +138,14 @@ def other_gpus(gpu_type: str, families: Sequence[InstanceTypeInfo]) -> tuple[Gpu
 def complete_plan(judgement: Judgement, gpu_type: str, model: KnownModel) -> DeploymentPlan:
     """Return the plan in the API's form, with the user's GPU type and why something is not known."""
     plan = to_wire(judgement)
-    notes = [*plan.notes, model.reason] if model.reason else plan.notes
-    return plan.model_copy(update={"gpu_type": gpu_type, "notes": notes})
+    problems = list(plan.problems)
+    if model.reason:
+        problems.append(
+            PlanProblem(
+                code="unknown-model", detail=model.reason, refuses=False, location="$['model']"
+            )
+        )
+    return plan.model_copy(update={"gpu_type": gpu_type, "problems": problems})
 
 
 def describe_plan(plan: DeploymentPlan) -> str:

@@ -16,7 +16,6 @@ from exo_inference.engines.catalogue import Flag, ReleaseFlags
 BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
 
 _NUMBER = re.compile(r"-[0-9]+(\.[0-9]*)?|-\.[0-9]+")
-_LEVELS = frozenset({"0", "1", "2", "3"})
 _OPTIMIZATION = "--optimization-level"
 
 
@@ -155,6 +154,6 @@ def _read_level(items: Sequence[str], index: int, release: ReleaseFlags) -> Use:
             attached=True,
         )
     after = items[index + 1] if index + 1 < len(items) else None
-    if after in _LEVELS:
+    if after is not None and after.isdigit():  # 9 is no level, and is meant as one
         return Use(index, _OPTIMIZATION, flag, values=(Value(index + 1, after),), items=2)
     return Use(index, _OPTIMIZATION, flag)

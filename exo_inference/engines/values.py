@@ -25,6 +25,7 @@ from exo_inference.engines.catalogue import (
 from exo_inference.engines.members import RENAMED_KEYS, Limits, limits_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}")
 _SUFFIXED = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([kmgtKMGT])")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _STRING_OR_NUMBER = re.compile(r'("(?:[^"\\]|\\.)*")|\b([0-9]+(?:\.[0-9]+)?[kmgtKMGT])\b')
@@ -134,10 +135,14 @@ def _fold(text: str, flag: Flag) -> str:
 
 def _judge_number(text: str, flag: Flag) -> Wrong | None:
     number = _read_number(text, flag)
+    if number is None and flag.type == "integer" and _LONG_INTEGER.fullmatch(text.strip()):
+        return Wrong("range", f"{expected(flag)}, of at most 18 digits")
     if number is None:
         return Wrong("type", expected(flag), _explain_number(text, flag))
     if not _is_within(number, flag.bounds):
         return Wrong("range", expected(flag))
+    if flag.name == "max-model-len" and number == 0:
+        return Wrong("range", "a whole number above 0, or -1 for the longest that fits")
     return None
 
 

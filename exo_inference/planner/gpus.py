@@ -133,10 +133,12 @@ def find_gpu(name: str, extra: Mapping[str, Gpu] | None = None) -> Gpu:
     if gpu is None:
         names = sorted({*own, *catalogue, *_COMMON_NAMES, *_by_alias()})
         near = get_close_matches(wanted, names, n=3, cutoff=0.5)
+        offered = [gpu.family for gpu in families() if gpu.family]
+        others = [key for key, gpu in catalogue.items() if not gpu.family]
         hint = (
             f"Did you mean {' or '.join(near)}?"
             if near
-            else f"Known: {', '.join([*own, *sorted(catalogue)])}."
+            else f"Known: {', '.join([*own, *offered, *sorted(others)])}."
         )
         raise UsageError(f"there is no GPU {name!r} in the catalogue", hint=hint)
     return gpu

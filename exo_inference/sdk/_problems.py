@@ -157,7 +157,7 @@ def _problem(entry: Any) -> tuple[str, str]:
         return "", _text(entry)
     detail = _text(entry.get("detail")) or _text(entry.get("message")) or _text(entry)
     if match := _ENUMERATION.search(detail):
-        detail = f"invalid value; valid values are: {_values(match[1])}"
+        detail = f"{errors.CHOICES_PREFIX}{_values(match[1])}"
     return _location(_text(entry.get("location"))), detail
 
 

@@ -569,3 +569,9 @@ def test_a_dead_controller_beside_a_living_gateway_is_said(
     assert f"the controller of {state.root} does not answer" in result.err
     assert "`exo dedicated-inference up`" in result.err
     assert exo("ai", "down").code == 0
+
+
+def test_no_simulated_gpus_have_to_be_said_in_words(exo: Exo) -> None:
+    result = exo("ai", "up", "--simulate-gpus", "")
+    assert result.code == 2
+    assert "write --simulate-gpus none" in result.err

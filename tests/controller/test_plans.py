@@ -152,10 +152,13 @@ def test_a_model_here_is_asked_for_with_its_own_token_and_commit(controller: Con
     client.delete_model(id=uid)
 
 
-def test_without_the_hub_the_reason_is_in_the_notes(controller: Controller) -> None:
+def test_without_the_hub_the_reason_is_a_problem_of_the_model(controller: Controller) -> None:
     found = plan(controller, model=by_name("acme/nowhere"))
     assert found["verdict"] == "unknown"
-    assert "cannot reach the Hub. Check the network." in found["notes"]
+    (problem,) = found["problems"]
+    assert problem["detail"] == "cannot reach the Hub. Check the network."
+    assert (problem["code"], problem["location"]) == ("unknown-model", "$['model']")
+    assert not problem["refuses"]
 
 
 @pytest.mark.parametrize("name", ["file:///etc", "exo/none", "no-slash", "a/../b"])

@@ -291,3 +291,20 @@ def test_names_in_json_are_taken_in_any_case(value: str) -> None:
 def test_everything_wrong_in_one_object_is_told() -> None:
     problems = check(["-sc", '{"method": "egle", "num_speculative_tokens": 0, "modle": "x"}'])
     assert [problem.reason for problem in problems] == ["choice", "range", "key"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--max-model-len", "0"], "expected a whole number above 0, or -1 for"),
+        (["--seed", "9" * 19], "of at most 18 digits"),
+        (["--max-model-len", "9" * 30], "at least -1, of at most 18 digits"),
+        (["-O", "9"], "--optimization-level is '9', expected one of: 0, 1, 2, 3"),
+        (["-O9"], "--optimization-level is '9', expected one of: 0, 1, 2, 3"),
+    ],
+    ids=["no length", "huge", "huge with a limit", "level apart", "level"],
+)
+def test_numbers_out_of_range_say_the_range(flags: list[str], expected: str) -> None:
+    problems = check(flags)
+    assert len(problems) == 1
+    assert expected in problems[0].detail

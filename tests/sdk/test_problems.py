@@ -157,3 +157,26 @@ def test_one_problem_of_one_field_is_told_in_its_whole_sentence():
 @pytest.mark.parametrize("plan", [7, [], {"verdict": "fits"}], ids=["number", "list", "half"])
 def test_a_plan_of_another_form_is_left_out(plan):
     assert error(412, {"title": "t", "detail": "d", "plan": plan}).plan is None
+
+
+@pytest.mark.parametrize(
+    ("message", "detail"),
+    [
+        ("gpu-count must be at least 1", "must be at least 1"),
+        (
+            "gpu-type is 'x', expected one of: cpu, gpua5000",
+            'does not have a value in the enumeration ["cpu","gpua5000"]',
+        ),
+    ],
+    ids=["text", "choices"],
+)
+def test_a_single_problem_is_told_once(message: str, detail: str) -> None:
+    body = {
+        "title": "Deployment not created",
+        "detail": "1 problem",
+        "message": message,
+        "errors": [{"location": "$['field']", "detail": detail}],
+    }
+    found = api_error(400, {}, json.dumps(body).encode(), "creating it")
+    assert str(found) == f"creating it: Bad Request: Deployment not created: {message}"
+    assert found.problems

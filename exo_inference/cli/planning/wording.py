@@ -17,6 +17,11 @@ def refusals(plan: DeploymentPlan) -> list[str]:
     return [problem.detail for problem in plan.problems if problem.refuses]
 
 
+def reasons(plan: DeploymentPlan) -> list[str]:
+    """Return why nobody can say whether it fits."""
+    return [problem.detail for problem in plan.problems] or plan.notes
+
+
 def verdict_words(plan: DeploymentPlan) -> str:
     """Say the verdict in a word or two."""
     if plan.verdict == PlanVerdict.REFUSED:
@@ -35,8 +40,8 @@ def summary(plan: DeploymentPlan) -> str:
     """Say a plan in one line, for commands that are about something else."""
     words = verdict_words(plan)
     if plan.verdict in (PlanVerdict.REFUSED, PlanVerdict.UNKNOWN):
-        reasons = refusals(plan) or plan.notes
-        return f"{words}: {'; '.join(reasons)}" if reasons else words
+        told = refusals(plan) or reasons(plan)
+        return f"{words}: {'; '.join(told)}" if told else words
     parts = [
         f"{gib(plan.available_kv_bytes_per_gpu, 1)} per GPU for the KV cache",
         f"{plan.kv_capacity_tokens:,} tokens",

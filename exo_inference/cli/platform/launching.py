@@ -17,6 +17,7 @@ import click
 from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.simulated_gpus import (
+    FLAG,
     MAX_SPEEDUP,
     NO_GPUS,
     format_simulated_gpus,
@@ -108,6 +109,11 @@ def _read_gpus(ctx: click.Context, param: click.Parameter, value: str | None) ->
     """Check the families and return them in the form that is saved."""
     if value is None:
         return None
+    if not value.strip():
+        raise UsageError(
+            f"{FLAG} is empty, expected GPU families with their counts",
+            hint=f"To simulate none any more, write {FLAG} {NO_GPUS}.",
+        )
     return format_simulated_gpus(parse_simulated_gpus(value))
 
 

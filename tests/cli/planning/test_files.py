@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,3 +129,36 @@ def test_names_cannot_move_the_cursor(exo: Exo, tmp_path: Path) -> None:
     out = exo(*PLAN, "--model", str(tmp_path), tty=True).out
     assert "evil\\x1b[2J\\u202e" in out
     assert "\x1b[2J" not in out
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100, "intermediate_size": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_type": ""}, "config.json has no model_type"),
+        ({"quantization_config": 3}, "quantization_config in config.json is 3, expected an object"),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": "x"}},
+            "quantization_config.bits in config.json is 'x', expected a number",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": 3}}},
+            "config.json is not of the usual form; look at quantization_config",
+        ),
+    ],
+    ids=["no type", "no object", "no number", "nested"],
+)  # fmt: skip
+def test_a_config_that_is_not_understood_says_which_field(
+    exo: Exo, tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, **changes}), "utf-8")
+    result = exo("ai", "deployment", "plan", "--model", str(file), "--gpu-type", "gpua5000")
+    assert result.code == 1
+    assert expected in " ".join(result.out.split())
+    assert "Error" not in result.out

@@ -264,3 +264,12 @@ def test_wrong_command_lines_say_what_to_write(
     result = exo(*PLAN, *argv)
     assert (result.code, result.out) == (2, "")
     assert message in result.err
+
+
+def test_an_unknown_gpu_lists_exoscales_families_first(exo: Exo) -> None:
+    result = exo(*PLAN, *QWEN, "--gpu-type", "Foo")
+    assert result.code == 2
+    known = result.err.partition("Known: ")[2].split(", ")
+    assert known[0].startswith("gpu")
+    assert {"gpua5000", "gpub300"} <= set(known[:7])
+    assert "h200" in known
