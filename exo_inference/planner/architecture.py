@@ -261,7 +261,8 @@ def _plausible(model: Architecture) -> Architecture:
     for layer, _ in model.layer_counts:
         if layer.kv is None or layer.kv.kind is KvKind.CROSS:
             continue
-        if layer.kv.elements_per_token + layer.kv.state_elements < 1:
+        kept = layer.kv.elements_per_token + layer.kv.state_elements + layer.kv.conv_elements
+        if kept < 1:
             raise FieldProblem(f"its {layer.kv.kind} layers come to a cache without elements")
     if model.kv_elements_per_token > _MAX_KV_ELEMENTS:
         raise FieldProblem(
@@ -418,6 +419,10 @@ def _outer_weights(
         weights.append(Weight("lm_head", "lm_head", vocab, hidden))
     final = 0 if family.norms == 0 else hidden * (2 if family.norm_bias else 1)
     weights.append(Weight("norm", "norm", final, 1, shard=Shard.REPLICATED))
+    if fields.text_type == "bloom":
+        weights.append(
+            Weight("word_embeddings_layernorm", "norm", 2 * hidden, 1, shard=Shard.REPLICATED)
+        )
     if fields.text_type == "deepseek_v4":
         weights.append(hyper_head(fields))
     if family.positions is not None:

@@ -14,7 +14,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim"),
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
-    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "num_attention_groups"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "max_position_embeddings": (
         "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
@@ -53,6 +53,18 @@ class ConfigFields:
         if inner is not None and isinstance(inner.get("text_config"), Mapping):
             inner = inner["text_config"]
         self.raw: Mapping[str, Any] = {**config, **inner} if inner is not None else config
+        if (
+            config.get("model_type") == "dbrx"
+        ):  # its attention and experts have objects of their own
+            parts = [
+                config[k]
+                for k in ("attn_config", "ffn_config")
+                if isinstance(config.get(k), Mapping)
+            ]
+            self.raw = {
+                **{k: v for part in parts for k, v in part.items() if k != "model_type"},
+                **config,
+            }
         vision = next((config[k] for k in _VISION_KEYS if isinstance(config.get(k), Mapping)), None)
         self.vision: Mapping[str, Any] | None = vision
         self.model_type = str(config.get("model_type") or "").lower()

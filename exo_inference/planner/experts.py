@@ -50,7 +50,7 @@ def _shared_size(fields: ConfigFields, size: int) -> int:
             return fields.integer(name)
     if fields.text_type in ("llama4", "llama4_text"):
         return fields.integer("intermediate_size")
-    if fields.text_type == "granitemoehybrid":
+    if fields.text_type in ("granitemoehybrid", "granitemoeshared"):
         return fields.integer("shared_intermediate_size", 0)
     return size * fields.integer("num_shared_experts", 0)
 

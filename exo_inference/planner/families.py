@@ -55,7 +55,7 @@ _GEMMA4 = Family(
 )  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4 (vllm-memory.md §3)
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA, "llava": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
+    "llama": _LLAMA, "llava": _LLAMA, "llava_next": _LLAMA, "idefics3": _LLAMA, "smolvlm": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
     "smollm3": _LLAMA, "mixtral": _LLAMA, "phi3": _LLAMA, "nemotron-nas": _LLAMA, "llama4": _LLAMA,
     "llama4_text": _LLAMA, "seed_oss": Family(qkv_bias=True, o_bias=False), "mimo": _QWEN2,
     "qwen2": _QWEN2, "qwen2_moe": _QWEN2,
@@ -104,6 +104,14 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(norms=0), "olmoe": Family(qk_norm="full"), "arcee": Family(gated_mlp=False),
     "whisper": Family(norm_bias=True, ties_by_default=True, rope_caches=0), "helium": _LLAMA, "granitemoe": _LLAMA, "laguna": Family(qk_norm="head", rope_caches=2),
     "ernie4_5": Family(ties_by_default=True), "ernie4_5_moe": Family(ties_by_default=True),
+    "internlm2": _LLAMA, "internlm3": _LLAMA, "exaone": _LLAMA, "baichuan": _LLAMA, "minicpm": Family(ties_by_default=True),
+    "nemotron": Family(gated_mlp=False, norm_bias=True), "dbrx": _LLAMA, "bamba": _LLAMA,
+    "bloom": Family(
+        qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True, rope_caches=0
+    ),
+    "mpt": Family(qkv_bias=False, o_bias=False, gated_mlp=False, ties_by_default=True, rope_caches=0),
+    "dots1": _QWEN3, "hunyuan_v1_dense": _QWEN3, "granitemoeshared": _LLAMA,
+    "lfm2": Family(qk_norm="head", ties_by_default=True, qkv_bias=False, o_bias=False),
     "starcoder2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True
     ),

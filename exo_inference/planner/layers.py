@@ -85,6 +85,10 @@ def attention_kinds(fields: ConfigFields, count: int) -> list[str]:
         if len(named) < count:
             raise FieldProblem(f"layer_types names {len(named)} layers, expected {count}")
         return [_kind_named(str(name)) for name in named[:count]]
+    attending = fields.sequence("attn_layer_indices") or fields.sequence("full_attn_idxs")
+    if fields.text_type in ("bamba", "lfm2"):
+        other = "mamba" if fields.text_type == "bamba" else "conv"
+        return ["full" if index in (attending or []) else other for index in range(count)]
     interval = fields.integer("full_attention_interval", 0)
     if interval and fields.get("linear_num_value_heads"):
         return ["full" if (index + 1) % interval == 0 else "linear" for index in range(count)]
@@ -98,7 +102,7 @@ def _kind_named(name: str) -> str:
     known = {
         "full_attention": "full", "attention": "full", "global_attention": "full",
         "sliding_attention": "sliding", "local_attention": "sliding", "chunked_attention": "chunked",
-        "linear_attention": "linear", "mamba": "mamba", "mamba2": "mamba",
+        "linear_attention": "linear", "mamba": "mamba", "mamba2": "mamba", "conv": "conv",
     }  # fmt: skip
     if name not in known:
         raise FieldProblem(f"its layer type {name!r} is unknown here")
@@ -159,18 +163,37 @@ def _intermediate(fields: ConfigFields, index: int) -> int:
     value = fields.get("intermediate_size")
     if isinstance(value, list):
         return whole_number("intermediate_size", value[index] if index < len(value) else None)
-    if value is None and fields.text_type in ("gpt2", "gptj", "gpt_bigcode", "falcon"):
+    if value is None and fields.text_type in ("gpt2", "gptj", "gpt_bigcode", "falcon", "bloom"):
         return 4 * fields.integer("hidden_size")
+    if value is None and fields.text_type == "mpt":
+        return fields.integer("expansion_ratio", 4) * fields.integer("hidden_size")
+    if fields.text_type == "lfm2":
+        return _lfm2_width(fields)
     if value is None and fields.get("moe_intermediate_size"):
         return 0
     return fields.integer("intermediate_size")
+
+
+def _lfm2_width(fields: ConfigFields) -> int:
+    """Return LFM2's width of the feed-forward (transformers, Lfm2MLP): two thirds, rounded up."""
+    size = fields.integer("block_ff_dim", fields.integer("intermediate_size"))
+    if not fields.flag("block_auto_adjust_ff_dim", default=True):
+        return size
+    multiplier, step = (
+        fields.get("block_ffn_dim_multiplier"),
+        fields.integer("block_multiple_of", 256),
+    )
+    size = 2 * size // 3
+    if isinstance(multiplier, int | float):
+        size = int(multiplier * size)
+    return -(-size // max(1, step)) * step
 
 
 def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, count: int) -> Layer:
     hidden = fields.integer("hidden_size")
     weights: list[Weight] = []
     kv: KvSpec | None
-    if kind in ("linear", "mamba"):
+    if kind in ("linear", "mamba", "conv"):
         state_weights, kv = build_state_layer(fields, kind)
         weights += state_weights
     elif kind == "latent":
@@ -255,6 +278,8 @@ def attention_weights(
         )
     yield Weight(f"{path}.o_proj", "attention", hidden, heads.num_heads * heads.value_dim)
     bias = fields.flag("attention_bias", default=fields.flag("use_qkv_bias"))
+    if fields.text_type in ("internlm2", "internlm3"):
+        bias = fields.flag("qkv_bias", default=fields.flag("bias"))
     if bias if family.qkv_bias is None else family.qkv_bias:
         kv_rows = kv * (heads.key_dim + heads.value_dim)
         yield vector(f"{path}.qkv_bias", q_rows + kv_rows)

@@ -12,13 +12,15 @@ from exo_inference.planner.shapes import KvKind, KvSpec, Shard, Weight
 
 
 def build_state_layer(fields: ConfigFields, kind: str) -> tuple[list[Weight], KvSpec]:
-    """Return weights and state of a layer of kind `linear` or `mamba`.
+    """Return weights and state of a layer of kind `linear`, `mamba` or `conv`.
 
     Raises:
         FieldProblem: a size is missing.
     """
     if kind == "mamba":
         return _mamba2(fields)
+    if kind == "conv":
+        return _short_conv(fields)
     if fields.mapping("linear_attn_config"):
         return _kimi_delta(fields)
     return _gated_delta(fields)
@@ -44,6 +46,20 @@ def _mamba2(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
         KvKind.STATE, conv_elements=conv, conv_positions=kernel - 1, state_elements=inner * state,
         state_bytes_per_element=_state_bytes(fields),
     )  # fmt: skip
+    return weights, spec
+
+
+def _short_conv(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
+    """LFM2's gated short convolution (transformers, Lfm2ShortConv): two gates and a value per channel."""
+    hidden, kernel = fields.integer("hidden_size"), fields.integer("conv_L_cache", 3)
+    bias = 5 * hidden if fields.flag("conv_bias") else 0
+    weights = [
+        Weight("conv.in_proj", "attention", 3 * hidden, hidden),
+        Weight("conv.conv", "norm", hidden, kernel),
+        Weight("conv.bias", "norm", bias),
+        Weight("conv.out_proj", "attention", hidden, hidden),
+    ]
+    spec = KvSpec(KvKind.STATE, conv_elements=hidden, conv_positions=kernel - 1)
     return weights, spec
 
 

@@ -7,6 +7,7 @@ sized as an ordinary vision transformer, which the caller marks as approximate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from exo_inference.planner.config_fields import ConfigFields
@@ -25,7 +26,8 @@ def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool]
         return _gemma3n(fields.integer("hidden_size"))
     if fields.vision is None:
         return _step_defaults(fields)
-    vision = ConfigFields(fields.vision)
+    inner = {"scale_factor": fields.outer.get("scale_factor"), **fields.vision}
+    vision = ConfigFields(inner)
     kind = fields.model_type
     hidden_text = fields.integer("hidden_size")
     for names, build in _BUILDERS:
@@ -101,6 +103,36 @@ def _clip(vision: ConfigFields, text: int) -> Built:
         _vectors(2 * text),
     ]
     return weights, VisionShape(size, wide, count, positions)
+
+
+_LLAVA_NEXT_TILES = 5
+"""The image and a grid of up to four tiles (`image_grid_pinpoints` of the published models)."""
+
+
+def _llava_next(vision: ConfigFields, text: int) -> Built:
+    """LLaVA-NeXT: LLaVA 1.5's encoder over several tiles, and a learned end of line."""
+    weights, shape = _clip(vision, text)
+    weights.append(_vectors(text))
+    return weights, replace(shape, max_tokens=_LLAVA_NEXT_TILES * shape.max_tokens)
+
+
+_IDEFICS3_TILES = 17
+"""The image and a grid of up to four by four tiles."""
+
+
+def _idefics3(vision: ConfigFields, text: int) -> Built:
+    """SigLIP with one projection of neighbouring patches (Idefics 3, SmolVLM)."""
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch = vision.integer("num_hidden_layers"), vision.integer("patch_size")
+    patches = (vision.integer("image_size") // patch) ** 2
+    joined = vision.integer("scale_factor") ** 2 * size
+    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights += [
+        _matrix("patch_embedding", size, 3 * patch * patch),
+        _vectors(size + patches * size + 2 * size),
+        _matrix("projector", text, joined, part="projector"),
+    ]
+    return weights, VisionShape(size, wide, count, _IDEFICS3_TILES * patches)
 
 
 def _pixtral(vision: ConfigFields, text: int) -> Built:
@@ -268,6 +300,8 @@ def _plain(vision: ConfigFields, text: int) -> Built:
 _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], ...] = (
     (("qwen2_vl", "qwen2_5_vl"), _qwen2_vl),
     (("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
+    (("llava_next",), _llava_next),
+    (("idefics3", "smolvlm"), _idefics3),
     (("gemma3", "siglip_vision_model"), _siglip),
     (("pixtral",), _pixtral),
     (("clip_vision_model",), _clip),

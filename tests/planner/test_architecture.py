@@ -176,7 +176,7 @@ def test_attention_is_named(name: str, summary: str) -> None:
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({}, "unknown"),
+        ({}, "no model_type"),
         ({"model_type": "no-such-model"}, "no-such-model"),
         (
             {"model_type": "t5", "is_encoder_decoder": True},

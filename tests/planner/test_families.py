@@ -7,12 +7,14 @@ transformers 5.23.0 builds from them on the meta device.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exo_inference.planner import EngineParameters, explain, find_gpu, plan, read_architecture
+from exo_inference.planner.families import FAMILIES
 
 COUNTS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("family_counts.json").read_text(encoding="utf-8")
@@ -24,6 +26,32 @@ def test_a_family_is_counted_as_it_is_built(name: str) -> None:
     model = read_architecture(COUNTS[name]["config"], name=name)
     assert model.cannot_size is None
     assert model.num_parameters == COUNTS[name]["num_parameters"]
+
+
+PUBLISHED = {
+    "internlm2": (7_737_708_544, (92544, 4096, 14336, 32, 32, 8, False)),  # internlm/internlm2-chat-7b
+    "exaone": (7_818_448_896, (102400, 4096, 14336, 32, 32, 8, False)),  # LGAI-EXAONE/EXAONE-3.0-7.8B-Instruct
+    "baichuan": (7_505_973_248, (125696, 4096, 11008, 32, 32, 32, False)),  # baichuan-inc/Baichuan2-7B-Base
+    "minicpm": (2_724_880_896, (122753, 2304, 5760, 40, 36, 36, True)),  # openbmb/MiniCPM-2B-sft-bf16
+}  # fmt: skip
+"""Families whose code is in their repositories alone: the Hub's counts, and the shape in config.json."""
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_family_without_a_class_has_its_published_count(name: str) -> None:
+    count, (vocab, hidden, wide, layers, heads, kv_heads, is_tied) = PUBLISHED[name]
+    config = {
+        "model_type": name, "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": wide,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "tie_word_embeddings": is_tied, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    assert read_architecture(config, name=name).num_parameters == count
+
+
+def test_the_page_lists_the_model_types_that_are_known() -> None:
+    page = Path(__file__).parents[2].joinpath("docs/concepts/planning.md").read_text("utf-8")
+    listed = page.partition("<!-- model types -->")[2].partition("<!-- end -->")[0]
+    assert re.findall(r"`([^`]+)`", listed) == sorted(FAMILIES)
 
 
 @pytest.mark.parametrize("name", sorted(COUNTS))
