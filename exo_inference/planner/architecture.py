@@ -7,7 +7,6 @@ or engines. Exact tensor sizes of a checkpoint (`checkpoint.py`) can be laid ove
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,12 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from exo_inference.planner.compressed_layers import hyper_head
-from exo_inference.planner.config_fields import (
-    ASSUMED_MAX_MODEL_LEN,
-    ConfigFields,
-    FieldProblem,
-    derived_max_model_len,
-)
+from exo_inference.planner.config_fields import ConfigFields, FieldProblem, derived_max_model_len
 from exo_inference.planner.experts import read_moe
 from exo_inference.planner.families import FAMILIES, UNCHECKED, Family
 from exo_inference.planner.layers import build_layers
@@ -32,6 +26,7 @@ from exo_inference.planner.quantization import (
     read_quantization,
 )
 from exo_inference.planner.shapes import KvKind, Layer, MoeShape, Shard, VisionShape, Weight
+from exo_inference.planner.stated import note_assumptions
 from exo_inference.planner.vision import build_vision
 from exo_inference.planner.whisper import build_encoder
 
@@ -210,7 +205,7 @@ def _read(
     layers = _with_formats(build_layers(fields, family), chooser)
     outer, vision, is_known_vision = _outer_weights(fields, family)
     error = _weights_error(fields, quantization, notes, is_known_vision=is_known_vision)
-    error += _stated_otherwise(fields, notes)
+    error += note_assumptions(fields, notes)
     mtp, num_mtp = _mtp_weights(fields, family, layers)
     return Architecture(
         name=name,
@@ -290,39 +285,6 @@ def _weights_error(
         notes.append("its list of unquantized modules is known only in part")
         error += 0.05
     return error
-
-
-def _stated_otherwise(fields: ConfigFields, notes: list[str]) -> float:
-    """Note what the engine would read differently or assume; return what it adds to the error bar."""
-    if fields.get("max_position_embeddings") is None:
-        length = derived_max_model_len(fields)
-        why = "the default of its config class" if length else "as vLLM does for such models"
-        notes.append(
-            f"config.json has no max_position_embeddings: {length or ASSUMED_MAX_MODEL_LEN} tokens are assumed, {why}"
-        )
-    named = [str(each) for each in fields.outer.get("architectures") or ()]
-    if not named or any(is_class_of(each, fields) for each in named):
-        return 0.0
-    notes.append(
-        f"its class {named[0]:.60} does not belong to its model_type {fields.model_type}, by which it is sized here; "
-        "vLLM chooses by the class, and refuses one that it does not know"
-    )
-    return 0.1
-
-
-_CLASSES = {"decilm": "nemotronnas", "rw": "falcon", "deepseekv3": "kimik2"}
-"""Classes that serve a model_type of another name."""
-
-
-def is_class_of(name: str, fields: ConfigFields) -> bool:
-    """Whether a class name such as Qwen3ForCausalLM belongs to the config's model_type."""
-    bare = re.split(r"For[A-Z]|LMHead|Model$|Eagle|MTP", name)[0].lower().replace("_", "")
-    types = {
-        re.sub(r"[^a-z0-9]", "", each).removesuffix("text")
-        for each in (fields.model_type, fields.text_type)
-    }
-    names = {bare, _CLASSES.get(bare, bare)} - {""}
-    return any(a.startswith(b) or b.startswith(a) for a in names for b in types if b)
 
 
 _PLAIN = BF16

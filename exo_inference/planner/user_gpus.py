@@ -85,6 +85,7 @@ def parse_gpu(key: str, entry: Mapping[str, Any]) -> Gpu:
         native=_native(key, entry),
         link_bandwidth=(_optional(key, entry, "link-gbps") or 16) * 1e9,
         has_nvlink=_flag(key, entry, "nvlink"),
+        host_bandwidth=_host_gbps(key, entry) * 1e9,
         usd_per_hour={} if price is None else {1: price},
         price_source=_SOURCE,
         max_count=_count(key, entry, "max-count", 8),
@@ -115,6 +116,12 @@ def _number(key: str, entry: Mapping[str, Any], name: str, *, shown: str = "") -
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
         raise _wrong(key, shown or name, value, "a number above 0")
     return float(value)
+
+
+def _host_gbps(key: str, entry: Mapping[str, Any]) -> float:
+    """Return the link to the host: PCIe as between GPUs, or third-generation PCIe beside NVLink."""
+    link = _optional(key, entry, "link-gbps")
+    return 16.0 if link is None or _flag(key, entry, "nvlink") else link
 
 
 def _optional(key: str, entry: Mapping[str, Any], name: str) -> float | None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from exo_inference.planner import EngineParameters, find_gpu, load_models, plan, read_architecture
-from exo_inference.planner.config_fields import CLASS_LENGTHS
+from exo_inference.planner.config_fields import CLASS_LENGTHS, ConfigFields
+from exo_inference.planner.stated import note_assumptions
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "vocab_size": 32000,
@@ -52,6 +53,18 @@ def test_a_class_of_another_family_is_noted() -> None:
 def test_classes_of_the_catalogue_belong_to_their_types(name: str) -> None:
     model = read_architecture(load_models()[name]["config"], name=name)
     assert not any("does not belong" in note for note in model.notes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [("kimi_k2", "DeepseekV3ForCausalLM"), ("nemotron-nas", "DeciLMForCausalLM"),
+     ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"), ("llama", "LlamaForSequenceClassification")],
+)  # fmt: skip
+def test_classes_of_another_name_belong(model_type: str, name: str) -> None:
+    notes: list[str] = []
+    fields = ConfigFields({**LLAMA, "model_type": model_type, "architectures": [name]})
+    assert note_assumptions(fields, notes) == 0.0
+    assert notes == []
 
 
 def test_a_missing_length_is_assumed_as_the_engine_does_and_said() -> None:
