@@ -1,0 +1,370 @@
+"""The control plane installed by its chart on a whole cluster: real pods, driven by the command line.
+
+Controllers, gateways, downloads and engines run from the project's images. A stream of requests goes
+through the gateways' Service in the background, as users' requests would.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from openai import OpenAI
+
+from exo_inference.platforms.kubernetes.helm import find_helm
+from tests.kubernetes_api import KubernetesCluster
+
+CHART = Path(__file__).parents[2] / "charts" / "exo-inference"
+CONTROL_PLANE = {"repository": "localhost/exo-inference", "tag": "0.1.0"}
+SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+VALUES: dict[str, Any] = {
+    "image": CONTROL_PLANE,
+    "zone": "at-vie-2",
+    "controller": {"resources": SMALL},
+    "gateway": {"resources": SMALL, "drainSeconds": 20},
+    "platform": {
+        "deploymentValues": {
+            "engine": {"image": {"registry": "localhost", "tag": "0.1.0"}},
+            "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
+            "memory": {"baseMebibytes": 1024},
+            "shm": {"perGpuMebibytes": 64},
+            "drain": {"preStopSeconds": 3, "timeoutSeconds": 20},
+        },
+        "modelValues": {
+            "storage": {"existingClaim": "models"},
+            "download": {"image": CONTROL_PLANE, "resources": SMALL},
+        },
+    },
+}
+FAIL_OVER_SECONDS = 20.0
+
+
+@dataclass
+class Stream:
+    """Requests one after the other, and what became of them."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Plane:
+    """An installed control plane."""
+
+    cluster: KubernetesCluster
+    directory: Path
+    key: str = ""
+
+    def helm(self, *words: str, stdin: str | None = None) -> str:
+        command = [find_helm(os.environ), f"--kubeconfig={self.cluster.kubeconfig}", *words]
+        ended = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def get(self, what: str, selector: str = "") -> list[Any]:
+        words = [f"--selector={selector}"] if selector else []
+        return list(json.loads(self.cluster.kubectl("get", what, *words, "-ojson").stdout)["items"])
+
+    def pods(self, component: str) -> list[str]:
+        """Return the names of a component's pods that are not ending."""
+        found = self.get("pods", f"app.kubernetes.io/component={component}")
+        return [
+            pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def ready(self, component: str) -> int:
+        found = self.get("pods", f"app.kubernetes.io/component={component}")
+        return sum(is_ready(pod) for pod in found)
+
+    def address(self, service: str) -> str:
+        path = f"/api/v1/namespaces/{self.cluster.namespace}/services/{service}"
+        return f"http://{self.cluster.request('GET', path)['spec']['clusterIP']}"
+
+    def exo(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run the command line as its user does."""
+        path = f"/api/v1/namespaces/{self.cluster.namespace}/secrets/exo-credentials"
+        data = self.cluster.request("GET", path)["data"]
+        environment = {
+            **os.environ,
+            "EXOSCALE_API_ENDPOINT": f"{self.address('exo-controller')}/v2",
+            "EXOSCALE_API_KEY": base64.b64decode(data["api-key"]).decode(),
+            "EXOSCALE_API_SECRET": base64.b64decode(data["api-secret"]).decode(),
+            "HOME": str(self.directory),
+        }
+        program = Path(sys.executable).parent / "exo"
+        command = [str(program), "dedicated-inference", *words, "-z", "at-vie-2"]
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert not check or ended.returncode == 0, f"{words}: {ended.stdout}{ended.stderr}"
+        return ended
+
+    def show(self, name: str = "chat") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            self.exo("deployment", "show", name, "-O", "json").stdout
+        )
+        return found
+
+    def openai(self, name: str = "chat", *, retries: int = 0) -> OpenAI:
+        if not self.key:
+            said = self.exo("deployment", "reveal-api-key", name, "-O", "text").stdout
+            self.key = said.strip()
+        url = f"{self.address('exo-gateway')}/{name}/v1"
+        return OpenAI(base_url=url, api_key=self.key, max_retries=retries, timeout=60)
+
+    @contextmanager
+    def streaming(self, *, retries: int = 0) -> Iterator[Stream]:
+        """Send requests until the block ends; `retries` are of requests that got no answer at all."""
+        client, stop, stream = self.openai(retries=retries), threading.Event(), Stream()
+
+        def send() -> None:
+            while not stop.is_set():
+                try:
+                    text = _chat(client)
+                    stream.outcomes["answered" if text.strip() else "empty"] += 1
+                except Exception as exc:
+                    stream.outcomes["failed"] += 1
+                    stream.failures.append(f"{time.strftime('%H:%M:%S')} {exc!r}"[:300])
+                time.sleep(0.05)
+
+        threads = [threading.Thread(target=send, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield stream
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(60)
+
+
+def _chat(client: OpenAI) -> str:
+    answer = client.chat.completions.create(
+        model="exo/tiny-chat",
+        messages=[{"role": "user", "content": "Hello"}],
+        max_tokens=8,
+        stream=True,
+    )
+    return "".join(part.choices[0].delta.content or "" for part in answer if part.choices)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+    return found
+
+
+@pytest.fixture
+def plane(kubernetes_cluster: KubernetesCluster, tmp_path: Path) -> Iterator[Plane]:
+    """The control plane, installed as the README says, on a volume that this machine lends."""
+    plane = Plane(kubernetes_cluster, tmp_path)
+    _make_volume(plane)
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(VALUES))
+    plane.helm("install", "exo", str(CHART), f"--values={tmp_path}/values.yaml")
+    # The Service's name is what deployments are shown with, and nobody can resolve it here.
+    url = f"gateway.publicUrl={plane.address('exo-gateway')}"
+    plane.helm("upgrade", "exo", str(CHART), "--reuse-values", f"--set={url}")
+    plane.cluster.kubectl(
+        "rollout", "status", "deployment/exo-controller", "--timeout=120s", timeout=130
+    )
+    wait_for(lambda: plane.ready("controller") == 2 and plane.ready("gateway") == 2)
+    yield plane
+    # The objects go first, by the controllers that hold their finalizers.
+    for kind in ("inferencedeployments", "inferencemodels", "inferenceapikeys"):
+        kubernetes_cluster.kubectl(
+            "delete", kind, "--all", "--timeout=90s", check=False, timeout=100
+        )
+    plane.helm("uninstall", "exo")
+    definitions = [name for name in _definitions(plane) if name.endswith(".inference.exo.dev")]
+    assert len(definitions) == 4  # they stay, and with them what users made
+    for name in definitions:
+        kubernetes_cluster.kubectl("delete", "crd", name)
+
+
+def _definitions(plane: Plane) -> list[str]:
+    return [found["metadata"]["name"] for found in plane.get("customresourcedefinitions")]
+
+
+def _make_volume(plane: Plane) -> None:
+    """Make the claim `models`, which every pod may write."""
+    directory = plane.directory / "models"
+    directory.mkdir()
+    directory.chmod(0o777)
+    name = plane.cluster.namespace
+    size = {"storage": "1Gi"}
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            **common,
+            "capacity": size,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(directory), "type": "Directory"},
+        },
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models"},
+        "spec": {**common, "volumeName": name, "resources": {"requests": size}},
+    }
+    for body in (volume, claim):
+        plane.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+
+
+def create_chat(plane: Plane, replicas: int = 2) -> None:
+    plane.exo("model", "create", "exo/tiny-chat", "--wait")
+    words = ["deployment", "create", "chat", "--model-name", "exo/tiny-chat", "--gpu-type", "cpu"]
+    plane.exo(*words, "--gpu-count", "1", "--replicas", str(replicas), "--wait")
+
+
+def leader_of(plane: Plane) -> str:
+    path = (
+        f"/apis/coordination.k8s.io/v1/namespaces/{plane.cluster.namespace}/leases/exo-controller"
+    )
+    return str(plane.cluster.request("GET", path)["spec"]["holderIdentity"])
+
+
+def kill(plane: Plane, pod: str) -> None:
+    """End a pod's container as `kill -9` does."""
+    found = json.loads(plane.cluster.kubectl("get", "pod", pod, "-ojson").stdout)
+    uid = found["metadata"]["uid"].replace("-", "_")
+    killed = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            cgroup = (process / "cgroup").read_text().replace("-", "_")
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if uid in cgroup and b"exo_inference." in command:
+            os.kill(int(process.name), 9)
+            killed += 1
+    assert killed, f"no process of {pod} was found"
+
+
+def test_a_deployment_lives_from_creation_to_deletion_without_losing_a_request(
+    plane: Plane,
+) -> None:
+    create_chat(plane)
+    assert plane.ready("engine") == 2
+    assert _chat(plane.openai()).strip()
+    assert plane.exo("chat", "chat", "Hello", "--max-tokens", "8").stdout.strip()
+    with plane.streaming() as stream:
+        plane.exo("deployment", "scale", "chat", "3", "--wait")
+        assert plane.ready("engine") == 3
+        words = ["deployment", "update", "chat", "--wait"]
+        plane.exo(*words, "--inference-engine-params=--max-model-len=512")
+        assert plane.show()["state"] == "ready"
+        plane.exo("deployment", "scale", "chat", "1", "--wait")
+        wait_for(lambda: len(plane.pods("engine")) == 1)
+    assert stream.failures == []
+    assert stream.outcomes["answered"] > 20
+    plane.exo("deployment", "scale", "chat", "0", "--wait")
+    wait_for(lambda: not plane.pods("engine"))
+    refused = httpx.get(
+        f"{plane.address('exo-gateway')}/chat/v1/models",
+        headers={"Authorization": f"Bearer {plane.key}"},
+    )
+    assert refused.status_code == 503
+    assert "scaled to 0" in refused.text
+    plane.exo("deployment", "scale", "chat", "1", "--wait")
+    assert _chat(plane.openai()).strip()
+    plane.exo("deployment", "delete", "chat", "--force", "--wait")
+    wait_for(
+        lambda: not plane.get("deployments.apps", "app.kubernetes.io/name=inference-deployment")
+    )
+    plane.exo("model", "delete", "exo/tiny-chat", "--force", "--wait")
+    wait_for(lambda: not plane.get("jobs"))
+
+
+def test_kubectl_does_the_same(plane: Plane) -> None:
+    model = {
+        "apiVersion": "inference.exo.dev/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": "tiny"},
+        "spec": {"source": "exo/tiny-chat"},
+    }
+    chat = {
+        "apiVersion": "inference.exo.dev/v1alpha1",
+        "kind": "InferenceDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"model": "exo/tiny-chat", "gpuType": "cpu", "replicas": 1},
+    }
+    plane.cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([model, chat]))
+    wait = ["wait", "inferencedeployment/chat", "--for=condition=Available", "--timeout=120s"]
+    plane.cluster.kubectl(*wait, timeout=130)
+    assert _chat(plane.openai()).strip()
+    plane.cluster.kubectl("scale", "inferencedeployment/chat", "--replicas=2")
+    wait_for(lambda: plane.ready("engine") == 2)
+    wrong = {**chat, "spec": {**chat["spec"], "engineParameters": ["--no-such-flag"]}}
+    plane.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(wrong))
+    plane.cluster.kubectl(
+        "wait", "inferencedeployment/chat", "--for=condition=Admitted=False", "--timeout=30s"
+    )
+    assert _chat(plane.openai()).strip()
+    plane.cluster.kubectl("delete", "inferencedeployment", "chat", "--timeout=90s", timeout=100)
+    assert plane.pods("engine") == []
+    plane.cluster.kubectl("delete", "inferencemodel", "tiny", "--timeout=60s", timeout=70)
+
+
+def test_requests_go_on_when_pods_are_deleted_and_processes_killed(plane: Plane) -> None:
+    create_chat(plane)
+    with plane.streaming() as stream:
+        plane.cluster.kubectl("delete", "pod", plane.pods("engine")[0], "--wait=false")
+        wait_for(lambda: plane.ready("engine") == 2 and len(plane.pods("engine")) == 2)
+        leader = leader_of(plane)
+        killed = time.monotonic()
+        kill(plane, leader)
+        wait_for(lambda: leader_of(plane) not in ("", leader), 40)
+        assert time.monotonic() - killed < FAIL_OVER_SECONDS + 5
+        plane.exo("deployment", "scale", "chat", "3", "--wait")
+        plane.cluster.kubectl("delete", "pod", plane.pods("gateway")[0], "--wait=false")
+        wait_for(lambda: plane.ready("gateway") == 2 and len(plane.pods("gateway")) == 2)
+    assert stream.failures == []
+    # Connections are refused until the killed process is back, as its pod is still in the Service;
+    # clients repeat that. An answer that has begun cannot be repeated: one for each client.
+    with plane.streaming(retries=6) as stream:
+        kill(plane, plane.pods("gateway")[0])
+        wait_for(lambda: plane.ready("gateway") == 2)
+    assert len(stream.failures) <= 2, stream.failures
+    assert stream.outcomes["answered"] > 10
+
+
+def test_no_secret_is_in_a_release_or_an_event_and_the_role_suffices(plane: Plane) -> None:
+    create_chat(plane, replicas=1)
+    plane.openai()
+    said = plane.cluster.kubectl(
+        "get", "events,pods,deployments,configmaps,idep,im", "-oyaml"
+    ).stdout
+    for pod in plane.pods("controller") + plane.pods("gateway"):
+        said += plane.cluster.kubectl("logs", pod).stdout
+    for release in plane.helm("list", "--short").split():
+        said += plane.helm("get", "all", release)
+    assert plane.key not in said
+    assert '"forbidden' not in said.lower()
+    assert "is forbidden" not in said
