@@ -25,7 +25,8 @@ from exo_inference.planner.checkpoint import (
     with_index,
     with_tensors,
 )
-from exo_inference.planner.explain import Step, explain
+from exo_inference.planner.explain import explain
+from exo_inference.planner.explain_speed import Step
 from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_family, find_gpu, load_gpus
 from exo_inference.planner.improvements import Improvement, improve
 from exo_inference.planner.memory import Component

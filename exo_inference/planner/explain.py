@@ -7,11 +7,11 @@ plan's basis with the functions that made the plan, so that they cannot say some
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from exo_inference.planner.compressed_cache import row_bytes
-from exo_inference.planner.drafting import ACCEPTANCE
+from exo_inference.planner.explain_speed import Step, speed_steps
 from exo_inference.planner.gpus import GIB
 from exo_inference.planner.kv_cache import KvGroup, KvLayout, state_page_bytes, token_bytes
 from exo_inference.planner.memory import (
@@ -23,36 +23,7 @@ from exo_inference.planner.memory import (
 )
 from exo_inference.planner.setting import Setting, Stage
 from exo_inference.planner.shapes import KvKind, KvSpec, Weight
-from exo_inference.planner.speed import (
-    COMPUTE_SHARE,
-    LAUNCH_SECONDS_PER_LAYER,
-    MEMORY_SHARE,
-    STEP_SECONDS,
-    BatchSpeed,
-    PromptSpeed,
-    SpeedInputs,
-    arithmetic,
-    batch_times,
-    prompt_times,
-)
 from exo_inference.planner.verdict import Basis, Plan, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of the arithmetic.
-
-    Attributes:
-        title: what is worked out.
-        formula: how, with the numbers put in.
-        result: the figure with its unit.
-        source: where the formula or the numbers come from.
-    """
-
-    title: str
-    formula: str
-    result: str
-    source: str
 
 
 def explain(result: Plan) -> tuple[Step, ...]:
@@ -76,7 +47,7 @@ def explain(result: Plan) -> tuple[Step, ...]:
     ]  # fmt: skip
     if basis.stage.layout is not None:
         steps += _cache_steps(result, basis, basis.stage.layout)
-    return (*steps, _verdict_step(result), *_speed_steps(result, basis.speed))
+    return (*steps, _verdict_step(result), *speed_steps(result.speed, basis.speed))
 
 
 _PARTS = {
@@ -366,74 +337,6 @@ def _verdict_step(result: Plan) -> Step:
     return Step("Verdict", formula, str(result.verdict), "the lines above")
 
 
-def _speed_steps(result: Plan, inputs: SpeedInputs) -> Iterator[Step]:
-    if result.speed is None:
-        return
-    kind, flops = arithmetic(inputs)
-    share = f"{inputs.gpu.bandwidth / 1e9:,.0f} GB/s x {MEMORY_SHARE:.0%}"
-    rate = f"{flops / 1e12:,.0f} TFLOP/s in {kind} x {COMPUTE_SHARE:.0%}"
-    yield Step("What the GPU reaches", share, rate, inputs.gpu.source or "the GPU catalogue")
-    for prompt in result.speed.prompts:
-        yield _prompt_step(prompt, inputs, flops)
-    for batch in dict.fromkeys((*result.speed.batches[:1], *result.speed.batches[-1:])):
-        yield _batch_step(batch, inputs, flops)
-
-
-def _prompt_step(prompt: PromptSpeed, inputs: SpeedInputs, flops: float) -> Step:
-    parts = prompt_times(inputs, prompt.num_tokens, flops)
-    formula = (
-        f"the larger of computing {_ms(parts['compute'])} and reading {_ms(parts['memory bandwidth'])}"
-        f"{_host_text(parts, inputs)}{_launch_text(parts)}, "
-        f"+ {_ms(parts['communication'])} between GPUs + {_ms(STEP_SECONDS)} per step"
-    )
-    title = f"First token of a prompt of {prompt.num_tokens:,} tokens"
-    return Step(
-        title, formula, f"{_ms(prompt.ttft_seconds)}, bound by {prompt.bound_by}", _ROOFLINE
-    )
-
-
-def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
-    size = batch.batch // max(1, inputs.ranks.data)
-    parts = batch_times(inputs, size, batch.context, flops)
-    formula = (
-        f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache"
-        f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts)}, "
-        f"+ {_ms(parts['communication'])} between GPUs "
-        f"+ {_ms(STEP_SECONDS)} per step{_draft_text(parts, inputs)}"
-    )
-    noun = "request" if batch.batch == 1 else "requests"
-    title = f"Between tokens, {batch.batch:,} {noun} of {batch.context:,} tokens"
-    rate = f"{_ms(batch.inter_token_seconds)}, {batch.tokens_per_second:,.0f} tokens per second"
-    return Step(title, formula, f"{rate}, bound by {batch.bound_by}", _ROOFLINE)
-
-
-def _host_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
-    if not parts["offloaded weights"]:
-        return ""
-    link = f"{inputs.gpu.host_bandwidth / 1e9:,.0f} GB/s x {MEMORY_SHARE:.0%}"
-    return f" + {_ms(parts['offloaded weights'])} of offloaded weights from the host at {link}"
-
-
-def _launch_text(parts: Mapping[str, float]) -> str:
-    if not parts["kernel launches"]:
-        return ""
-    each = f"{_ms(LAUNCH_SECONDS_PER_LAYER)} per layer without CUDA graphs"
-    return f" and launching kernels {_ms(parts['kernel launches'])} ({each})"
-
-
-def _draft_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
-    draft = inputs.drafting
-    if draft is None:
-        return ""
-    rate = ACCEPTANCE[draft.method].rate
-    tokens = f"(1 - {rate:g}^{draft.num_tokens + 1}) / (1 - {rate:g}) = {draft.expected_tokens:.4g} tokens"
-    work = f"+ {_ms(parts['drafting'])} drafting {draft.num_tokens}, which are verified together"
-    return f" {work}; divided by {tokens} that a step yields at an assumed acceptance of {rate:g}"
-
-
-_ROOFLINE = "roofline: bytes over bandwidth, operations over arithmetic"
-
-
 def _version(setting: Setting) -> str:
     return ".".join(map(str, setting.rules.version))
 
@@ -449,7 +352,3 @@ def _gib(size: float) -> str:
 
 def _with_bytes(size: int) -> str:
     return f"{_gib(size)} ({size:,} bytes)"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.4g} ms" if seconds < 1 else f"{seconds:,.2f} s"

@@ -1,0 +1,114 @@
+"""The arithmetic of a plan's speed, step by step, with the functions that estimated it.
+
+`explain.py` appends these steps to those of memory. Pure text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from exo_inference.planner.drafting import ACCEPTANCE
+from exo_inference.planner.speed import (
+    COMPUTE_SHARE,
+    LAUNCH_SECONDS_PER_LAYER,
+    MEMORY_SHARE,
+    STEP_SECONDS,
+    BatchSpeed,
+    PromptSpeed,
+    Speed,
+    SpeedInputs,
+    arithmetic,
+    batch_times,
+    prompt_times,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the arithmetic.
+
+    Attributes:
+        title: what is worked out.
+        formula: how, with the numbers put in.
+        result: the figure with its unit.
+        source: where the formula or the numbers come from.
+    """
+
+    title: str
+    formula: str
+    result: str
+    source: str
+
+
+def speed_steps(speed: Speed | None, inputs: SpeedInputs) -> Iterator[Step]:
+    """Yield what the GPU reaches, then prompts and the smallest and largest batch."""
+    if speed is None:
+        return
+    kind, flops = arithmetic(inputs)
+    share = f"{inputs.gpu.bandwidth / 1e9:,.0f} GB/s x {MEMORY_SHARE:.0%}"
+    rate = f"{flops / 1e12:,.0f} TFLOP/s in {kind} x {COMPUTE_SHARE:.0%}"
+    yield Step("What the GPU reaches", share, rate, inputs.gpu.source or "the GPU catalogue")
+    for prompt in speed.prompts:
+        yield _prompt_step(prompt, inputs, flops)
+    for batch in dict.fromkeys((*speed.batches[:1], *speed.batches[-1:])):
+        yield _batch_step(batch, inputs, flops)
+
+
+def _prompt_step(prompt: PromptSpeed, inputs: SpeedInputs, flops: float) -> Step:
+    parts = prompt_times(inputs, prompt.num_tokens, flops)
+    formula = (
+        f"the larger of computing {_ms(parts['compute'])} and reading {_ms(parts['memory bandwidth'])}"
+        f"{_host_text(parts, inputs)}{_launch_text(parts)}, "
+        f"+ {_ms(parts['communication'])} between GPUs + {_ms(STEP_SECONDS)} per step"
+    )
+    title = f"First token of a prompt of {prompt.num_tokens:,} tokens"
+    return Step(
+        title, formula, f"{_ms(prompt.ttft_seconds)}, bound by {prompt.bound_by}", _ROOFLINE
+    )
+
+
+def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
+    size = batch.batch // max(1, inputs.ranks.data)
+    parts = batch_times(inputs, size, batch.context, flops)
+    formula = (
+        f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache"
+        f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts)}, "
+        f"+ {_ms(parts['communication'])} between GPUs "
+        f"+ {_ms(STEP_SECONDS)} per step{_draft_text(parts, inputs)}"
+    )
+    noun = "request" if batch.batch == 1 else "requests"
+    title = f"Between tokens, {batch.batch:,} {noun} of {batch.context:,} tokens"
+    rate = f"{_ms(batch.inter_token_seconds)}, {batch.tokens_per_second:,.0f} tokens per second"
+    return Step(title, formula, f"{rate}, bound by {batch.bound_by}", _ROOFLINE)
+
+
+def _host_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
+    if not parts["offloaded weights"]:
+        return ""
+    link = f"{inputs.gpu.host_bandwidth / 1e9:,.0f} GB/s x {MEMORY_SHARE:.0%}"
+    return f" + {_ms(parts['offloaded weights'])} of offloaded weights from the host at {link}"
+
+
+def _launch_text(parts: Mapping[str, float]) -> str:
+    if not parts["kernel launches"]:
+        return ""
+    each = f"{_ms(LAUNCH_SECONDS_PER_LAYER)} per layer without CUDA graphs"
+    return f" and launching kernels {_ms(parts['kernel launches'])} ({each})"
+
+
+def _draft_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
+    draft = inputs.drafting
+    if draft is None:
+        return ""
+    rate = ACCEPTANCE[draft.method].rate
+    tokens = f"(1 - {rate:g}^{draft.num_tokens + 1}) / (1 - {rate:g}) = {draft.expected_tokens:.4g} tokens"
+    work = f"+ {_ms(parts['drafting'])} drafting {draft.num_tokens}, which are verified together"
+    return f" {work}; divided by {tokens} that a step yields at an assumed acceptance of {rate:g}"
+
+
+_ROOFLINE = "roofline: bytes over bandwidth, operations over arithmetic"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.4g} ms" if seconds < 1 else f"{seconds:,.2f} s"
