@@ -232,3 +232,9 @@ def test_a_split_that_does_not_go_with_gpus_and_heads_gets_one_next_step() -> No
     assert "uses 3 GPUs" in problem.detail
     assert "does not divide" in problem.detail
     assert problem.detail.endswith("; write --tensor-parallel-size=1")
+
+
+def test_flags_of_exo_engine_are_judged_for_any_release() -> None:
+    judged = judge(subject("--max-model-len=1024", engine="exo", version="9.9.9"))
+    assert judged.flag_problems == ()
+    assert judged.verdict is Verdict.FITS
