@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -108,10 +110,14 @@ def test_the_engines_flags_are_listed(exo: Exo) -> None:
     assert "  --max-model-len MAX_MODEL_LEN\n" in result.out
 
 
-def test_plans_of_models_that_only_the_control_plane_has(exo: Exo) -> None:
-    argv = ("ai", "deployment", "plan", *MODEL, "--gpu-type", "cpu", "-O", "json")
+def test_plans_of_models_that_only_the_control_plane_has(exo: Exo, tmp_path: Path) -> None:
+    folder = tmp_path / "of-mine"
+    shutil.copytree(resources.files("exo_inference.hub") / "builtin_models" / "tiny-chat", folder)
+    source = f"file://{folder}"
+    assert exo("ai", "model", "create", source, "--wait", "--timeout", "60").code == 0
+    argv = ("ai", "deployment", "plan", "--model-name", source, "--gpu-type", "cpu", "-O", "json")
     plan = json.loads(exo(*argv).out)
-    assert (plan["verdict"], plan["model"], plan["engine"]) == ("fits", "exo/tiny-chat", "exo")
+    assert (plan["verdict"], plan["model"], plan["engine"]) == ("fits", source, "exo")
     assert plan["weights_bytes_per_gpu"] > 0
     assert exo(*argv, "--offline").code == 2
 
