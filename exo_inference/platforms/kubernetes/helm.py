@@ -22,7 +22,7 @@ import yaml
 from exo_inference.errors import ConfigurationError, PlatformError
 from exo_inference.platforms.kubernetes.settings import KubernetesSettings
 
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 3.0
 """How long Helm may take to end after SIGTERM; it writes down that it was stopped."""
 
 _PASSED = ("PATH", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "TZ")  # fmt: skip
