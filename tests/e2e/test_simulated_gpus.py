@@ -156,11 +156,11 @@ def test_a_start_that_was_forced_fails_with_the_figures_and_the_next_step(fast: 
     wanted = planned(1, "")
     assert shown["state"] == "error"
     assert "out of GPU memory: one request of 262144 tokens" in shown["state_details"]
-    assert f"--max-model-len={wanted.largest_max_model_len} or less" in shown["state_details"]
+    assert f"--max-model-len={wanted.safe_max_model_len} or less" in shown["state_details"]
     log = fast.exo("deployment", "logs", "chat", "--tail", "200").stdout
     assert f"available KV cache memory: {wanted.available_kv_bytes_per_gpu / GIB:.2f} GiB" in log
     # What the details say mends it.
-    flags = f"--max-model-len={wanted.largest_max_model_len}"
+    flags = f"--max-model-len={wanted.safe_max_model_len}"
     fast.exo("deployment", "update", "chat", "--inference-engine-params", flags, "--wait")
     fast.exo("deployment", "delete", "chat", "--force")
     until_gone(fast)
