@@ -182,6 +182,7 @@ def crash_often(controller: CrashingController, kills: int) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_by_kill_9(crashing: CrashingController) -> None:
     crash_often(crashing, kills=2)
 
@@ -192,6 +193,7 @@ def test_nothing_acknowledged_is_lost_by_fifty_kills(crashing: CrashingControlle
     crash_often(crashing, kills=50)
 
 
+@pytest.mark.slow
 def test_a_second_controller_on_the_same_state_is_refused(crashing: CrashingController) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "exo_inference.controller", "--state-dir", crashing.state.root],
@@ -203,6 +205,7 @@ def test_a_second_controller_on_the_same_state_is_refused(crashing: CrashingCont
     assert "another controller runs" in process.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_secret_key_must_fit_the_database(crashing: CrashingController) -> None:
     crashing.call("POST", "/ai/model", {"name": "org/m1"})
     crashing.kill()
@@ -234,6 +237,7 @@ def test_a_taken_port_is_said_to_be_taken(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}" in process.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_connections_made_while_the_controller_is_restarted_wait_for_it(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.create()

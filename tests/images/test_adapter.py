@@ -19,6 +19,8 @@ from exo_adapter.engines import ENGINES
 
 from tests.images.conftest import ADAPTER
 
+pytestmark = pytest.mark.slow
+
 STUB = Path(__file__).with_name("stub_engine.py")
 PROGRAMS = {
     "exo": "exo-engine",

@@ -22,6 +22,8 @@ import safetensors.torch
 
 from .conftest import MODEL, Engine, is_alive, write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 LONG = {"model": MODEL, "prompt": "fox", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 Start = Callable[..., Engine]
 
@@ -125,7 +127,6 @@ def test_sigterm_drains_and_ends_with_zero(start_engine: Start) -> None:
     assert sorted(path.name for path in engine.directory.iterdir()) == ["engine.log"]
 
 
-@pytest.mark.slow
 def test_drain_gives_up_after_its_time_and_says_so_to_the_client(start_engine: Start) -> None:
     engine = start_engine("--shutdown-timeout", "0").wait_ready()
     with streaming(engine) as lines:
@@ -165,7 +166,6 @@ def test_killed_core_ends_the_server_and_its_streams_with_an_error(start_engine:
     assert not engine.socket.exists()
 
 
-@pytest.mark.slow
 def test_crashed_core_is_an_internal_error(start_engine: Start) -> None:
     engine = start_engine().wait_ready()
     os.kill(engine.core_pid, signal.SIGABRT)
@@ -223,7 +223,6 @@ def test_unusable_model_ends_with_78_and_one_last_line(
     assert not engine.socket.exists()
 
 
-@pytest.mark.slow
 def test_too_small_cache_for_the_length_asked_for_is_78(start_engine: Start) -> None:
     engine = start_engine("--num-gpu-blocks-override", "4", "--max-model-len", "4096")
     assert engine.wait_exit() in (71, 78)
