@@ -70,6 +70,7 @@ class FakePlatform:
     looks_until_ready: int = 2
     refuses: str | None = None
     fails: str | None = None
+    rolled_back: str | None = None
     replicas: dict[str, list[FakeReplica]] = field(default_factory=dict)
     applied: list[DesiredDeployment] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
@@ -107,7 +108,7 @@ class FakePlatform:
             for replica in mine:
                 replica.draining = replica.draining or replica.made_from != made_from
         seen = tuple(self._observe(r, made_from) for r in mine)
-        return ObservedDeployment(seen, next_check_seconds=0.02)
+        return ObservedDeployment(seen, next_check_seconds=0.02, failure=self.rolled_back)
 
     def _phase(self, replica: FakeReplica) -> ReplicaPhase:
         if replica.draining:

@@ -102,6 +102,22 @@ def test_an_update_without_a_change_starts_a_failed_replica_again(controller: Co
     assert len(controller.platform.replicas[uid]) == 1
 
 
+def test_an_update_without_a_change_tries_a_rolled_back_change_again(
+    controller: Controller,
+) -> None:
+    controller.create_model()
+    uid = controller.create_deployment()
+    client = controller.client()
+    client.update_deployment(id=uid, inference_engine_parameters=["--seed=1"])
+    controller.platform.rolled_back = "the change was rolled back: the engine ended"
+    controller.wait_for(
+        lambda: "rolled back" in (client.get_deployment(id=uid).get("state-details") or "")
+    )
+    assert all(desired.restarted_at is None for desired in controller.platform.applied)
+    client.update_deployment(id=uid)
+    controller.wait_for(lambda: controller.platform.applied[-1].restarted_at is not None)
+
+
 def test_an_update_without_a_change_leaves_a_healthy_deployment_alone(
     controller: Controller,
 ) -> None:

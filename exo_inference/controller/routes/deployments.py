@@ -32,6 +32,7 @@ from exo_inference.resources import (
     InferenceDeployment,
     InferenceModel,
     ObjectMeta,
+    is_true,
 )
 from exo_inference.wire import (
     CreateDeployment,
@@ -146,7 +147,7 @@ async def update_deployment(request: Request) -> Response:
         annotations = dict(present.metadata.annotations)
         if admitted.spec != present.spec:
             annotations[ADMITTED_ANNOTATION] = admitted.spec.digest
-        if any(replica.state in _RESTARTED for replica in present.status.replicas):
+        if _has_failed(present):
             annotations[RESTART_ANNOTATION] = datetime.now(UTC).isoformat()
         changed = {"name": admitted.name, "annotations": annotations}
         metadata = present.metadata.model_copy(update=changed)
@@ -202,6 +203,13 @@ async def list_deployment_events(request: Request) -> Response:
     store = context_of(request).store
     deployment = await load(store, InferenceDeployment, request)
     return answer(EventList(events=await store.list_events(deployment.metadata.uid)))
+
+
+def _has_failed(present: InferenceDeployment) -> bool:
+    """Whether replicas have failed, or a change was rolled back, so that an update tries again."""
+    if is_true(present.status.conditions, "Failed"):
+        return True
+    return any(replica.state in _RESTARTED for replica in present.status.replicas)
 
 
 async def _change(
