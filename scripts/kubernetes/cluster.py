@@ -28,7 +28,8 @@ from typing import IO
 from scripts.kubernetes import binaries, images, node, prerequisites
 from scripts.kubernetes.api_server import ApiServer, Network
 from scripts.kubernetes.control import CLUSTER_VARIABLE, Control
-from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, node_is_ready
+from scripts.kubernetes.controllers import controllers
+from scripts.kubernetes.nodes import node_is_ready
 from scripts.kubernetes.processes import Daemon, DaemonFailed
 
 _INSIDE = "EXO_TEST_CLUSTER_INSIDE"
@@ -73,7 +74,10 @@ class Cluster:
         real = node.Node(
             self.directory / "node", self._programs, kubeconfig, self._cgroup, self.server.logs
         )
-        others = self._controllers(kubeconfig)
+        others = [
+            *controllers(self.server, self._programs, kubeconfig),
+            self._proxy(kubeconfig),
+        ]
         for daemon in others:
             daemon.start()
         real.start_containerd()
@@ -86,42 +90,17 @@ class Cluster:
         )
         return kubeconfig
 
-    def _controllers(self, kubeconfig: Path) -> list[Daemon]:
-        config = f"--kubeconfig={kubeconfig}"
-        commands = {
-            "kube-controller-manager": [
-                config,
-                f"--service-account-private-key-file={self.server.service_account_key}",
-                f"--root-ca-file={self.server.certificate}",
-                "--use-service-account-credentials=true",
-                "--leader-elect=false",
-                # A node that is lost should be seen within a test's patience, not after 50 s. The
-                # kubelet says every 4 s that it lives, KWOK every 10 s.
-                "--node-monitor-period=2s",
-                "--node-monitor-grace-period=20s",
-            ],
-            "kube-scheduler": [config, "--leader-elect=false"],
-            "kube-proxy": [
-                config,
-                "--proxy-mode=iptables",
-                f"--cluster-cidr={_POD_NETWORKS}",
-                f"--hostname-override={node.NODE_NAME}",
-                "--conntrack-max-per-core=0",
-                "--conntrack-min=0",
-                "--iptables-min-sync-period=100ms",
-            ],
-            "kwok": [
-                config,
-                "--manage-all-nodes=false",
-                f"--manage-nodes-with-annotation-selector={FAKE_NODE_ANNOTATION}=fake",
-                "--node-lease-duration-seconds=40",
-                *(f"--config={path}" for path in _stages()),
-            ],
-        }
-        return [
-            Daemon(name, [self._programs[name], *options], self.server.logs)
-            for name, options in commands.items()
+    def _proxy(self, kubeconfig: Path) -> Daemon:
+        options = [
+            f"--kubeconfig={kubeconfig}",
+            "--proxy-mode=iptables",
+            f"--cluster-cidr={_POD_NETWORKS}",
+            f"--hostname-override={node.NODE_NAME}",
+            "--conntrack-max-per-core=0",
+            "--conntrack-min=0",
+            "--iptables-min-sync-period=100ms",
         ]
+        return Daemon("kube-proxy", [self._programs["kube-proxy"], *options], self.server.logs)
 
     def _give_gpus(self) -> None:
         """Let the real node say that it has GPUs; pods that ask for them really run.
@@ -134,16 +113,6 @@ class Cluster:
         ]
         path = f"/api/v1/nodes/{node.NODE_NAME}/status"
         self.server.client().request("PATCH", path, body, "application/json-patch+json")
-
-
-def _stages() -> list[Path]:
-    """Return the files that say how simulated nodes and their pods behave."""
-    stages = binaries.data_of("kwok", "stages")
-    return [
-        stages / "node" / "fast" / "node-initialize.yaml",
-        stages / "node" / "heartbeat-with-lease" / "node-heartbeat-with-lease.yaml",
-        *sorted((stages / "pod" / "fast").glob("pod-*.yaml")),
-    ]
 
 
 def _set_up_network() -> None:
