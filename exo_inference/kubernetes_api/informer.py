@@ -1,35 +1,29 @@
 """All objects of one kind as last seen, kept up to date by one list and one watch.
 
 The platform of a cluster and the gateway have one informer per kind, read them, and ask the API for
-nothing. A watch that ends is taken up where it stopped, one that is too old (410) begins again with a list.
-While the API cannot be reached the objects stay as they were.
+nothing. `follower.py` fills it; while the API cannot be reached the objects stay as they were.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
 from collections.abc import Callable, Collection
 from typing import Any
 
-from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi
+from exo_inference.kubernetes_api.follower import Follower
 
 logger = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 
-PAGE_OBJECTS = 500
-WATCH_SECONDS = 300
-MAX_DELAY_SECONDS = 2.0
-FORBIDDEN_DELAY_SECONDS = 60.0
-"""How long to wait before asking again for what the role does not permit."""
-
 
 class Informer:
     """The objects of one collection.
+
+    Attributes:
+        version: the resourceVersion up to which the watch has told.
 
     Args:
         api: to ask.
@@ -52,16 +46,15 @@ class Informer:
         on_change: Callable[[Object], None] = lambda item: None,
         optional: bool = False,
     ) -> None:
-        self._api = api
-        self._path = path
-        self._query = query or {}
         self._key_of = key_of
         self._is_kept = keep
         self._on_change = on_change
         self._optional = optional
         self._objects: dict[str, Object] = {}
+        self.version = 0
         self._keys: dict[str, set[str]] = {}
-        self._version: str | None = None
+        self._path = path
+        self._follower = Follower(api, path, self, query=query, optional=optional)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -71,12 +64,12 @@ class Informer:
             StoreError: it could not be read.
         """
         try:
-            await self._list_all()
+            await self._follower.list_all()
         except ApiRefusal as exc:
             if exc.status_code != 403 or not self._optional:
                 raise
             logger.warning("going on without %s: %s", self._path, exc.message)
-        self._task = asyncio.create_task(self._run(), name=f"watch {self._path}")
+        self._task = asyncio.create_task(self._follower.run(), name=f"watch {self._path}")
 
     async def close(self) -> None:
         """Stop following. Idempotent."""
@@ -102,75 +95,31 @@ class Informer:
         """Return all keys that some object has."""
         return {key for key in self._keys if key}
 
-    def observe(self, item: Object) -> None:
+    def observe_answer(self, item: Object) -> None:
         """Take note of an answer to a request of our own, which the watch may tell of only later."""
-        if self._version is None or int(item["metadata"]["resourceVersion"]) > int(self._version):
+        if _version(item) > self.version:
             self._keep(item)
 
-    async def _list_all(self) -> None:
-        query = {**self._query, "limit": str(PAGE_OBJECTS)}
-        found: dict[str, Object] = {}
-        while True:
-            page = await self._api.get(self._path, query)
-            found.update({item["metadata"]["name"]: item for item in page["items"]})
-            metadata = page["metadata"]
-            if not metadata.get("continue"):
-                break
-            query = {**query, "continue": metadata["continue"]}
+    def replace(self, items: list[Object], version: int, *, asked_at: int) -> None:
+        """Take note of a complete list; see `follower.Known`."""
+        found = {item["metadata"]["name"]: item for item in items}
+        is_put_back = version < asked_at  # the cluster, to an earlier state
         for name, known in list(self._objects.items()):
-            if name not in found or _version(known) > _version(found[name]):  # it was put back
+            if is_put_back or (name not in found and _version(known) <= version):
                 self._forget(known)
         for item in found.values():
             self._keep(item)
-        self._version = metadata["resourceVersion"]
+        self.version = version
 
-    async def _run(self) -> None:
-        delay = 0.0
-        while True:
-            try:
-                if self._version is None:
-                    await self._list_all()
-                await self._follow()
-                delay = 0.0
-                continue
-            except StoreError as exc:
-                if isinstance(exc, ApiRefusal):  # too old (410), or the cluster was put back
-                    self._version = None
-                    if exc.status_code == 403:
-                        await asyncio.sleep(FORBIDDEN_DELAY_SECONDS)
-                        continue
-                logger.info("watching %s again: %s", self._path, exc.message)
-            except Exception:
-                logger.exception("watching %s failed unexpectedly", self._path)
-                self._version = None
-            delay = min(max(2 * delay, 0.05), MAX_DELAY_SECONDS)
-            await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311 -- not a secret
+    def observe(self, item: Object) -> None:
+        """Take note of what the watch tells of an object that came or changed."""
+        self.version = _version(item)
+        self._keep(item)
 
-    async def _follow(self) -> None:
-        seconds = WATCH_SECONDS * random.uniform(1.0, 1.5)  # noqa: S311 -- not a secret
-        query = {
-            **self._query,
-            "resourceVersion": self._version or "",
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(seconds)),
-        }
-        async with contextlib.aclosing(self._api.watch(self._path, query)) as events:
-            async for event in events:
-                if not self._take(event["type"], event["object"]):
-                    return
-
-    def _take(self, type_: str, item: Object) -> bool:
-        """Take note of one event; False when the watch has to begin again."""
-        if type_ == "ERROR":
-            logger.info("watching %s again: %s", self._path, str(item.get("message"))[:256])
-            self._version = None
-            return False
-        if type_ == "DELETED":
-            self._forget(item)
-        elif type_ in ("ADDED", "MODIFIED"):
-            self._keep(item)
-        self._version = item["metadata"]["resourceVersion"]
-        return True
+    def observe_deletion(self, item: Object) -> None:
+        """Take note of what the watch tells of an object that went."""
+        self.version = _version(item)
+        self._forget(item)
 
     def _keep(self, item: Object) -> None:
         if not self._is_kept(item):

@@ -152,7 +152,7 @@ class KubernetesModels:
         api, selector = self._cluster.api, f"{MODEL_UID_LABEL}={desired.uid}"
         path = object_path(api, "jobs", group="batch/v1")
         for job in (await api.get(path, {"labelSelector": selector}))["items"]:
-            self._cluster.downloads.observe(job)
+            self._cluster.downloads.observe_answer(job)
 
     async def _uninstall(self, release: str, uid: str) -> None:
         await self._cluster.helm.uninstall(release)

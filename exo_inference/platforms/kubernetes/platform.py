@@ -284,12 +284,12 @@ class KubernetesPlatform:
             name = deployment["metadata"]["name"]
             path = object_path(self._cluster.api, "deployments", name, group="apps/v1")
             body = {"metadata": {"annotations": annotations}}
-            self._cluster.deployments.observe(await self._cluster.api.merge(path, body))
+            self._cluster.deployments.observe_answer(await self._cluster.api.merge(path, body))
 
     async def _refresh(self, release: str) -> None:
         """Read what Helm wrote, so that the next look does not take the old for the present."""
         path = object_path(self._cluster.api, "deployments", release, group="apps/v1")
-        self._cluster.deployments.observe(await self._cluster.api.get(path))
+        self._cluster.deployments.observe_answer(await self._cluster.api.get(path))
 
     async def _uninstall(self, release: str) -> None:
         await self._cluster.helm.uninstall(release)

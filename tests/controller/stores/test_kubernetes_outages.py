@@ -20,11 +20,11 @@ from exo_inference.controller.stores.base import (
 )
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore
 from exo_inference.controller.stores.kubernetes.cache import Cache
-from exo_inference.controller.stores.kubernetes.watching import Follower
 from exo_inference.errors import ConfigurationError
 from exo_inference.kubernetes_api import client
-from exo_inference.kubernetes_api.client import ApiRefusal
-from exo_inference.resources import InferenceDeployment
+from exo_inference.kubernetes_api.client import ApiRefusal, object_path
+from exo_inference.kubernetes_api.follower import Follower
+from exo_inference.resources import API_VERSION, InferenceDeployment
 from tests.controller.stores.conftest import open_kubernetes_store
 from tests.controller.stores.objects import deployment, with_replicas, with_status
 from tests.kubernetes_api import KubernetesApi as Cluster
@@ -133,7 +133,7 @@ async def test_an_expired_watch_begins_anew_and_tells_the_differences(
         await writer.create(deployment(name))
     api = await KubernetesApi.connect(cluster.kubeconfig)
     cache = Cache(KIND)
-    follower = Follower(api, cache)
+    follower = _follower(api, cache)
     await follower.list_all()
     changes = cache.subscribe()
     changing = await writer.get_by_name(KIND, "changes")
@@ -160,7 +160,7 @@ async def test_an_expired_watch_begins_anew_and_tells_the_differences(
 async def test_long_lists_are_read_page_by_page(
     cluster: Cluster, open_one: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exo_inference.controller.stores.kubernetes.watching.PAGE_OBJECTS", 2)
+    monkeypatch.setattr("exo_inference.kubernetes_api.follower.PAGE_OBJECTS", 2)
     first = await open_one()
     for number in range(5):
         await first.create(deployment(f"d{number}"))
@@ -284,7 +284,7 @@ async def test_a_watch_that_is_silent_for_too_long_is_given_up(
     server = await asyncio.start_server(begin_and_be_silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     api = await KubernetesApi.connect(_kubeconfig(tmp_path, port))
-    follower = Follower(api, Cache(KIND))
+    follower = _follower(api, Cache(KIND))
     with pytest.raises(StoreUnreachable, match="broke off"):
         await asyncio.wait_for(follower._follow(), 10)
     await api.close()
@@ -313,6 +313,10 @@ async def test_a_kubeconfig_that_is_none_is_refused(tmp_path: Path, text: str) -
 async def test_outside_of_a_pod_credentials_must_be_named() -> None:
     with pytest.raises(ConfigurationError, match="of this pod"):
         await KubernetesApi.connect()
+
+
+def _follower(api: KubernetesApi, cache: Cache) -> Follower:
+    return Follower(api, object_path(api, KIND.PLURAL, group=API_VERSION), cache)
 
 
 async def _refusal_of(follower: Follower) -> int:

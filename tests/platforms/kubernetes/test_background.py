@@ -149,7 +149,8 @@ class FakeApi:
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         self.lists += 1
-        return {"items": list(self.items), "metadata": {"resourceVersion": str(self.version)}}
+        metadata = {"resourceVersion": str(self.version)}
+        return {"apiVersion": "v1", "items": list(self.items), "metadata": metadata}
 
     async def watch(
         self, path: str, query: Mapping[str, str]
@@ -224,12 +225,12 @@ async def test_an_own_answer_counts_until_the_watch_has_told_more() -> None:
     api.items, api.version = [item("a", 1)], 1
     things = informer(api)
     await things.start()
-    things.observe(item("a", 5, key="new"))
+    things.observe_answer(item("a", 5, key="new"))
     assert things.known_keys() == {"new"}
     api.events.put_nowait({"type": "MODIFIED", "object": item("a", 3)})  # older than the answer
     api.events.put_nowait({"type": "DELETED", "object": item("a", 6)})
     await until(lambda: things.get("a") is None)
-    things.observe(item("a", 5))  # an answer that came late does not bring it back
+    things.observe_answer(item("a", 5))  # an answer that came late does not bring it back
     assert things.get("a") is None
     await things.close()
 

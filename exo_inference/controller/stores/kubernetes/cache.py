@@ -2,7 +2,7 @@
 
 Fed by the watch and by the answers to our own writes, in whatever order they come: only what is
 newer than what is known counts, so a write is seen by its own process at once and nothing is told
-twice. `store.py` reads it, `watching.py` fills it.
+twice. `store.py` reads it, `kubernetes_api/follower.py` fills it.
 """
 
 from __future__ import annotations

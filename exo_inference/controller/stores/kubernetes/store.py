@@ -32,13 +32,13 @@ from exo_inference.controller.stores.kubernetes.companions import Companions
 from exo_inference.controller.stores.kubernetes.events import Events
 from exo_inference.controller.stores.kubernetes.records import KINDS, Records
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
-from exo_inference.controller.stores.kubernetes.watching import Follower
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.client import (
     ApiRefusal,
     KubernetesApi,
     object_path,
 )
+from exo_inference.kubernetes_api.follower import Follower
 from exo_inference.kubernetes_api.objects import (
     UID_LABEL,
     Stored,
@@ -72,7 +72,10 @@ class KubernetesStore:
         self._events = Events(api)
         self._companions = Companions(self._records, self._secrets, self._events)
         self._caches = {name: Cache(kind) for name, kind in KINDS.items()}
-        self._followers = [Follower(api, cache) for cache in self._caches.values()]
+        self._followers = [
+            Follower(api, object_path(api, cache.kind.PLURAL, group=API_VERSION), cache)
+            for cache in self._caches.values()
+        ]
         self._tasks: list[asyncio.Task[None]] = []
         self._next_repair = float("-inf")
         self._is_closed = False
