@@ -7,6 +7,7 @@ in one directory. `cluster` has a real node besides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.kubernetes import binaries, controllers
@@ -20,6 +21,8 @@ _OPTIONS = {
     # Deployments; a cluster of this size is given more, too.
     "kube-controller-manager": ["--secure-port=0", "--kube-api-qps=200", "--kube-api-burst=400"],
     "kube-scheduler": ["--secure-port=0", "--kube-api-qps=200", "--kube-api-burst=400"],
+    # Pods have addresses at which nobody answers, at once, and which are of no other machine.
+    "kwok": ["--cidr=127.64.0.1/16"],
 }
 
 
@@ -28,22 +31,24 @@ class SimulatedCluster:
 
     Args:
         directory: for everything it keeps; its path must be short enough for a socket in it.
+        stages: files that say more of how pods behave; KWOK prefers stages with a weight.
 
     Raises:
         ProgramsMissing: names what is not on this machine.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, stages: Sequence[Path] = ()) -> None:
         programs = binaries.require(PROGRAMS)
         self.server = ApiServer(directory, programs)
         self._programs = programs
+        self._options = {**_OPTIONS, "kwok": [*_OPTIONS["kwok"], *(f"--config={s}" for s in stages)]}
         self._controllers: list[Daemon] = []
 
     def __enter__(self) -> SimulatedCluster:
         try:
             self.server.start()
             self._controllers = controllers.controllers(
-                self.server, self._programs, self.server.kubeconfig(), _OPTIONS
+                self.server, self._programs, self.server.kubeconfig(), self._options
             )
             for daemon in self._controllers:
                 daemon.start()
