@@ -34,6 +34,26 @@ def condition(type_: str, holds: bool | None, reason: str, message: str = "") ->
     return Condition(type=type_, status=status, reason=reason, message=message)
 
 
+def with_ready(found: Sequence[Condition]) -> tuple[Condition, ...]:
+    """Return a deployment's conditions with `Ready`, which sums them up.
+
+    Tools that know no condition of ours, such as `kubectl wait` and kstatus, look at this one. It holds
+    when all is as asked for, and else has the reason and the words of the condition that stands in the way.
+    """
+    told = tuple(entry for entry in found if entry.type != "Ready")
+    # Whichever of these is first in the way; Available is left.
+    looked_at = (("Failed", True), ("ModelReady", False), ("Progressing", True))
+    for type_, is_bad in looked_at:
+        cause = find_condition(told, type_)
+        if cause is not None and (cause.status == ConditionStatus.TRUE) is is_bad:
+            return (*told, condition("Ready", False, cause.reason, cause.message))
+    available = find_condition(told, "Available")
+    if available is None:
+        return (*told, condition("Ready", None, "NotObserved"))
+    holds = available.status == ConditionStatus.TRUE
+    return (*told, condition("Ready", holds, available.reason, available.message))
+
+
 def merge(
     old: Sequence[Condition], new: Sequence[Condition], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:

@@ -135,9 +135,7 @@ class DeploymentReconciler:
         """Write the route, then the status: what is called ready must be reachable."""
         old = deployment.status
         metadata = deployment.metadata
-        merged = conditions.merge(
-            old.conditions, found, generation=metadata.generation, now=datetime.now(UTC)
-        )
+        merged = _merge(deployment, found)
         replicas = () if observed is None else observed.replicas
         ready = sum(replica.phase == ReplicaPhase.READY for replica in replicas)
         status = DeploymentStatus(
@@ -156,7 +154,8 @@ class DeploymentReconciler:
         await self._write_route(wanted, observed)
         if ready > old.ready_replicas:
             await self._routing.wait_until_applied()
-        all_events = (*events, *conditions.changes(old.conditions, merged))
+        told = [entry for entry in merged if entry.type != "Ready"]  # it says nothing of its own
+        all_events = (*events, *conditions.changes(old.conditions, told))
         return await self._write_status(deployment, wanted, all_events)
 
     async def _write_blocked(self, deployment: InferenceDeployment, exc: PlatformError) -> Outcome:
@@ -178,11 +177,8 @@ class DeploymentReconciler:
     ) -> Outcome:
         """Write conditions alone; what was observed stays as it was."""
         generation = deployment.metadata.generation
-        merged = conditions.merge(
-            deployment.status.conditions, found, generation=generation, now=datetime.now(UTC)
-        )
         update = {
-            "conditions": merged,
+            "conditions": _merge(deployment, found),
             "observed_generation": generation,
             "observed_restart": deployment.restart,
             "key_sha256": await self._key_hash(deployment.metadata.uid),
@@ -300,6 +296,15 @@ class DeploymentReconciler:
         except VersionConflict:
             return Outcome(again_after_seconds=0.0)
         return Outcome(changed=True)
+
+
+def _merge(deployment: InferenceDeployment, found: Sequence[Condition]) -> tuple[Condition, ...]:
+    return conditions.merge(
+        deployment.status.conditions,
+        conditions.with_ready(found),
+        generation=deployment.metadata.generation,
+        now=datetime.now(UTC),
+    )
 
 
 def route_key(key: InferenceApiKey) -> RouteKey:

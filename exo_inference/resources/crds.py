@@ -155,6 +155,11 @@ def object_schema(resource: type[Resource]) -> dict[str, Any]:
     found = resource.model_json_schema(by_alias=True)
     definitions = found.get("$defs", {})
     properties = found["properties"]
+    status = _structural(properties["status"], definitions)
+    if "observedGeneration" in status["properties"]:
+        # An object that nobody has looked at has observed generation 0 then, not none: kstatus, by which
+        # Flux waits, takes an object without one for settled.
+        status["default"] = {}
     return {
         "type": "object",
         "description": _summary(resource),
@@ -165,7 +170,7 @@ def object_schema(resource: type[Resource]) -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": _structural(properties["spec"], definitions),
-            "status": _structural(properties["status"], definitions),
+            "status": status,
         },
     }
 

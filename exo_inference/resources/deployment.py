@@ -118,11 +118,12 @@ class DeploymentStatus(ResourceModel):
     """What is so.
 
     Conditions: `Admitted`, `ModelReady`, `Progressing` (reason Deploying, Scaling or Updating
-    while true), `Available` (enough replicas ready), `Failed`. `observed_restart` is the value of
-    `RESTART_ANNOTATION` that was acted on. `current_replicas` counts `replicas`, and `selector`
-    finds their pods on a cluster: both are what an autoscaler asks for. `key_sha256` is the hash of
-    the deployment's own key, by which the gateways of a cluster know it. `admitted_spec` is a digest
-    of the specification that was judged last and found good.
+    while true), `Available` (enough replicas ready), `Failed`, and `Ready`, which sums them up: all
+    is as asked for. `observed_restart` is the value of `RESTART_ANNOTATION` that was acted on.
+    `current_replicas` counts `replicas`, and `selector` finds their pods on a cluster: both are what
+    an autoscaler asks for. `key_sha256` is the hash of the deployment's own key, by which the
+    gateways of a cluster know it. `admitted_spec` is a digest of the specification that was judged
+    last and found good.
     """
 
     conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_list("type"))

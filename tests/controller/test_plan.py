@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from exo_inference.controller.conditions import changes, condition, merge
+import pytest
+
+from exo_inference.controller.conditions import changes, condition, merge, with_ready
 from exo_inference.controller.plan import (
     Apply,
     Hold,
@@ -12,7 +14,7 @@ from exo_inference.controller.plan import (
     plan_deployment,
 )
 from exo_inference.platforms.base import ObservedDeployment
-from exo_inference.resources import is_true
+from exo_inference.resources import ConditionStatus, InferenceDeployment, find_condition, is_true
 from exo_inference.resources.states import deployment_state
 from tests.controller.builders import NOW, assess, deployment, model, ready_model, replica
 
@@ -97,3 +99,48 @@ def test_one_cause_is_one_event() -> None:
     (event,) = changes((), conditions)
     assert (event.type, event.reason, event.message) == ("Warning", "ModelFailed", "no licence")
     assert changes(conditions, conditions) == []
+
+
+SERVING = assess(deployment(), replica("a"))
+
+
+@pytest.mark.parametrize(
+    ("obj", "status", "reason"),
+    [
+        pytest.param(SERVING, "True", "ReplicasReady", id="as asked for"),
+        pytest.param(assess(deployment(replicas=0)), "True", "ScaledToZero", id="scaled to zero"),
+        pytest.param(assess(deployment()), "False", "Deploying", id="deploying"),
+        pytest.param(
+            assess(assess(deployment(replicas=2), replica("a"), replica("b")), replica("a")),
+            "False",
+            "Recovering",
+            id="one of two is gone",
+        ),
+        pytest.param(
+            assess(deployment(), replica("a", "failed")), "False", "ReplicaFailed", id="failed"
+        ),
+        pytest.param(deployment(), "Unknown", "NotObserved", id="nobody looked"),
+    ],
+)
+def test_one_condition_sums_the_others_up(
+    obj: InferenceDeployment, status: str, reason: str
+) -> None:
+    found = find_condition(with_ready(obj.status.conditions), "Ready")
+    assert found is not None
+    assert (found.status, found.reason) == (ConditionStatus(status), reason)
+
+
+def test_a_deployment_that_waits_for_its_model_is_not_ready_and_says_the_same() -> None:
+    downloading = model(
+        condition("Resolved", True, "Resolved"),
+        condition("Downloaded", False, "Downloading", "downloading 8 %"),
+    )
+    action = plan_deployment(deployment(), downloading, unrouted=NONE)
+    assert isinstance(action, Hold)
+    found = find_condition(with_ready(action.conditions), "Ready")
+    assert found == condition("Ready", False, "ModelNotReady", "downloading 8 %")
+
+
+def test_the_sum_is_made_anew_each_time() -> None:
+    once = with_ready(SERVING.status.conditions)
+    assert with_ready(once) == once

@@ -77,3 +77,11 @@ def test_deployments_can_be_scaled_by_an_autoscaler():
 def test_optional_text_may_be_null_as_in_yaml():
     revision = spec_of("inferencemodels")["properties"]["revision"]
     assert (revision["type"], revision["nullable"]) == ("string", True)
+
+
+@pytest.mark.parametrize("plural", ["inferencedeployments", "inferencemodels"])
+def test_an_object_that_nobody_has_looked_at_is_not_taken_for_settled(plural: str):
+    """Flux compares `status.observedGeneration` with the generation, where there is one."""
+    status = version_of(plural)["schema"]["openAPIV3Schema"]["properties"]["status"]
+    assert status["default"] == {}
+    assert status["properties"]["observedGeneration"]["default"] == 0
