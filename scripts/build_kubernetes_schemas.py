@@ -1,8 +1,9 @@
 """Derives the schemas that the chart tests validate rendered objects against.
 
 Sources: `api/openapi-spec/v3` of the Go modules k8s.io/kubernetes, and the published
-CustomResourceDefinitions of the Go modules of Gateway API, KEDA and the Prometheus Operator.
-LeaderWorkerSet's module is not served by the Go proxy, so its CRD is read from a clone.
+CustomResourceDefinitions of the Go modules of Gateway API, KEDA and the Prometheus Operator, and, for
+the tests of `examples/`, of Argo CD and Flux. LeaderWorkerSet's module is not served by the Go proxy, so
+its CRD is read from a clone.
 Kept are only the kinds that the charts render and what they refer to, without descriptions, and with
 unknown fields refused wherever the API server would drop or refuse them.
 
@@ -59,6 +60,21 @@ MODULE_CRDS = (
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
 )
+GITOPS_CRDS = (
+    ("github.com/argoproj/argo-cd/v3@v3.5.1", "manifests/crds/application-crd.yaml"),
+    (
+        "github.com/fluxcd/source-controller@v1.9.1",
+        "config/crd/bases/source.toolkit.fluxcd.io_gitrepositories.yaml",
+    ),
+    (
+        "github.com/fluxcd/kustomize-controller@v1.9.4",
+        "config/crd/bases/kustomize.toolkit.fluxcd.io_kustomizations.yaml",
+    ),
+    (
+        "github.com/fluxcd/helm-controller@v1.6.3",
+        "config/crd/bases/helm.toolkit.fluxcd.io_helmreleases.yaml",
+    ),
+)
 LWS_TAG = "v0.9.0"
 LWS_CRD = "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"
 
@@ -107,7 +123,21 @@ def main() -> int:
     definitions |= derive_crd(shown.stdout)
     sources = sorted({module for module, _ in MODULE_CRDS})
     _write("custom.json", f"{', '.join(sources)}, kubernetes-sigs/lws@{LWS_TAG}", definitions)
+    _write("gitops.json", ", ".join(module for module, _ in GITOPS_CRDS), derive_gitops())
     return 0
+
+
+def derive_gitops() -> dict[str, Any]:
+    """Return `apiVersion/Kind` of the kinds of Argo CD and Flux, without what only they write."""
+    found: dict[str, Any] = {}
+    for module, path in GITOPS_CRDS:
+        found |= derive_crd((_module(module) / path).read_text("utf-8"))
+    for schema in found.values():
+        fields = schema["properties"]
+        schema["properties"] = {
+            key: fields[key] for key in ("apiVersion", "kind", "metadata", "spec")
+        }
+    return found
 
 
 def derive_kubernetes(module: Path) -> dict[str, Any]:

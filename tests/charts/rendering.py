@@ -144,6 +144,6 @@ def _validator(minor: str, name: str) -> jsonschema.Draft7Validator:
 @functools.cache
 def _definitions(minor: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in (f"kubernetes-{minor}.json", "custom.json"):
+    for name in (f"kubernetes-{minor}.json", "custom.json", "gitops.json"):
         found |= json.loads((SCHEMAS / name).read_text("utf-8"))["definitions"]
     return found
