@@ -137,6 +137,7 @@ def kubernetes_api(kubernetes_server: ApiServer) -> Iterator[KubernetesApi]:
     yield KubernetesApi(namespace, kubeconfig, kubernetes_server)
     kubernetes_server.resume_etcd()
     kubernetes_server.start_api_server()
+    kubernetes_server.client().request("DELETE", "/api/v1/nodes")  # they are in no namespace
 
 
 @pytest.fixture(scope="session")
