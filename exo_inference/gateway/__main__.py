@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Awaitable
 from pathlib import Path
 
 import uvloop
@@ -44,12 +45,14 @@ async def serve(
     """
     stop = asyncio.Event()
     gateway = Gateway(state, on_failure=stop.set)  # the supervisor starts it again
-    address = settings.gateway_host, settings.gateway_port
-    await _run(gateway, stop, address, grace_seconds, listener)
+    host, port = settings.gateway_host, settings.gateway_port
+    await _run(gateway, stop, gateway.start(host, port, listener=listener), grace_seconds)
 
 
 async def serve_in_pod(options: argparse.Namespace) -> None:
     """Run in a pod until SIGTERM or SIGINT, or until background work fails.
+
+    The other gateways of the pod listen on the same port; each has a metrics port of its own.
 
     Raises:
         ConfigurationError: the environment or the credentials are not as they should be.
@@ -57,18 +60,21 @@ async def serve_in_pod(options: argparse.Namespace) -> None:
     # Brings the client of the Kubernetes API, which one machine does without.
     from exo_inference.gateway.cluster_tables import ClusterTables
     from exo_inference.kubernetes_api.client import KubernetesApi
-    from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, read_pod
+    from exo_inference.kubernetes_api.pod import (
+        bind_shared,
+        listen_everywhere,
+        read_number,
+        read_pod,
+    )
 
     pod = read_pod(os.environ, options.namespace, options.kubeconfig)
     drain = read_number(os.environ, "EXO_DRAIN_SECONDS", maximum=_MAX_DRAIN_SECONDS)
-    state = StateDir(Path(tempfile.gettempdir()) / "exo-gateway")  # outlives the container alone
+    # Outlives the container, not the pod; the processes of a pod may have the volume in common.
+    state = StateDir(Path(tempfile.gettempdir()) / f"exo-gateway-{pod.metrics_port}")
     state.create()
     api = await KubernetesApi.connect(pod.kubeconfig, pod.inference_namespace)
     try:
-        with (
-            listen_everywhere(pod.metrics_port) as admin,
-            listen_everywhere(pod.listen_port) as own,
-        ):
+        with listen_everywhere(pod.metrics_port) as admin, bind_shared(pod.listen_port) as own:
             stop = asyncio.Event()
             gateway = Gateway(
                 state,
@@ -76,7 +82,7 @@ async def serve_in_pod(options: argparse.Namespace) -> None:
                 admin=admin,
                 on_failure=stop.set,
             )
-            await _run(gateway, stop, ("", pod.listen_port), drain, own)
+            await _run(gateway, stop, gateway.start_when_ready(own, stop), drain)
     finally:
         await api.close()
 
@@ -84,9 +90,8 @@ async def serve_in_pod(options: argparse.Namespace) -> None:
 async def _run(
     gateway: Gateway,
     stop: asyncio.Event,
-    address: tuple[str, int],
+    start: Awaitable[object],
     grace_seconds: float,
-    listener: socket.socket | None,
 ) -> None:
     hurry = asyncio.Event()
 
@@ -98,8 +103,7 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     try:
-        port = await gateway.start(*address, listener=listener)
-        logger.info("listening on %s:%d", address[0] or "*", port)
+        await start
         await stop.wait()
     finally:
         await gateway.stop(grace_seconds=grace_seconds, hurry=hurry)

@@ -46,6 +46,17 @@ MakeTables = Callable[[Callable[[Table], None]], Tables]
 METHODS = ("GET", "HEAD", "POST")
 """What an OpenAI-compatible engine serves under /v1."""
 
+BACKLOG = 1024
+
+LAST_CALL_SECONDS = 1.0
+"""For how long after the last answer a gateway that stops serves the connections that clients keep.
+
+A connection that is closed the moment it is idle may meet the client's next request on its way, which
+then fails. An answer that says `Connection: close` ends it without that race.
+"""
+
+LAST_CALL_POLL_SECONDS = 0.02
+
 
 class Gateway:
     """One gateway: a public TCP listener and the private admin socket.
@@ -85,11 +96,14 @@ class Gateway:
         self._metrics = GatewayMetrics(self._ledger, self._balancer, self._tables)
         self._patience = Patience(patience)
         self._proxy = Proxy(self._tables, self._balancer, self._upstreams, self._patience)
+        self._server = Server(self._handle, handler_cancellation=True)
+        self._has_routes = asyncio.Event()
         self._runners: list[web.BaseRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._idle_since = 0.0
 
     async def start(self, host: str, port: int, *, listener: socket.socket | None = None) -> int:
         """Listen, and begin to follow the routing table.
@@ -106,8 +120,40 @@ class Gateway:
             PlatformError: the address cannot be listened on.
         """
         self._tables.refresh()
-        server = Server(self._handle, handler_cancellation=True)
-        public = web.ServerRunner(server, shutdown_timeout=1.0)  # after the grace of `stop`
+        public, admin = await self._set_up()
+        site = (
+            web.TCPSite(public, host, port, backlog=BACKLOG)
+            if listener is None
+            else web.SockSite(public, listener, backlog=BACKLOG)
+        )
+        try:
+            await site.start()
+        except OSError as exc:
+            raise _cannot_listen(host, port, exc) from exc
+        await self._start_admin(admin)
+        self._start_tasks()
+        return _log_port(public)
+
+    async def start_when_ready(self, listener: socket.socket, stop: asyncio.Event) -> None:
+        """Follow the routing table, and listen once there is one.
+
+        Processes that share a port each get their part of the connections from the moment they
+        listen, so one that cannot answer yet must not.
+
+        Args:
+            listener: a socket that is bound and does not listen yet.
+            stop: when set, it is not waited for any longer, and nothing listens.
+        """
+        public, admin = await self._set_up()
+        await self._start_admin(admin)
+        self._start_tasks()
+        await _first_of(self._has_routes, stop)
+        if not stop.is_set():
+            await web.SockSite(public, listener, backlog=BACKLOG).start()
+            _log_port(public)
+
+    async def _set_up(self) -> tuple[web.ServerRunner, web.AppRunner]:
+        public = web.ServerRunner(self._server, shutdown_timeout=1.0)  # after the grace of `stop`
         admin = web.AppRunner(
             build_admin_app(
                 self._tables,
@@ -122,21 +168,13 @@ class Gateway:
         for runner in (public, admin):
             await runner.setup()
             self._runners.append(runner)
-        site = (
-            web.TCPSite(public, host, port, backlog=1024)
-            if listener is None
-            else web.SockSite(public, listener, backlog=1024)
-        )
-        try:
-            await site.start()
-        except OSError as exc:
-            raise _cannot_listen(host, port, exc) from exc
-        await self._start_admin(admin)
+        return public, admin
+
+    def _start_tasks(self) -> None:
         for name, work in (("routing-table", self._tables.run()), ("usage", self._ledger.run())):
             task = asyncio.create_task(work, name=name)
             task.add_done_callback(self._note_end)
             self._tasks.append(task)
-        return int(public.addresses[0][1])
 
     async def _start_admin(self, runner: web.AppRunner) -> None:
         if self._admin is not None:
@@ -156,13 +194,11 @@ class Gateway:
         """
         self._is_stopping = True
         if self._runners:
-            public = self._runners[0]
-            for site in list(public.sites):
+            for site in list(self._runners[0].sites):
                 await site.stop()
-            if public.server is not None:
-                public.server.pre_shutdown()
+            self._server.is_closing = True
             self._uploads.stop()
-            await self._wait_idle(grace_seconds, hurry or asyncio.Event())
+            await self._finish_within(grace_seconds, hurry or asyncio.Event())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -172,15 +208,23 @@ class Gateway:
         await self._ledger.save()
         self._state.gateway_socket.unlink(missing_ok=True)
 
-    async def _wait_idle(self, grace_seconds: float, hurry: asyncio.Event) -> None:
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, hurry)]
-        done, left = await asyncio.wait(
+    async def _finish_within(self, grace_seconds: float, hurry: asyncio.Event) -> None:
+        waits = [asyncio.ensure_future(wait) for wait in (self._finish(), hurry.wait())]
+        _, left = await asyncio.wait(
             waits, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED
         )
         for wait in left:
             wait.cancel()
-        if not done or not self._idle.is_set():
+        if self._in_flight:
             logger.warning("%d requests in flight are cut off", self._in_flight)
+
+    async def _finish(self) -> None:
+        """Answer what is in flight, and what comes on connections that clients keep."""
+        now = asyncio.get_running_loop().time
+        self._idle_since = now()
+        while self._server.connections and now() < self._idle_since + LAST_CALL_SECONDS:
+            await asyncio.sleep(LAST_CALL_POLL_SECONDS)
+            await self._idle.wait()
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
@@ -188,6 +232,7 @@ class Gateway:
             self._on_failure()
 
     def _table_changed(self, table: Table) -> None:
+        self._has_routes.set()
         self._patience.follow(table)
         # A pool whose replica is gone from the table may still serve requests in flight.
         if not self._balancer.pending.keys() - table.replicas.keys():
@@ -221,6 +266,7 @@ class Gateway:
                 self._count(exchange)
             self._in_flight -= 1
             if not self._in_flight:
+                self._idle_since = asyncio.get_running_loop().time()
                 self._idle.set()
 
     async def _serve(self, request: web.BaseRequest, exchange: Exchange) -> web.StreamResponse:
@@ -260,6 +306,21 @@ def _refuse(refusal: errors.RequestRefused, exchange: Exchange) -> web.Response:
     response = refusal.to_response()
     response.headers[REQUEST_ID_HEADER] = exchange.request_id
     return response
+
+
+def _log_port(public: web.BaseRunner) -> int:
+    host, port = public.addresses[0][:2]
+    logger.info("listening on %s:%d", host, port)
+    return int(port)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _short(path: Path) -> Path:

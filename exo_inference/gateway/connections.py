@@ -32,7 +32,13 @@ _UNKNOWN_VERSION = web.RequestKey("unknown_version", bool)
 
 
 class Server(web.Server):
-    """aiohttp's server with our connections."""
+    """aiohttp's server with our connections.
+
+    Attributes:
+        is_closing: every answer from now on is the last one on its connection, and says so.
+    """
+
+    is_closing = False
 
     def __call__(self) -> web.RequestHandler:
         """Return the protocol of one new connection."""
@@ -58,7 +64,9 @@ class Server(web.Server):
     ) -> web.BaseRequest:
         known = message.version in (HttpVersion10, HttpVersion11)
         if not known:  # the answer must be in a version that there is
-            message = message._replace(version=HttpVersion11, should_close=True)
+            message = message._replace(version=HttpVersion11)
+        if self.is_closing or not known:
+            message = message._replace(should_close=True)
         request = super()._make_request(message, payload, protocol, writer, task)
         request[_UNKNOWN_VERSION] = not known
         return request

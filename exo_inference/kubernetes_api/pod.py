@@ -7,7 +7,7 @@ docs/reference/configuration.md.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,13 +92,31 @@ def listen_everywhere(port: int) -> socket.socket:
     Raises:
         ConfigurationError: the port is taken.
     """
+    return _open_everywhere(port, _listen)
+
+
+def bind_shared(port: int) -> socket.socket:
+    """Bind all addresses of the pod to a port that other processes of the pod share, and not listen yet.
+
+    The kernel gives each connection to one of those that listen. When one ends, however it ends, new
+    connections go to the others from then on (SO_REUSEPORT, socket(7)).
+
+    Raises:
+        ConfigurationError: the port is taken by a process that does not share it.
+    """
+    return _open_everywhere(port, _bind_shared)
+
+
+def _open_everywhere(
+    port: int, open_: Callable[[int, socket.AddressFamily], socket.socket]
+) -> socket.socket:
     try:
         if socket.has_dualstack_ipv6():
             try:
-                return _listen(port, socket.AF_INET6)
+                return open_(port, socket.AF_INET6)
             except OSError:  # switched off for this network alone
                 pass
-        return _listen(port, socket.AF_INET)
+        return open_(port, socket.AF_INET)
     except OSError as exc:
         raise ConfigurationError(
             f"cannot listen on port {port}: {exc.strerror or exc}",
@@ -107,16 +125,29 @@ def listen_everywhere(port: int) -> socket.socket:
 
 
 def _listen(port: int, family: socket.AddressFamily) -> socket.socket:
-    dualstack = family == socket.AF_INET6
+    listener = _bind(port, family, socket.SO_REUSEADDR)
+    try:
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_shared(port: int, family: socket.AddressFamily) -> socket.socket:
+    return _bind(port, family, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+
+
+def _bind(port: int, family: socket.AddressFamily, *options: int) -> socket.socket:
     # asyncio switches Nagle's algorithm off only where the protocol is named; with it on, the body
     # of every answer waits 40 ms for the acknowledgement of its head.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if dualstack:
+        for option in options:
+            listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(("", port))
-        listener.listen(1024)
     except OSError:
         listener.close()
         raise

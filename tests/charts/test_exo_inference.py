@@ -57,7 +57,7 @@ def test_a_single_pod_has_no_budget_that_would_block_its_node() -> None:
 
 @both
 def test_components_run_from_one_image_for_one_namespace(component: str) -> None:
-    (container,) = deployment(component)["spec"]["template"]["spec"]["containers"]
+    container = deployment(component)["spec"]["template"]["spec"]["containers"][0]
     assert container["image"] == "ghcr.io/exo-inference/exo-inference:0.1.0"
     assert container["command"] == ["python", "-m", f"exo_inference.{component}"]
     assert container["args"] == ["--platform=kubernetes", "--namespace=inference"]
@@ -74,8 +74,39 @@ def test_components_run_from_one_image_for_one_namespace(component: str) -> None
 def test_digest_wins_over_tag() -> None:
     digest = "sha256:" + "b" * 64
     found = deployment("gateway", "--set", f"image.tag=v1,image.digest={digest}")
-    (container,) = found["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"ghcr.io/exo-inference/exo-inference@{digest}"
+    images = {c["image"] for c in found["spec"]["template"]["spec"]["containers"]}
+    assert images == {f"ghcr.io/exo-inference/exo-inference@{digest}"}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_gateways_of_a_pod_differ_by_name_and_metrics_port_alone(processes: int) -> None:
+    values = ("--set", f"gateway.processesPerPod={processes}")
+    first, *others = deployment("gateway", *values)["spec"]["template"]["spec"]["containers"]
+    assert len(others) == processes - 1
+    assert first["ports"] == [
+        {"name": "http", "containerPort": 8081},
+        {"name": "metrics", "containerPort": 9090},
+    ]
+    text = json.dumps({**first, "ports": first["ports"][1:]})
+    for number, other in enumerate(others, 1):
+        expected = text.replace('"gateway"', f'"gateway-{number}"')
+        expected = expected.replace('"metrics"', f'"metrics-{number}"')
+        assert other == json.loads(expected.replace("9090", str(9090 + number)))
+
+
+def test_metrics_of_every_process_are_let_through_and_scraped() -> None:
+    values = ("--set", "gateway.processesPerPod=3,monitoring.serviceMonitor.enabled=true")
+    objects = render(CHART, *values)
+    named = {"metrics": 9090, "metrics-1": 9091, "metrics-2": 9092}
+    service = only(objects, "Service", f"{NAME}-gateway-metrics")["spec"]
+    assert {port["name"]: port["port"] for port in service["ports"]} == named
+    assert [port["targetPort"] for port in service["ports"]] == list(named)
+    policy = only(objects, "NetworkPolicy", f"{NAME}-gateway")["spec"]["ingress"][1]
+    assert [port["port"] for port in policy["ports"]] == list(named)
+    monitor = only(objects, "ServiceMonitor", NAME)["spec"]
+    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == list(named)
+    service = only(objects, "Service", f"{NAME}-controller-metrics")["spec"]
+    assert [port["name"] for port in service["ports"]] == ["metrics"]
 
 
 def test_gateway_finishes_long_answers_before_it_ends() -> None:
@@ -271,6 +302,7 @@ REFUSED = {
     "controler.replicas=2": "Additional property controler is not allowed",
     "gateway.drainSecond=2": "gateway: Additional property drainSecond is not allowed",
     "gateway.replicas=0": "gateway.replicas: Must be greater than or equal to 1",
+    "gateway.processesPerPod=0": "gateway.processesPerPod: Must be greater than or equal to 1",
     "gateway.service.port=70000": "- gateway.service.port: ",
     "gateway.publicUrl=models.example.com": "- gateway.publicUrl: ",
     "zone=CH DK": "- zone: ",

@@ -88,6 +88,20 @@ def test_alerts_watch_the_jobs_that_the_services_make() -> None:
     assert jobs <= services
 
 
+PER_PROCESS = re.compile(r"\b(sum|max|avg)(?: by \([^)]*\))? ?\((?:rate\(|increase\()?exo_gateway_")
+
+
+@pytest.mark.parametrize("expressions", [rule_expressions, dashboard_expressions])
+def test_what_each_gateway_process_counts_is_put_together(expressions: object) -> None:
+    """A pod has several, each with series of its own."""
+    assert callable(expressions)
+    queries = [q for q in expressions() if "exo_gateway_" in q and "label_values" not in q]
+    assert len(queries) > 3
+    for query in queries:
+        assert query.count("exo_gateway_") == len(PER_PROCESS.findall(query)), query
+        assert not re.search(r"by \([^)]*\b(pod|instance|container|endpoint)\b", query)
+
+
 def test_thresholds_are_values() -> None:
     text = "\n".join(rule_expressions())
     assert "> 2.5" in text

@@ -81,59 +81,9 @@ spec:
         seccompProfile:
           type: RuntimeDefault
       containers:
-        - name: {{ $component }}
-          image: {{ include "exo-inference.image" $root | quote }}
-          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
-          command: [python, -m, exo_inference.{{ $component }}]
-          args:
-            {{- include "exo-inference.args" . | nindent 12 }}
-          env:
-            {{- include "exo-inference.env" . | nindent 12 }}
-          ports:
-            - name: http
-              containerPort: {{ $isController | ternary 8080 8081 }}
-            - name: metrics
-              containerPort: 9090
-          startupProbe:
-            httpGet:
-              path: /healthz
-              port: metrics
-            periodSeconds: 1
-            failureThreshold: 60
-          readinessProbe:
-            httpGet:
-              path: /readyz
-              port: metrics
-            periodSeconds: 2
-            failureThreshold: 2
-          livenessProbe:
-            httpGet:
-              path: /healthz
-              port: metrics
-            periodSeconds: 10
-            timeoutSeconds: 5
-            failureThreshold: 6
-          lifecycle:
-            preStop:
-              # The time in which proxies and clients learn that this pod is leaving.
-              sleep:
-                seconds: 5
-          resources:
-            {{- toYaml $values.resources | nindent 12 }}
-          securityContext:
-            allowPrivilegeEscalation: false
-            readOnlyRootFilesystem: true
-            capabilities:
-              drop: [ALL]
-          terminationMessagePolicy: FallbackToLogsOnError
-          volumeMounts:
-            - name: tmp
-              mountPath: /tmp
-            {{- if $isController }}
-            - name: platform
-              mountPath: /etc/exo
-              readOnly: true
-            {{- end }}
+        {{- range $process := until (include "exo-inference.processes" . | int) }}
+        {{- include "exo-inference.container" (dict "root" $root "component" $component "process" $process) | nindent 8 }}
+        {{- end }}
       volumes:
         - name: tmp
           emptyDir:
@@ -143,6 +93,72 @@ spec:
           configMap:
             name: {{ include "exo-inference.fullname" $root }}-platform
         {{- end }}
+{{- end -}}
+
+{{/*
+Container with one process of controller or gateway. Takes a dict: root, component, process. The gateways of
+a pod share one port, which the first container names for all.
+*/}}
+{{- define "exo-inference.container" -}}
+{{- $root := .root -}}
+{{- $component := .component -}}
+{{- $isController := eq $component "controller" -}}
+{{- $metrics := include "exo-inference.metricsPort" .process -}}
+- name: {{ $component }}{{ with .process }}-{{ . }}{{ end }}
+  image: {{ include "exo-inference.image" $root | quote }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  command: [python, -m, exo_inference.{{ $component }}]
+  args:
+    {{- include "exo-inference.args" . | nindent 4 }}
+  env:
+    {{- include "exo-inference.env" . | nindent 4 }}
+  ports:
+    {{- if not .process }}
+    - name: http
+      containerPort: {{ $isController | ternary 8080 8081 }}
+    {{- end }}
+    - name: {{ $metrics }}
+      containerPort: {{ add 9090 .process }}
+  startupProbe:
+    httpGet:
+      path: /healthz
+      port: {{ $metrics }}
+    periodSeconds: 1
+    failureThreshold: 60
+  readinessProbe:
+    httpGet:
+      path: /readyz
+      port: {{ $metrics }}
+    periodSeconds: 2
+    failureThreshold: 2
+  livenessProbe:
+    httpGet:
+      path: /healthz
+      port: {{ $metrics }}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 6
+  lifecycle:
+    preStop:
+      # The time in which proxies and clients learn that this pod is leaving.
+      sleep:
+        seconds: 5
+  resources:
+    {{- toYaml (index $root.Values $component).resources | nindent 4 }}
+  securityContext:
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities:
+      drop: [ALL]
+  terminationMessagePolicy: FallbackToLogsOnError
+  volumeMounts:
+    - name: tmp
+      mountPath: /tmp
+    {{- if $isController }}
+    - name: platform
+      mountPath: /etc/exo
+      readOnly: true
+    {{- end }}
 {{- end -}}
 
 {{/* Service, account, budget and ways in of controller or gateway. Takes a dict: root, component. */}}
@@ -187,10 +203,13 @@ spec:
   selector:
     {{- include "exo-inference.selectorLabels" . | nindent 4 }}
   ports:
-    - name: metrics
-      port: 9090
-      targetPort: metrics
+    {{- range $process := until (include "exo-inference.processes" . | int) }}
+    {{- $metrics := include "exo-inference.metricsPort" $process }}
+    - name: {{ $metrics }}
+      port: {{ add 9090 $process }}
+      targetPort: {{ $metrics }}
       protocol: TCP
+    {{- end }}
 {{- end -}}
 
 {{- define "exo-inference.serviceAccount" -}}
@@ -329,8 +348,10 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
     - ports:
-        - port: metrics
+        {{- range $process := until (include "exo-inference.processes" . | int) }}
+        - port: {{ include "exo-inference.metricsPort" $process }}
           protocol: TCP
+        {{- end }}
       from:
         {{- if $policy.metricsFrom }}
         {{- toYaml $policy.metricsFrom | nindent 8 }}

@@ -78,6 +78,16 @@ two control planes that are given the same namespace do not both reconcile it.
 {{- end -}}
 {{- end -}}
 
+{{/* How many processes a pod of a component has. Takes a dict: root, component. */}}
+{{- define "exo-inference.processes" -}}
+{{- eq .component "controller" | ternary 1 (int64 .root.Values.gateway.processesPerPod) -}}
+{{- end -}}
+
+{{/* Name of the metrics port of a pod's process. Takes its number, from 0. */}}
+{{- define "exo-inference.metricsPort" -}}
+metrics{{ with . }}-{{ . }}{{ end }}
+{{- end -}}
+
 {{/* Arguments of a component. Takes a dict: root, component. */}}
 {{- define "exo-inference.args" -}}
 - --platform=kubernetes
@@ -87,7 +97,7 @@ two control planes that are given the same namespace do not both reconcile it.
 {{- end }}
 {{- end -}}
 
-{{/* Environment of a component. Takes a dict: root, component. */}}
+{{/* Environment of a component. Takes a dict: root, component, process. */}}
 {{- define "exo-inference.env" -}}
 {{- $root := .root -}}
 - name: EXO_POD_NAME
@@ -101,7 +111,7 @@ two control planes that are given the same namespace do not both reconcile it.
 - name: EXO_LISTEN_PORT
   value: {{ eq .component "controller" | ternary "8080" "8081" | quote }}
 - name: EXO_METRICS_PORT
-  value: "9090"
+  value: {{ add 9090 .process | quote }}
 # The root file system is read-only; Helm and the Hub's client keep their caches below HOME.
 - name: HOME
   value: /tmp
