@@ -1,7 +1,8 @@
 """Runs Helm: one short process per change, which waits for nothing but the API.
 
 `jobs.py` calls it in the background. Values go in through stdin, so nothing of them is on a command
-line or in a file. Secrets are never among them: charts name the Secret.
+line or in a file. Secrets are never among them: charts name the Secret. What a change costs is mostly
+Helm's processor time (docs/benchmarks/kubernetes.md); what is done about it is done here.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import yaml
 
 from exo_inference.errors import ConfigurationError, PlatformError
 from exo_inference.platforms.kubernetes.settings import KubernetesSettings
+from exo_inference.platforms.kubernetes.values import hash_of
 
 _GRACE_SECONDS = 3.0
 """How long Helm may take to end after SIGTERM; it writes down that it was stopped."""
@@ -35,6 +37,16 @@ _TRANSIENT = (
     "the server is currently unable", "request timed out", "no route to host", ": eof",
 )  # fmt: skip
 """What Helm says when the API was away or busy, in lower case: another try may help."""
+
+_GO = {"GOGC": "off", "GOMEMLIMIT": "96MiB"}
+"""Helm ends before its garbage is worth collecting, unless there is much of it."""
+
+_NICENESS = "10"
+"""A thousand changes at a time must not make the API slow, which shares this pod's processors."""
+
+_OF_ONE_RELEASE = ("deployment", "model", "replicas", "podAnnotations", "commonLabels")
+_OF_ONE_ENGINE = ("parameters", "servedModelName")
+"""Values that differ between releases and whose place in the objects does not depend on them."""
 
 _PENDING = "another operation (install/upgrade/rollback) is in progress"
 
@@ -73,7 +85,9 @@ class Helm:
         own = os.environ if environment is None else environment
         self._program = find_helm(own)
         self._environment = _environment(settings, own)
+        self._nice = _find_nice(own)
         self._slots = asyncio.Semaphore(settings.max_helm_processes)
+        self._validated: set[str] = set()
 
     def chart_version(self, chart: str) -> str:
         """Return the version of a chart.
@@ -95,6 +109,10 @@ class Helm:
     ) -> None:
         """Install a release, or bring it to these values.
 
+        Helm compares the objects with the cluster's schemas, which is half of its work, only the
+        first time that values of this form come: then no field is unknown in any that follow. Types
+        and limits are checked by the API server every time.
+
         Args:
             release: its name.
             chart: its chart.
@@ -107,7 +125,11 @@ class Helm:
         words = ["upgrade", release, str(self._settings.charts_dir / chart), "--values=-"]
         words += ["--reuse-values"] if reuse else ["--install"]
         words += [f"--history-max={self._settings.history_revisions}"]
+        form = "" if reuse else form_of(chart, values)
+        words += ["--disable-openapi-validation"] if form in self._validated else []
         await self._run(*words, stdin=json.dumps(values))
+        if form:
+            self._validated.add(form)
 
     async def rollback(self, release: str, revision: int) -> None:
         """Bring a release back to a revision, as a new revision.
@@ -129,6 +151,7 @@ class Helm:
     async def _run(self, *words: str, stdin: str = "") -> None:
         async with self._slots:
             process = await asyncio.create_subprocess_exec(
+                *self._nice,
                 self._program,
                 *words,
                 f"--namespace={self._namespace}",
@@ -150,6 +173,23 @@ class Helm:
             raise HelmFailed(f"Helm was killed by signal {-process.returncode}", transient=True)
         if process.returncode != 0:
             raise read_failure(said.decode(errors="replace"))
+
+
+def form_of(chart: str, values: Mapping[str, Any]) -> str:
+    """Return a hash that values have in common whose objects have the same fields."""
+    form = {key: _outline(each) if key in _OF_ONE_RELEASE else each for key, each in values.items()}
+    if isinstance(engine := form.get("engine"), Mapping):
+        form["engine"] = {
+            key: _outline(each) if key in _OF_ONE_ENGINE else each for key, each in engine.items()
+        }
+    return hash_of({"chart": chart, "values": form})
+
+
+def _outline(value: object) -> object:
+    """Return what charts look at before they use a value: its fields, and whether it is empty."""
+    if isinstance(value, Mapping):
+        return {key: _outline(each) for key, each in value.items()}
+    return bool(value)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -199,6 +239,12 @@ def find_helm(environment: Mapping[str, str]) -> str:
     return found
 
 
+def _find_nice(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the words that a command is started with to be nice; none where that cannot be."""
+    found = shutil.which("nice", path=environment.get("PATH"))
+    return () if found is None else (found, "-n", _NICENESS)
+
+
 def _environment(settings: KubernetesSettings, own: Mapping[str, str]) -> dict[str, str]:
     home = settings.work_dir
     found = {name: own[name] for name in _PASSED if name in own}
@@ -209,6 +255,7 @@ def _environment(settings: KubernetesSettings, own: Mapping[str, str]) -> dict[s
         "HELM_DATA_HOME": str(home / "data"),
         "HELM_DRIVER": "secret",
         "KUBECACHEDIR": str(home / "kube"),
+        **_GO,
     }
     if settings.kubeconfig is not None:
         found["KUBECONFIG"] = str(settings.kubeconfig)

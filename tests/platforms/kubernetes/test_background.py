@@ -13,7 +13,7 @@ from exo_inference.errors import ConfigurationError, StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal
 from exo_inference.kubernetes_api.informer import Informer
 from exo_inference.platforms.kubernetes import KubernetesSettings
-from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed, read_failure
+from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed, form_of, read_failure
 from exo_inference.platforms.kubernetes.jobs import Jobs
 
 
@@ -70,6 +70,51 @@ async def test_values_go_through_stdin_and_nothing_of_our_environment_leaks(tmp_
     environment = (tmp_path / "env").read_text()
     assert "SECRET" not in environment
     assert f"HOME={tmp_path}/work" in environment
+
+
+async def test_objects_are_compared_with_the_schemas_once_per_form(tmp_path: Path) -> None:
+    helm = stub(
+        tmp_path, f'cat > /dev/null; echo "$@" >> {tmp_path}/argv; test ! -e {tmp_path}/fail'
+    )
+    first = {"replicas": 1, "deployment": {"name": "a"}, "affinity": {"nodeAffinity": {}}}
+    (tmp_path / "fail").touch()
+    with pytest.raises(HelmFailed):
+        await helm.upgrade("r", "chart", first)
+    (tmp_path / "fail").unlink()
+    await helm.upgrade("r", "chart", first)
+    await helm.upgrade("s", "chart", {**first, "replicas": 2, "deployment": {"name": "b"}})
+    await helm.upgrade("s", "chart", {**first, "affinity": {"nodeAfinity": {}}})
+    await helm.upgrade("s", "chart", {"replicas": 2}, reuse=True)
+    await helm.upgrade("s", "chart", {"replicas": 2}, reuse=True)
+    lines = (tmp_path / "argv").read_text().splitlines()
+    skipped = ["--disable-openapi-validation" in line for line in lines]
+    assert skipped == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({"deployment": {"name": "b", "uid": "2"}}, True),
+        ({"engine": {"name": "vllm", "parameters": ["--b"]}}, True),
+        ({"model": {"subPath": "y"}}, True),
+        ({"model": {"subPath": ""}}, False),
+        ({"replicas": 0}, False),
+        ({"deployment": {"name": "b"}}, False),
+        ({"engine": {"name": "exo", "parameters": ["--a"]}}, False),
+        ({"gpu": {"count": 0}}, False),
+        ({"tolerations": [{"key": "a"}]}, False),
+    ],
+)
+def test_values_have_a_form(change: dict[str, Any], is_same: bool) -> None:
+    values = {
+        "deployment": {"name": "a", "uid": "1"},
+        "engine": {"name": "vllm", "parameters": ["--a"]},
+        "model": {"subPath": "x"},
+        "replicas": 1,
+        "gpu": {"count": 1},
+    }
+    assert (form_of("chart", values) == form_of("chart", {**values, **change})) is is_same
+    assert form_of("chart", values) != form_of("other", values)
 
 
 async def test_a_helm_that_hangs_is_stopped(tmp_path: Path) -> None:
