@@ -189,17 +189,17 @@ class Cluster:
     async def rollback(self, release: str, uid: str, revision: int) -> None:
         """Bring a release back to a revision.
 
+        Unlike an upgrade, Helm's rollback does not mind the record of one that was killed, and leaves
+        it pending for ever; so it is looked for here.
+
         Raises:
             HelmFailed
             StoreError
         """
-        try:
-            await self.helm.rollback(release, revision)
-        except HelmFailed as exc:
-            if not exc.pending:
-                raise
+        found = await list_revisions(self.api, release)
+        if any(entry.status in PENDING for entry in found):
             await self.unstick(release, uid)
-            await self.helm.rollback(release, revision)
+        await self.helm.rollback(release, revision)
 
     async def newest_revision(self, release: str) -> Revision | None:
         """Return the newest revision of a release."""
