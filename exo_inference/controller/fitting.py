@@ -122,10 +122,10 @@ def make_subject(
 
 
 def offered_gpu(family: InstanceTypeInfo) -> Gpu | None:
-    """Return the GPU of a family as advice may offer it: by the family's name, up to what is there."""
+    """Return the GPU of a family as advice may offer it: by the family's name, up to what a node has."""
     if family.gpu is None:
         return None
-    count = max(1, min(family.gpu.max_count, family.total_gpus))
+    count = max(1, min(family.gpu.max_count, family.gpus_of_one_node))
     return replace(family.gpu, family=family.family, max_count=count)
 
 

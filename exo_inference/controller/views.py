@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from exo_inference.engines import DEFAULT_VERSION, get_engine
+from exo_inference.engines import DEFAULT_VERSION, ENGINES, get_engine
 from exo_inference.resources import (
     Condition,
     EngineRef,
@@ -64,11 +64,13 @@ def view_deployment(
     if not details:
         return view
     engine = spec.engine
+    # The API's field holds releases of vLLM alone; that of another engine is in `inference-engine`.
+    takes_vllm_flags = engine.name in ("exo", "vllm")
     more = {
         "state_details": state_details,
         "inference_engine_parameters": list(spec.engine_parameters),
-        "inference_engine_version": engine.version or DEFAULT_VERSION,
-        "inference_engine": f"{engine.name} {engine_release(engine)}",
+        "inference_engine_version": engine.version or DEFAULT_VERSION if takes_vllm_flags else None,
+        "inference_engine": f"{engine.name} {engine_release(engine)}".strip(),
         "replica_status": [_view_replica(replica) for replica in status.replicas],
     }
     return view.model_copy(update=more)
@@ -76,9 +78,9 @@ def view_deployment(
 
 def engine_release(engine: EngineRef) -> str:
     """Return the release that runs: exo-engine's own, or that whose flags were asked for."""
-    if engine.name == "exo":
-        return get_engine("exo").version
-    return engine.version or DEFAULT_VERSION
+    own: str | None = None if engine.name == "exo" else engine.version
+    # What came by kubectl may name any engine, until it is judged.
+    return own or (get_engine(engine.name).version if engine.name in ENGINES else "")
 
 
 def _view_replica(replica: ReplicaState) -> ReplicaView:

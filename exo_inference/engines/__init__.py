@@ -4,18 +4,31 @@ Admission asks an engine to check parameters; a platform asks it for a command l
 meaning of an exit. An engine starts nothing and knows neither store nor platform.
 """
 
-from exo_inference.engines.base import Engine, Failure, ReplicaCommand, UnknownEngine, get_engine
+from exo_inference.engines.base import (
+    ENGINES,
+    Engine,
+    Failure,
+    ReplicaCommand,
+    UnknownEngine,
+    UnknownEngineRelease,
+    engines_on,
+    get_engine,
+)
 from exo_inference.engines.parameters import ParameterProblem
-from exo_inference.engines.versions import API_VERSIONS, DEFAULT_VERSION, VERSIONS
+from exo_inference.engines.versions import API_VERSIONS, DEFAULT_VERSION, VERSIONS, releases_of
 
 __all__ = [
     "API_VERSIONS",
     "DEFAULT_VERSION",
+    "ENGINES",
     "VERSIONS",
     "Engine",
     "Failure",
     "ParameterProblem",
     "ReplicaCommand",
     "UnknownEngine",
+    "UnknownEngineRelease",
+    "engines_on",
     "get_engine",
+    "releases_of",
 ]

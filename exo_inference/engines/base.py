@@ -1,23 +1,35 @@
 """What an engine is to the control plane: a catalogue, a command line, and a reader of failures.
 
 Admission calls `parameters` and `check`; a platform calls `command` to start one replica and
-`diagnose` when it has ended. Implementations: `exo.py`, `simulated.py`.
+`diagnose` when it has ended. Implementations: `exo.py`, `simulated.py`, and `imaged.py` for the engines
+that only a cluster runs.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from exo_inference.engines.parameters import ParameterProblem
-from exo_inference.errors import PlatformError
+from exo_inference.errors import PlatformError, UsageError
 from exo_inference.wire import EngineParameter
+
+ENGINES = ("exo", "llama-cpp", "sglang", "tensorrt-llm", "tgi", "vllm")
+"""Engines that a deployment can name. Where each can run is the platform's to say."""
+
+CPU, GPU = "cpu", "gpu"
+"""What an engine runs on."""
 
 
 class UnknownEngine(PlatformError):
     """No engine has that name."""
+
+
+class UnknownEngineRelease(UsageError):
+    """The flags of that release of the engine are not known."""
 
 
 class EngineNotInstalled(PlatformError):
@@ -64,7 +76,20 @@ class Failure:
 class Engine(Protocol):
     """The seam. All methods are pure, but for `command` looking up the program."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What deployments call it: one of `ENGINES`."""
+        ...
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What it runs on: `CPU`, `GPU` or both."""
+        ...
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether the GPUs of one replica may be on several nodes."""
+        ...
 
     @property
     def version(self) -> str:
@@ -105,15 +130,27 @@ def get_engine(name: str) -> Engine:
     Raises:
         UnknownEngine
     """
+    # Imported here: each loads its catalogue, and the modules import this one.
     if name == "exo":
-        from exo_inference.engines.exo import ExoEngine  # loads its catalogue
+        from exo_inference.engines.exo import ExoEngine
 
         return ExoEngine()
     if name == "vllm":
-        from exo_inference.engines.simulated import SimulatedVllm  # loads its catalogue
+        from exo_inference.engines.simulated import SimulatedVllm
 
         return SimulatedVllm()
+    if name in ENGINES:
+        from exo_inference.engines import llama_cpp, sglang, tensorrt_llm, tgi
+
+        imaged = (llama_cpp.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE, tgi.ENGINE)
+        return next(engine for engine in imaged if engine.name == name)
     raise UnknownEngine(
-        f"there is no engine {name!r}; this control plane has: exo, and vllm on simulated GPUs",
+        f"there is no engine {name!r}; there are: {', '.join(ENGINES)}",
         hint="Leave the engine out, or ask for `exo`.",
     )
+
+
+@functools.cache
+def engines_on(device: str) -> tuple[str, ...]:
+    """Return the names of the engines whose images run on `CPU` or `GPU`."""
+    return tuple(name for name in ENGINES if device in get_engine(name).devices)

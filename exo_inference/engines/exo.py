@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from exo_inference import __version__
-from exo_inference.engines.base import EngineNotInstalled, Failure, ReplicaCommand
+from exo_inference.engines.base import CPU, GPU, EngineNotInstalled, Failure, ReplicaCommand
 from exo_inference.engines.parameters import ParameterProblem, check_parameters
 from exo_inference.wire import EngineParameter
 
@@ -65,6 +65,8 @@ class ExoEngine:
     """
 
     name = "exo"
+    devices = (CPU, GPU)
+    spans_nodes = False
 
     def __init__(self, executable: Path | None = None) -> None:
         self._executable = executable

@@ -1,8 +1,8 @@
-"""vLLM where its GPUs are simulated: vLLM's flags, exo-engine's process.
+"""vLLM: its flags, and on one machine, where its GPUs are simulated, exo-engine's process.
 
 The local platform starts it on families of `--simulate-gpus` alone. What vLLM would do there is in
-the simulation file that the platform writes; exo-engine behaves by that file. On real GPUs vLLM is
-not started.
+the simulation file that the platform writes; exo-engine behaves by that file. On a cluster vLLM runs
+in pods, and only its flags are asked for here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exo_inference.engines import vllm
-from exo_inference.engines.base import EngineNotInstalled, Failure, ReplicaCommand
+from exo_inference.engines.base import GPU, EngineNotInstalled, Failure, ReplicaCommand
 from exo_inference.engines.exo import ExoEngine
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.engines.versions import DEFAULT_VERSION
@@ -25,6 +25,8 @@ class SimulatedVllm:
     """
 
     name = "vllm"
+    devices = (GPU,)
+    spans_nodes = True
 
     def __init__(self, stand_in: ExoEngine | None = None) -> None:
         self._stand_in = stand_in or ExoEngine()

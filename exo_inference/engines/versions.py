@@ -1,11 +1,12 @@
 """The vLLM releases whose flags a deployment may ask for.
 
-`inference-engine-version` names a release of vLLM, whatever engine runs: its flags are the common
-language. The enumeration of the v2 API ends earlier than the catalogue of flags, so both count.
+For vLLM and exo-engine, which takes vLLM's flags, `inference-engine-version` names a release of vLLM;
+the other engines have one release each (`imaged.py`). The enumeration of the v2 API ends earlier than the catalogue of flags, so both count.
 """
 
 from __future__ import annotations
 
+from exo_inference.engines.base import get_engine
 from exo_inference.engines.catalogue import is_at_least, listed_releases
 
 API_VERSIONS = (
@@ -42,3 +43,8 @@ VERSIONS = (
     *(each for each in listed_releases() if not is_at_least(API_VERSIONS[-1], each)),
 )
 """All that may be asked for: those of the API, and later ones that the catalogue can judge."""
+
+
+def releases_of(engine: str) -> tuple[str, ...]:
+    """Return the versions that a deployment of an engine may name."""
+    return VERSIONS if engine in ("exo", "vllm") else (get_engine(engine).version,)

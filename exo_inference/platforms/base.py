@@ -104,6 +104,9 @@ class InstanceTypeInfo:
         gpu: what the planner knows of it; None where its catalogue has no such GPU, and for `cpu`.
         engine: what runs there unless a deployment asks for another engine.
         simulated: the family is not there; its memory and speed are the planner's.
+        engines: what else may run there; empty where it is exo-engine alone.
+        largest_node: GPUs of the node that has most; None where all are on one machine.
+        spans_nodes: a replica may have the GPUs of several nodes, where its engine can.
     """
 
     family: str
@@ -113,6 +116,19 @@ class InstanceTypeInfo:
     gpu: Gpu | None = None
     engine: str = "exo"
     simulated: bool = False
+    engines: tuple[str, ...] = ()
+    largest_node: int | None = None
+    spans_nodes: bool = False
+
+    @property
+    def possible_engines(self) -> tuple[str, ...]:
+        """Every engine that a deployment may ask for there."""
+        return tuple(sorted({"exo", self.engine, *self.engines}))
+
+    @property
+    def gpus_of_one_node(self) -> int:
+        """The most GPUs that a replica on one node can have."""
+        return self.total_gpus if self.largest_node is None else self.largest_node
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exo_inference.engines import DEFAULT_VERSION, get_engine, vllm
+from exo_inference.engines import DEFAULT_VERSION, ENGINES, get_engine, vllm
 from exo_inference.engines.catalogue import flags_of
+from exo_inference.engines.imaged import ImagedEngine
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.errors import UsageError
@@ -28,9 +29,9 @@ from exo_inference.planner import (
 )
 from exo_inference.planner.shapes import KvKind
 from exo_inference.planner.verdict import Problem
+from exo_inference.preflight.other_engines import plan_as_vllm
 
-ENGINES = ("exo", "vllm")
-"""Engines that can be judged."""
+__all__ = ["ENGINES", "Judgement", "Subject", "judge"]
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
 _JUDGED_BY_FLAG_RULES = {
@@ -55,7 +56,7 @@ class Subject:
         gpu_count: GPUs of one replica.
         flags: the user's engine flags.
         engine: one of `ENGINES`.
-        engine_version: a release of vLLM; None is the platform's default.
+        engine_version: a release of vLLM, or of another engine its own; None is the platform's default.
         draft: the draft model that the flags name, when known.
         free_bytes: free on each GPU now, when known.
         revision_pinned: the model's revision is a commit.
@@ -74,7 +75,9 @@ class Subject:
     @property
     def version(self) -> str:
         """The release whose flags these are."""
-        return self.engine_version or DEFAULT_VERSION
+        if self.engine_version is not None or self.engine in ("exo", "vllm"):
+            return self.engine_version or DEFAULT_VERSION
+        return get_engine(self.engine).version
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ def judge(
     if problems:
         together = sorted([*problems, *rules], key=lambda problem: problem.index)
         return Judgement(subject, flag_problems=tuple(together))
+    engine = get_engine(subject.engine)
+    if isinstance(engine, ImagedEngine):
+        return _judge_other(engine, subject, rules)
     try:
         parameters = EngineParameters.parse(
             subject.flags, engine=subject.engine, engine_version=subject.version
@@ -153,6 +159,20 @@ def judge(
     return Judgement(subject, tuple(rules), found, others, advice, improvements)
 
 
+def _judge_other(
+    engine: ImagedEngine, subject: Subject, rules: list[ParameterProblem]
+) -> Judgement:
+    """Judge what is not vLLM; nobody knows its ways out."""
+    if subject.model is None or subject.gpu is None:
+        return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
+    found = plan_as_vllm(
+        engine, subject.flags, subject.model, subject.gpu, subject.gpu_count, subject.free_bytes
+    )
+    if isinstance(found, str):
+        return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
+    return Judgement(subject, tuple(rules), found, found.problems)
+
+
 def _not_reported(
     problems: tuple[Problem, ...], rules: list[ParameterProblem], subject: Subject
 ) -> tuple[Problem, ...]:
@@ -179,6 +199,11 @@ def _unparsed(subject: Subject, error: UsageError) -> ParameterProblem:
 
 
 def _check_rules(subject: Subject) -> list[ParameterProblem]:
+    engine = get_engine(subject.engine)
+    if isinstance(engine, ImagedEngine):
+        # Flags that cannot be read are reported already, and have no sizes.
+        is_read = not engine.check(subject.flags, subject.engine_version)
+        return engine.check_sizes(subject.flags, subject.gpu_count) if is_read else []
     if subject.engine != "vllm":
         return []
     return check_model_rules(

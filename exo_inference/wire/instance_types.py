@@ -8,13 +8,18 @@ from exo_inference.wire.base import Count, WireModel
 
 
 class InstanceType(WireModel):
-    """One GPU family. `authorized` says whether a deployment of it can be placed now."""
+    """One GPU family. `authorized` says whether a deployment of it can be placed now.
+
+    `max_gpu_count` is the most GPUs that one replica can have, `engines` what can run there.
+    """
 
     family: str
     authorized: bool
     total_gpus: Count | None = Field(default=None, description="additive")
     free_gpus: Count | None = Field(default=None, description="additive")
     description: str | None = Field(default=None, description="additive")
+    max_gpu_count: Count | None = Field(default=None, description="additive")
+    engines: list[str] | None = Field(default=None, description="additive")
 
 
 class InstanceTypeList(WireModel):

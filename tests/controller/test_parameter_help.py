@@ -39,7 +39,7 @@ def test_help_of_vllm_is_that_of_a_release(idle_controller: Controller) -> None:
     assert (default("0.12.0"), default("0.28.0")) == ("0.9", "0.92")
 
 
-@pytest.mark.parametrize("query", [{"engine": "sglang"}, {"engine": "vllm", "version": "9.9"}])
+@pytest.mark.parametrize("query", [{"engine": "nonesuch"}, {"engine": "vllm", "version": "9.9"}])
 def test_help_of_what_is_not_known_is_refused(
     idle_controller: Controller, query: dict[str, str]
 ) -> None:

@@ -179,7 +179,7 @@ def test_other_names_never_reach_hub_or_files(controller: Controller, name: str)
         ({"model": {"id": "x"}}, "$['model']", "no model with the id"),
         ({"model": "m"}, "$['model']", "must be an object"),
         ({"model-config": []}, "$['model-config']", "must be an object"),
-        ({"inference-engine": "tgi"}, "$['inference-engine']", '["exo","vllm"]'),
+        ({"inference-engine": "x"}, "$['inference-engine']", '["exo","llama-cpp",'),
         ({"inference-engine-version": "9"}, "$['inference-engine-version']", "enumeration"),
         ({"inference-engine-parameters": "x"}, "$['inference-engine-parameters']", "a list"),
         (

@@ -68,8 +68,8 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(
 
 
 def test_there_is_no_other_engine() -> None:
-    with pytest.raises(UnknownEngine, match="'sglang'"):
-        get_engine("sglang")
+    with pytest.raises(UnknownEngine, match="'nonesuch'"):
+        get_engine("nonesuch")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from exo_adapter.engines import ENGINES
 from exo_adapter.settings import Settings, SettingsError, read_settings
 from exo_engine.arguments import ServeCommand, parse
 
-from exo_inference.engines import vllm
+from exo_inference.engines import engines_on, get_engine, vllm
 from exo_inference.engines.catalogue import flags_of, listed_releases
 from exo_inference.engines.checking import check_vector
+from exo_inference.engines.imaged import ImagedEngine, load_catalogue
+from exo_inference.engines.parameters import check_parameters
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,6 +55,42 @@ def test_every_flag_that_vllm_gets_is_in_the_catalogue_of_every_release(
     assert flags["distributed-executor-backend"] == ("ray",)
     assert flags["served-model-name"] == ("chat",)
     assert (flags["host"], flags["port"]) == (("0.0.0.0",), ("8000",))
+
+
+@pytest.mark.parametrize(
+    ("engine", "leading"),
+    [
+        pytest.param("sglang", 3, id="sglang"),
+        pytest.param("tensorrt-llm", 2, id="tensorrt-llm"),
+        pytest.param("tgi", 1, id="tgi"),
+        pytest.param("llama-cpp", 1, id="llama-cpp"),
+    ],
+)
+def test_every_flag_that_another_engine_gets_is_in_its_catalogue(
+    tmp_path: Path, engine: str, leading: int
+) -> None:
+    """And all of them are refused of users, but for sizes and layers, which users may set."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "one.gguf").touch()
+    nodes = {"node_count": "2", "leader_address": "leader-0"} if engine == "sglang" else {}
+    flags = command(engine, tmp_path, tensor_parallel_size="2", **nodes)[leading:]
+    known = get_engine(engine)
+    assert isinstance(known, ImagedEngine)
+    catalogue = load_catalogue(engine).parameters
+    assert check_parameters(flags, catalogue, {}, known.dialect) == []
+    given = set(known.read(flags))
+    sizes = known.sizes
+    of_users = {"gpu-layers", *((sizes.tensor, sizes.pipeline) if sizes else ())}
+    assert given - known.owned.keys() == given & of_users
+    assert "port" in given
+
+
+def test_admission_knows_what_the_images_run_on() -> None:
+    devices = {name: engine.devices for name, engine in ENGINES.items()}
+    assert engines_on("cpu") == tuple(sorted(n for n, found in devices.items() if "cpu" in found))
+    assert engines_on("gpu") == tuple(sorted(n for n, found in devices.items() if "cuda" in found))
+    for name, engine in ENGINES.items():
+        assert get_engine(name).spans_nodes == engine.spans_nodes
 
 
 def test_exo_engine_reads_the_flags_it_gets(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+ENGINES = ("exo", "llama-cpp", "sglang", "tensorrt-llm", "tgi", "vllm")
+"""As `exo_inference.engines` has them, which is not imported to parse a command line."""
+
 INDENT = 24
 # The `exo` CLI lets a line grow to 57 columns after the indent where the width is not known.
 DEFAULT_TEXT_WIDTH = 57
@@ -64,7 +67,7 @@ def engine_options(function: Callable[P, R]) -> Callable[P, R]:
     engine = click.option(
         "--inference-engine",
         "engine",
-        type=click.Choice(["vllm", "exo"]),
+        type=click.Choice(ENGINES),
         help="Engine (default: what runs on the GPU family).",
     )
     return parameter_options(engine(parameter_help(search(function))))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from exo_inference.engines.migration import Change, Migration
     from exo_inference.wire import Deployment
 
-_OWN_ENGINE = "exo"
-"""exo-engine takes the same flags for every release of vLLM that it stands for."""
+_VLLM = "vllm"
+"""The engine whose flags differ by release; others have one list. Where none is told, it is vLLM."""
 
 
 def migrated_flags(
@@ -67,7 +67,7 @@ def _migrate(deployment: Deployment, version: str, *, must: bool) -> Migration |
     from exo_inference.engines.migration import migrate
 
     present = deployment.inference_engine_version or DEFAULT_VERSION
-    if present == version or (deployment.inference_engine or "").startswith(_OWN_ENGINE):
+    if present == version or not (deployment.inference_engine or _VLLM).startswith(_VLLM):
         return None
     if version not in VERSIONS and not must:
         return None  # the control plane refuses it, or knows releases that we do not

@@ -8,7 +8,7 @@ import click
 
 from exo_inference.cli.completing import complete_gpu_types, complete_models
 from exo_inference.cli.deployment.create import checked_model_id
-from exo_inference.cli.deployment.engine_flags import parameter_options, split_parameters
+from exo_inference.cli.deployment.engine_flags import ENGINES, parameter_options, split_parameters
 from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -83,7 +83,7 @@ _HELP_HINT = "Run `exo dedicated-inference deployment plan --help` for examples.
 @click.option(
     "--inference-engine",
     "engine",
-    type=click.Choice(["vllm", "exo"]),
+    type=click.Choice(ENGINES),
     help="Engine to plan for (default vllm; exo for cpu).",
 )
 @click.option(

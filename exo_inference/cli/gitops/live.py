@@ -93,13 +93,18 @@ def live_model(model: Model) -> LiveObject:
 
 def live_deployment(deployment: Deployment) -> LiveObject:
     """Return a deployment in the words of a manifest."""
-    engine = (deployment.inference_engine or "").partition(" ")[0]
+    engine, _, release = (deployment.inference_engine or "").partition(" ")
     spec = {
         "model": deployment.model.name or deployment.model.id,
         "gpuType": deployment.gpu_type,
         "gpuCount": deployment.gpu_count,
         "replicas": deployment.replicas,
-        "engine": _given({"name": engine or None, "version": deployment.inference_engine_version}),
+        "engine": _given(
+            {
+                "name": engine or None,
+                "version": deployment.inference_engine_version or release or None,
+            }
+        ),
         "engineParameters": list(deployment.inference_engine_parameters or []),
     }
     return LiveObject(DEPLOYMENT_KIND, deployment.name, deployment.id, _given(spec))

@@ -9,7 +9,14 @@ from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanVerdict
 
 GIB = 2**30
 
-_ENGINES = {"vllm": "vLLM", "exo": "exo-engine"}
+_ENGINES = {
+    "vllm": "vLLM",
+    "exo": "exo-engine",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+    "tgi": "Text Generation Inference",
+    "llama-cpp": "llama.cpp",
+}
 
 
 def refusals(plan: DeploymentPlan) -> list[str]:

@@ -84,7 +84,7 @@ def _check_candidate(
     engine = values.get("inference_engine") or ("vllm" if family is None else family.engine)
     if engine not in ENGINES:
         issues.append(choice_issue("inference-engine", engine[:64], ENGINES))
-    version = check_version(values, issues)
+    version = check_version(values, engine, issues)
     flags = check_parameters(values, issues) or ()
     return Candidate("", gpu_type, count, engine, version, flags)
 

@@ -17,9 +17,8 @@ from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.problems import choice_issue, not_found, refuse
 from exo_inference.controller.routes.requests import answer, read_text, route
 from exo_inference.controller.stores.base import ObjectNotFound
-from exo_inference.engines import VERSIONS, vllm
+from exo_inference.engines import ENGINES, get_engine, releases_of
 from exo_inference.platforms.base import InstanceTypeInfo
-from exo_inference.preflight import ENGINES
 from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel
 from exo_inference.state_dir import SERVERS
 from exo_inference.wire import (
@@ -58,6 +57,10 @@ async def list_instance_types(request: Request) -> Response:
                     total_gpus=family.total_gpus,
                     free_gpus=family.free_gpus,
                     description=family.description or None,
+                    max_gpu_count=family.total_gpus
+                    if family.spans_nodes
+                    else family.gpus_of_one_node,
+                    engines=list(family.possible_engines),
                 )
                 for family in families
             ]
@@ -76,12 +79,12 @@ async def get_engine_help(request: Request) -> Response:
         engine_name = usual_engine(await context_of(request).families(), gpu_type)
     if engine_name not in ENGINES:
         raise refuse("Engine not known", [choice_issue("engine", engine_name[:64], ENGINES)])
-    if version is not None and version not in VERSIONS:
-        raise refuse("Version not known", [choice_issue("version", version[:64], VERSIONS)])
-    if engine_name == "vllm":
-        return answer(EngineParameterList(parameters=list(vllm.parameters(version))))
-    engine = context_of(request).find_engine("exo")
-    return answer(EngineParameterList(parameters=list(engine.parameters(version))))
+    releases = releases_of(engine_name)
+    if version is not None and version not in releases:
+        raise refuse("Version not known", [choice_issue("version", version[:64], releases)])
+    find = context_of(request).find_engine if engine_name == "exo" else get_engine
+    found = find(engine_name).parameters(version)
+    return answer(EngineParameterList(parameters=list(found)))
 
 
 def usual_engine(families: Sequence[InstanceTypeInfo], gpu_type: str | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exo_inference.engines import engines_on
 from exo_inference.planner import Gpu as PlannedGpu
 from exo_inference.planner import cpu_as_gpu, find_family
 from exo_inference.platforms.base import InstanceTypeInfo
@@ -75,8 +76,16 @@ def gpu_nodes(nodes: Iterable[Object], pods: Iterable[Object]) -> list[GpuNode]:
     return sorted(found, key=lambda node: node.name)
 
 
-def instance_types(nodes: Iterable[Object], pods: Iterable[Object]) -> list[InstanceTypeInfo]:
-    """Return the families of a cluster; `cpu` comes last, where any node takes pods."""
+def instance_types(
+    nodes: Iterable[Object], pods: Iterable[Object], *, spans_nodes: bool = False
+) -> list[InstanceTypeInfo]:
+    """Return the families of a cluster; `cpu` comes last, where any node takes pods.
+
+    Args:
+        nodes: of the cluster.
+        pods: that the controller may see.
+        spans_nodes: the cluster has LeaderWorkerSet, and the controller may use it.
+    """
     nodes, pods = list(nodes), list(pods)
     by_family: dict[str, list[GpuNode]] = {}
     for node in gpu_nodes(nodes, pods):
@@ -85,7 +94,8 @@ def instance_types(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Inst
     for family, members in sorted(by_family.items()):
         smallest = min(members, key=lambda node: node.memory_mib)
         size = f", {smallest.memory_mib} MiB" if smallest.memory_mib else ""
-        where = "1 node" if len(members) == 1 else f"{len(members)} nodes"
+        largest = max(node.total for node in members)
+        where = "1 node" if len(members) == 1 else f"{len(members)} nodes, at most {largest} on one"
         types.append(
             InstanceTypeInfo(
                 family,
@@ -94,6 +104,9 @@ def instance_types(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Inst
                 description=f"{smallest.product}{size}, on {where}",
                 gpu=smallest.gpu,
                 engine=GPU_ENGINE,
+                engines=engines_on("gpu"),
+                largest_node=largest,
+                spans_nodes=spans_nodes,
             )
         )
     cpu = _cpu_type(nodes, pods)
@@ -166,17 +179,26 @@ def _cpu_type(nodes: list[Object], pods: list[Object]) -> InstanceTypeInfo | Non
     if not usable:
         return None
     used = _requested(pods, "cpu")
-    total = free = 0
+    total = free = largest = 0
     memory = 0.0
     for node in usable:
         allocatable = node.get("status", {}).get("allocatable", {})
         cores = parse_quantity(allocatable.get("cpu"))
         total += int(cores)
+        largest = max(largest, int(cores))
         free += int(max(0.0, cores - used.get(node["metadata"]["name"], 0.0)))
         memory = max(memory, parse_quantity(allocatable.get("memory")))
     where = "1 node" if len(usable) == 1 else f"{len(usable)} nodes"
     gpu = cpu_as_gpu(int(memory))
-    return InstanceTypeInfo(CPU_FAMILY, total, free, f"{total} cores on {where}", gpu=gpu)
+    return InstanceTypeInfo(
+        CPU_FAMILY,
+        total,
+        free,
+        f"{total} cores on {where}",
+        gpu=gpu,
+        engines=engines_on("cpu"),
+        largest_node=largest,
+    )
 
 
 def _requested(pods: Iterable[Object], resource: str) -> dict[str, float]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exo_inference.engines import get_engine
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, release_name
@@ -119,8 +120,8 @@ def _own_values(desired: DesiredDeployment) -> dict[str, Any]:
         "servedModelName": desired.model_name,
     }
     # exo-engine has the project's own version; the one on the wire names vLLM's flags.
-    if desired.engine != "exo" and desired.engine_version:
-        engine["version"] = desired.engine_version
+    if desired.engine != "exo":
+        engine["version"] = desired.engine_version or get_engine(desired.engine).version
     gpu_count = 0 if desired.gpu_type == CPU_FAMILY else desired.gpu_count
     return {
         "deployment": {"name": desired.name, "uid": desired.uid},

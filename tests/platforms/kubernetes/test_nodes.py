@@ -47,7 +47,7 @@ def test_families_have_what_their_nodes_have_free() -> None:
     assert types["gpu3"].gpu.key == "a40"
     assert types["h100"].gpu is not None
     assert types["h100"].gpu.key == "h100-sxm"
-    assert types["gpu3"].description == "NVIDIA A40, 46068 MiB, on 2 nodes"
+    assert types["gpu3"].description == "NVIDIA A40, 46068 MiB, on 2 nodes, at most 4 on one"
     assert types["cpu"].total_gpus == 64
 
 
@@ -113,3 +113,12 @@ def test_quantities(text: str | None, value: float) -> None:
 def test_vllm_runs_on_gpus_and_exo_engine_on_cpus_unless_asked_otherwise() -> None:
     families = instance_types([node("a", gpus=4, labels=A40)], [])
     assert {family.family: family.engine for family in families} == {"gpu3": "vllm", "cpu": "exo"}
+
+
+def test_what_can_run_is_told_and_how_many_gpus_one_node_has() -> None:
+    nodes = [node("a", gpus=4, labels=A40), node("b", gpus=8, labels=A40)]
+    (gpu3, cpu) = instance_types(nodes, [], spans_nodes=True)
+    assert (gpu3.total_gpus, gpu3.gpus_of_one_node, gpu3.spans_nodes) == (12, 8, True)
+    assert gpu3.possible_engines == ("exo", "llama-cpp", "sglang", "tensorrt-llm", "tgi", "vllm")
+    assert (cpu.possible_engines, cpu.spans_nodes) == (("exo", "llama-cpp"), False)
+    assert cpu.gpus_of_one_node < cpu.total_gpus

@@ -53,6 +53,20 @@ def no_nodes() -> list[GpuNode]:
     return []
 
 
+@pytest.mark.parametrize(
+    ("engine", "asked", "version"),
+    [("vllm", None, "0.28.0"), ("vllm", "0.33.0", "0.33.0"), ("sglang", None, "0.5.17")],
+)
+def test_an_engine_without_a_version_has_the_release_whose_flags_are_known(
+    engine: str, asked: str | None, version: str
+) -> None:
+    """Otherwise its image would have the version of the chart, which there is not."""
+    desired = replace(DESIRED, engine=engine, engine_version=asked)
+    assert build_release(desired, PlatformValues()).values["engine"]["version"] == version
+    exo = replace(DESIRED, engine="exo", engine_version=asked)
+    assert "version" not in build_release(exo, PlatformValues()).values["engine"]
+
+
 def hashes(desired: DesiredDeployment, given: PlatformValues | None = None) -> tuple[str, str]:
     release = build_release(desired, given or PlatformValues())
     return release.spec_hash, release.pods_hash

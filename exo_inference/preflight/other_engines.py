@@ -1,0 +1,90 @@
+"""What vLLM's arithmetic says of the memory that another engine needs. Pure.
+
+`judging.py` asks for the engines of `engines/imaged.py`. Weights are the same bytes in every engine, and
+the KV cache of one token too; what an engine needs beside them is not. So only weights that are more than
+the GPU's memory refuse, and everything else is told and refuses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from exo_inference.engines.imaged import ImagedEngine, VllmMeaning
+from exo_inference.errors import UsageError
+from exo_inference.planner import Architecture, EngineParameters, Gpu, Plan, Verdict, plan
+from exo_inference.planner.verdict import Problem
+
+_GIB = 2**30
+
+
+def translate(engine: ImagedEngine, flags: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """Return the flags of vLLM that mean the same for memory, or why there are none."""
+    meaning = engine.meaning
+    if meaning is None:
+        return (), f"memory was not judged: what {engine.title} needs of it is not known"
+    found = engine.read(flags)
+    other = _find_other(found, meaning)
+    if other:
+        return (), f"memory was not judged: what {other} means for {engine.title}'s is not known"
+    translated = [
+        f"{meaning.flags[name]}={meaning.values.get(value, value)}"
+        for name, values in found.items()
+        if name in meaning.flags
+        for value in values
+    ]
+    return tuple(translated), ""
+
+
+def plan_as_vllm(
+    engine: ImagedEngine,
+    flags: Sequence[str],
+    model: Architecture,
+    gpu: Gpu,
+    gpu_count: int,
+    free_bytes: int | None,
+) -> Plan | str:
+    """Return what can be said of the memory of a replica, or why nothing can."""
+    translated, reason = translate(engine, flags)
+    if reason:
+        return reason
+    try:
+        found = plan(
+            model, gpu, gpu_count, EngineParameters.parse(translated), free_bytes=free_bytes
+        )
+    except UsageError as error:
+        return f"memory was not judged: {error.text}"
+    own = EngineParameters(engine=engine.name, engine_version=engine.version, others=tuple(flags))
+    note = (
+        f"weights and KV cache as vLLM would lay them out; what {engine.title} needs beside them, and "
+        "how fast it is, was not judged"
+    )
+    verdict, problems = _conclude(engine, found)
+    return replace(
+        found, parameters=own, verdict=verdict, problems=problems, speed=None, basis=None,
+        notes=(note, *found.notes),
+    )  # fmt: skip
+
+
+def _find_other(found: dict[str, tuple[str, ...]], meaning: VllmMeaning) -> str:
+    for name, values in found.items():
+        if name in meaning.others:
+            return f"--{name}"
+        if name in meaning.flags and not meaning.others.isdisjoint(values):
+            return f"--{name} {' '.join(values)}"
+    return ""
+
+
+def _conclude(engine: ImagedEngine, found: Plan) -> tuple[Verdict, tuple[Problem, ...]]:
+    weights, total = found.weights_bytes_per_gpu, found.total_bytes_per_gpu
+    if weights > total > 0:
+        text = f"the weights alone take {weights / _GIB:.1f} GiB of each GPU, found {total / _GIB:.1f} GiB"
+        return Verdict.REFUSED, (Problem("memory", text),)
+    told = tuple(
+        replace(problem, refuses=False, detail=f"as vLLM would see it, {problem.detail}")
+        for problem in found.problems
+    )
+    if found.verdict is not Verdict.REFUSED:
+        return found.verdict, told
+    is_memory = any(problem.code == "memory" for problem in found.problems)
+    return (Verdict.TIGHT if is_memory else Verdict.UNKNOWN), told

@@ -1,0 +1,139 @@
+"""Which engine runs where, and how many GPUs one replica can have on a cluster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from exo_inference.controller.admission import World, admit_create, admit_update
+from exo_inference.controller.body import Fields, parse_object
+from exo_inference.controller.problems import Refused
+from exo_inference.controller.views import view_deployment
+from exo_inference.engines import engines_on
+from exo_inference.planner import find_gpu
+from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.resources import DeploymentSpec, EngineRef
+from exo_inference.wire import CreateDeployment, UpdateDeployment
+from tests.controller import builders
+
+GPU = InstanceTypeInfo(
+    "gpua5000",
+    total_gpus=16,
+    free_gpus=16,
+    gpu=find_gpu("gpua5000"),
+    engine="vllm",
+    engines=engines_on("gpu"),
+    largest_node=8,
+)
+CPU = InstanceTypeInfo("cpu", 64, 64, engines=engines_on("cpu"), largest_node=32)
+LOCAL_CPU = InstanceTypeInfo("cpu", 2, 2)
+
+
+def admit(*families: InstanceTypeInfo, **changes: Any) -> DeploymentSpec:
+    world = World((builders.ready_model(),), (), families or (GPU, CPU))
+    body = {"name": "chat", "model": {"name": "org/m1"}, "gpu-type": "gpua5000", "gpu-count": 1}
+    body |= {key.replace("_", "-"): value for key, value in changes.items()}
+    fields = Fields(CreateDeployment, parse_object(json.dumps(body).encode()))
+    return admit_create(fields, world).spec
+
+
+def refusal(*families: InstanceTypeInfo, **changes: Any) -> tuple[int, str]:
+    with pytest.raises(Refused) as refused:
+        admit(*families, **changes)
+    return refused.value.status_code, refused.value.text
+
+
+@pytest.mark.parametrize("engine", engines_on("gpu"))
+def test_every_engine_can_be_asked_for_on_a_clusters_gpus(engine: str) -> None:
+    assert admit(inference_engine=engine).engine == EngineRef(name=engine)
+
+
+def test_flags_are_those_of_the_engine_that_is_asked_for() -> None:
+    flags = ["--context-length", "8192"]
+    spec = admit(inference_engine="sglang", inference_engine_parameters=flags)
+    assert spec.engine_parameters == tuple(flags)
+    status, text = refusal(inference_engine="tgi", inference_engine_parameters=flags)
+    assert status == 400
+    assert "there is no parameter --context-length of Text Generation Inference 3.3.5" in text
+
+
+@pytest.mark.parametrize(
+    ("families", "engine", "words"),
+    [
+        ((LOCAL_CPU,), "sglang", "sglang does not run on cpu of this platform; possible: exo"),
+        ((GPU, CPU), "tgi", "tgi does not run on cpu of this platform; possible: exo, llama-cpp"),
+        ((GPU, CPU), "vlm", "inference-engine is 'vlm', expected one of: exo, llama-cpp"),
+    ],
+)
+def test_an_engine_that_does_not_run_there_is_refused_with_those_that_do(
+    families: tuple[InstanceTypeInfo, ...], engine: str, words: str
+) -> None:
+    assert refusal(*families, gpu_type="cpu", inference_engine=engine) == (400, words)
+
+
+def test_llama_cpp_runs_on_cpus_of_a_cluster() -> None:
+    assert admit(gpu_type="cpu", inference_engine="llama-cpp").engine.name == "llama-cpp"
+
+
+def test_the_version_is_a_release_of_the_engine() -> None:
+    spec = admit(inference_engine="sglang", inference_engine_version="0.5.17")
+    assert spec.engine.version == "0.5.17"
+    status, text = refusal(inference_engine="sglang", inference_engine_version="0.28.0")
+    assert status == 400
+    assert text.endswith("expected one of: 0.5.17")
+
+
+def test_the_answer_has_no_release_of_vllm_for_another_engine() -> None:
+    deployment = builders.deployment()
+    spec = deployment.spec.model_copy(update={"engine": EngineRef(name="sglang")})
+    shown = view_deployment(deployment.model_copy(update={"spec": spec}), {}, details=True)
+    assert shown.inference_engine == "sglang 0.5.17"
+    assert shown.inference_engine_version is None
+
+
+@pytest.mark.parametrize("engine", ["nonesuch", "sglang"])
+def test_what_came_by_kubectl_with_whatever_engine_can_be_shown_and_updated(engine: str) -> None:
+    deployment = builders.deployment()
+    spec = deployment.spec.model_copy(update={"engine": EngineRef(name=engine, version="x")})
+    present = deployment.model_copy(update={"spec": spec})
+    assert view_deployment(present, {}, details=True).inference_engine == f"{engine} x"
+    fields = Fields(UpdateDeployment, parse_object(b'{"inference-engine-version": "9"}'))
+    with pytest.raises(Refused):
+        admit_update(fields, present, World((builders.ready_model(),), (present,), (CPU,)))
+
+
+def test_the_gpus_of_a_replica_are_those_of_one_node() -> None:
+    assert admit(gpu_count=8).gpu_count == 8
+    assert refusal(gpu_count=16) == (
+        412,
+        "no node has 16 gpua5000; the largest has 8; switch features.leaderWorkerSet on "
+        "for models that span nodes",
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "count", "words"),
+    [
+        ("vllm", 32, "the largest has 8, all together 16"),
+        ("tgi", 16, "tgi cannot span nodes, sglang and vllm can"),
+        ("sglang", 12, "a multiple of 8"),
+        ("sglang", 16, ""),
+        ("vllm", 16, ""),
+    ],
+)
+def test_a_replica_spans_nodes_where_cluster_and_engine_can(
+    engine: str, count: int, words: str
+) -> None:
+    spanning = replace(GPU, spans_nodes=True)
+    if not words:
+        assert admit(spanning, gpu_count=count, inference_engine=engine).gpu_count == count
+        return
+    status, text = refusal(spanning, gpu_count=count, inference_engine=engine)
+    assert (status, words in text) == (412, True), text
+
+
+def test_an_unknown_gpu_type_is_refused_with_those_that_are_known() -> None:
+    assert refusal(gpu_type="h100") == (400, "gpu-type is 'h100', expected one of: cpu, gpua5000")

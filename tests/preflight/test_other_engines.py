@@ -1,0 +1,82 @@
+"""Engines whose memory is not vLLM's: what is said of it, and what never refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.planner import Verdict, find_gpu, find_model
+from exo_inference.preflight import Subject, judge, to_wire
+
+SMALL, LARGE = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"
+
+
+def subject(engine: str, *flags: str, model: str = SMALL, count: int = 1) -> Subject:
+    gpu = find_gpu("gpua5000")
+    return Subject(find_model(model), gpu, count, flags, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("sglang", ("--context-length", "8192")),
+        ("tensorrt-llm", ("--max_seq_len=8192",)),
+        ("tgi", ("--max-total-tokens", "8192")),
+    ],
+)
+def test_weights_and_cache_are_planned_where_flags_mean_the_same(
+    engine: str, flags: tuple[str, ...]
+) -> None:
+    judgement = judge(subject(engine, *flags))
+    assert judgement.verdict is Verdict.FITS
+    assert judgement.plan is not None
+    assert judgement.plan.max_model_len == 8192
+    assert judgement.plan.weights_bytes_per_gpu > 14 * 2**30
+    assert (judgement.plan.speed, judgement.advice, judgement.improvements) == (None, (), ())
+    told = to_wire(judgement)
+    assert (told.engine, told.parameters) == (engine, list(flags))
+    assert "was not judged" in told.notes[0]
+
+
+def test_what_vllm_would_refuse_is_tight_and_refuses_nothing() -> None:
+    judgement = judge(subject("sglang"))  # 131072 tokens of one request are too many for vLLM
+    assert judgement.verdict is Verdict.TIGHT
+    assert judgement.plan_problems
+    assert not any(problem.refuses for problem in judgement.plan_problems)
+    assert judge(subject("vllm"), with_advice=False).verdict is Verdict.REFUSED
+
+
+def test_weights_that_are_more_than_the_memory_refuse() -> None:
+    judgement = judge(subject("tgi", model=LARGE, count=2))
+    assert judgement.verdict is Verdict.REFUSED
+    (problem,) = judgement.plan_problems
+    assert (problem.code, problem.refuses) == ("memory", True)
+    assert "the weights alone take" in problem.detail
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("llama-cpp", ()),
+        ("sglang", ("--cpu-offload-gb", "100")),
+        ("sglang", ("--kv-cache-dtype", "fp4_e2m1")),
+        ("tgi", ("--quantize", "bitsandbytes-nf4")),
+        ("tensorrt-llm", ("--free_gpu_memory_fraction", "0.5")),
+    ],
+)
+def test_what_is_not_known_is_not_judged_and_refuses_nothing(
+    engine: str, flags: tuple[str, ...]
+) -> None:
+    judgement = judge(subject(engine, *flags, model=LARGE))
+    assert judgement.verdict is Verdict.UNKNOWN
+    assert judgement.plan_problems == ()
+    assert judgement.notes[0].startswith("memory was not judged: ")
+    assert to_wire(judgement).engine == engine
+
+
+def test_flags_and_sizes_refuse_as_they_do_for_vllm() -> None:
+    misspelt = judge(subject("sglang", "--contxt-length", "8192"))
+    (problem,) = misspelt.flag_problems
+    assert "did you mean --context-length?" in problem.detail
+    sizes = judge(subject("sglang", "--tp-size", "4", count=2))
+    (problem,) = sizes.flag_problems
+    assert (problem.reason, sizes.verdict) == ("model", Verdict.REFUSED)
