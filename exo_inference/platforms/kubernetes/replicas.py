@@ -118,7 +118,14 @@ def _progress(pod: Object, now: datetime) -> str:
         pulling = bool(created) and created.get("status") == "True"
         return "pulling the image" if pulling else "being set up on its node"
     began = parse_time(state["running"]["startedAt"])
-    return f"the engine has been starting for {max(0, int((now - began).total_seconds()))} s"
+    return f"the engine has been starting for {_roughly((now - began).total_seconds())}"
+
+
+def _roughly(seconds: float) -> str:
+    """Return a time that changes seldom: each change of it is a write of a deployment's status."""
+    if seconds < 60:
+        return f"{max(0, int(seconds)) // 10 * 10} s"
+    return f"{int(seconds) // 60} min"
 
 
 def _address(ip: str) -> str:

@@ -28,7 +28,7 @@ NOW = parse_time(STARTED) + timedelta(seconds=42)
     ("found", "phase", "words"),
     [
         pytest.param(pod(ready=True), "ready", "", id="ready"),
-        pytest.param(pod(), "starting", "starting for 42 s", id="starting"),
+        pytest.param(pod(), "starting", "starting for 40 s", id="starting"),
         pytest.param(pod(node=None), "starting", "waiting for a node", id="no node yet"),
         pytest.param(
             pod(phase="Pending", state={"waiting": {"reason": "ContainerCreating"}}),
