@@ -162,27 +162,15 @@ def burst(plane: Plane, deployments: Deployments, num: int, say: Say) -> Burst:
     """Create many as fast as the API takes them, and wait until all are applied."""
     latencies, started = Latencies(), time.monotonic()
     meter = Meter(all_pids(plane))
-    clients = [plane.new_client(plane.controllers[n % 2]) for n in range(_CREATORS)]
     with looking(plane, deployments, latencies):
-        with ThreadPoolExecutor(_CREATORS) as pool:
-            made = []
-            shares = [
-                (client, num // _CREATORS + (n < num % _CREATORS))
-                for n, client in enumerate(clients)
-            ]
-            for share in pool.map(
-                lambda s: [deployments.create(s[0], latencies) for _ in range(s[1])], shares
-            ):
-                made += share
+        made = _create_all(plane, deployments, num, latencies, say)
         accepted_seconds = time.monotonic() - started
         waits = []
-        for number, (uid, accepted) in enumerate(sorted(made, key=lambda each: each[1])):
+        for number, (uid, accepted) in enumerate(made):
             waits.append(deployments.wait_applied(uid, None, 1, accepted))
             say("charts applied", number + 1, num)
     applied_seconds = time.monotonic() - started
     used = meter.used()
-    for client in clients:
-        client.close()
     return Burst(
         count=num,
         accepted_seconds=accepted_seconds,
@@ -192,6 +180,33 @@ def burst(plane: Plane, deployments: Deployments, num: int, say: Say) -> Burst:
         cpu_seconds_each={name: cpu.total / num for name, cpu in _with_helm(used).items()},
         settled_seconds=applied_seconds + deployments.wait_settled(say),
     )
+
+
+def _create_all(
+    plane: Plane, deployments: Deployments, num: int, latencies: Latencies, say: Say
+) -> list[tuple[str, float]]:
+    """Create from several clients at a time; return uids and when they were accepted, in order."""
+    made: list[tuple[str, float]] = []
+    left = iter(range(num))  # shared: a client takes the next when it has its answer
+    stop = threading.Event()
+
+    def work(controller: Controller) -> None:
+        client = plane.new_client(controller)
+        while not stop.is_set() and next(left, None) is not None:
+            made.append(deployments.create(client, latencies))
+        client.close()
+
+    with ThreadPoolExecutor(_CREATORS) as pool:
+        futures = [pool.submit(work, plane.controllers[n % 2]) for n in range(_CREATORS)]
+        try:
+            while not all(future.done() for future in futures):
+                say("creates accepted", len(made), num)
+                time.sleep(0.5)
+        finally:
+            stop.set()
+        for future in futures:
+            future.result()
+    return sorted(made, key=lambda each: each[1])
 
 
 def rest(plane: Plane, deployments: Deployments, seconds: float, say: Say) -> Rest:

@@ -7,7 +7,7 @@ in one directory. `cluster` has a real node besides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.kubernetes import binaries, controllers
@@ -32,16 +32,27 @@ class SimulatedCluster:
     Args:
         directory: for everything it keeps; its path must be short enough for a socket in it.
         stages: files that say more of how pods behave; KWOK prefers stages with a weight.
+        options: further options of daemons, by their names; they win over what is set here.
 
     Raises:
         ProgramsMissing: names what is not on this machine.
     """
 
-    def __init__(self, directory: Path, stages: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        stages: Sequence[Path] = (),
+        options: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         programs = binaries.require(PROGRAMS)
         self.server = ApiServer(directory, programs)
         self._programs = programs
-        self._options = {**_OPTIONS, "kwok": [*_OPTIONS["kwok"], *(f"--config={s}" for s in stages)]}
+        self._options = {
+            **_OPTIONS,
+            "kwok": [*_OPTIONS["kwok"], *(f"--config={s}" for s in stages)],
+        }
+        for name, words in (options or {}).items():
+            self._options[name] = [*self._options[name], *words]
         self._controllers: list[Daemon] = []
 
     def __enter__(self) -> SimulatedCluster:
