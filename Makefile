@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-slow test-chaos test-kubernetes kubernetes-binaries images lint format docs bench gpu-check clean
+.PHONY: help setup setup-dev demo down test test-slow test-chaos test-kubernetes kubernetes-binaries images lint format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -81,6 +81,9 @@ docs: setup-dev ## regenerate the generated pages of docs/reference
 
 bench: setup-dev ## the benchmarks that run on this machine, one after the other
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+bench-kubernetes: setup-dev ## 1,000 deployments on 500 simulated nodes (12 minutes); needs `make kubernetes-binaries`
+	@$(BIN)/python -m benchmarks.kubernetes_scale
 
 gpu-check: ## prove the engine on CUDA and measure it (10 minutes at most); OUTPUT=FILE keeps the figures
 	@PYTHONPATH=engine-images/exo-engine/src $(PYTHON) engine-images/exo-engine/benchmarks/gpu_check.py \
