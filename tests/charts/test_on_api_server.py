@@ -25,7 +25,7 @@ from tests.charts.rendering import (
     pod_templates,
     render_scenario,
 )
-from tests.charts.test_rbac_page import ALL, SECTIONS, Rule, documented
+from tests.charts.service_accounts import FEATURES
 from tests.kubernetes_api import KubernetesApi
 
 FOREIGN = (
@@ -114,7 +114,7 @@ class AsController:
 
     def __init__(self, api: KubernetesApi) -> None:
         self.api = api
-        install(api, "--set", f"crds.install=false,{ALL}")
+        install(api, "--set", f"crds.install=false,{FEATURES}")
         self.kubeconfig = api.server.service_account_kubeconfig(api.namespace, "exo-controller")
 
     def helm(self, *arguments: str) -> str:
@@ -206,43 +206,6 @@ def test_a_kept_claim_survives_its_release(controller: AsController) -> None:
     assert objects(controller.api, "tiny") == ["persistentvolumeclaim/tiny"]
     # and a release of the same name takes it over again
     controller.upgrade("tiny", "inference-model", MODEL, "storage.keep=true")
-
-
-def test_controller_may_do_what_the_page_says_and_nothing_else(controller: AsController) -> None:
-    """What `kubectl auth can-i --list` shows."""
-    for component in ("controller", "gateway"):
-        api = controller.api
-        kubeconfig = api.server.service_account_kubeconfig(api.namespace, f"exo-{component}")
-        review = {"spec": {"namespace": api.namespace}}
-        answer = ApiClient.from_kubeconfig(kubeconfig).request(
-            "POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review
-        )
-        found = {
-            Rule(
-                group,
-                (resource,),
-                tuple(sorted(rule["verbs"])),
-                tuple(rule.get("resourceNames", ())),
-            )
-            for rule in answer["status"]["resourceRules"]
-            for group in rule["apiGroups"]
-            for resource in rule["resources"]
-            if not resource.startswith("selfsubject")  # everybody's
-        }
-        pages = [name for name in SECTIONS if name.lower().startswith(component)]
-        expected = {
-            Rule(
-                rule.group,
-                (resource,),
-                rule.verbs,
-                tuple(n.replace("chat-", "exo-") for n in rule.names),
-            )
-            for section in pages
-            for rule, _, _ in documented(section)
-            for resource in rule.resources
-        }
-        assert found == expected
-        assert not answer["status"]["incomplete"]
 
 
 def test_engines_may_do_nothing(controller: AsController) -> None:

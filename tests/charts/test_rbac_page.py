@@ -1,4 +1,7 @@
-"""docs/reference/rbac.md has every rule of the rendered roles, its reason, and no other rule."""
+"""docs/reference/rbac.md has every rule of the rendered roles, its reason, and no other rule.
+
+And it is what an API server says of the accounts: `kubectl auth can-i --list`, as the page tells to ask.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.charts.rendering import CHARTS, ROOT, only, render
+from tests.charts.service_accounts import FEATURES, RELEASE, kubeconfig_of
+from tests.kubernetes_api import KubernetesApi
 
 PAGE = (ROOT / "docs/reference/rbac.md").read_text("utf-8")
 SECTIONS = {
@@ -15,7 +20,6 @@ SECTIONS = {
     "Gateway, in the namespace of the inference objects": ("Role", "chat-gateway"),
     "Controller, on the whole cluster": ("ClusterRole", "chat-inference"),
 }
-ALL = "features.leaderWorkerSet=true,features.keda=true,features.resourceClaims=true"
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +68,7 @@ def test_page_and_chart_have_the_same_rules(section: str) -> None:
     kind, name = SECTIONS[section]
     rows = documented(section)
     assert rows
-    assert sorted(rule for rule, _, _ in rows) == rendered(kind, name, "--set", ALL)
+    assert sorted(rule for rule, _, _ in rows) == rendered(kind, name, "--set", FEATURES)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -87,7 +91,7 @@ def test_a_permission_for_a_feature_comes_with_it_alone(feature: str) -> None:
 
 
 def test_no_rule_is_open() -> None:
-    for item in render("exo-inference", "--set", ALL):
+    for item in render("exo-inference", "--set", FEATURES):
         for rule in item.get("rules", ()) if item["kind"] in ("Role", "ClusterRole") else ():
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
             assert len(rule["apiGroups"]) == 1
@@ -97,7 +101,7 @@ def test_controller_may_make_all_that_the_release_charts_make() -> None:
     """A kind that a chart renders and the role lacks would fail on the cluster only."""
     may = {
         (rule.group, resource)
-        for rule in rendered("Role", "chat-controller", "--set", ALL)
+        for rule in rendered("Role", "chat-controller", "--set", FEATURES)
         for resource in rule.resources
         if {"get", "create", "patch", "delete"} <= set(rule.verbs)
     }
@@ -109,3 +113,53 @@ def test_controller_may_make_all_that_the_release_charts_make() -> None:
                 plural = re.sub("y$", "ie", item["kind"].lower()) + "s"
                 needed.add((group if slash else "", plural))
     assert needed <= may
+
+
+_ROW = re.compile(r"(\S*)\s+\[(.*?)\]\s+\[(.*?)\]\s+\[(.*?)\]")
+"""Of `kubectl auth can-i --list`: resource, URLs, names, verbs."""
+
+
+def allowed(api: KubernetesApi, account: str, namespace: str) -> set[tuple[str, ...]]:
+    """Return what an account may do in a namespace, as kubectl lists it."""
+    user = f"--as=system:serviceaccount:{api.namespace}:{account}"
+    said = api.kubectl("auth", "can-i", "--list", user, f"--namespace={namespace}")
+    assert said.stderr == "", "the list is incomplete"
+    header, *rows = said.stdout.splitlines()
+    assert header.split() == ["Resources", "Non-Resource", "URLs", "Resource", "Names", "Verbs"]
+    found = set()
+    for row in rows:
+        match = _ROW.fullmatch(row.rstrip())
+        assert match, row
+        resource, urls, names, verbs = match.groups()
+        found.add((resource, urls, names, " ".join(sorted(verbs.split()))))
+    return found
+
+
+def listed(section: str) -> set[tuple[str, ...]]:
+    """Return the rows of a section as kubectl lists them."""
+    found = set()
+    for rule, _, _ in documented(section):
+        names = " ".join(name.replace("chat-", f"{RELEASE}-") for name in rule.names)
+        for resource in rule.resources:
+            kind, slash, part = resource.partition("/")
+            group = f".{rule.group}" if rule.group else ""
+            found.add((f"{kind}{group}{slash}{part}", "", names, " ".join(rule.verbs)))
+    return found
+
+
+@pytest.mark.parametrize("component", ["controller", "gateway"])
+def test_kubectl_lists_what_the_page_has_and_nothing_else(
+    component: str, kubernetes_api: KubernetesApi
+) -> None:
+    kubeconfig_of(component, kubernetes_api)
+    inside = listed(f"{component.title()}, in the namespace of the inference objects")
+    everywhere = listed("Controller, on the whole cluster") if component == "controller" else set()
+    for namespace, expected in {
+        kubernetes_api.namespace: inside | everywhere,
+        "default": everywhere,
+        "kube-system": everywhere,
+    }.items():
+        everybodys = allowed(kubernetes_api, "nobody", namespace)
+        assert everybodys
+        found = allowed(kubernetes_api, f"{RELEASE}-{component}", namespace)
+        assert found - everybodys == expected

@@ -6,7 +6,6 @@ What nodes and the cluster's own controllers would do (run a download, run pods)
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from exoscale_auth import ExoscaleV2Auth
 
 from exo_inference.controller.settings import read_settings
 from exo_inference.errors import ConfigurationError
+from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes_api import KubernetesApi
 
@@ -136,7 +136,8 @@ class ControlPlane:
         (self.directory / name).mkdir(exist_ok=True)
         log = self.directory / f"{name}.log"
         command = [sys.executable, "-m", "exo_inference.controller", "--platform=kubernetes"]
-        command += [f"--namespace={self.api.namespace}", f"--kubeconfig={self.api.kubeconfig}"]
+        kubeconfig = kubeconfig_of("controller", self.api)
+        command += [f"--namespace={self.api.namespace}", f"--kubeconfig={kubeconfig}"]
         with log.open("w") as file:
             popen = subprocess.Popen(command, env={**os.environ, **told}, stderr=file, text=True)
         process = Process(name, ports[0], ports[1], popen, log)
@@ -189,8 +190,7 @@ class ControlPlane:
     def make_node(self) -> None:
         """Make a node, which nobody runs, so that there is a CPU to ask for."""
         client = self.api.client
-        with contextlib.suppress(Exception):  # there from another test
-            client.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
+        client.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
         status = {
             "allocatable": {"cpu": "8", "memory": "64Gi"},
             "capacity": {"cpu": "8", "memory": "64Gi"},
@@ -198,11 +198,11 @@ class ControlPlane:
         }
         client.request("PATCH", "/api/v1/nodes/node-1/status", {"status": status}, MERGE)
 
-    def create_ready_model(self) -> str:
+    def create_ready_model(self, process: Process | None = None) -> str:
         """Create the built-in model and end its download well."""
-        uid = self.call(self.other, "POST", "/ai/model", {"name": "exo/tiny-chat"})["reference"][
-            "id"
-        ]
+        asked = process or self.other
+        made = self.call(asked, "POST", "/ai/model", {"name": "exo/tiny-chat"})
+        uid = made["reference"]["id"]
         jobs = self.path("jobs", group="batch/v1")
         wait_for(lambda: self.api.request("GET", jobs)["items"], seconds=60)
         (job,) = self.api.request("GET", jobs)["items"]
@@ -214,7 +214,7 @@ class ControlPlane:
         status = {"conditions": conditions, "startTime": now, "completionTime": now}
         path = f"{jobs}/{job['metadata']['name']}/status"
         self.api.client.request("PATCH", path, {"status": status}, MERGE)
-        wait_for(lambda: self.call(self.other, "GET", f"/ai/model/{uid}")["state"] == "ready")
+        wait_for(lambda: self.call(asked, "GET", f"/ai/model/{uid}")["state"] == "ready")
         return str(uid)
 
     def create_deployment(self, process: Process, name: str = "chat") -> str:

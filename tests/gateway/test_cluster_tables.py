@@ -26,6 +26,7 @@ from exo_inference.gateway.table import Deployment, Table
 from exo_inference.kubernetes_api.client import KubernetesApi as Client
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION
 from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, read_pod
+from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes_api import KubernetesApi
 
@@ -210,7 +211,7 @@ def cluster(kubernetes_api: KubernetesApi) -> Cluster:
 
 @asynccontextmanager
 async def following(cluster: Cluster) -> AsyncIterator[ClusterTables]:
-    client = await Client.connect(cluster.api.kubeconfig)
+    client = await Client.connect(kubeconfig_of("gateway", cluster.api))
     tables = ClusterTables(client)
     task = asyncio.create_task(tables.run())
     try:
@@ -342,7 +343,8 @@ def gateway(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, Any]]:
         "TMPDIR": str(tmp_path),
     }
     command = [sys.executable, "-m", "exo_inference.gateway", "--platform=kubernetes"]
-    command += [f"--namespace={cluster.api.namespace}", f"--kubeconfig={cluster.api.kubeconfig}"]
+    kubeconfig = kubeconfig_of("gateway", cluster.api)
+    command += [f"--namespace={cluster.api.namespace}", f"--kubeconfig={kubeconfig}"]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     yield {
         "process": process,

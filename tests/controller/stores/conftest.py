@@ -15,6 +15,7 @@ from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.resources.crds import custom_resource_definitions
 from scripts.kubernetes.api_server import ApiServer
 from scripts.kubernetes.client import ApiError
+from tests.charts.service_accounts import kubeconfig_of
 from tests.kubernetes_api import KubernetesApi as Cluster
 
 OpenStore = Callable[[], Awaitable[Store]]
@@ -59,7 +60,9 @@ def cluster(kubernetes_api: Cluster, crds: None) -> Cluster:
 
 
 async def open_kubernetes_store(cluster: Cluster) -> KubernetesStore:
-    return await KubernetesStore.open(await KubernetesApi.connect(cluster.kubeconfig))
+    """Open the store as a controller does, with the rights that the chart gives it."""
+    kubeconfig = kubeconfig_of("controller", cluster)
+    return await KubernetesStore.open(await KubernetesApi.connect(kubeconfig))
 
 
 @pytest.fixture(params=["sqlite", pytest.param("kubernetes", marks=pytest.mark.kubernetes)])

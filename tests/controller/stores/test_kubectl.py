@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from exo_inference.controller.stores.base import (
     NameTaken,
     NewEvent,
     ObjectNotFound,
-    ObjectRefused,
     Recording,
     StoreTooNew,
 )
@@ -33,6 +31,7 @@ from exo_inference.resources import (
     model_object_name,
 )
 from exo_inference.resources.yaml import parse_manifests
+from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import open_kubernetes_store
 from tests.controller.stores.objects import (
     deployment,
@@ -310,67 +309,12 @@ async def test_an_object_with_fields_of_a_newer_version_is_left_alone(
     assert await store.list(InferenceModel) == []
 
 
-RULES = [
-    {
-        "apiGroups": ["inference.exo.dev"],
-        "resources": ["inferencemodels", "inferencedeployments", "inferenceapikeys"],
-        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
-    },
-    {
-        "apiGroups": ["inference.exo.dev"],
-        "resources": [
-            "inferencemodels/status",
-            "inferencedeployments/status",
-            "inferenceapikeys/status",
-            "inferenceoperations/status",
-        ],
-        "verbs": ["patch"],
-    },
-    {
-        "apiGroups": ["inference.exo.dev"],
-        "resources": ["inferenceoperations"],
-        "verbs": ["get", "list", "create", "update", "delete"],
-    },
-    {
-        "apiGroups": [""],
-        "resources": ["secrets"],
-        "verbs": ["get", "list", "create", "patch", "delete", "deletecollection"],
-    },
-    {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "patch"]},
-    {
-        "apiGroups": [""],
-        "resources": ["events"],
-        "verbs": ["list", "create", "patch", "delete"],
-    },
-    {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "verbs": ["get", "create", "patch"],
-    },
-]
-"""All that the store and the election may do, as in docs/decisions/0007-kubernetes-store.md."""
-
-
-@pytest.fixture
-async def restricted(cluster: Cluster) -> Path:
-    """Return the kubeconfig of a service account with these rights alone."""
-    kubeconfig = cluster.service_account("controller")
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": {"name": "controller"},
-        "rules": RULES,
-    }
-    await apply(cluster, json.dumps(role))
-    account = f"--serviceaccount={cluster.namespace}:controller"
-    await kubectl(cluster, "create", "rolebinding", "c", "--role=controller", account)
-    return kubeconfig
-
-
-async def test_the_store_needs_no_more_rights_than_these(restricted: Path) -> None:
+async def test_the_controllers_role_suffices_for_the_store_and_the_lease(
+    cluster: Cluster,
+) -> None:
     """The whole life of an object, and everything that is kept beside it."""
-    api = await KubernetesApi.connect(restricted)
-    store = await _open_when_allowed(api)
+    api = await KubernetesApi.connect(kubeconfig_of("controller", cluster))
+    store = await KubernetesStore.open(api)
     await create(store, "first")
     made = await store.get(InferenceDeployment, UID)
     told = await store.update_status(with_status(made, 1))
@@ -387,18 +331,7 @@ async def test_the_store_needs_no_more_rights_than_these(restricted: Path) -> No
     assert marked is not None
     await store.update(without_finalizers(marked))
     assert await store.get_secret(UID, "api-key") is None
-    election = LeaderElection(api, "controller", "me")
+    election = LeaderElection(api, "exo-controller", "me")
     assert await election.try_acquire()
     assert await election.try_acquire()
     await store.close()
-
-
-async def _open_when_allowed(api: KubernetesApi) -> KubernetesStore:
-    """RBAC follows its own watch, so new rules hold a moment after they were written."""
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                await api.get(f"/apis/{API_VERSION}/namespaces/{api.namespace}/inferencemodels")
-                return await KubernetesStore.open(api)
-            except ObjectRefused:
-                await asyncio.sleep(0.05)

@@ -19,6 +19,7 @@ from exo_inference.controller.stores.base import (
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore, secrets
 from exo_inference.resources import InferenceDeployment
 from exo_inference.wire import Operation, OperationState, Reference
+from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import open_kubernetes_store
 from tests.controller.stores.objects import deployment, with_replicas, without_finalizers
 from tests.kubernetes_api import KubernetesApi as Cluster
@@ -82,7 +83,11 @@ async def mortal(cluster: Cluster) -> AsyncIterator[Callable[[], Awaitable[Kuber
     opened: list[KubernetesStore] = []
 
     async def open_one() -> KubernetesStore:
-        opened.append(await KubernetesStore.open(await MortalApi.connect(cluster.kubeconfig)))
+        opened.append(
+            await KubernetesStore.open(
+                await MortalApi.connect(kubeconfig_of("controller", cluster))
+            )
+        )
         return opened[-1]
 
     yield open_one

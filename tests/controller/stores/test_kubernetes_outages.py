@@ -25,6 +25,7 @@ from exo_inference.kubernetes_api import client
 from exo_inference.kubernetes_api.client import ApiRefusal, object_path
 from exo_inference.kubernetes_api.follower import Follower
 from exo_inference.resources import API_VERSION, InferenceDeployment
+from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import open_kubernetes_store
 from tests.controller.stores.objects import deployment, with_replicas, with_status
 from tests.kubernetes_api import KubernetesApi as Cluster
@@ -131,7 +132,7 @@ async def test_an_expired_watch_begins_anew_and_tells_the_differences(
     writer = await open_one()
     for name in ("stays", "changes", "goes"):
         await writer.create(deployment(name))
-    api = await KubernetesApi.connect(cluster.kubeconfig)
+    api = await KubernetesApi.connect(kubeconfig_of("controller", cluster))
     cache = Cache(KIND)
     follower = _follower(api, cache)
     await follower.list_all()
