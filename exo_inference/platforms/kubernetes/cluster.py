@@ -26,7 +26,8 @@ from exo_inference.platforms.kubernetes.names import (
     UID_LABEL,
     label,
 )
-from exo_inference.platforms.kubernetes.nodes import GpuNode, gpu_nodes
+from exo_inference.platforms.kubernetes.nodes import GpuNode, capacity_of, gpu_nodes
+from exo_inference.platforms.kubernetes.parts import Parts
 from exo_inference.platforms.kubernetes.records import (
     PENDING,
     Revision,
@@ -68,6 +69,8 @@ class Cluster:
         self.jobs = Jobs(self._on_job_done)
         self.endpoints = Endpoints()
         self._on_change = on_change
+        self._on_capacity: Callable[[], None] = lambda: None
+        self._capacities: dict[str, tuple[str, ...]] = {}
         self._uids: dict[str, str] = {}
         self._gpu_nodes: Sequence[GpuNode] = ()
         self._counted_at = float("-inf")
@@ -81,7 +84,7 @@ class Cluster:
             key_of=lambda event: str(event["involvedObject"].get("name", "")),
             keep=lambda event: event.get("reason") in _TELLING_EVENTS,
         )
-        self.nodes = Informer(api, "/api/v1/nodes", optional=True)
+        self.nodes = Informer(api, "/api/v1/nodes", on_change=self._look_at, optional=True)
         self.deployments = Informer(
             api,
             object_path(api, "deployments", group="apps/v1"),
@@ -96,7 +99,15 @@ class Cluster:
             key_of=lambda item: label(item, MODEL_UID_LABEL),
             on_change=self._tell,
         )
-        self._informers = (self.pods, self.events, self.nodes, self.deployments, self.downloads)
+        self.parts = Parts(api, self._tell)
+        self._informers = (
+            self.pods,
+            self.events,
+            self.nodes,
+            self.deployments,
+            self.downloads,
+            *self.parts.informers,
+        )
 
     async def start(self) -> None:
         """Read the cluster once and follow it from then on.
@@ -120,6 +131,10 @@ class Cluster:
         await self.stop_work()
         await asyncio.gather(*(informer.close() for informer in self._informers))
         await self.endpoints.close()
+
+    def watch_capacity(self, tell: Callable[[], None]) -> None:
+        """Have something called when a node comes, goes, or offers something else."""
+        self._on_capacity = tell
 
     def gpu_nodes(self) -> Sequence[GpuNode]:
         """Return the nodes with GPUs and what is free on them, as of at most a second ago."""
@@ -250,6 +265,19 @@ class Cluster:
         uid = label(item, UID_LABEL) or label(item, MODEL_UID_LABEL)
         if uid:
             self._on_change(uid)
+
+    def _look_at(self, node: Object) -> None:
+        name = node["metadata"]["name"]
+        is_there = self.nodes.get(name) is not None
+        capacity = capacity_of(node) if is_there else None
+        if self._capacities.get(name) == capacity:
+            return
+        if capacity is None:
+            del self._capacities[name]
+        else:
+            self._capacities[name] = capacity
+        self._counted_at = float("-inf")
+        self._on_capacity()
 
     def _on_job_done(self, release: str) -> None:
         uid = self._uids.get(release)

@@ -40,6 +40,7 @@ from exo_inference.platforms.kubernetes.names import (
     release_name,
 )
 from exo_inference.platforms.kubernetes.nodes import instance_types
+from exo_inference.platforms.kubernetes.parts import GROUPS, ONLY_SERVICE
 from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
 from exo_inference.platforms.kubernetes.records import list_revisions, list_unfinished
 from exo_inference.platforms.kubernetes.replicas import (
@@ -70,12 +71,7 @@ _BUSY_SECONDS = 1.0
 _IDLE_SECONDS = 30.0
 """How soon to look again without being told of a change."""
 
-_OBJECTS = (
-    ("deployments", "apps/v1"),
-    ("services", ""),
-    ("poddisruptionbudgets", "policy/v1"),
-    ("networkpolicies", "networking.k8s.io/v1"),
-)
+_OBJECTS = {"deployments": "apps/v1", **GROUPS}
 """What every release has, and what is removed by name should Helm's record of it be gone."""
 
 _RELEASE_PREFIX = release_name("")
@@ -220,6 +216,8 @@ class KubernetesPlatform:
         jobs = self._cluster.jobs
         if jobs.running(wanted.name) or jobs.wait_seconds(wanted.name, wanted.spec_hash) > 0.0:
             return
+        if live is not None:
+            live = replace(live, missing=await self._find_missing(wanted, live))
         step = decide(wanted, live, replicas, restarted_at=desired.restarted_at)
         failed_before = jobs.failure(wanted.name, wanted.spec_hash) is not None
         if step is None and (failed_before or await self._is_stuck(wanted.name)):
@@ -227,6 +225,14 @@ class KubernetesPlatform:
         if step is not None:
             name, work = self._work(desired.uid, wanted, step)
             self._start(desired.uid, name, wanted.spec_hash, work)
+
+    async def _find_missing(self, wanted: Release, live: Live) -> str:
+        # The values of another version may have other parts, but each has a Service.
+        values = wanted.values if live.spec_hash == wanted.spec_hash else ONLY_SERVICE
+        try:
+            return await self._cluster.parts.find_missing(wanted.name, values)
+        except StoreError as exc:
+            raise PlatformError(f"cannot look at the release's objects: {exc.message}") from exc
 
     async def _is_stuck(self, release: str) -> bool:
         try:
@@ -293,7 +299,7 @@ class KubernetesPlatform:
 
     async def _uninstall(self, release: str) -> None:
         await self._cluster.helm.uninstall(release)
-        for plural, group in _OBJECTS:
+        for plural, group in _OBJECTS.items():
             await delete_if_there(
                 self._cluster.api, object_path(self._cluster.api, plural, release, group=group)
             )

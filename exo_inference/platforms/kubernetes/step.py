@@ -50,6 +50,7 @@ class Live:
         refused_pods: hash of an update that failed and was rolled back.
         refused_at, refused_reason: when, and why.
         overdue: the rollout made no progress for longer than a start may take.
+        missing: kind of an object of the release that somebody deleted.
     """
 
     spec_hash: str = ""
@@ -65,6 +66,7 @@ class Live:
     refused_at: datetime | None = None
     refused_reason: str = ""
     overdue: bool = False
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ def decide(
         return _keep_serving(wanted, live)
     if live.spec_hash != wanted.spec_hash or wanted.replicas not in (None, live.replicas):
         return Upgrade()
+    if live.missing:
+        return Upgrade()  # which makes it again and leaves the rest as it is
     reason = _find_failure(live, replicas)
     if reason and live.settled_revision is not None and live.settled_pods != wanted.pods_hash:
         return RollBack(live.settled_revision, reason)
@@ -141,7 +145,7 @@ def _keep_serving(wanted: Release, live: Live) -> Step | None:
         return RollBack(live.settled_revision, live.refused_reason)
     if wanted.replicas not in (None, live.replicas):
         return Rescale(wanted.replicas or 0)
-    return None
+    return Rescale(live.replicas or 0) if live.missing else None
 
 
 def _find_failure(live: Live, replicas: Sequence[ObservedReplica]) -> str:

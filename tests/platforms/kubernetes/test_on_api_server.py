@@ -42,7 +42,8 @@ from exo_inference.platforms.kubernetes import (
 )
 from exo_inference.platforms.kubernetes.names import model_release_name, release_name
 from exo_inference.platforms.kubernetes.records import list_revisions
-from tests.charts.test_on_api_server import AsController
+from tests.charts.rendering import helm
+from tests.charts.service_accounts import kubeconfig_of
 from tests.kubernetes_api import KubernetesApi, KubernetesCluster
 
 CHARTS = Path(__file__).parents[3] / "charts"
@@ -177,10 +178,10 @@ def is_settled(kubelet: Kubelet) -> bool:
 async def running(
     api: KubernetesApi | KubernetesCluster,
     tmp_path: Path,
-    kubeconfig: Path | None = None,
     values: PlatformValues | None = None,
 ) -> AsyncIterator[Running]:
-    kubeconfig = kubeconfig or api.kubeconfig
+    """Run the platform as the controller, with the rights that the chart gives it."""
+    kubeconfig = kubeconfig_of("controller", api)
     client = await Client.connect(kubeconfig)
     settings = KubernetesSettings(
         charts_dir=CHARTS,
@@ -355,16 +356,18 @@ async def test_an_api_server_that_restarts_in_the_middle_delays_and_loses_nothin
         assert "pending" not in "".join(states)
 
 
-async def test_what_the_chart_refuses_is_said_and_leaves_the_release_as_it_was(
+async def test_values_that_the_chart_refuses_are_named_and_the_release_stays_as_it_was(
     kubelet: Kubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         before = kubelet.deployment()["spec"]
-        bad = replace(DESIRED, engine="no-such-engine")
-        observed = await process.until(bad, lambda seen: bool(seen.failure))
-        assert "refused" in observed.failure
-        assert "engine" in observed.failure
+    misspelled = PlatformValues(gpus={"cpu": {"nodeSelectr": {"a": "b"}}})
+    async with running(kubelet.api, tmp_path, values=misspelled) as process:
+        observed = await process.until(DESIRED, lambda seen: bool(seen.failure))
+        assert "the chart refuses the values" in observed.failure
+        assert "nodeSelectr" in observed.failure
+        assert "Correct the platform's values" in observed.failure
         assert kubelet.deployment()["spec"] == before
 
 
@@ -471,13 +474,9 @@ def set_job_status(api: KubernetesApi, job: str, type_: str, reason: str = "") -
     )
 
 
-async def test_the_controllers_role_suffices_for_all_of_it(
-    kubelet: Kubelet, tmp_path: Path
-) -> None:
-    """With the token of the service account that the chart makes, and its least permissions."""
-    controller = AsController(kubelet.api)
+async def test_failures_retries_and_models_in_one_life(kubelet: Kubelet, tmp_path: Path) -> None:
     bad = replace(DESIRED, engine_parameters=("--bad",))
-    async with running(kubelet.api, tmp_path, controller.kubeconfig) as process:
+    async with running(kubelet.api, tmp_path) as process:
         old = await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)
         new = kubelet.make_pod()
@@ -491,7 +490,7 @@ async def test_the_controllers_role_suffices_for_all_of_it(
             ),
         )
         kubelet.remove_pod(new)
-        assert await process.platform.instance_types() == []
+        assert {found.family for found in await process.platform.instance_types()} <= {"cpu"}
         await install_model(process, MODEL)
         assert await process.models.models() == {UID}
         kubelet.remove_pod(old)
@@ -500,3 +499,101 @@ async def test_the_controllers_role_suffices_for_all_of_it(
                 await asyncio.sleep(0.05)
             while not await process.models.delete_model(UID):
                 await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("delete", "service", RELEASE),
+        ("delete", "poddisruptionbudget", RELEASE),
+        ("delete", "networkpolicy", RELEASE),
+        ("delete", "deployment", RELEASE),
+        ("label", "deployment", RELEASE, "inference.exo.dev/deployment-uid-"),
+        ("scale", "deployment", RELEASE, "--replicas=5"),
+    ],
+    ids=lambda words: f"{words[0]} {words[1]}",
+)
+async def test_what_a_hand_took_away_comes_back(
+    kubelet: Kubelet, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        before = objects_of(kubelet.api)
+        assert {kind for kind, *_ in before} == {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}  # fmt: skip
+        await asyncio.to_thread(kubelet.api.kubectl, *words)
+        assert objects_of(kubelet.api) != before
+        await process.until(DESIRED, lambda _: objects_of(kubelet.api) == before)
+        await process.until(DESIRED, lambda _: is_settled(kubelet))
+        count = len(await revisions(process))
+        for _ in range(3):  # and nothing goes on being repaired
+            await process.platform.apply(DESIRED)
+            await process.cluster.jobs.wait(RELEASE)
+        assert len(await revisions(process)) == count
+
+
+def objects_of(api: KubernetesApi) -> set[tuple[str, ...]]:
+    """Return kind, deployment and replicas of what the release has."""
+    kinds = "deployments,services,poddisruptionbudgets,networkpolicies"
+    found = json.loads(api.kubectl("get", kinds, "--output=json").stdout)["items"]
+    return {
+        (
+            item["kind"],
+            item["metadata"]["labels"].get("inference.exo.dev/deployment-uid", ""),
+            str(item["spec"].get("replicas", "")),
+        )
+        for item in found
+    }
+
+
+async def test_a_release_uninstalled_by_hand_is_installed_again(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        before = objects_of(kubelet.api)
+        await asyncio.to_thread(by_hand, kubelet.api, "uninstall", RELEASE)
+        assert objects_of(kubelet.api) == set()
+        await process.until(DESIRED, lambda _: objects_of(kubelet.api) == before)
+        assert await revisions(process) == [(1, "deployed")]
+
+
+@pytest.mark.parametrize(
+    "words", [("rollback", RELEASE, "1"), ("upgrade", RELEASE, "--set=deployment.specHash=mine")]
+)
+async def test_a_release_changed_by_hand_is_brought_back(
+    kubelet: Kubelet, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    wanted = replace(DESIRED, engine_parameters=("--seed=1",))
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        await process.applied(wanted, kubelet)
+        before = kubelet.deployment()["metadata"]["labels"]["inference.exo.dev/spec-hash"]
+        if words[0] == "upgrade":
+            words = (*words, str(CHARTS / "inference-deployment"), "--reuse-values")
+        await asyncio.to_thread(by_hand, kubelet.api, *words)
+        labels = kubelet.deployment()["metadata"]["labels"]
+        assert labels["inference.exo.dev/spec-hash"] != before
+        await process.applied(wanted, kubelet)
+        labels = kubelet.deployment()["metadata"]["labels"]
+        assert labels["inference.exo.dev/spec-hash"] == before
+
+
+def by_hand(api: KubernetesApi, *words: str) -> None:
+    helm(f"--kubeconfig={api.kubeconfig}", f"--namespace={api.namespace}", *words)
+
+
+async def test_a_deleted_service_comes_back_while_an_update_is_refused(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    bad = replace(DESIRED, engine_parameters=("--bad",))
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        await process.applied(bad, kubelet)
+        new = kubelet.make_pod()
+        kubelet.set_state(new, state={"terminated": {"exitCode": 78, "message": "no"}})
+        await process.until(bad, lambda seen: "rolled back" in seen.failure)
+        kubelet.remove_pod(new)
+        before = objects_of(kubelet.api)
+        await asyncio.to_thread(kubelet.api.kubectl, "delete", "service", RELEASE)
+        observed = await process.until(bad, lambda _: objects_of(kubelet.api) == before)
+        assert "rolled back" in observed.failure

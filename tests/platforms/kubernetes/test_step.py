@@ -55,6 +55,16 @@ REFUSED = {**SETTLED_OLD, "refused_pods": "new", "refused_at": NOW, "refused_rea
         pytest.param(
             live(replicas=7, spec_hash="new-1"), [], Upgrade(), id="scaled by hand"
         ),
+        pytest.param(live(missing="services"), [replica()], Upgrade(), id="a part was deleted"),
+        pytest.param(
+            live("old", 3, missing="services", **REFUSED),
+            [],
+            Rescale(1),
+            id="a part was deleted, and another number is wanted of what serves",
+        ),
+        pytest.param(
+            live("old", **REFUSED, missing="services"), [], Rescale(1), id="a part of what serves was deleted"
+        ),
         pytest.param(live(), [replica("starting")], None, id="starting"),
         pytest.param(live(), [replica()], Settle(), id="ready for the first time"),
         pytest.param(live(settled_spec="new-1"), [replica()], None, id="settled"),

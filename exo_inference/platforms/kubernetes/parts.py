@@ -1,0 +1,83 @@
+"""What a release has beside its Deployment: without one of these it is not whole.
+
+`platform.py` asks on every look, so what somebody deleted comes back: without the Service no request
+finds a replica, without the NetworkPolicy anyone does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
+from exo_inference.kubernetes_api.informer import Informer, Object
+from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, UID_LABEL, label
+
+GROUPS = {
+    "services": "",
+    "poddisruptionbudgets": "policy/v1",
+    "networkpolicies": "networking.k8s.io/v1",
+}
+"""The kinds, and the API group of each."""
+
+_SWITCHES = {"poddisruptionbudgets": "podDisruptionBudget", "networkpolicies": "networkPolicy"}
+"""The values that leave a kind out."""
+
+ONLY_SERVICE = {switch: {"enabled": False} for switch in _SWITCHES.values()}
+"""Values of a release with nothing but what cannot be left out."""
+
+
+class Parts:
+    """Follows the parts of all releases.
+
+    Args:
+        api: the Kubernetes API.
+        on_change: called with every part that came, changed or went.
+    """
+
+    def __init__(self, api: KubernetesApi, on_change: Callable[[Object], None]) -> None:
+        self._api = api
+        self._followed = {
+            plural: Informer(
+                api,
+                object_path(api, plural, group=group),
+                query={"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT_CHART}"},
+                key_of=lambda item: label(item, UID_LABEL),
+                on_change=on_change,
+            )
+            for plural, group in GROUPS.items()
+        }
+        self.informers = tuple(self._followed.values())
+
+    async def find_missing(self, release: str, values: Mapping[str, Any]) -> str:
+        """Return the kind of a part that a release was installed with and that is gone, or nothing.
+
+        Raises:
+            StoreError: the API was away.
+        """
+        for plural in expected_parts(values):
+            if self._followed[plural].get(release) is None and not await self._is_there(
+                plural, release
+            ):
+                return plural
+        return ""
+
+    async def _is_there(self, plural: str, name: str) -> bool:
+        """Ask the API: the watch may not have told yet of what Helm has just made."""
+        path = object_path(self._api, plural, name, group=GROUPS[plural])
+        try:
+            self._followed[plural].observe_answer(await self._api.get(path))
+        except ApiRefusal as exc:
+            if exc.status_code != 404:
+                raise
+            return False
+        return True
+
+
+def expected_parts(values: Mapping[str, Any]) -> list[str]:
+    """Return the kinds that the chart makes with these values."""
+    return [
+        plural
+        for plural in GROUPS
+        if plural not in _SWITCHES or values.get(_SWITCHES[plural], {}).get("enabled", True)
+    ]
