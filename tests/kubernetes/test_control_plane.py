@@ -55,10 +55,12 @@ FAIL_OVER_SECONDS = 20.0
 
 @dataclass
 class Stream:
-    """Requests one after the other, and what became of them."""
+    """Requests one after the other, none of them tried twice, and what became of them."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    failed: list[tuple[float, float]] = field(default_factory=list)
+    """When each that failed had begun and ended, as `time.monotonic` counts."""
 
 
 @dataclass
@@ -121,29 +123,36 @@ class Plane:
         )
         return found
 
-    def openai(self, name: str = "chat", *, retries: int = 0) -> OpenAI:
+    def openai(self, name: str = "chat", *, num_kept: int = 20) -> OpenAI:
+        """Return a client that tries nothing twice and keeps at most so many idle connections."""
         if not self.key:
             said = self.exo("deployment", "reveal-api-key", name, "-O", "text").stdout
             self.key = said.strip()
         url = f"{self.address('exo-gateway')}/{name}/v1"
-        return OpenAI(base_url=url, api_key=self.key, max_retries=retries, timeout=60)
+        http = httpx.Client(limits=httpx.Limits(max_keepalive_connections=num_kept), timeout=60)
+        return OpenAI(base_url=url, api_key=self.key, max_retries=0, http_client=http)
 
     @contextmanager
-    def streaming(self, *, retries: int = 0) -> Iterator[Stream]:
-        """Send requests until the block ends; `retries` are of requests that got no answer at all."""
-        client, stop, stream = self.openai(retries=retries), threading.Event(), Stream()
+    def streaming(self) -> Iterator[Stream]:
+        """Send requests until the block ends, on a connection that is kept and on new ones."""
+        stop, stream = threading.Event(), Stream()
 
-        def send() -> None:
+        def send(client: OpenAI) -> None:
             while not stop.is_set():
+                began = time.monotonic()
                 try:
                     text = _chat(client)
                     stream.outcomes["answered" if text.strip() else "empty"] += 1
                 except Exception as exc:
                     stream.outcomes["failed"] += 1
                     stream.failures.append(f"{time.strftime('%H:%M:%S')} {exc!r}"[:300])
+                    stream.failed.append((began, time.monotonic()))
                 time.sleep(0.05)
 
-        threads = [threading.Thread(target=send, daemon=True) for _ in range(2)]
+        threads = [
+            threading.Thread(target=send, args=(self.openai(num_kept=number),), daemon=True)
+            for number in (1, 0)
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -169,11 +178,11 @@ def is_ready(pod: dict[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 120, pause: float = 0.2) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
+        time.sleep(pause)
     return found
 
 
@@ -250,21 +259,31 @@ def leader_of(plane: Plane) -> str:
     return str(plane.cluster.request("GET", path)["spec"]["holderIdentity"])
 
 
-def kill(plane: Plane, pod: str) -> None:
-    """End a pod's container as `kill -9` does."""
+def kill(plane: Plane, pod: str, container: str) -> tuple[float, float]:
+    """End the process of a pod's container as `kill -9` does; return when that began and was done."""
     found = json.loads(plane.cluster.kubectl("get", "pod", pod, "-ojson").stdout)
-    uid = found["metadata"]["uid"].replace("-", "_")
-    killed = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            cgroup = (process / "cgroup").read_text().replace("-", "_")
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if uid in cgroup and b"exo_inference." in command:
-            os.kill(int(process.name), 9)
-            killed += 1
-    assert killed, f"no process of {pod} was found"
+    statuses = {status["name"]: status for status in found["status"]["containerStatuses"]}
+    container_id = statuses[container]["containerID"].rpartition("/")[2]
+    (process,) = [path for path in Path("/proc").glob("[0-9]*") if _runs(path, container_id)]
+    began = time.monotonic()
+    os.kill(int(process.name), 9)
+    wait_for(lambda: not process.exists(), pause=0.001)  # then all that it held is closed
+    return began, time.monotonic()
+
+
+def _runs(process: Path, container_id: str) -> bool:
+    try:
+        cgroup, command = (process / "cgroup").read_text(), (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return container_id in cgroup and b"exo_inference." in command
+
+
+def has_restarted(plane: Plane, pod: str, container: str) -> bool:
+    """Whether a container that was killed once is there again, and the whole pod ready."""
+    found = json.loads(plane.cluster.kubectl("get", "pod", pod, "-ojson").stdout)
+    statuses = {status["name"]: status for status in found["status"]["containerStatuses"]}
+    return bool(statuses[container]["restartCount"]) and is_ready(found)
 
 
 def test_a_deployment_lives_from_creation_to_deletion_without_losing_a_request(
@@ -339,20 +358,27 @@ def test_requests_go_on_when_pods_are_deleted_and_processes_killed(plane: Plane)
         wait_for(lambda: plane.ready("engine") == 2 and len(plane.pods("engine")) == 2)
         leader = leader_of(plane)
         killed = time.monotonic()
-        kill(plane, leader)
+        kill(plane, leader, "controller")
         wait_for(lambda: leader_of(plane) not in ("", leader), 40)
         assert time.monotonic() - killed < FAIL_OVER_SECONDS + 5
         plane.exo("deployment", "scale", "chat", "3", "--wait")
         plane.cluster.kubectl("delete", "pod", plane.pods("gateway")[0], "--wait=false")
         wait_for(lambda: plane.ready("gateway") == 2 and len(plane.pods("gateway")) == 2)
+        plane.helm("upgrade", "exo", str(CHART), "--reuse-values", "--set=gateway.drainSeconds=25")
+        rollout = ("rollout", "status", "deployment/exo-gateway", "--timeout=120s")
+        plane.cluster.kubectl(*rollout, timeout=130)
     assert stream.failures == []
-    # Connections are refused until the killed process is back, as its pod is still in the Service;
-    # clients repeat that. An answer that has begun cannot be repeated: one for each client.
-    with plane.streaming(retries=6) as stream:
-        kill(plane, plane.pods("gateway")[0])
-        wait_for(lambda: plane.ready("gateway") == 2)
-    assert len(stream.failures) <= 2, stream.failures
-    assert stream.outcomes["answered"] > 10
+    first, second = plane.pods("gateway")
+    kills = []
+    with plane.streaming() as stream:
+        for pod, container in ((first, "gateway"), (first, "gateway-1"), (second, "gateway")):
+            answered = stream.outcomes["answered"]
+            kills.append(kill(plane, pod, container))
+            wait_for(lambda answered=answered: stream.outcomes["answered"] > answered + 5)
+            wait_for(lambda pod=pod, container=container: has_restarted(plane, pod, container))
+    # None but those in flight at the time, of which each client has at most one.
+    for failed, said in zip(stream.failed, stream.failures, strict=True):
+        assert any(failed[0] < gone and began < failed[1] for began, gone in kills), said
 
 
 def test_no_secret_is_in_a_release_or_an_event_and_the_role_suffices(plane: Plane) -> None:
@@ -362,7 +388,7 @@ def test_no_secret_is_in_a_release_or_an_event_and_the_role_suffices(plane: Plan
         "get", "events,pods,deployments,configmaps,idep,im", "-oyaml"
     ).stdout
     for pod in plane.pods("controller") + plane.pods("gateway"):
-        said += plane.cluster.kubectl("logs", pod).stdout
+        said += plane.cluster.kubectl("logs", pod, "--all-containers").stdout
     for release in plane.helm("list", "--short").split():
         said += plane.helm("get", "all", release)
     assert plane.key not in said
