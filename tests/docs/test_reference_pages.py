@@ -12,7 +12,7 @@ import pytest
 from exo_inference.controller.routes import api_keys, deployments, logs, models, plans, platform
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 
 
 def test_every_route_is_in_the_http_reference_and_none_besides() -> None:
@@ -37,3 +37,20 @@ def test_sdk_reference_is_up_to_date() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
     assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_into_pages_name_headings_that_are_there(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", page.read_text())
+    missing = [
+        f"{path}#{anchor}"
+        for path, anchor in targets
+        if anchor not in anchors((page.parent / path) if path else page)
+    ]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -99,6 +99,18 @@ def test_replicas_that_git_leaves_out_belong_to_who_scales(cluster: Cluster) -> 
     assert chat(cluster)["spec"]["replicas"] == 5
 
 
+async def test_git_may_say_which_id_a_deployment_has(cluster: Cluster) -> None:
+    uid = "7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11"
+    body = only("manifests/chat.yaml", "InferenceDeployment", "chat")
+    body["metadata"]["annotations"] = {"inference.exo.dev/uid": f"chat/{uid}"}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    store = await KubernetesStore.open(await KubernetesApi.connect(cluster.kubeconfig))
+    try:
+        assert (await store.get(InferenceDeployment, uid)).metadata.name == "chat"
+    finally:
+        await store.close()
+
+
 def test_a_new_object_is_not_taken_for_settled(cluster: Cluster) -> None:
     """kstatus, by which Flux waits, compares the generations where both are there."""
     cluster.kubectl(*ARGO_CD)
