@@ -24,7 +24,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from benchmarks.kubernetes_scale import phases
+from benchmarks.kubernetes_scale import helm_costs, phases
 from benchmarks.kubernetes_scale.applied import AppliedCharts
 from benchmarks.kubernetes_scale.plane import GPUS_PER_NODE, NAMESPACE, Plane
 from benchmarks.kubernetes_scale.report import Report, write_page
@@ -74,6 +74,8 @@ def measure(options: argparse.Namespace, bar: _Bar) -> Report:
             steady = [
                 phases.steady(plane, made, rate, options.changes, bar) for rate in options.rate
             ]
+            bar.step("Helm alone")
+            helm = helm_costs.measure(plane)
             restart = phases.restart(plane, made, bar)
             fail_over = phases.fail_over(plane, made, options.fail_overs, bar)
         finally:
@@ -88,6 +90,7 @@ def measure(options: argparse.Namespace, bar: _Bar) -> Report:
         burst=burst,
         rest=rest,
         steady=tuple(steady),
+        helm=helm,
         restart=restart,
         fail_over=fail_over,
         total_seconds=time.monotonic() - began,
@@ -132,8 +135,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except binaries.ProgramsMissing as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
-    with Progress(console=Console(stderr=True)) as progress:
-        report = measure(options, _Bar(progress))
+    try:
+        with Progress(console=Console(stderr=True)) as progress:
+            report = measure(options, _Bar(progress))
+    except KeyboardInterrupt:
+        print("stopped; nothing is left", file=sys.stderr)
+        return 130
     print(json.dumps(report.as_json(), indent=1) if options.json else report.as_markdown())
     if options.write:
         write_page(PAGE, report.as_markdown())

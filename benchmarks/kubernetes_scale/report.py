@@ -97,6 +97,15 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True)
+class HelmCost:
+    """Processor seconds of one Helm, median of a few."""
+
+    name: str
+    install_seconds: float
+    upgrade_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Restart:
     """Both controllers stopped, one started: until it answers, until everything was looked at."""
 
@@ -122,6 +131,7 @@ class Report:
     burst: Burst
     rest: Rest
     steady: tuple[Steady, ...]
+    helm: tuple[HelmCost, ...]
     restart: Restart
     fail_over: FailOver
     total_seconds: float
@@ -133,7 +143,7 @@ class Report:
     def as_markdown(self) -> str:
         """Return the tables of the page."""
         parts = [self._head(), self._targets(), _burst(self.burst), _steady(self.steady)]
-        parts += [_api(self), _controllers(self), _bounds(self), _away(self)]
+        parts += [_api(self), _controllers(self), _bounds(self), _helm(self.helm), _away(self)]
         return "\n\n".join(parts) + "\n"
 
     def _head(self) -> str:
@@ -146,14 +156,12 @@ class Report:
         )
 
     def _targets(self) -> str:
-        sustained = max(self.steady, key=lambda steady: steady.rate, default=None)
         rows = [
             _target("accepted to applied, p99 of the burst, s", self.burst.applied.p99, APPLIED_LIMIT_SECONDS)
         ]  # fmt: skip
         for steady in self.steady:
             what = f"accepted to applied, p99 at {steady.rate:g} changes per second, s"
             rows.append(_target(what, steady.applied["all"].p99, APPLIED_LIMIT_SECONDS))
-        assert sustained is not None, "a run has at least one rate"
         leader = self.rest.controllers["leader"]
         rows.append(
             _target("leader at rest, cores", leader.cores + leader.helm_cores, IDLE_LIMIT_CORES)
@@ -278,6 +286,14 @@ def _bounds(report: Report) -> str:
         *(f"{entry.rate:g} changes per second: cores" for entry in report.steady),
     )
     return _table("Where the processors' time goes", head, rows)
+
+
+def _helm(costs: Iterable[HelmCost]) -> str:
+    rows = [
+        (cost.name, f"{cost.install_seconds:.3f}", f"{cost.upgrade_seconds:.3f}") for cost in costs
+    ]
+    head = ("Helm", "install, CPU seconds", "upgrade, CPU seconds")
+    return _table("One Helm, alone", head, rows)
 
 
 def _away(report: Report) -> str:

@@ -38,7 +38,7 @@ _TRANSIENT = (
 )  # fmt: skip
 """What Helm says when the API was away or busy, in lower case: another try may help."""
 
-_GO = {"GOGC": "off", "GOMEMLIMIT": "96MiB"}
+GO_ENVIRONMENT = {"GOGC": "off", "GOMEMLIMIT": "96MiB"}
 """Helm ends before its garbage is worth collecting, unless there is much of it."""
 
 _NICENESS = "10"
@@ -255,7 +255,7 @@ def _environment(settings: KubernetesSettings, own: Mapping[str, str]) -> dict[s
         "HELM_DATA_HOME": str(home / "data"),
         "HELM_DRIVER": "secret",
         "KUBECACHEDIR": str(home / "kube"),
-        **_GO,
+        **GO_ENVIRONMENT,
     }
     if settings.kubeconfig is not None:
         found["KUBECONFIG"] = str(settings.kubeconfig)
