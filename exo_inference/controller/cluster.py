@@ -50,11 +50,13 @@ class Platforms:
 
     Attributes:
         stop_work: ends what this process is doing there; called at the end of a term.
+        watch_capacity: given what to call when there is more or less room for replicas.
     """
 
     engines: Platform
     models: ModelPlatform
     stop_work: Callable[[], Awaitable[None]]
+    watch_capacity: Callable[[Callable[[], None]], None] = lambda tell: None
 
 
 OpenPlatforms = Callable[
@@ -77,6 +79,11 @@ class _Leadership:
         """Have an object looked at, if it is ours to look after."""
         if self._reconciler is not None:
             self._reconciler.wake(uid)
+
+    def wake_held(self) -> None:
+        """Have all deployments looked at that were refused or could not be placed."""
+        if self._reconciler is not None:
+            self._reconciler.wake_held()
 
     async def lead(self, context: Context, platforms: Platforms) -> None:
         """Reconcile until cancelled."""
@@ -122,6 +129,7 @@ async def serve_on_cluster(
             store = await KubernetesStore.open(api)
             stack.push_async_callback(store.close)
             platforms = await stack.enter_async_context(opening(api, cluster, leadership.wake))
+            platforms.watch_capacity(leadership.wake_held)
             credentials = SharedCredentials(api, cluster.credentials_secret)
             await credentials.open()
             context = Context(
@@ -183,6 +191,9 @@ async def open_kubernetes_platforms(
     )
     try:
         await cluster.start()
-        yield Platforms(KubernetesPlatform(cluster), KubernetesModels(cluster), cluster.stop_work)
+        models = KubernetesModels(cluster)
+        yield Platforms(
+            KubernetesPlatform(cluster), models, cluster.stop_work, cluster.watch_capacity
+        )
     finally:
         await cluster.close()

@@ -86,6 +86,12 @@ class DeploymentReconciler:
         self._starts = starts
         self._judge = judge
         self._key_hashes: dict[str, str] = {}
+        self._held: set[str] = set()
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The uids of deployments that were refused, or could not be placed, at their last look."""
+        return frozenset(self._held)
 
     async def reconcile(self, uid: str) -> Outcome:
         """Take the next step for one deployment, or for what is left of one nobody knows."""
@@ -104,7 +110,9 @@ class DeploymentReconciler:
         action = plan.plan_deployment(deployment, model, unrouted=unrouted)
         if isinstance(action, plan.TearDown):
             return await self._finish(deployment)
+        self._held.discard(uid)
         if model is not None and (refusal := await self._find_refusal(deployment, model)):
+            self._held.add(uid)
             action = plan.Hold(plan.refused_conditions(deployment, refusal))
         if isinstance(action, plan.Hold):
             if deployment.status.replicas:  # they serve on while the model's files come again
@@ -113,6 +121,7 @@ class DeploymentReconciler:
         try:
             observed = await self._platform.apply(action.desired)
         except PlatformError as exc:
+            self._held.add(uid)
             return await self._write_blocked(deployment, exc)
         self._starts.notice(deployment, observed)
         assessment = plan.assess_deployment(deployment, observed)
@@ -273,6 +282,7 @@ class DeploymentReconciler:
         if self._judge is not None:
             self._judge.forget(uid)
         self._starts.forget(uid)
+        self._held.discard(uid)
         return Outcome()
 
     async def _finish(self, deployment: InferenceDeployment) -> Outcome:

@@ -119,6 +119,11 @@ class Reconciler:
         if uid in self._kinds:
             self._queue.add(Key(self._kinds[uid], uid))
 
+    def wake_held(self) -> None:
+        """Look now at the deployments that were refused or could not be placed: nodes changed."""
+        for uid in self._deployments.held:
+            self._queue.add(Key("deployment", uid))
+
     async def run(self) -> None:
         """Work until cancelled. Engines and files stay as they are when it ends."""
         # Watches begin before the first listing, so that no change falls between the two.

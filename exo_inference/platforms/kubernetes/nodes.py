@@ -140,6 +140,14 @@ def takes_pods(node: Object) -> bool:
     return is_open and condition(node, "Ready").get("status") == "True"
 
 
+def capacity_of(node: Object) -> tuple[str, ...]:
+    """Return what decides whether a replica could go to a node; heartbeats do not change it."""
+    allocatable = node.get("status", {}).get("allocatable", {})
+    offered = [str(allocatable.get(resource, "")) for resource in (GPU_RESOURCE, "cpu", "memory")]
+    names = [label(node, key) for key in (PRODUCT_LABEL, MEMORY_LABEL, INSTANCE_TYPE_LABEL)]
+    return (*offered, *names, str(takes_pods(node)))
+
+
 def parse_quantity(text: object) -> float:
     """Read a quantity of Kubernetes such as `4`, `500m` or `16Gi`; what is none is 0."""
     match = _QUANTITY.fullmatch(str(text or "0"))
