@@ -7,6 +7,7 @@ scheduler counts; pods that the controller may not see do not count.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -150,7 +151,12 @@ def capacity_of(node: Object) -> tuple[str, ...]:
 
 def parse_quantity(text: object) -> float:
     """Read a quantity of Kubernetes such as `4`, `500m` or `16Gi`; what is none is 0."""
-    match = _QUANTITY.fullmatch(str(text or "0"))
+    return _parse_quantity(str(text or "0"))
+
+
+@functools.lru_cache(maxsize=256)
+def _parse_quantity(text: str) -> float:
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         return 0.0
     number, suffix = match.groups()
@@ -161,10 +167,16 @@ def parse_quantity(text: object) -> float:
 
 
 def _describe(node: Object) -> tuple[str, tuple[str, str], PlannedGpu, str, int] | None:
-    product = label(node, PRODUCT_LABEL)
+    labels = (label(node, key) for key in (PRODUCT_LABEL, MEMORY_LABEL, INSTANCE_TYPE_LABEL))
+    return _describe_labels(*labels)
+
+
+@functools.lru_cache(maxsize=256)
+def _describe_labels(
+    product: str, memory: str, instance_type: str
+) -> tuple[str, tuple[str, str], PlannedGpu, str, int] | None:
     if product:
         name = _SHARED.sub("", product)
-        memory = label(node, MEMORY_LABEL)
         memory_mib = int(memory) if memory.isdigit() else 0
         family = family_of(name)
         if memory_mib:
@@ -175,7 +187,6 @@ def _describe(node: Object) -> tuple[str, tuple[str, str], PlannedGpu, str, int]
                 return None
             gpu = known
         return family, (PRODUCT_LABEL, product), gpu, name.replace("-", " "), memory_mib
-    instance_type = label(node, INSTANCE_TYPE_LABEL)
     known = find_family(instance_type.partition(".")[0])
     if known is None or known.family is None:
         return None
