@@ -61,7 +61,7 @@ class KubernetesSettings:
     """How long Helm may take, which waits for nothing but the API; then it is stopped."""
 
     max_helm_processes: int = 4
-    """Helm processes at a time. One takes 75 MB, and 0.2 s of a core to install or 0.4 s to upgrade."""
+    """Helm processes at a time. Each takes about 90 MB; docs/benchmarks/kubernetes.md has its CPU time."""
 
     history_revisions: int = 10
     """Revisions of a release that are kept."""
