@@ -16,7 +16,6 @@ from exo_inference.resources.yaml import parse_manifests
 from tests.charts.rendering import MINORS, helm, problems
 from tests.charts.rendering import only as one
 from tests.examples.files import EXAMPLES, REPOSITORY, ROOT, load, only
-from tests.kubernetes.test_control_plane import VALUES
 
 CHARTS = ROOT / "charts"
 TOOLS = sorted(
@@ -84,17 +83,6 @@ def test_argo_cd_and_flux_install_the_same() -> None:
     assert argocd["source"]["helm"]["releaseName"] == RELEASE["spec"]["releaseName"]
     labels = argocd["syncPolicy"]["managedNamespaceMetadata"]["labels"]
     assert load("flux/control-plane/namespace.yaml")[0]["metadata"]["labels"] == labels
-
-
-def test_the_values_for_kind_are_those_of_the_cluster_tests() -> None:
-    """So the commands of the README are tried on a whole cluster."""
-    ours, tried = VALUES_OF["kind"], VALUES
-    assert ours["image"] == tried["image"]
-    for path in (("deploymentValues", "engine"), ("modelValues", "download")):
-        mine, theirs = ours["platform"], tried["platform"]
-        for key in path:
-            mine, theirs = mine[key], theirs[key]
-        assert mine["image"] == theirs["image"]
 
 
 @pytest.mark.parametrize("name", VALUES_OF)

@@ -28,28 +28,18 @@ from openai import OpenAI
 from exo_inference.platforms.kubernetes.helm import find_helm
 from tests.kubernetes_api import KubernetesCluster
 
-CHART = Path(__file__).parents[2] / "charts" / "exo-inference"
-CONTROL_PLANE = {"repository": "localhost/exo-inference", "tag": "0.1.0"}
-SMALL = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "exo-inference"
+EXAMPLES = ROOT / "examples"
 VALUES: dict[str, Any] = {
-    "image": CONTROL_PLANE,
-    "zone": "at-vie-2",
-    "controller": {"resources": SMALL},
-    "gateway": {"resources": SMALL, "drainSeconds": 20},
+    "gateway": {"drainSeconds": 20},
     "platform": {
-        "deploymentValues": {
-            "engine": {"image": {"registry": "localhost", "tag": "0.1.0"}},
-            "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
-            "memory": {"baseMebibytes": 1024},
-            "shm": {"perGpuMebibytes": 64},
-            "drain": {"preStopSeconds": 3, "timeoutSeconds": 20},
-        },
-        "modelValues": {
-            "storage": {"existingClaim": "models"},
-            "download": {"image": CONTROL_PLANE, "resources": SMALL},
-        },
+        "deploymentValues": {"drain": {"preStopSeconds": 3, "timeoutSeconds": 20}},
+        "modelValues": {"storage": {"existingClaim": "models"}},
     },
 }
+"""What is added to those of the README: short drains, and a volume, as no storage class is here."""
+
 FAIL_OVER_SECONDS = 20.0
 
 
@@ -192,7 +182,8 @@ def plane(kubernetes_cluster: KubernetesCluster, tmp_path: Path) -> Iterator[Pla
     plane = Plane(kubernetes_cluster, tmp_path)
     _make_volume(plane)
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(VALUES))
-    plane.helm("install", "exo", str(CHART), f"--values={tmp_path}/values.yaml")
+    files = [f"--values={EXAMPLES}/values/kind.yaml", f"--values={tmp_path}/values.yaml"]
+    plane.helm("install", "exo", str(CHART), *files)
     # The Service's name is what deployments are shown with, and nobody can resolve it here.
     url = f"gateway.publicUrl={plane.address('exo-gateway')}"
     plane.helm("upgrade", "exo", str(CHART), "--reuse-values", f"--set={url}")
@@ -322,24 +313,14 @@ def test_a_deployment_lives_from_creation_to_deletion_without_losing_a_request(
 
 
 def test_kubectl_does_the_same(plane: Plane) -> None:
-    model = {
-        "apiVersion": "inference.exo.dev/v1alpha1",
-        "kind": "InferenceModel",
-        "metadata": {"name": "tiny"},
-        "spec": {"source": "exo/tiny-chat"},
-    }
-    chat = {
-        "apiVersion": "inference.exo.dev/v1alpha1",
-        "kind": "InferenceDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": "exo/tiny-chat", "gpuType": "cpu", "replicas": 1},
-    }
-    plane.cluster.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([model, chat]))
-    wait = ["wait", "inferencedeployment/chat", "--for=condition=Available", "--timeout=120s"]
+    plane.cluster.kubectl("apply", "-f", str(EXAMPLES / "manifests"))
+    wait = ["wait", "inferencedeployment/chat", "--for=condition=Ready", "--timeout=120s"]
     plane.cluster.kubectl(*wait, timeout=130)
+    assert plane.ready("engine") == 2
     assert _chat(plane.openai()).strip()
-    plane.cluster.kubectl("scale", "inferencedeployment/chat", "--replicas=2")
-    wait_for(lambda: plane.ready("engine") == 2)
+    plane.cluster.kubectl("scale", "inferencedeployment/chat", "--replicas=1")
+    wait_for(lambda: len(plane.pods("engine")) == 1)
+    chat = yaml.safe_load((EXAMPLES / "manifests" / "chat.yaml").read_text())
     wrong = {**chat, "spec": {**chat["spec"], "engineParameters": ["--no-such-flag"]}}
     plane.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(wrong))
     plane.cluster.kubectl(
@@ -348,7 +329,7 @@ def test_kubectl_does_the_same(plane: Plane) -> None:
     assert _chat(plane.openai()).strip()
     plane.cluster.kubectl("delete", "inferencedeployment", "chat", "--timeout=90s", timeout=100)
     assert plane.pods("engine") == []
-    plane.cluster.kubectl("delete", "inferencemodel", "tiny", "--timeout=60s", timeout=70)
+    plane.cluster.kubectl("delete", "inferencemodel", "tiny-chat", "--timeout=60s", timeout=70)
 
 
 def test_requests_go_on_when_pods_are_deleted_and_processes_killed(plane: Plane) -> None:
