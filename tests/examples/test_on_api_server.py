@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +15,11 @@ import pytest
 
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore
 from exo_inference.resources import InferenceDeployment
+from scripts.kubernetes import binaries
 from scripts.kubernetes.client import ApiError
 from tests.controller.stores.conftest import CRDS, install_crds
 from tests.controller.stores.objects import with_replicas
-from tests.examples.files import EXAMPLES, only
+from tests.examples.files import EXAMPLES, ROOT, only
 from tests.examples.seen import DEPLOYMENTS, MODELS, Seen
 from tests.kubernetes_api import KubernetesApi as Cluster
 
@@ -132,6 +137,47 @@ def test_kubectl_adds_the_health_checks_to_the_settings_of_argo_cd(cluster: Clus
     cluster.kubectl(name, "patch", "configmap", "argocd-cm", "--patch", patch)
     found = json.loads(cluster.kubectl("get", "configmap", "argocd-cm", "-ojson").stdout)
     assert found["data"] == {"url": "https://cd", **body["data"]}
+
+
+# -- commands of the pages, as they are there
+
+
+def run_block(cluster: Cluster, page: str, begins: str, **names: str) -> None:
+    """Run the indented block of a page that begins so, for the namespace of the test."""
+    lines = (ROOT / "docs" / "how-to" / page).read_text("utf-8").splitlines()
+    first = next(n for n, line in enumerate(lines) if line.strip().startswith(begins))
+    block = itertools.takewhile(lambda line: line.startswith("    "), lines[first:])
+    script = "set -e\n" + "\n".join(block).replace("-n inference", f"-n {cluster.namespace}")
+    for placeholder, name in names.items():
+        script = re.sub(rf"={placeholder}\b", f"={name}", script)
+    program = binaries.require(["kubectl"])["kubectl"]
+    environment = {
+        **os.environ,
+        "KUBECONFIG": str(cluster.kubeconfig),
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+    }
+    ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_finalizers_can_be_taken_away_as_the_page_says(cluster: Cluster) -> None:
+    cluster.kubectl(*ARGO_CD)
+    adopt(cluster)
+    cluster.kubectl("delete", "idep,im", "--all", "--wait=false")
+    assert chat(cluster)["metadata"]["deletionTimestamp"]
+    run_block(cluster, "kubernetes.md", "for kind in")
+    assert cluster.kubectl("get", "idep,im", "-oname").stdout == ""
+
+
+def test_definitions_can_be_handed_over_as_the_page_says(cluster: Cluster) -> None:
+    run_block(cluster, "upgrade.md", "for name in", NAME="other", NAMESPACE="elsewhere")
+    found = json.loads(cluster.kubectl("get", "crd", "-ojson").stdout)["items"]
+    ours = [item["metadata"] for item in found if item["spec"]["group"] == "inference.exo.dev"]
+    assert len(ours) == 4
+    for metadata in ours:
+        assert metadata["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+        assert metadata["annotations"]["meta.helm.sh/release-name"] == "other"
+        assert metadata["annotations"]["meta.helm.sh/release-namespace"] == "elsewhere"
 
 
 # -- Flux's expressions, evaluated by the API server, which has the same CEL as Flux
