@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from exo_inference.controller.settings import read_settings
+from exo_inference.controller.user_gpus import read_user_gpus
+from exo_inference.platforms.kubernetes import read_platform_values
 from tests.charts.rendering import (
     CHARTS,
     Object,
@@ -172,7 +175,41 @@ def test_platform_values_reach_the_controller_and_a_change_starts_it_again() -> 
         value: str = pod["metadata"]["annotations"]["checksum/platform"]
         return value
 
-    assert checksum() != checksum("--set", "platform.deploymentValues.priorityClassName=high")
+    others = ["platform.deploymentValues.priorityClassName=high", "features.leaderWorkerSet=true"]
+    others += ["gpuFile=[lab]"]
+    assert len({checksum(), *(checksum("--set", other) for other in others)}) == 4
+
+
+def test_a_gpu_file_is_where_the_controller_reads_it(tmp_path: Path) -> None:
+    told = "[lab-l40]\nmemory-mib = 46068\nbandwidth-gbps = 864\ntflops = { fp16 = 90.5 }\n"
+    (tmp_path / "gpus.toml").write_text(told)
+    objects = render(CHART, "--set-file", f"gpuFile={tmp_path / 'gpus.toml'}")
+    data = only(objects, "ConfigMap", f"{NAME}-platform")["data"]
+    assert data["gpus.toml"] == told
+    environment = {**variables("controller"), "EXO_POD_NAME": "pod-1", "EXO_POD_NAMESPACE": "exo"}
+    settings = read_settings(["--platform=kubernetes"], environment)
+    assert settings.cluster is not None
+    (mount,) = [
+        each["mountPath"]
+        for each in deployment("controller")["spec"]["template"]["spec"]["containers"][0][
+            "volumeMounts"
+        ]
+        if each["name"] == "platform"
+    ]
+    assert settings.cluster.gpus_file == Path(mount) / "gpus.toml"
+    (tmp_path / "read.toml").write_text(data["gpus.toml"])
+    assert read_user_gpus(tmp_path / "read.toml")["lab-l40"].bandwidth == 864e9
+    assert "gpus.toml" not in only(render(CHART), "ConfigMap", f"{NAME}-platform")["data"]
+
+
+def test_the_controller_knows_whether_models_may_span_nodes(tmp_path: Path) -> None:
+    def spans(*arguments: str) -> bool:
+        data = only(render(CHART, *arguments), "ConfigMap", f"{NAME}-platform")["data"]
+        path = tmp_path / "platform.json"
+        path.write_text(data["platform.json"])
+        return read_platform_values(path).spans_nodes
+
+    assert (spans(), spans("--set", "features.leaderWorkerSet=true")) == (False, True)
 
 
 def test_credentials_are_named_and_never_written() -> None:
@@ -308,6 +345,7 @@ REFUSED = {
     "zone=CH DK": "- zone: ",
     "inferenceNamespace=Not_A_Label": "- inferenceNamespace: ",
     "podSecurity.runAsUser=0": "- podSecurity.runAsUser: ",
+    "gpuFile.lab=x": "- gpuFile: ",
     "platform.gpuValues.gpua5000.nodeSelektor.a=b": "Additional property nodeSelektor",
     "platform.engineValues.vlm.replicas=1": "Additional property vlm is not allowed",
     "platform.modelValues.storage.clas=x": "Additional property clas is not allowed",

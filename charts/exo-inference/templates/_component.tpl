@@ -34,7 +34,7 @@ spec:
       annotations:
         {{- if $isController }}
         # The file is read at the start, so a change of it starts the controller again.
-        checksum/platform: {{ $root.Values.platform | toJson | sha256sum }}
+        checksum/platform: {{ print (include "exo-inference.platform" $root) $root.Values.gpuFile | sha256sum }}
         {{- end }}
         {{- with $values.podAnnotations }}
         {{- toYaml . | nindent 8 }}

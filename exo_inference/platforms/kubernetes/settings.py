@@ -22,6 +22,7 @@ _FIELDS = {
     "engineValues": "engines",
     "gpuValues": "gpus",
 }
+_SPANS_NODES = "spansNodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,9 @@ class PlatformValues:
 
     gpus: Mapping[str, Values] = field(default_factory=dict)
     """Values of the deployments on a GPU family, by its name."""
+
+    spans_nodes: bool = False
+    """The cluster has LeaderWorkerSet, and the controller may use it (features.leaderWorkerSet)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +89,22 @@ def read_platform_values(path: Path) -> PlatformValues:
         raise ConfigurationError(
             f"{path}: {problem}", hint="Correct the value `platform` of the chart exo-inference."
         )
-    return PlatformValues(**{_FIELDS[key]: value for key, value in found.items()})
+    values = {_FIELDS[key]: value for key, value in found.items() if key in _FIELDS}
+    return PlatformValues(spans_nodes=found.get(_SPANS_NODES, False), **values)
 
 
 def _find_problem(found: object) -> str | None:
     if not isinstance(found, dict):
         return f"expected an object, found {type(found).__name__}"
-    unknown = sorted(found.keys() - _FIELDS.keys())
+    known = {*_FIELDS, _SPANS_NODES}
+    unknown = sorted(found.keys() - known)
     if unknown:
-        return f"unknown {unknown[0]!r}; known: {', '.join(sorted(_FIELDS))}"
+        return f"unknown {unknown[0]!r}; known: {', '.join(sorted(known))}"
+    if not isinstance(found.get(_SPANS_NODES, False), bool):
+        return f"{_SPANS_NODES} must be true or false"
     for key, value in found.items():
+        if key == _SPANS_NODES:
+            continue
         inner = (
             value.values()
             if isinstance(value, dict) and key.endswith(("eValues", "uValues"))

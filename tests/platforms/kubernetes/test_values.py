@@ -321,5 +321,12 @@ def test_the_file_that_the_chart_makes_is_read(tmp_path: Path) -> None:
     assert read_platform_values(path).deployment == {"replicas": 1, "drain": {}}
 
 
+def test_whether_models_span_nodes_is_true_or_false(tmp_path: Path) -> None:
+    path = tmp_path / "platform.json"
+    path.write_text('{"spansNodes": "yes"}')
+    with pytest.raises(ConfigurationError, match="spansNodes must be true or false"):
+        read_platform_values(path)
+
+
 def test_helm_is_found_beside_this_python_or_on_the_path() -> None:
     assert shutil.which(find_helm({"PATH": ""}))
