@@ -212,7 +212,7 @@ class Cluster:
             StoreError
         """
         found = await list_revisions(self.api, release)
-        if any(entry.status in PENDING for entry in found):
+        if await self.is_stuck(release) or any(entry.status in PENDING for entry in found):
             await self.unstick(release, uid)
         await self.helm.rollback(release, revision)
 

@@ -60,6 +60,7 @@ from exo_inference.platforms.kubernetes.step import (
     is_refused,
     read_live,
     refused_annotations,
+    repair,
     settled_annotations,
     settled_revision,
 )
@@ -221,7 +222,8 @@ class KubernetesPlatform:
         step = decide(wanted, live, replicas, restarted_at=desired.restarted_at)
         failed_before = jobs.failure(wanted.name, wanted.spec_hash) is not None
         if step is None and (failed_before or await self._is_stuck(wanted.name)):
-            step = Upgrade()  # Helm did not come to its end, whatever the objects say
+            # Helm did not come to its end, whatever the objects say.
+            step = repair(wanted, live, restarted_at=desired.restarted_at)
         if step is not None:
             name, work = self._work(desired.uid, wanted, step)
             self._start(desired.uid, name, wanted.spec_hash, work)
@@ -273,10 +275,24 @@ class KubernetesPlatform:
         await self._point_at_newest(uid, wanted.name)
 
     async def _rescale(self, uid: str, wanted: Release, step: Rescale) -> None:
+        await self._finish_roll_back(uid, wanted.name)
         values = {"replicas": step.replicas}
         await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, values, reuse=True)
         await self._refresh(wanted.name)
         await self._point_at_newest(uid, wanted.name)
+
+    async def _finish_roll_back(self, uid: str, release: str) -> None:
+        """Make the version that serves Helm's newest, so that its values are those that are reused.
+
+        A Helm that was killed may have brought its objects back, but not its values.
+        """
+        live = read_live(self._deployment(uid))
+        newest = await self._cluster.newest_revision(release)
+        if live is None or live.settled_revision is None or newest is None:
+            return
+        if (newest.number, newest.status) != (live.settled_revision, "deployed"):
+            await self._cluster.rollback(release, uid, live.settled_revision)
+            await self._point_at_newest(uid, release)
 
     async def _point_at_newest(self, uid: str, release: str) -> None:
         """Keep the settled revision from leaving Helm's history, which is short."""

@@ -129,6 +129,13 @@ def decide(
     return None
 
 
+def repair(wanted: Release, live: Live | None, *, restarted_at: datetime | None = None) -> Step:
+    """Return the step for a release that looks right, but on which a Helm did not come to its end."""
+    if live is None or live.settled_revision is None or not is_refused(wanted, live, restarted_at):
+        return Upgrade()
+    return RollBack(live.settled_revision, live.refused_reason)
+
+
 def is_refused(wanted: Release, live: Live, restarted_at: datetime | None) -> bool:
     """Whether the wanted version was tried, failed, and is not to be tried again yet."""
     if live.refused_pods != wanted.pods_hash or live.settled_pods == wanted.pods_hash:

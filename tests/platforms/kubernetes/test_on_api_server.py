@@ -300,6 +300,35 @@ async def test_a_release_that_a_killed_helm_left_pending_is_repaired(
         assert pod
 
 
+async def test_a_roll_back_that_was_killed_does_not_bring_the_refused_version_back(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """Its objects are the old ones again, while the newest values that Helm knows are the refused."""
+    bad = replace(DESIRED, engine_parameters=("--max-model-len=1",))
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        await process.applied(bad, kubelet)
+        ended = {"terminated": {"exitCode": 78, "message": "exo-engine: error: too small"}}
+        kubelet.set_state(kubelet.make_pod(), restarts=1, state=ended)
+        await process.until(bad, lambda seen: "rolled back" in seen.failure)
+        refused, rolled_back = (await list_revisions(process.cluster.api, RELEASE))[-2:]
+    for revision, status in ((refused, "deployed"), (rolled_back, "pending-rollback")):
+        kubelet.api.kubectl("label", "secret", revision.secret, f"status={status}", "--overwrite")
+        rewrite_status(kubelet.api, revision.secret, status)
+    settled = f"inference.exo.dev/settled-revision={refused.number - 1}"
+    kubelet.api.kubectl("annotate", "deployment", RELEASE, settled, "--overwrite")
+    async with running(kubelet.api, tmp_path) as process:
+        scaled = replace(bad, replicas=2)
+        await process.until(scaled, lambda _: kubelet.deployment()["spec"]["replicas"] == 2)
+        assert "max-model-len" not in json.dumps(kubelet.deployment()["spec"]["template"])
+        states = [status for _, status in await revisions(process)]
+        assert states[-1] == "deployed"
+        assert set(states) <= {"deployed", "superseded"}
+        count = len(states)
+        await process.until(scaled, lambda _: True)
+        assert len(await revisions(process)) == count
+
+
 def rewrite_status(api: KubernetesApi, secret: str, status: str) -> None:
     """Set the status inside Helm's record, as the label alone is not what Helm reads."""
     path = f"/api/v1/namespaces/{api.namespace}/secrets/{secret}"
