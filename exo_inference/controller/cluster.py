@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from exo_inference.controller.app import create_app
 from exo_inference.controller.architectures import Architectures, FetchArchitecture
 from exo_inference.controller.cluster_routing import ClusterRouting
+from exo_inference.controller.cluster_starts import ClusterStarts
 from exo_inference.controller.context import Context
 from exo_inference.controller.leader import LeaderElection
 from exo_inference.controller.model_source import FindSource
@@ -137,6 +138,7 @@ async def serve_on_cluster(
                 store=store,
                 platform=platforms.engines,
                 models=platforms.models,
+                cluster_starts=ClusterStarts(api),
                 find_engine=find_engine,
                 find_source=find_source,
                 secret_box=await open_shared_box(api, store),

@@ -19,7 +19,7 @@ from exo_inference.controller.model_source import FindSource
 from exo_inference.controller.routing_table import Routing
 from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
 from exo_inference.controller.settings import ControllerSettings
-from exo_inference.controller.start_log import StartLog
+from exo_inference.controller.start_log import FileStarts, Starts
 from exo_inference.controller.stores.base import Store
 from exo_inference.engines import Engine
 from exo_inference.planner import Gpu
@@ -39,6 +39,7 @@ class Context:
         writing: held from judging a change until it is recorded, so that two of them cannot both
             be right alone and wrong together.
         models: brings models' files on a cluster; None where this process fetches them itself.
+        cluster_starts: where the real starts of a cluster are; None is a file of this machine.
         stopping: set when the process is asked to stop; ends log streams.
     """
 
@@ -53,15 +54,14 @@ class Context:
     architectures: Architectures = field(default_factory=Architectures)
     user_gpus: Mapping[str, Gpu] = field(default_factory=dict)
     models: ModelPlatform | None = None
+    cluster_starts: Starts | None = None
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def start_log(self) -> StartLog | None:
-        """The real starts of this control plane; None on a cluster, where nobody keeps them."""
-        if self.models is not None:
-            return None
-        return StartLog(self.settings.state.plan_starts_file)
+    def starts(self) -> Starts:
+        """The real starts of this control plane."""
+        return self.cluster_starts or FileStarts(self.settings.state.plan_starts_file)
 
     async def families(self) -> list[InstanceTypeInfo]:
         """Return what the platform has, with what the user says of GPUs of the same name."""

@@ -1,13 +1,17 @@
 """`plan-starts.jsonl`: the last real starts of this control plane, one JSON object on each line.
 
-The recorder appends, the API reads. The file is replaced whole, so a reader or a kill finds the old
-one or the new one; a line that cannot be read (of a newer version, or torn by hand) is passed over.
+The recorder appends, the API reads, both through `Starts`: this file on one machine, a ConfigMap on a
+cluster (`cluster_starts.py`). The file is replaced whole, so a reader or a kill finds the old one or the
+new one; a line that cannot be read (of a newer version, or torn by hand) is passed over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -18,6 +22,45 @@ from exo_inference.wire import PlanStart
 logger = logging.getLogger(__name__)
 
 MAX_STARTS = 1000
+
+
+class Starts(Protocol):
+    """Where real starts are kept; one process at a time appends."""
+
+    async def read(self) -> list[PlanStart]:
+        """Return what is recorded, oldest first.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        ...
+
+    async def append(self, start: PlanStart) -> None:
+        """Add a start; the oldest ones go when there are too many.
+
+        Raises:
+            StoreError: it cannot be written; it is as it was.
+        """
+        ...
+
+
+class FileStarts:
+    """The starts of one machine.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._log = StartLog(path)
+
+    async def read(self) -> list[PlanStart]:
+        """Return what is recorded, oldest first."""
+        return await asyncio.to_thread(self._log.read)
+
+    async def append(self, start: PlanStart) -> None:
+        """Add a start."""
+        await asyncio.to_thread(self._log.append, start)
 
 
 class StartLog:
@@ -32,15 +75,7 @@ class StartLog:
         Raises:
             StoreError: the file cannot be read.
         """
-        starts, num_broken = [], 0
-        for line in self._lines():
-            try:
-                starts.append(PlanStart.model_validate_json(line))
-            except ValidationError:
-                num_broken += 1
-        if num_broken:
-            logger.warning("%d lines of %s are not starts", num_broken, self._path)
-        return starts
+        return parse_lines(self._lines(), str(self._path))
 
     def append(self, start: PlanStart) -> None:
         """Add a start; the oldest ones beyond `MAX_STARTS` go.
@@ -48,7 +83,7 @@ class StartLog:
         Raises:
             StoreError: the file cannot be written; it is as it was.
         """
-        lines = [*self._lines()[1 - MAX_STARTS :], start.model_dump_json(exclude_none=True)]
+        lines = [*self._lines()[1 - MAX_STARTS :], format_line(start)]
         try:
             write_atomically(self._path, "".join(f"{line}\n" for line in lines))
         except OSError as exc:
@@ -62,3 +97,21 @@ class StartLog:
         except OSError as exc:
             raise StoreError(f"cannot read {self._path}: {exc.strerror or exc}") from exc
         return [line for line in text.split("\n") if line.strip()]
+
+
+def parse_lines(lines: Iterable[str], where: str) -> list[PlanStart]:
+    """Return the starts of lines; those that are none are counted in the log."""
+    starts, num_broken = [], 0
+    for line in lines:
+        try:
+            starts.append(PlanStart.model_validate_json(line))
+        except ValidationError:
+            num_broken += 1
+    if num_broken:
+        logger.warning("%d lines of %s are not starts", num_broken, where)
+    return starts
+
+
+def format_line(start: PlanStart) -> str:
+    """Return a start as one line."""
+    return start.model_dump_json(exclude_none=True)

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from exo_inference.controller.context import Context
 from exo_inference.controller.fitting import Candidate, judge_fit
-from exo_inference.controller.start_log import StartLog
+from exo_inference.controller.start_log import Starts
 from exo_inference.controller.views import engine_release
 from exo_inference.errors import ExoError
 from exo_inference.platforms.base import ObservedDeployment, ReplicaPhase
@@ -56,14 +56,12 @@ class StartRecorder:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._log = context.start_log
+        self._log = context.starts
         self._waiting: asyncio.Queue[_Run] = asyncio.Queue(_MAX_WAITING)
         self._noticed: dict[str, set[str]] = {}
 
     def notice(self, deployment: InferenceDeployment, observed: ObservedDeployment) -> None:
         """Queue the runs that are ready and were not seen so before. Never waits."""
-        if self._log is None:
-            return
         runs = {
             run.id: run
             for replica in observed.replicas
@@ -84,15 +82,12 @@ class StartRecorder:
 
     async def run(self) -> None:
         """Ask and record until cancelled."""
-        if self._log is None:
-            return
         recorded: set[str] | None = None
         while True:
             run = await self._waiting.get()
             try:
                 if recorded is None:
-                    starts = await asyncio.to_thread(self._log.read)
-                    recorded = {start.id for start in starts}
+                    recorded = {start.id for start in await self._log.read()}
                 if run.id not in recorded:
                     await self._record(run, self._log)
             except ExoError as exc:
@@ -100,7 +95,7 @@ class StartRecorder:
             except Exception:
                 logger.exception("the start of %s is not recorded", run.replica)
 
-    async def _record(self, run: _Run, log: StartLog) -> None:
+    async def _record(self, run: _Run, log: Starts) -> None:
         said = await self._context.platform.measurements(run.replica)
         if said is None:
             return
@@ -113,7 +108,7 @@ class StartRecorder:
         if measured.simulated or measured.weights_bytes is None:
             return
         plan = await self._plan(run.deployment)
-        await asyncio.to_thread(log.append, _describe(run, plan, measured))
+        await log.append(_describe(run, plan, measured))
         logger.info("recorded the start of replica %s", run.replica)
 
     async def _plan(self, deployment: InferenceDeployment) -> DeploymentPlan | None:

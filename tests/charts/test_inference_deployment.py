@@ -276,11 +276,11 @@ def test_leader_worker_set_leaves_replicas_to_the_autoscaler() -> None:
     assert scaled["triggers"][0]["metadata"]["query"].startswith("sum(vllm:num_requests_waiting")
 
 
-def test_only_the_gateway_reaches_the_engine_and_the_engine_nobody() -> None:
+def test_only_the_gateway_reaches_the_engine_and_the_controller_its_probes() -> None:
     policy = only(render(CHART, *MINIMAL, "--namespace", "tenants"), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["egress"] == []
-    (rule,) = policy["ingress"]
+    (rule, probes) = policy["ingress"]
     (peer,) = rule["from"]
     assert peer == {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "tenants"}},
@@ -292,12 +292,19 @@ def test_only_the_gateway_reaches_the_engine_and_the_engine_nobody() -> None:
         },
     }
     assert [port["port"] for port in rule["ports"]] == ["http"]
+    (controller,) = probes["from"]
+    labels = {
+        "app.kubernetes.io/name": "exo-inference",
+        "app.kubernetes.io/component": "controller",
+    }
+    assert controller == {**peer, "podSelector": {"matchLabels": labels}}
+    assert [port["port"] for port in probes["ports"]] == ["probes"]
 
 
 def test_pods_of_one_replica_reach_each_other() -> None:
     policy = only(render(CHART, scenario="multi-node"), "NetworkPolicy")["spec"]
     own = {"podSelector": policy["podSelector"]}
-    assert [rule["from"] for rule in policy["ingress"]][1:] == [[own]]
+    assert [rule["from"] for rule in policy["ingress"]][2:] == [[own]]
     assert policy["egress"][0] == {"to": [own]}
 
 

@@ -199,6 +199,20 @@ def test_a_second_sigterm_ends_at_once(start: Start) -> None:
     assert container.wait() == 0
 
 
+@pytest.mark.parametrize(("engine", "status"), [("exo", 200), ("vllm", 404)])
+def test_what_a_start_has_measured_is_told_beside_the_probes(
+    start: Start, engine: str, status: int
+) -> None:
+    """So that whoever asks needs no way to the engine itself; vLLM does not say it."""
+    container = start(engine, EXO_DEVICE="cpu" if engine == "exo" else "cuda")
+    wait_for(lambda: container.has("argv"), "the engine's program runs")
+    assert container.probe("/measurements")[0] == 404
+    (container.stub / "metrics").write_text('{"detail": "of the engine itself"}')
+    container.become_ready()
+    found = container.probe("/measurements")
+    assert found == ((200, "of the engine itself") if status == 200 else (404, ""))
+
+
 def test_an_engine_that_stalls_is_not_alive(start: Start) -> None:
     container = start(EXO_STALL_SECONDS="1")
     container.show(busy=0, progress=5)

@@ -53,7 +53,9 @@ class Adapter:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_draining = False
         self.probes = ProbeServer(
-            settings.probe_port, {"/health": self._health, "/live": self._live}
+            settings.probe_port,
+            {"/health": self._health, "/live": self._live},
+            {"/measurements": self._watcher.measurements},
         )
 
     def run(self) -> int:

@@ -29,6 +29,7 @@ class Engine:
         progress_metrics: counters that grow with every step, or at least with every token.
         metrics_path: of the engine's Prometheus metrics.
         health_path: answers 200 when the engine takes requests.
+        measurements_path: answers what the start has measured; None for an engine that does not say.
         drains_itself: SIGTERM lets requests in flight end, so nobody needs to wait for them first.
         devices: where it can run.
         spans_nodes: a replica may be several pods.
@@ -40,6 +41,7 @@ class Engine:
     progress_metrics: tuple[str, ...]
     metrics_path: str = "/metrics"
     health_path: str = "/health"
+    measurements_path: str | None = None
     drains_itself: bool = False
     devices: tuple[str, ...] = ("cuda",)
     spans_nodes: bool = False
@@ -171,6 +173,7 @@ ENGINES = {
         command=_exo,
         busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
         progress_metrics=("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total"),
+        measurements_path="/measurements",
         drains_itself=True,
         devices=("cpu", "cuda"),
     ),

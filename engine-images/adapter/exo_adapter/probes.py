@@ -1,4 +1,7 @@
-"""The adapter's own HTTP server: `/health` and `/live`, from what the watcher saw last."""
+"""The adapter's own HTTP server: `/health` and `/live`, from what the watcher saw last.
+
+`/measurements` is the engine's own answer: whoever may reach this port need not reach the engine.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,27 @@ class ProbeServer:
     Args:
         port: where to listen, on all addresses; 0 takes a free one.
         answers: status and detail by path.
+        relays: status and JSON of the engine by path.
 
     Raises:
         OSError: the port cannot be listened on.
     """
 
-    def __init__(self, port: int, answers: dict[str, Callable[[], Answer]]) -> None:
+    def __init__(
+        self,
+        port: int,
+        answers: dict[str, Callable[[], Answer]],
+        relays: dict[str, Callable[[], Answer]],
+    ) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                answer = answers.get(self.path.partition("?")[0])
-                status, detail = answer() if answer else (404, "there are /health and /live")
-                body = json.dumps({"detail": detail}).encode()
+                path = self.path.partition("?")[0]
+                relay = relays.get(path)
+                answer = relay or answers.get(path)
+                status, text = answer() if answer else (404, "there are /health and /live")
+                body = (text if relay and text else json.dumps({"detail": text})).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))

@@ -94,6 +94,14 @@ class Watcher:
         self.state = judge(self.state, look, self._clock())
         return look
 
+    def measurements(self) -> tuple[int, str]:
+        """Return the engine's own words about what its start has measured, with their status."""
+        path = self._engine.measurements_path
+        if path is None or not self.state.look.is_healthy:
+            return 404, ""
+        status, text = self._get(path)
+        return (status, text) if status == 200 else (404, "")
+
     def seconds_without_progress(self) -> float:
         """Return for how long the engine should have got on and did not."""
         return self._clock() - self.state.moved_at

@@ -171,9 +171,7 @@ async def _ask_hub(context: Context, name: str, models: Sequence[InferenceModel]
 
 async def list_starts(request: Request) -> Response:
     """Return the real starts: what was predicted for each, and what was measured."""
-    log = context_of(request).start_log
-    starts = [] if log is None else await asyncio.to_thread(log.read)
-    return answer(PlanStartList(starts=starts))
+    return answer(PlanStartList(starts=await context_of(request).starts.read()))
 
 
 ROUTES = [

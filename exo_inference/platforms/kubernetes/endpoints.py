@@ -1,7 +1,8 @@
 """What engine pods say of themselves over HTTP: how far a start is, and what it measured.
 
-A courtesy, asked for with little patience: a NetworkPolicy may keep the controller out, and then a
-replica is described by what Kubernetes knows of it. Nothing is decided by these answers.
+Both at the probe port: the engine's own is for the gateways alone. A courtesy, asked for with little
+patience: a NetworkPolicy may keep the controller out, and then a replica is described by what Kubernetes
+knows of it. Nothing is decided by these answers.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-
-from exo_inference.platforms.kubernetes.names import ENGINE_PORT
 
 PROBE_PORT = 8001
 _SECONDS = 0.5
@@ -57,7 +56,7 @@ class Endpoints:
         ip = pod.get("status", {}).get("podIP")
         if not ip:
             return None
-        return await self._ask(ip, ENGINE_PORT, "/measurements", _MEASUREMENT_SECONDS)
+        return await self._ask(ip, PROBE_PORT, "/measurements", _MEASUREMENT_SECONDS)
 
     async def _ask(self, ip: str, port: int, path: str, seconds: float) -> dict[str, Any] | None:
         if self._session is None:
