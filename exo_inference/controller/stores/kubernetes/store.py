@@ -165,6 +165,9 @@ class KubernetesStore:
         name = obj.metadata.name
         if name != present.metadata.name and cache.by_name(name) not in (None, stored):
             raise _name_taken(obj)
+        if present.metadata.deletion_timestamp is not None and not obj.metadata.finalizers:
+            # Before the object goes: of one that is gone nobody looks for secrets for a while.
+            await self._secrets.forget(stored.resource_uid)
         patch = plan_change(stored, obj)
         if patch:
             patch.setdefault("metadata", {})["resourceVersion"] = str(stored.version)
