@@ -92,20 +92,21 @@ async def test_a_gateway_may_be_stopped_before_it_has_routes(state: Any) -> None
         await gateway.stop()
 
 
-async def test_a_gateway_that_stops_ends_kept_connections_with_an_answer(stack: Any) -> None:
+async def test_a_gateway_that_stops_ends_kept_connections_with_an_answer(
+    stack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_inference.gateway.app.LAST_CALL_SECONDS", 60.0)
     async with stack.client.get(stack.path("/v1/models")) as answer:
         assert "Connection" not in answer.headers
         await answer.read()
-    stopping = asyncio.create_task(stack.gateway.stop(grace_seconds=10))
+    stopping = asyncio.create_task(stack.gateway.stop(grace_seconds=60))
     while stack.gateway._runners[0].sites:
         await asyncio.sleep(0)
-    started = time.monotonic()
     async with stack.client.get(stack.path("/v1/models")) as answer:
         assert answer.status == 200
         assert answer.headers["Connection"] == "close"
         await answer.read()
-    await stopping
-    assert time.monotonic() - started < 0.8, "nobody is left who could ask for more"
+    await asyncio.wait_for(stopping, 20)  # at once, as nobody is left who could ask for more
 
 
 # -- processes
@@ -153,7 +154,7 @@ class Pod:
         wait_for(lambda: all(self.readiness(number) == 200 for number in numbers))
 
 
-def wait_for(is_so: Callable[[], bool], seconds: float = 30) -> None:
+def wait_for(is_so: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, "waited in vain"
@@ -283,4 +284,4 @@ def test_a_process_that_cannot_read_its_routes_leaves_the_port_to_others(pod: Po
             pass_requests(found, 200)
         assert (found.failures, found.wrong) == ([], [])
         pod.processes[1].terminate()
-        assert pod.processes[1].wait(10) == 0
+        assert pod.processes[1].wait(30) == 0
