@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from exo_inference.controller.architectures import KnownModel, read_draft_name
 from exo_inference.controller.problems import Issue
 from exo_inference.controller.stores.base import NewEvent
+from exo_inference.engines import vllm
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.planner import Gpu
 from exo_inference.planner.verdict import Problem
@@ -33,6 +34,9 @@ MAX_GPUS = 1024
 _MAX_WAYS_OUT = 6
 _NOT_OF_FLAGS = frozenset({"engine", "quantization", "unknown-model"})
 """Codes of the planner's problems that no flag of the user mends; the others refuse as flags do."""
+
+_SIZES = frozenset({"tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"})
+"""Flags of vLLM that share the model out over GPUs."""
 
 _GIB = 2**30
 _UNKNOWN = KnownModel()
@@ -113,7 +117,7 @@ def make_subject(
         model=model.architecture,
         gpu=None if family is None else offered_gpu(family),
         gpu_count=candidate.gpu_count,
-        flags=candidate.flags,
+        flags=(*candidate.flags, *_sizes_over_nodes(candidate, family)),
         engine=candidate.engine,
         engine_version=candidate.version,
         draft=draft.architecture,
@@ -121,11 +125,24 @@ def make_subject(
     )
 
 
+def _sizes_over_nodes(candidate: Candidate, family: InstanceTypeInfo | None) -> tuple[str, ...]:
+    """Return how vLLM is started where a replica spans nodes, unless the user's flags say it."""
+    if candidate.engine != "vllm" or family is None or not family.spans_nodes:
+        return ()
+    on_one, count = family.gpus_of_one_node, candidate.gpu_count
+    flags = vllm.read_flags(candidate.flags, candidate.version)
+    if count <= on_one or count % on_one or not _SIZES.isdisjoint(flags):
+        return ()
+    return (f"--tensor-parallel-size={on_one}", f"--pipeline-parallel-size={count // on_one}")
+
+
 def offered_gpu(family: InstanceTypeInfo) -> Gpu | None:
-    """Return the GPU of a family as advice may offer it: by the family's name, up to what a node has."""
+    """Return the GPU of a family as advice may offer it: by the family's name, up to what a replica can have."""
     if family.gpu is None:
         return None
     count = max(1, min(family.gpu.max_count, family.gpus_of_one_node))
+    if family.spans_nodes:
+        count = max(1, family.total_gpus)
     return replace(family.gpu, family=family.family, max_count=count)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from exo_inference.controller.admission import World, admit_create, admit_update
 from exo_inference.controller.body import Fields, parse_object
+from exo_inference.controller.fitting import Candidate, make_subject
 from exo_inference.controller.problems import Refused
 from exo_inference.controller.views import view_deployment
 from exo_inference.engines import engines_on
@@ -137,3 +138,20 @@ def test_a_replica_spans_nodes_where_cluster_and_engine_can(
 
 def test_an_unknown_gpu_type_is_refused_with_those_that_are_known() -> None:
     assert refusal(gpu_type="h100") == (400, "gpu-type is 'h100', expected one of: cpu, gpua5000")
+
+
+def test_vllm_over_nodes_is_planned_as_it_is_started() -> None:
+    """Tensor parallelism within a node, pipeline stages over nodes, unless the user's flags say it."""
+    spanning = replace(GPU, spans_nodes=True)
+
+    def flags(*own: str, engine: str = "vllm", family: InstanceTypeInfo = spanning) -> list[str]:
+        candidate = Candidate("m", "gpua5000", 16, engine, None, own)
+        return list(make_subject(candidate, [family], {}).flags)
+
+    sizes = ["--tensor-parallel-size=8", "--pipeline-parallel-size=2"]
+    assert flags("--seed=1") == ["--seed=1", *sizes]
+    assert flags("-tp=16", "-pp=1") == ["-tp=16", "-pp=1"]
+    assert flags(engine="sglang") == flags(family=GPU) == []
+    gpu = make_subject(Candidate("m", "gpua5000", 16, "vllm", None, ()), [spanning], {}).gpu
+    assert gpu is not None
+    assert gpu.max_count == 16

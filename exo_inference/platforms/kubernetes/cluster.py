@@ -36,6 +36,7 @@ from exo_inference.platforms.kubernetes.records import (
     list_unfinished,
 )
 from exo_inference.platforms.kubernetes.settings import KubernetesSettings
+from exo_inference.platforms.kubernetes.workloads import Workloads
 
 _TELLING_EVENTS = frozenset({"Failed", "Killing", "FailedMount", "FailedAttachVolume"})
 """Reasons of events that `diagnosis.py` reads; the others are not kept."""
@@ -85,13 +86,7 @@ class Cluster:
             keep=lambda event: event.get("reason") in _TELLING_EVENTS,
         )
         self.nodes = Informer(api, "/api/v1/nodes", on_change=self._look_at, optional=True)
-        self.deployments = Informer(
-            api,
-            object_path(api, "deployments", group="apps/v1"),
-            query={"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT_CHART}"},
-            key_of=lambda item: label(item, UID_LABEL),
-            on_change=self._tell,
-        )
+        self.workloads = Workloads(api, self._tell, spans_nodes=settings.values.spans_nodes)
         self.downloads = Informer(
             api,
             object_path(api, "jobs", group="batch/v1"),
@@ -104,8 +99,8 @@ class Cluster:
             self.pods,
             self.events,
             self.nodes,
-            self.deployments,
             self.downloads,
+            *self.workloads.informers,
             *self.parts.informers,
         )
 
@@ -170,11 +165,7 @@ class Cluster:
         The hash on the Deployment goes first: what it tells of may be there in part only, and if this
         is killed too, the next one must still see that there is work to do.
         """
-        for deployment in self.deployments.by_key(uid):
-            path = object_path(
-                self.api, "deployments", deployment["metadata"]["name"], group="apps/v1"
-            )
-            await self.api.merge(path, {"metadata": {"labels": {SPEC_LABEL: None}}})
+        await self.workloads.merge(uid, {"metadata": {"labels": {SPEC_LABEL: None}}})
         await discard_pending(self.api, release)
         if self._stuck is not None:
             self._stuck.discard(release)

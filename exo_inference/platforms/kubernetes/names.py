@@ -30,6 +30,12 @@ REFUSED_PODS = "inference.exo.dev/refused-pods-hash"
 REFUSED_AT = "inference.exo.dev/refused-at"
 REFUSED_REASON = "inference.exo.dev/refused-reason"
 
+NODES_ANNOTATION = "inference.exo.dev/nodes-per-replica"
+"""On a LeaderWorkerSet as it is read here, not on the cluster: the pods of one replica."""
+
+ROLE_LABEL = "inference.exo.dev/node-role"
+"""On pods of a replica that spans nodes: leader or worker."""
+
 ENGINE_CONTAINER = "engine"
 DOWNLOAD_CONTAINER = "download"
 ENGINE_PORT = 8000

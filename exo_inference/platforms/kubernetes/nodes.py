@@ -119,6 +119,11 @@ def count_free_slots(nodes: Iterable[GpuNode], family: str, gpu_count: int) -> i
     return sum(node.free // max(1, gpu_count) for node in nodes if node.family == family)
 
 
+def largest_node(nodes: Iterable[GpuNode], family: str) -> int:
+    """Return the GPUs of the node of a family that has most; 0 where there is none."""
+    return max((node.total for node in nodes if node.family == family), default=0)
+
+
 def affinity_of(nodes: Iterable[GpuNode], family: str) -> dict[str, Any] | None:
     """Return the affinity that keeps pods on nodes of a family; None where there are none."""
     values: dict[str, set[str]] = {}

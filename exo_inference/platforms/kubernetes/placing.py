@@ -14,7 +14,12 @@ from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment, ObservedReplica, ReplicaPhase
 from exo_inference.platforms.kubernetes.diagnosis import needs_gpu
 from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, annotation
-from exo_inference.platforms.kubernetes.nodes import GpuNode, affinity_of, count_free_slots
+from exo_inference.platforms.kubernetes.nodes import (
+    GpuNode,
+    affinity_of,
+    count_free_slots,
+    largest_node,
+)
 from exo_inference.platforms.kubernetes.settings import PlatformValues
 from exo_inference.platforms.kubernetes.step import Live
 from exo_inference.platforms.kubernetes.values import (
@@ -53,18 +58,51 @@ def choose_release(
     Raises:
         PlatformError: no node has the GPUs, or the model is not on a volume claim.
     """
-    pods_hash = build_release(desired, given).pods_hash
+    nodes = choose_nodes(desired, given, live, find_nodes)
+    pods_hash = build_release(desired, given, nodes=nodes).pods_hash
     if live is not None and live.name and live.pods_hash != pods_hash:
         # A new name alone is no reason to replace replicas: they keep the old one as their label.
         renamed = replace(desired, name=live.name)
-        if build_release(renamed, given).pods_hash == live.pods_hash:
+        if build_release(renamed, given, nodes=nodes).pods_hash == live.pods_hash:
             desired, pods_hash = renamed, live.pods_hash
     affinity = _choose_affinity(desired, given, live, find_nodes, pods_hash)
     strategy = SURGE
     if desired.gpu_type != CPU_FAMILY and not has_own_strategy(given, desired):
         strategy = choose_strategy(desired, live, pods, find_nodes, pods_hash)
     return build_release(
-        desired, given, strategy=strategy, affinity=affinity, chart_version=chart_version
+        desired,
+        given,
+        strategy=strategy,
+        affinity=affinity,
+        nodes=nodes,
+        chart_version=chart_version,
+    )
+
+
+def choose_nodes(
+    desired: DesiredDeployment,
+    given: PlatformValues,
+    live: Live | None,
+    find_nodes: Callable[[], Sequence[GpuNode]],
+) -> int:
+    """Return how many nodes share the GPUs of one replica; it stays what it was at the first start.
+
+    Raises:
+        PlatformError: no node has the GPUs, and several together cannot give them.
+    """
+    if live is not None:
+        return live.nodes
+    if desired.gpu_type == CPU_FAMILY or is_placed(given, desired.gpu_type):
+        return 1
+    largest = largest_node(find_nodes(), desired.gpu_type)
+    if not largest or desired.gpu_count <= largest:
+        return 1
+    if given.spans_nodes and desired.gpu_count % largest == 0:
+        return desired.gpu_count // largest
+    raise PlatformError(
+        f"no node has {desired.gpu_count} {desired.gpu_type}; the largest has {largest}",
+        hint="Add a node; or switch features.leaderWorkerSet on, for engines that span nodes, and ask "
+        f"for a multiple of {largest}.",
     )
 
 
@@ -88,9 +126,9 @@ def choose_strategy(
     if old == 0 or desired.replicas == 0:
         return SURGE
     nodes = find_nodes()
-    free = count_free_slots(nodes, desired.gpu_type, desired.gpu_count)
+    free = count_free_slots(nodes, desired.gpu_type, desired.gpu_count // live.nodes)
     known = any(node.family == desired.gpu_type for node in nodes)
-    return IN_PLACE if known and free == 0 else SURGE
+    return IN_PLACE if known and free < live.nodes else SURGE
 
 
 def surge_note(wanted: Release, live: Live | None, replicas: Sequence[ObservedReplica]) -> str:

@@ -65,15 +65,13 @@ from exo_inference.platforms.kubernetes.step import (
     settled_revision,
 )
 from exo_inference.platforms.kubernetes.values import Release
+from exo_inference.platforms.kubernetes.workloads import is_worker
 
 logger = logging.getLogger(__name__)
 
 _BUSY_SECONDS = 1.0
 _IDLE_SECONDS = 30.0
 """How soon to look again without being told of a change."""
-
-_OBJECTS = {"deployments": "apps/v1", **GROUPS}
-"""What every release has, and what is removed by name should Helm's record of it be gone."""
 
 _RELEASE_PREFIX = release_name("")
 _MODEL_PREFIX = f"{_RELEASE_PREFIX}model-"
@@ -102,7 +100,7 @@ class KubernetesPlatform:
         Raises:
             PlatformError: the API was away, or no node has the GPUs.
         """
-        live = read_live(self._deployment(desired.uid))
+        live = read_live(self._cluster.workloads.find(desired.uid))
         wanted = await self._choose(desired, live)
         replicas = await self._observe(desired.uid, wanted.pods_hash)
         await self._restart_failed(desired, replicas)
@@ -118,7 +116,7 @@ class KubernetesPlatform:
         release, jobs = release_name(uid), self._cluster.jobs
         if jobs.running(release):
             return False
-        has_pods, has_objects = bool(self._pods(uid)), self._deployment(uid) is not None
+        has_pods, has_objects = bool(self._pods(uid)), self._cluster.workloads.find(uid) is not None
         if has_pods and not has_objects:
             return False  # their requests are being finished
         if not has_objects and not await list_revisions(self._cluster.api, release):
@@ -141,7 +139,7 @@ class KubernetesPlatform:
             if name.startswith(_RELEASE_PREFIX) and not name.startswith(_MODEL_PREFIX)
         }
         engines = {pod_uid for pod_uid in self._cluster.pods.known_keys() if self._pods(pod_uid)}
-        return left | engines | self._cluster.deployments.known_keys()
+        return left | engines | self._cluster.workloads.known_keys()
 
     async def logs(self, uid: str, query: LogQuery) -> AsyncIterator[LogLine]:
         """Yield log lines in order of time; with `follow`, until the caller stops."""
@@ -155,7 +153,9 @@ class KubernetesPlatform:
 
     async def instance_types(self) -> list[InstanceTypeInfo]:
         """Return the families of the cluster's nodes with what is free now; `cpu` comes last."""
-        return instance_types(self._cluster.nodes.all(), self._cluster.pods.all())
+        cluster = self._cluster
+        spans_nodes = cluster.settings.values.spans_nodes
+        return instance_types(cluster.nodes.all(), cluster.pods.all(), spans_nodes=spans_nodes)
 
     async def measurements(self, replica: str) -> dict[str, Any] | None:
         """Return what the engine of a ready replica has measured; None where it does not say."""
@@ -164,17 +164,14 @@ class KubernetesPlatform:
 
     # -- looking
 
-    def _deployment(self, uid: str) -> Object | None:
-        found = self._cluster.deployments.by_key(uid)
-        return found[0] if found else None
-
     def _pods(self, uid: str) -> list[Object]:
-        """Return the engine pods of a deployment, oldest first."""
-        return [
+        """Return the engine pods of a deployment that are replicas, oldest first."""
+        engines = (
             pod
             for pod in self._cluster.pods.by_key(uid)
-            if counts(pod) and pod["spec"]["containers"][0]["name"] == ENGINE_CONTAINER
-        ]
+            if pod["spec"]["containers"][0]["name"] == ENGINE_CONTAINER
+        )
+        return [pod for pod in engines if counts(pod) and not is_worker(pod)]
 
     async def _observe(self, uid: str, pods_hash: str) -> tuple[ObservedReplica, ...]:
         pods = self._pods(uid)
@@ -258,7 +255,7 @@ class KubernetesPlatform:
 
     async def _upgrade(self, uid: str, wanted: Release) -> None:
         await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
-        await self._refresh(wanted.name)
+        await self._cluster.workloads.refresh(wanted.name, wanted.values)
 
     async def _settle(self, uid: str, wanted: Release) -> None:
         newest = await self._cluster.newest_revision(wanted.name)
@@ -271,14 +268,14 @@ class KubernetesPlatform:
         logger.warning("release %s is rolled back: %s", wanted.name, step.reason)
         await self._annotate(uid, refused_annotations(wanted, step.reason, self._now()))
         await self._cluster.rollback(wanted.name, uid, step.revision)
-        await self._refresh(wanted.name)
+        await self._cluster.workloads.refresh(wanted.name, wanted.values)
         await self._point_at_newest(uid, wanted.name)
 
     async def _rescale(self, uid: str, wanted: Release, step: Rescale) -> None:
         await self._finish_roll_back(uid, wanted.name)
         values = {"replicas": step.replicas}
         await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, values, reuse=True)
-        await self._refresh(wanted.name)
+        await self._cluster.workloads.refresh(wanted.name, wanted.values)
         await self._point_at_newest(uid, wanted.name)
 
     async def _finish_roll_back(self, uid: str, release: str) -> None:
@@ -286,7 +283,7 @@ class KubernetesPlatform:
 
         A Helm that was killed may have brought its objects back, but not its values.
         """
-        live = read_live(self._deployment(uid))
+        live = read_live(self._cluster.workloads.find(uid))
         newest = await self._cluster.newest_revision(release)
         if live is None or live.settled_revision is None or newest is None:
             return
@@ -301,21 +298,12 @@ class KubernetesPlatform:
             await self._annotate(uid, settled_revision(newest.number))
 
     async def _annotate(self, uid: str, annotations: dict[str, str | None]) -> None:
-        deployment = self._deployment(uid)
-        if deployment is not None:
-            name = deployment["metadata"]["name"]
-            path = object_path(self._cluster.api, "deployments", name, group="apps/v1")
-            body = {"metadata": {"annotations": annotations}}
-            self._cluster.deployments.observe_answer(await self._cluster.api.merge(path, body))
-
-    async def _refresh(self, release: str) -> None:
-        """Read what Helm wrote, so that the next look does not take the old for the present."""
-        path = object_path(self._cluster.api, "deployments", release, group="apps/v1")
-        self._cluster.deployments.observe_answer(await self._cluster.api.get(path))
+        await self._cluster.workloads.merge(uid, {"metadata": {"annotations": annotations}})
 
     async def _uninstall(self, release: str) -> None:
         await self._cluster.helm.uninstall(release)
-        for plural, group in _OBJECTS.items():
+        # Should Helm's record of it be gone, its objects are removed by name.
+        for plural, group in {**self._cluster.workloads.kinds, **GROUPS}.items():
             await delete_if_there(
                 self._cluster.api, object_path(self._cluster.api, plural, release, group=group)
             )
@@ -384,7 +372,7 @@ class KubernetesPlatform:
                 "it serves on. Change the parameters; or, to try the same again, run "
                 "`exo dedicated-inference deployment update` without a flag"
             )
-        deployment = self._deployment(desired.uid)
+        deployment = self._cluster.workloads.find(desired.uid)
         denied = diagnose_deployment(deployment) if deployment is not None else None
         return denied.details if denied is not None else ""
 

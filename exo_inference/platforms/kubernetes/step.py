@@ -17,6 +17,7 @@ from typing import Any
 from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
 from exo_inference.platforms.kubernetes.names import (
     NAME_LABEL,
+    NODES_ANNOTATION,
     PODS_ANNOTATION,
     REFUSED_AT,
     REFUSED_PODS,
@@ -51,6 +52,7 @@ class Live:
         refused_at, refused_reason: when, and why.
         overdue: the rollout made no progress for longer than a start may take.
         missing: kind of an object of the release that somebody deleted.
+        nodes: pods of one replica.
     """
 
     spec_hash: str = ""
@@ -67,6 +69,7 @@ class Live:
     refused_reason: str = ""
     overdue: bool = False
     missing: str = ""
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,7 @@ def read_live(deployment: Mapping[str, Any] | None) -> Live | None:
         refused_pods=annotation(deployment, REFUSED_PODS),
         refused_at=_time(annotation(deployment, REFUSED_AT)),
         refused_reason=annotation(deployment, REFUSED_REASON),
+        nodes=int(annotation(deployment, NODES_ANNOTATION) or 1),
         overdue=conditions.get("Progressing", {}).get("reason") == "ProgressDeadlineExceeded",
     )
 

@@ -65,6 +65,7 @@ def build_release(
     *,
     strategy: Strategy = SURGE,
     affinity: Mapping[str, Any] | None = None,
+    nodes: int = 1,
     chart_version: str = "",
 ) -> Release:
     """Return the release of a deployment.
@@ -74,12 +75,13 @@ def build_release(
         given: the administrator's values.
         strategy: how replicas are replaced; the administrator's own goes first.
         affinity: which nodes have the GPU; not used where the administrator says so.
+        nodes: how many share the GPUs of one replica.
         chart_version: another one is another `spec_hash`.
 
     Raises:
         PlatformError: the model is not on a volume claim.
     """
-    own = _own_values(desired)
+    own = _own_values(desired, nodes)
     values = merged(given.deployment, given.engines.get(desired.engine, {}))
     values = merged(values, given.gpus.get(desired.gpu_type, {}))
     if "rollout" not in values:
@@ -111,7 +113,7 @@ def has_own_strategy(given: PlatformValues, desired: DesiredDeployment) -> bool:
     return any("rollout" in values for values in chosen)
 
 
-def _own_values(desired: DesiredDeployment) -> dict[str, Any]:
+def _own_values(desired: DesiredDeployment, nodes: int) -> dict[str, Any]:
     claim, _, directory = split_claim(desired.model_path)
     engine: dict[str, Any] = {
         "name": desired.engine,
@@ -121,8 +123,9 @@ def _own_values(desired: DesiredDeployment) -> dict[str, Any]:
     # exo-engine has the project's own version; the one on the wire names vLLM's flags.
     if desired.engine != "exo":
         engine["version"] = desired.engine_version or get_engine(desired.engine).version
-    gpu_count = 0 if desired.gpu_type == CPU_FAMILY else desired.gpu_count
+    gpu_count = 0 if desired.gpu_type == CPU_FAMILY else desired.gpu_count // nodes
     return {
+        **({"multiNode": {"size": nodes}} if nodes > 1 else {}),
         "deployment": {"name": desired.name, "uid": desired.uid},
         "replicas": desired.replicas,
         "engine": engine,

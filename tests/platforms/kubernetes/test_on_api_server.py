@@ -152,14 +152,14 @@ class Running:
         """Apply until the Deployment is that of the desired state, and Helm has ended."""
 
         def is_applied(_: ObservedDeployment) -> bool:
-            deployments = self.cluster.deployments.by_key(UID)
+            found = self.cluster.workloads.find(UID)
             flags = json.dumps(list(desired.engine_parameters), separators=(",", ":"))
-            return bool(deployments) and (
-                deployments[0]["spec"]["template"]["metadata"]["annotations"][
+            return found is not None and (
+                found["spec"]["template"]["metadata"]["annotations"][
                     "inference.exo.dev/engine-parameters"
                 ]
                 == flags
-                and deployments[0]["spec"]["replicas"] == desired.replicas
+                and found["spec"]["replicas"] == desired.replicas
             )
 
         await self.until(desired, is_applied)
@@ -404,7 +404,7 @@ async def test_deletion_leaves_nothing(kubelet: Kubelet, tmp_path: Path) -> None
     async with running(kubelet.api, tmp_path) as process:
         pod = await process.settle(DESIRED, kubelet)
         async with asyncio.timeout(60):
-            while process.cluster.deployments.by_key(UID):
+            while process.cluster.workloads.find(UID):
                 assert not await process.platform.delete(UID)
                 await asyncio.sleep(0.05)
         await process.cluster.jobs.wait(RELEASE)

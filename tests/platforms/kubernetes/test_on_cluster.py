@@ -169,7 +169,9 @@ async def test_without_one_replicas_are_replaced_one_at_a_time_and_that_is_said(
         changed = replace(WANTED, engine_parameters=("--seed=1",))
         least, _ = await watch(process, changed, lambda seen: is_settled(seen, 2))
         assert least >= 1
-        strategy = process.cluster.deployments.by_key(UID)[0]["spec"]["strategy"]
+        found = process.cluster.workloads.find(UID)
+        assert found is not None
+        strategy = found["spec"]["strategy"]
         assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 

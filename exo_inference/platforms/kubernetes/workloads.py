@@ -1,0 +1,115 @@
+"""What runs the replicas of a release: a Deployment, or a LeaderWorkerSet where a replica spans nodes.
+
+`platform.py` reads both as Deployments, so that steps, settling and roll-backs are the same; what they
+write down goes to the object itself. The chart decides by `multiNode.size` which of the two there is.
+A LeaderWorkerSet has no deadline, so an update that neither fails nor becomes ready waits on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from exo_inference.kubernetes_api.client import KubernetesApi, object_path
+from exo_inference.kubernetes_api.informer import Informer, Object
+from exo_inference.platforms.kubernetes.names import (
+    DEPLOYMENT_CHART,
+    NODES_ANNOTATION,
+    ROLE_LABEL,
+    UID_LABEL,
+    label,
+)
+
+_DEPLOYMENTS, _GROUPS = "deployments", "leaderworkersets"
+_API_GROUPS = {_DEPLOYMENTS: "apps/v1", _GROUPS: "leaderworkerset.x-k8s.io/v1"}
+
+
+class Workloads:
+    """Follows the workloads of all releases.
+
+    Args:
+        api: the Kubernetes API.
+        on_change: called with every workload that came, changed or went.
+        spans_nodes: the cluster has LeaderWorkerSet.
+    """
+
+    def __init__(
+        self, api: KubernetesApi, on_change: Callable[[Object], None], *, spans_nodes: bool
+    ) -> None:
+        self._api = api
+        self.kinds = dict(_API_GROUPS) if spans_nodes else {_DEPLOYMENTS: "apps/v1"}
+        self._followed = {
+            plural: Informer(
+                api,
+                object_path(api, plural, group=group),
+                query={"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT_CHART}"},
+                key_of=lambda item: label(item, UID_LABEL),
+                on_change=on_change,
+            )
+            for plural, group in self.kinds.items()
+        }
+        self.informers = tuple(self._followed.values())
+
+    def find(self, uid: str) -> Object | None:
+        """Return what runs a deployment's replicas, as a Deployment."""
+        for plural, informer in self._followed.items():
+            found = informer.by_key(uid)
+            if found:
+                return found[0] if plural == _DEPLOYMENTS else as_deployment(found[0])
+        return None
+
+    def known_keys(self) -> set[str]:
+        """Return the uids of all deployments that have a workload."""
+        return {key for informer in self.informers for key in informer.known_keys()}
+
+    async def merge(self, uid: str, body: Mapping[str, Any]) -> None:
+        """Change fields of what runs a deployment's replicas, where there is anything.
+
+        Raises:
+            StoreError
+        """
+        for plural, informer in self._followed.items():
+            for item in informer.by_key(uid)[:1]:
+                path = self._path(plural, item["metadata"]["name"])
+                informer.observe_answer(await self._api.merge(path, body))
+
+    async def refresh(self, release: str, values: Mapping[str, Any]) -> None:
+        """Read what Helm wrote, so that the next look does not take the old for the present.
+
+        Raises:
+            StoreError
+        """
+        plural = _GROUPS if nodes_of(values) > 1 else _DEPLOYMENTS
+        answer = await self._api.get(self._path(plural, release))
+        self._followed[plural].observe_answer(answer)
+
+    def _path(self, plural: str, name: str) -> str:
+        return object_path(self._api, plural, name, group=self.kinds[plural])
+
+
+def nodes_of(values: Mapping[str, Any]) -> int:
+    """Return how many pods one replica is by the values of its release."""
+    return int(values.get("multiNode", {}).get("size", 1))
+
+
+def as_deployment(group: Object) -> Object:
+    """Return a LeaderWorkerSet in the form of a Deployment; the pods are those that serve."""
+    spec = group["spec"]
+    template = spec["leaderWorkerTemplate"]
+    rolling = spec.get("rolloutStrategy", {}).get("rollingUpdateConfiguration", {})
+    metadata = dict(group["metadata"])
+    annotations = metadata.get("annotations", {})
+    metadata["annotations"] = {**annotations, NODES_ANNOTATION: str(template.get("size", 1))}
+    return {
+        "metadata": metadata,
+        "spec": {
+            "replicas": spec.get("replicas"),
+            "strategy": {"rollingUpdate": rolling},
+            "template": template["leaderTemplate"],
+        },
+    }
+
+
+def is_worker(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod works for another one, which is the replica."""
+    return label(pod, ROLE_LABEL) == "worker"
