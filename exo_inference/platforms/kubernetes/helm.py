@@ -1,8 +1,9 @@
 """Runs Helm: one short process per change, which waits for nothing but the API.
 
 `jobs.py` calls it in the background. Values go in through stdin, so nothing of them is on a command
-line or in a file. Secrets are never among them: charts name the Secret. What a change costs is mostly
-Helm's processor time (docs/benchmarks/kubernetes.md); what is done about it is done here.
+line or in a file with a name. Secrets are never among them: charts name the Secret. What a change
+costs is mostly Helm's processor time (docs/benchmarks/kubernetes.md); what is done about it is done
+here.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -149,13 +151,15 @@ class Helm:
         await self._run("uninstall", release, "--ignore-not-found")
 
     async def _run(self, *words: str, stdin: str = "") -> None:
-        async with self._slots:
+        # Not through a pipe: were this process paused before it has written all values, its Helm would
+        # wait for them, and begin when another leads.
+        async with self._slots, _filled(stdin) as values:
             process = await asyncio.create_subprocess_exec(
                 *self._nice,
                 self._program,
                 *words,
                 f"--namespace={self._namespace}",
-                stdin=asyncio.subprocess.PIPE,
+                stdin=values,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._environment,
@@ -163,7 +167,7 @@ class Helm:
             )
             try:
                 async with asyncio.timeout(self._settings.helm_seconds):
-                    _, said = await process.communicate(stdin.encode())
+                    _, said = await process.communicate()
             except TimeoutError as exc:
                 text = f"Helm took longer than {self._settings.helm_seconds:.0f} s and was stopped"
                 raise HelmFailed(text, transient=True) from exc
@@ -190,6 +194,15 @@ def _outline(value: object) -> object:
     if isinstance(value, Mapping):
         return {key: _outline(each) for key, each in value.items()}
     return bool(value)
+
+
+@contextlib.asynccontextmanager
+async def _filled(text: str) -> AsyncIterator[IO[bytes]]:
+    """Return a file without a name that holds the text, at its beginning."""
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        yield file
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -72,6 +72,13 @@ async def test_values_go_through_stdin_and_nothing_of_our_environment_leaks(tmp_
     assert f"HOME={tmp_path}/work" in environment
 
 
+async def test_helm_has_all_values_when_it_starts(tmp_path: Path) -> None:
+    """One that waits for a paused leader to write them would begin when another leads."""
+    helm = stub(tmp_path, f"test ! -p /dev/stdin && cat > {tmp_path}/stdin")
+    await helm.upgrade("r", "chart", {"a": "x" * 200_000})
+    assert (tmp_path / "stdin").stat().st_size > 200_000
+
+
 async def test_objects_are_compared_with_the_schemas_once_per_form(tmp_path: Path) -> None:
     helm = stub(
         tmp_path, f'cat > /dev/null; echo "$@" >> {tmp_path}/argv; test ! -e {tmp_path}/fail'
