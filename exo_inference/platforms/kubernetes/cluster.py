@@ -109,12 +109,14 @@ class Cluster:
 
         Raises:
             StoreError: it cannot be read.
-            ConfigurationError: a chart is not there.
+            ConfigurationError: a chart or LeaderWorkerSet is not there.
         """
         for chart in (DEPLOYMENT_CHART, MODEL_CHART):
             await asyncio.to_thread(self.helm.chart_version, chart)
         await asyncio.to_thread(self.settings.work_dir.mkdir, 0o700, parents=True, exist_ok=True)
-        await asyncio.gather(*(informer.start() for informer in self._informers))
+        await self.workloads.start()
+        others = (each for each in self._informers if each not in self.workloads.informers)
+        await asyncio.gather(*(informer.start() for informer in others))
 
     async def stop_work(self) -> None:
         """Stop all work on releases, as one must who is no longer the leader; go on looking."""

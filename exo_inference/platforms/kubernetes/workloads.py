@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from exo_inference.kubernetes_api.client import KubernetesApi, object_path
+from exo_inference.errors import ConfigurationError
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
 from exo_inference.kubernetes_api.informer import Informer, Object
 from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
@@ -49,6 +50,24 @@ class Workloads:
             for plural, group in self.kinds.items()
         }
         self.informers = tuple(self._followed.values())
+
+    async def start(self) -> None:
+        """Read everything once, then follow the changes in the background.
+
+        Raises:
+            ConfigurationError: the cluster has no LeaderWorkerSet, and was said to have it.
+            StoreError: the API was away, or refuses.
+        """
+        for plural, informer in self._followed.items():
+            try:
+                await informer.start()
+            except ApiRefusal as exc:
+                if exc.status_code != 404 or plural != _GROUPS:
+                    raise
+                raise ConfigurationError(
+                    "the cluster does not have LeaderWorkerSet, and features.leaderWorkerSet is on",
+                    hint="Install it, or switch features.leaderWorkerSet of the chart exo-inference off.",
+                ) from exc
 
     def find(self, uid: str) -> Object | None:
         """Return what runs a deployment's replicas, as a Deployment."""

@@ -190,8 +190,8 @@ async def running(
         values=values or PlatformValues(),
     )
     cluster = Cluster(client, settings)
-    await cluster.start()
     try:
+        await cluster.start()
         yield Running(cluster)
     finally:
         await cluster.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from exo_inference.errors import PlatformError
+from exo_inference.errors import ConfigurationError, PlatformError
 from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.platforms.kubernetes import PlatformValues
 from exo_inference.platforms.kubernetes.nodes import GpuNode, gpu_nodes
@@ -137,6 +137,16 @@ class GroupKubelet(Kubelet):
             }
             self.api.request("POST", f"/api/v1/namespaces/{self.api.namespace}/pods", body)
         return f"{RELEASE}-{number}-0"
+
+
+@pytest.mark.kubernetes
+async def test_a_cluster_that_lacks_leaderworkerset_ends_the_start_with_the_reason(
+    kubernetes_api: KubernetesApi, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        async with running(kubernetes_api, tmp_path, values=SPANNING):
+            pass
+    assert "does not have LeaderWorkerSet" in refused.value.message
 
 
 @pytest.mark.kubernetes
