@@ -6,6 +6,7 @@ docs/decisions/0007-kubernetes-store.md.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -18,6 +19,7 @@ from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.objects import Stored
 from exo_inference.resources import OperationSubject, Resource
+from exo_inference.wire import Operation
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +61,11 @@ class Companions:
         """Write what may be missing: the memory of a create finds its object without it."""
         if recording is None:
             return
-        if recording.request is not None:
-            try:
-                await self._records.confirm(recording.request.key)
-            except StoreError as exc:
-                logger.warning("a create is remembered by its object alone: %s", exc.message)
+        # Both log their failures; neither needs the other, and somebody waits for the answer.
+        writes = [self._confirm(recording.request.key)] if recording.request is not None else []
         if recording.events:
-            await self._events.add(kind, stored, recording.events)
+            writes.append(self._events.add(kind, stored, recording.events))
+        await asyncio.gather(*writes)
 
     async def forget(self, stored: Stored) -> None:
         """Remove what belonged to an object that is gone."""
@@ -75,18 +75,35 @@ class Companions:
         except StoreError as exc:
             logger.warning("secrets of %s are removed later: %s", stored.name, exc.message)
 
+    async def _confirm(self, key: str) -> None:
+        try:
+            await self._records.confirm(key)
+        except StoreError as exc:
+            logger.warning("a create is remembered by its object alone: %s", exc.message)
+
     async def _write(
         self, recording: Recording, subject: OperationSubject, undo: _Undo, *, is_new: bool
     ) -> None:
         operation, request = recording.operation, recording.request
         if request is not None and await self._records.claim(request, subject):
             undo.append(functools.partial(self._records.remove_request, request.key))
-        if operation is not None and await self._records.add_operation(operation, subject):
-            undo.append(functools.partial(self._records.remove_operation, operation.id))
-        store = self._secrets.add if is_new else self._secrets.put
-        for name, value in recording.secrets.items():
+
+        async def write_operation(operation: Operation) -> None:
+            if await self._records.add_operation(operation, subject):
+                undo.append(functools.partial(self._records.remove_operation, operation.id))
+
+        async def write_secret(name: str, value: bytes) -> None:
+            store = self._secrets.add if is_new else self._secrets.put
             if await store(subject.uid, name, value):
                 undo.append(functools.partial(self._secrets.remove, subject.uid, name))
+
+        writes = [write_secret(name, value) for name, value in recording.secrets.items()]
+        if operation is not None:
+            writes.append(write_operation(operation))
+        # All have ended before an error is raised: what was written by then is taken back.
+        for result in await asyncio.gather(*writes, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
 
 async def _take_back(undo: _Undo) -> None:
