@@ -132,7 +132,10 @@ class LeaderElection:
             elif _holder(lease) != self._identity:
                 self._held_until = float("-inf")
         except StoreError as exc:
-            logger.info("the lease could not be written: %s", exc.message)
+            # Without the right to it nobody will ever lead; anything else passes.
+            is_forbidden = isinstance(exc, ApiRefusal) and exc.status_code == 403
+            level = logging.WARNING if is_forbidden else logging.INFO
+            logger.log(level, "the lease could not be written: %s", exc.text)
         return self.is_leading
 
     async def _keep(self, work: asyncio.Future[None]) -> None:

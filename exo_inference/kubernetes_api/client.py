@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,10 @@ WATCH_IDLE_SECONDS = 90.0
 """A watch that is silent for longer is dead: the server sends a bookmark about every minute."""
 
 _BUSY = frozenset({429, 500, 502, 503, 504})
+_LACKS_RIGHT = re.compile(r"is forbidden: User \"[^\"]+\" cannot ")
+_ROLE_HINT = (
+    "Upgrade the chart exo-inference, which brings the role, or give the account this right."
+)
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -49,8 +54,10 @@ class ApiRefusal(ObjectRefused):
         reason: the word that Kubernetes has for it, such as `AlreadyExists`.
     """
 
-    def __init__(self, message: str, *, status_code: int, reason: str) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, status_code: int, reason: str, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.status_code = status_code
         self.reason = reason
 
@@ -287,4 +294,5 @@ def _refusal(method: str, path: str, status: int, body: bytes) -> ApiRefusal:
     except (ValueError, AttributeError):
         reason, message = "", body.decode(errors="replace")
     text = message[:256] or f"{method} {path} was answered {status}"
-    return ApiRefusal(text, status_code=status, reason=reason)
+    hint = _ROLE_HINT if status == 403 and _LACKS_RIGHT.search(text) else None
+    return ApiRefusal(text, status_code=status, reason=reason, hint=hint)

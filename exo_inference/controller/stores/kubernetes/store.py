@@ -31,7 +31,9 @@ from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.controller.stores.kubernetes.companions import Companions
 from exo_inference.controller.stores.kubernetes.events import Events
 from exo_inference.controller.stores.kubernetes.records import KINDS, Records
+from exo_inference.controller.stores.kubernetes.schemas import refuse_old_schemas
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
+from exo_inference.controller.stores.kubernetes.unreadable import report_unreadable
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.client import (
     ApiRefusal,
@@ -92,13 +94,14 @@ class KubernetesStore:
 
         Raises:
             StoreUnreachable: the API does not answer.
-            StoreDamaged: the CRDs are not installed.
+            StoreDamaged: the CRDs are not installed, or are those of an older version.
             StoreTooNew: those of a newer version are.
         """
         store = cls(api, clock)
         try:
             for follower in store._followers:
                 await store._list_all(follower)
+            await refuse_old_schemas(api)
         except BaseException:
             await store.close()
             raise
@@ -231,7 +234,11 @@ class KubernetesStore:
         return await self._records.ensure_fact(name, value)
 
     async def prune(self, *, requests_before: datetime, operations_before: datetime) -> None:
-        """Forget what is old, and remove what a crash left; at most every `REPAIR_SECONDS`."""
+        """Forget what is old, and remove what a crash left; at most every `REPAIR_SECONDS`.
+
+        Each time, say on objects that cannot be read that they are left alone.
+        """
+        await report_unreadable(self._api, self._caches.values())
         if self._clock() < self._next_repair:
             return
         self._next_repair = self._clock() + REPAIR_SECONDS
