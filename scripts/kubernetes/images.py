@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,9 +28,13 @@ from scripts.kubernetes import binaries, prerequisites
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "0.1.0"
+"""Of the images whose program is ours."""
+
 _DEBIAN = "bookworm"
 _BASE_TAG = f"localhost/debian:{_DEBIAN}"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_RELEASE = re.compile(r"^ARG BASE=\S+:(?:server-cuda-|v)?(\S+)$", re.MULTILINE)
+"""The engine's release in the tag of an upstream image."""
 
 
 class BuildFailed(Exception):
@@ -46,17 +51,36 @@ class Image:
         sources: files and directories below the root that it is made from.
         offline: build arguments where no container registry is there; None where the base can come
             from nowhere else.
+        is_adapted: it is an engine's own image with our entrypoint.
     """
 
     name: str
     dockerfile: str
     sources: tuple[str, ...]
     offline: dict[str, str] | None = field(default=None)
+    is_adapted: bool = False
+
+    @property
+    def tag(self) -> str:
+        """What the chart looks for: of an adapted image the release of the engine in its base.
+
+        Raises:
+            BuildFailed: the Dockerfile does not say it.
+        """
+        if not self.is_adapted:
+            return TAG
+        found = _RELEASE.search((ROOT / self.dockerfile).read_text())
+        if found is None:
+            raise BuildFailed(
+                f"{self.dockerfile} has no line ARG BASE=IMAGE:TAG, so its engine's release is not known"
+            )
+        return found[1]
 
 
 def _adapter_image(engine: str) -> Image:
     directory = f"engine-images/{engine}"
-    return Image(f"exo-{engine}", f"{directory}/Dockerfile", (directory, "engine-images/adapter"))
+    sources = (directory, "engine-images/adapter")
+    return Image(f"exo-{engine}", f"{directory}/Dockerfile", sources, is_adapted=True)
 
 
 IMAGES = (
@@ -134,7 +158,7 @@ def _build_one(image: Image, *, offline: bool) -> Path:
         raise BuildFailed(f"{image.name} has a base that only a container registry has")
     arguments = (image.offline or {}) if offline else {}
     sources = [ROOT / source for source in image.sources]
-    archive = _archive(image.name, _hash(repr(arguments), sources))
+    archive = _archive(image.name, _hash(_made_as(image, arguments), sources))
     if archive.exists():
         return archive
     if offline:
@@ -142,13 +166,18 @@ def _build_one(image: Image, *, offline: bool) -> Path:
         _ensure_base()
     print(f"building {image.name} ...", file=sys.stderr, flush=True)
     begin = time.monotonic()
-    tag = f"localhost/{image.name}:{TAG}"
+    tag = f"localhost/{image.name}:{image.tag}"
     _bud(tag, ROOT / image.dockerfile, ROOT, arguments)
     _save(tag, archive)
     _tidy()
     size = archive.stat().st_size / 1e6
     print(f"  took {time.monotonic() - begin:.0f} s, {size:.0f} MB", file=sys.stderr, flush=True)
     return archive
+
+
+def _made_as(image: Image, arguments: dict[str, str]) -> str:
+    """Return what an archive depends on besides its files; the tag is in it."""
+    return f"{arguments}{image.tag if image.is_adapted else ''}"
 
 
 def _ensure_base() -> None:

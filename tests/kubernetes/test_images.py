@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from exo_inference.engines import ENGINES, get_engine
 from scripts.kubernetes import images, prerequisites
 
 
@@ -72,9 +75,56 @@ def test_an_image_that_is_built_is_not_built_again(
     monkeypatch.setattr(images, "_bud", lambda *arguments: pytest.fail("it was built"))
     (image,) = (image for image in images.IMAGES if image.name == "exo-vllm")
     sources = [images.ROOT / source for source in image.sources]
-    archive = images._archive("exo-vllm", images._hash("{}", sources))
+    archive = images._archive("exo-vllm", images._hash(images._made_as(image, {}), sources))
     archive.touch()
     assert images.build(["exo-vllm"], offline=False) == [archive]
+
+
+@pytest.mark.parametrize("image", images.IMAGES, ids=lambda image: image.name)
+def test_an_image_is_tagged_as_the_chart_looks_for_it(image: images.Image) -> None:
+    """By its engine's release, which is the platform's default; by the chart's own version else."""
+    engine = image.name.removeprefix("exo-")
+    wanted = get_engine(engine).version if engine in ENGINES else image_tag_of_the_charts()
+    assert image.tag == wanted
+
+
+def image_tag_of_the_charts() -> str:
+    """Return what images of the project are tagged with where nothing else is said."""
+    found = {
+        re.search(r'^appVersion: "?([^"\n]+)"?$', path.read_text(), re.MULTILINE)
+        for path in (images.ROOT / "charts").glob("*/Chart.yaml")
+    }
+    (version,) = {match[1] for match in found if match is not None}
+    return version
+
+
+def test_what_is_built_and_saved_has_the_engines_release_as_tag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[list[str]] = []
+
+    def record(command: list[str], *, check: bool = True) -> subprocess.CompletedProcess[str]:
+        commands.append(list(command))
+        if "push" in command:
+            Path(command[-1].split(":")[1]).touch()
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(images, "_run", record)
+    monkeypatch.setattr(images, "_builder", lambda: "buildah")
+    (archive,) = images.build(["exo-llama-cpp"], offline=False)
+    assert archive.exists()
+    build, push = (next(c for c in commands if word in c) for word in ("build", "push"))
+    assert build[build.index("--tag") + 1] == "localhost/exo-llama-cpp:b11243"
+    assert push[-1].endswith(":localhost/exo-llama-cpp:b11243")
+
+
+def test_a_dockerfile_that_names_no_release_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    monkeypatch.setattr(images, "ROOT", tmp_path)
+    with pytest.raises(images.BuildFailed, match="Dockerfile has no line ARG BASE=IMAGE:TAG"):
+        _ = images.Image("exo-x", "Dockerfile", (), is_adapted=True).tag
 
 
 def test_an_unknown_image_is_refused_with_those_there_are() -> None:
