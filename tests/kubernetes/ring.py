@@ -92,7 +92,12 @@ class Ring:
         """Bring the deployments to different steps, without faults."""
         self.acknowledge(lambda client: client.models.create("exo/tiny-chat"))
         wait_for(lambda: self._read(lambda c: c.models.list()[0].state) == "ready", "the model", 60)
-        for number in range(1, len(STEPS)):
+        steps = (("create", 2, FIRST), ("scale", 3, FIRST), *[("update", 3, SECOND)] * 4)
+        for life, (step, replicas, parameters) in zip(self.lives[1:], steps, strict=True):
+            self._create(life, replicas, parameters)
+            life.step = step
+        self.wait_converged(self.lives[1:])
+        for number in range(STEPS.index("bad update") + 1, len(STEPS)):
             self.take_steps(self.lives[number:])
             self.wait_converged(self.lives[number:])
 
@@ -106,15 +111,7 @@ class Ring:
         time.sleep(moment)
         step, uid = life.next_step, life.uid
         if step == "create":
-            operation = self.acknowledge(
-                lambda client: client.deployments.create(
-                    life.name, model="exo/tiny-chat", gpu_type="cpu", replicas=2, engine_parameters=FIRST
-                ),
-                lambda client: client.deployments.find(life.name).id,
-            )  # fmt: skip
-            life.uid = operation if isinstance(operation, str) else _id_in(operation)
-            life.key, life.replicas = "", 2
-            life.parameters = life.serving = FIRST
+            operation = self._create(life, 2, FIRST)
         elif step in ("update", "bad update"):
             wanted = SECOND if step == "update" else BAD
             operation = self.acknowledge(
@@ -134,6 +131,22 @@ class Ring:
         life.step, life.least_ready = step, None
         if isinstance(operation, Operation):
             life.operations.append(operation.id)
+
+    def _create(self, life: Life, replicas: int, parameters: list[str]) -> Operation | str:
+        operation = self.acknowledge(
+            lambda client: client.deployments.create(
+                life.name,
+                model="exo/tiny-chat",
+                gpu_type="cpu",
+                replicas=replicas,
+                engine_parameters=parameters,
+            ),
+            lambda client: client.deployments.find(life.name).id,
+        )
+        life.uid = operation if isinstance(operation, str) else _id_in(operation)
+        life.key, life.replicas = "", replicas
+        life.parameters = life.serving = parameters
+        return operation
 
     def acknowledge(
         self,
