@@ -70,8 +70,8 @@ from exo_inference.platforms.kubernetes.workloads import is_worker
 logger = logging.getLogger(__name__)
 
 _BUSY_SECONDS = 1.0
-_IDLE_SECONDS = 30.0
-"""How soon to look again without being told of a change."""
+_IDLE_SECONDS = 60.0
+"""How soon to look again without being told of a change; the end of a job on a release is told."""
 
 _RELEASE_PREFIX = release_name("")
 _MODEL_PREFIX = f"{_RELEASE_PREFIX}model-"
@@ -344,15 +344,14 @@ class KubernetesPlatform:
         note = surge_note(wanted, live, replicas)
         if note:
             replicas = tuple(_with_note(replica, note) for replica in replicas)
-        busy = jobs.running(wanted.name) or any(
-            replica.phase is not ReplicaPhase.READY for replica in replicas
-        )
+        busy = any(replica.phase is not ReplicaPhase.READY for replica in replicas)
         wait = jobs.wait_seconds(wanted.name, wanted.spec_hash)
         return ObservedDeployment(
             replicas=replicas,
-            next_check_seconds=max(_BUSY_SECONDS if busy else _IDLE_SECONDS, min(wait, 10.0)),
+            next_check_seconds=_next_check(wait, busy=busy),
             failure=self._explain_failure(desired, wanted, live, failure),
             selector=f"{UID_LABEL}={desired.uid}",
+            autoscaled=live.replicas if live is not None and wanted.replicas is None else None,
         )
 
     def _explain_failure(
@@ -375,6 +374,13 @@ class KubernetesPlatform:
         deployment = self._cluster.workloads.find(desired.uid)
         denied = diagnose_deployment(deployment) if deployment is not None else None
         return denied.details if denied is not None else ""
+
+
+def _next_check(wait_seconds: float, *, busy: bool) -> float:
+    """Return when to look again, given how long a change that failed still has to wait."""
+    if wait_seconds <= 0.0:
+        return _BUSY_SECONDS if busy else _IDLE_SECONDS
+    return min(max(wait_seconds, _BUSY_SECONDS), 10.0 if busy else _IDLE_SECONDS)
 
 
 def _with_note(replica: ObservedReplica, note: str) -> ObservedReplica:
