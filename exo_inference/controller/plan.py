@@ -99,15 +99,15 @@ def plan_deployment(
 
 def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeployment) -> Assessment:
     """Say what the replicas mean for the deployment."""
-    wanted = deployment.spec.replicas
+    wanted = _wanted(deployment, observed)
     ready = [r for r in observed.replicas if r.phase == ReplicaPhase.READY]
     failed = _find_failure(observed, any_ready=bool(ready))
-    progressing = _progressing(deployment, observed.replicas)
+    progressing = _progressing(deployment, observed)
     conditions = (
         condition("Admitted", True, "Admitted"),
         condition("ModelReady", True, "ModelReady"),
         progressing,
-        _available(ready, wanted),
+        _available(ready, wanted, is_autoscaled=observed.autoscaled is not None),
         failed or condition("Failed", False, "NoFailure"),
     )
     return Assessment(
@@ -154,8 +154,14 @@ def _held(reason: str, message: str, *, failed: bool) -> tuple[Condition, ...]:
     )
 
 
-def _progressing(deployment: InferenceDeployment, replicas: Sequence[ObservedReplica]) -> Condition:
-    previous, wanted = deployment.status.conditions, deployment.spec.replicas
+def _wanted(deployment: InferenceDeployment, observed: ObservedDeployment) -> int:
+    """Return how many replicas there should be; an autoscaler on the pods goes first."""
+    return deployment.spec.replicas if observed.autoscaled is None else observed.autoscaled
+
+
+def _progressing(deployment: InferenceDeployment, observed: ObservedDeployment) -> Condition:
+    previous, wanted = deployment.status.conditions, _wanted(deployment, observed)
+    replicas = observed.replicas
     active = [r for r in replicas if r.phase != ReplicaPhase.DRAINING]
     settled = len(active) == len(replicas) == wanted and all(
         r.current and r.phase == ReplicaPhase.READY for r in replicas
@@ -168,16 +174,18 @@ def _progressing(deployment: InferenceDeployment, replicas: Sequence[ObservedRep
         reason = "Updating"
     elif before is None or ongoing == "Deploying":
         reason = "Deploying"
-    elif ongoing == "Scaling" or len(active) != len(replicas) or _is_new_size(deployment):
+    elif ongoing == "Scaling" or len(active) != len(replicas) or _is_new_size(deployment, observed):
         reason = "Scaling"
     else:
         reason = "Recovering"
     return condition("Progressing", True, reason, _explain(replicas, wanted))
 
 
-def _is_new_size(deployment: InferenceDeployment) -> bool:
+def _is_new_size(deployment: InferenceDeployment, observed: ObservedDeployment) -> bool:
     """Whether another number of replicas is wanted than at the last look."""
     status = deployment.status
+    if observed.autoscaled is not None:
+        return status.autoscaled_replicas not in (None, observed.autoscaled)
     before = [r for r in status.replicas if r.state != ReplicaPhase.DRAINING]
     is_new = status.observed_generation < deployment.metadata.generation
     return is_new and len(before) != deployment.spec.replicas
@@ -202,10 +210,16 @@ def _explain(replicas: Sequence[ObservedReplica], wanted: int) -> str:
     return f"{head}: {'; '.join(parts)}" if parts else head
 
 
-def _available(replicas: Sequence[ObservedReplica], wanted: int) -> Condition:
+def _available(
+    replicas: Sequence[ObservedReplica], wanted: int, *, is_autoscaled: bool
+) -> Condition:
     ready = len(replicas)
     if wanted == 0 and ready == 0:
         text = "scaled to 0: requests are answered 503 until you scale it up"
+        if is_autoscaled:
+            text = (
+                "scaled to 0 by the autoscaler: requests are answered 503 until it starts a replica"
+            )
         return condition("Available", True, "ScaledToZero", text)
     # What a ready replica has to say, all of them say: that they are simulated.
     text = replicas[0].details if ready >= wanted else f"ready {ready} of {wanted}"

@@ -154,6 +154,7 @@ class DeploymentReconciler:
             replicas=tuple(plan.to_state(replica) for replica in replicas),
             current_replicas=len(replicas),
             ready_replicas=ready,
+            autoscaled_replicas=None if observed is None else observed.autoscaled,
             selector=old.selector if observed is None else observed.selector,
             url=f"{self._gateway_url}/{metadata.uid}/v1",
             key_sha256=await self._key_hash(metadata.uid),

@@ -15,7 +15,7 @@ from exo_inference.resources import (
     ObjectMeta,
     ReplicaState,
 )
-from exo_inference.resources.states import deployment_state, model_state
+from exo_inference.resources.states import deployment_state, model_state, wanted_replicas
 from exo_inference.wire import ApiKey, Deployment, Model, ModelRef, ModelState, ReplicaView
 
 
@@ -56,7 +56,7 @@ def view_deployment(
         model=ModelRef(id=model_ids.get(spec.model), name=spec.model),
         gpu_type=spec.gpu_type,
         gpu_count=spec.gpu_count,
-        replicas=spec.replicas,
+        replicas=wanted_replicas(deployment),
         ready_replicas=status.ready_replicas,
         created_at=_created(deployment.metadata),
         updated_at=_updated(deployment.metadata, status.conditions),

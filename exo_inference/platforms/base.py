@@ -88,12 +88,14 @@ class ObservedDeployment:
         failure: why what was asked for is not carried out, where no replica can say it: an update
             that was rolled back, a quota. Empty when nothing is wrong.
         selector: finds the replicas' pods on a cluster.
+        autoscaled: the number that an autoscaler asks for, where one decides instead of what was desired.
     """
 
     replicas: tuple[ObservedReplica, ...] = ()
     next_check_seconds: float = 2.0
     failure: str = ""
     selector: str = ""
+    autoscaled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

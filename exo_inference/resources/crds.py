@@ -86,6 +86,7 @@ _KINDS = (
             Column("GPU", ".spec.gpuType"),
             Column("GPUs", ".spec.gpuCount", "integer", wide=True),
             Column("Wanted", ".spec.replicas", "integer"),
+            Column("Autoscaled", ".status.autoscaledReplicas", "integer", wide=True),
             Column("Ready", ".status.readyReplicas", "integer"),
             Column("Available", _condition("Available")),
             Column("Progress", _condition("Progressing", "message"), wide=True),

@@ -121,7 +121,8 @@ class DeploymentStatus(ResourceModel):
     while true), `Available` (enough replicas ready), `Failed`, and `Ready`, which sums them up: all
     is as asked for. `observed_restart` is the value of `RESTART_ANNOTATION` that was acted on.
     `current_replicas` counts `replicas`, and `selector` finds their pods on a cluster: both are what
-    an autoscaler asks for. `key_sha256` is the hash of the deployment's own key, by which the
+    an autoscaler asks for. `autoscaled_replicas` is the number wanted where an autoscaler sets it on
+    the pods past `spec.replicas`, which has no effect then. `key_sha256` is the hash of the deployment's own key, by which the
     gateways of a cluster know it. `admitted_spec` is a digest of the specification that was judged
     last and found good.
     """
@@ -132,6 +133,7 @@ class DeploymentStatus(ResourceModel):
     replicas: tuple[ReplicaState, ...] = Field(default=(), json_schema_extra=keyed_list("name"))
     current_replicas: int = 0
     ready_replicas: int = 0
+    autoscaled_replicas: int | None = None
     selector: str = ""
     url: str = ""
     key_sha256: str = ""

@@ -45,6 +45,12 @@ def deployment_state(deployment: InferenceDeployment) -> tuple[DeploymentState, 
     return DeploymentState.DEPLOYING, _message(conditions, "Available")
 
 
+def wanted_replicas(deployment: InferenceDeployment) -> int:
+    """Return how many replicas are asked for: by an autoscaler on the pods, else by the specification."""
+    autoscaled = deployment.status.autoscaled_replicas
+    return deployment.spec.replicas if autoscaled is None else autoscaled
+
+
 def model_state(model: InferenceModel) -> tuple[ModelState, str]:
     """Return the state of a model and what to say about it."""
     conditions = model.status.conditions
@@ -68,7 +74,7 @@ def _model_state(conditions: tuple[Condition, ...]) -> tuple[ModelState, str]:
 
 def _pending_state(deployment: InferenceDeployment) -> tuple[DeploymentState, str]:
     """A change was recorded that the controller has not looked at yet."""
-    wanted = deployment.spec.replicas
+    wanted = wanted_replicas(deployment)
     present = [r for r in deployment.status.replicas if r.state != "draining"]
     if (
         len(present) != wanted

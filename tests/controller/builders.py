@@ -74,14 +74,23 @@ def replica(
     )
 
 
-def assess(obj: InferenceDeployment, *replicas: ObservedReplica) -> InferenceDeployment:
-    """Return the deployment with the status that these replicas give it."""
-    found = plan.assess_deployment(obj, ObservedDeployment(replicas))
+def assess(
+    obj: InferenceDeployment, *replicas: ObservedReplica, autoscaled: int | None = None
+) -> InferenceDeployment:
+    """Return the deployment with the status that these replicas give it.
+
+    Args:
+        obj: the deployment.
+        replicas: what is there.
+        autoscaled: the number that an autoscaler asks for.
+    """
+    found = plan.assess_deployment(obj, ObservedDeployment(replicas, autoscaled=autoscaled))
     generation = obj.metadata.generation
     status = DeploymentStatus(
         conditions=merge(obj.status.conditions, found.conditions, generation=generation, now=NOW),
         observed_generation=generation,
         replicas=tuple(plan.to_state(r) for r in replicas),
         ready_replicas=sum(r.phase == ReplicaPhase.READY for r in replicas),
+        autoscaled_replicas=autoscaled,
     )
     return obj.model_copy(update={"status": status})

@@ -80,6 +80,7 @@ class FakePlatform:
     open_logs: int = 0
     families: tuple[InstanceTypeInfo, ...] = FAMILIES
     count: int = 0
+    autoscaled: int | None = None
     measured: dict[str, Any] | None = None
     measured_replicas: list[str] = field(default_factory=list)
 
@@ -97,18 +98,24 @@ class FakePlatform:
             if desired.restarted_at is not None:
                 replica.failure = self.fails
         current = [r for r in mine if r.made_from == made_from and not r.draining]
-        while len(current) < desired.replicas:
+        wanted = desired.replicas if self.autoscaled is None else self.autoscaled
+        while len(current) < wanted:
             self.count += 1
             replica = FakeReplica(f"{desired.name}-{self.count}", made_from, failure=self.fails)
             mine.append(replica)
             current.append(replica)
-        for replica in current[desired.replicas :]:
+        for replica in current[wanted:]:
             replica.draining = True
-        if all(self._phase(r) == ReplicaPhase.READY for r in current[: desired.replicas]):
+        if all(self._phase(r) == ReplicaPhase.READY for r in current[:wanted]):
             for replica in mine:
                 replica.draining = replica.draining or replica.made_from != made_from
         seen = tuple(self._observe(r, made_from) for r in mine)
-        return ObservedDeployment(seen, next_check_seconds=0.02, failure=self.rolled_back)
+        return ObservedDeployment(
+            seen,
+            next_check_seconds=0.02,
+            failure=self.rolled_back,
+            autoscaled=self.autoscaled,
+        )
 
     def _phase(self, replica: FakeReplica) -> ReplicaPhase:
         if replica.draining:

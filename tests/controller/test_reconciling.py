@@ -71,6 +71,21 @@ def test_scaling_says_so_and_down_to_zero_keeps_the_route(controller: Controller
     assert (route.replicas, route.draining) == ([], [])
 
 
+def test_a_deployment_follows_its_autoscaler_and_keeps_its_specification(
+    controller: Controller,
+) -> None:
+    controller.create_model()
+    uid = controller.create_deployment()
+    controller.platform.autoscaled = 3
+    client = controller.client()
+    shown = controller.wait_for(
+        lambda: (d := client.get_deployment(id=uid))["ready-replicas"] == 3 and d
+    )
+    assert (shown["state"], shown["replicas"]) == ("ready", 3)
+    controller.platform.autoscaled = None
+    controller.wait_for(lambda: client.get_deployment(id=uid)["replicas"] == 1)
+
+
 def test_a_failed_replica_is_an_error_until_the_spec_changes(controller: Controller) -> None:
     controller.create_model()
     controller.platform.fails = "exo-engine: unknown flag; remove it"
