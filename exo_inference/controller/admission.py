@@ -15,9 +15,17 @@ from typing import Any
 from exo_inference.controller.architectures import KnownModel
 from exo_inference.controller.body import Fields
 from exo_inference.controller.fitting import MAX_GPUS, Candidate, Fit, judge_fit
-from exo_inference.controller.problems import Issue, Refused, choice_issue, field_issue, refuse
+from exo_inference.controller.offers import can_judge, check_capacity, check_engine
+from exo_inference.controller.problems import (
+    Issue,
+    Refused,
+    choice_issue,
+    field_issue,
+    refuse,
+    short_number,
+)
 from exo_inference.controller.stores.base import NewEvent
-from exo_inference.engines import ENGINES, VERSIONS, get_engine, releases_of
+from exo_inference.engines import ENGINES, VERSIONS, releases_of
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
     MAX_REPLICAS,
@@ -93,17 +101,17 @@ def admit_create(fields: Fields, world: World, *, force: bool = False) -> Admitt
     model = _check_model(values.get("model"), world, issues)
     family = _check_family(values, world, issues)
     _check_has_weights(model, family, world, issues)
-    engine = _check_engine(values, family, issues)
+    engine = check_engine(values, family, issues)
     version = check_version(values, engine, issues)
     parameters = check_parameters(values, issues)
     # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
     replicas = check_replicas(values.get("replicas", 1) or 1, issues)
     fit = None
-    if parameters is not None and engine is not None and _can_judge(engine, version):
+    if parameters is not None and engine is not None and can_judge(engine, version):
         gpu_type, count = values.get("gpu_type", ""), values.get("gpu_count", 1)
         candidate = Candidate(model, gpu_type, count, engine, version, parameters)
         fit = _check_fit(candidate, world, issues, force=force)
-    _check_capacity(values, family, engine, issues)
+    check_capacity(values, family, engine, issues)
     if issues or fit is None:
         raise _refuse("Deployment not created", issues, fit)
     spec = DeploymentSpec(
@@ -166,7 +174,7 @@ def admit_update(
     fit = None
     if spec.engine.name not in ENGINES:
         issues.append(choice_issue("inference-engine", spec.engine.name, ENGINES))
-    elif parameters is not None and _can_judge(spec.engine.name, version):
+    elif parameters is not None and can_judge(spec.engine.name, version):
         engine = spec.engine.model_copy(update={"version": version})
         changed = spec.model_copy(update={"engine": engine, "engine_parameters": parameters})
         candidate = Candidate(
@@ -239,11 +247,6 @@ def check_parameters(values: Mapping[str, Any], issues: list[Issue]) -> tuple[st
     found = f"must have at most {MAX_PARAMETERS} items, found {len(parameters)}"
     issues.append(field_issue("inference-engine-parameters", found))
     return None
-
-
-def short_number(number: int) -> str:
-    """Write a number that a user gave, unless it is too long to repeat."""
-    return str(number) if abs(number) < 10**9 else "a number far out of range"
 
 
 def find_model(ref: ModelRef, models: Sequence[InferenceModel]) -> InferenceModel | None:
@@ -360,66 +363,6 @@ def _check_has_weights(
             f"{step}"
         )
         issues.append(Issue(text, "$['model']", text, 412))
-
-
-def _check_capacity(
-    values: dict[str, Any],
-    family: InstanceTypeInfo | None,
-    engine: str | None,
-    issues: list[Issue],
-) -> None:
-    """Refuse more GPUs for one replica than it can have: those of one node, or of several together."""
-    count = values.get("gpu_count")
-    if family is None or not isinstance(count, int) or count <= family.gpus_of_one_node:
-        return
-    if family.largest_node is None:
-        text = (
-            f"asks for {short_number(count)} of {family.family}, found {family.total_gpus} on the "
-            "largest machine"
-        )
-        issues.append(field_issue("gpu-count", text, status=412))
-    elif (refusal := _refuse_span(count, family, engine)) is not None:
-        issues.append(Issue(refusal, "$['gpu-count']", refusal, 412))
-
-
-def _refuse_span(count: int, family: InstanceTypeInfo, engine: str | None) -> str | None:
-    """Return why no replica can have the GPUs of several nodes, or None where it can."""
-    largest = family.gpus_of_one_node
-    text = f"no node has {short_number(count)} {family.family}; the largest has {largest}"
-    spanning = [name for name in ENGINES if get_engine(name).spans_nodes]
-    if count > family.total_gpus:
-        return f"{text}, all together {family.total_gpus}"
-    if family.family == "cpu" or not largest:
-        return text
-    if not family.spans_nodes:
-        return f"{text}; switch features.leaderWorkerSet on for models that span nodes"
-    if engine is not None and engine not in spanning:
-        return f"{text}; {engine} cannot span nodes, {' and '.join(spanning)} can"
-    if count % largest:
-        return f"{text}; a replica that spans nodes has all their GPUs: a multiple of {largest}"
-    return None
-
-
-def _check_engine(
-    values: dict[str, Any], family: InstanceTypeInfo | None, issues: list[Issue]
-) -> str | None:
-    name: str | None = values.get("inference_engine")
-    choices = ENGINES if family is None else family.possible_engines
-    if not name:
-        return "exo" if family is None else family.engine
-    if name in choices:
-        return name
-    issue = choice_issue("inference-engine", name[:64], choices)
-    if family is not None and name in ENGINES:
-        here = f"{name} does not run on {family.family} of this platform"
-        issue = replace(issue, sentence=f"{here}; possible: {', '.join(choices)}")
-    issues.append(issue)
-    return None
-
-
-def _can_judge(engine: str, version: str | None) -> bool:
-    """Whether flags can be judged; those of exo-engine are the same for every version."""
-    return engine == "exo" or version is None or version in releases_of(engine)
 
 
 def _check_fit(

@@ -126,6 +126,11 @@ def field_issue(field: str, text: str, *, status: int = 400) -> Issue:
     return Issue(f"{field} {text}", f"$['{field}']", text, status)
 
 
+def short_number(number: int) -> str:
+    """Write a number that a user gave, unless it is too long to repeat."""
+    return str(number) if abs(number) < 10**9 else "a number far out of range"
+
+
 def choice_issue(field: str, value: object, choices: Sequence[str], *, status: int = 400) -> Issue:
     """Return the issue of a value that is not among the choices, in the form the API's clients know.
 

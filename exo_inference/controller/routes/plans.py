@@ -21,7 +21,6 @@ from exo_inference.controller.admission import (
     check_version,
     find_model,
     no_model_issue,
-    short_number,
 )
 from exo_inference.controller.architectures import KnownModel, find_bundled
 from exo_inference.controller.body import Fields, parse_object
@@ -34,7 +33,7 @@ from exo_inference.controller.fitting import (
     offered_gpu,
     other_gpus,
 )
-from exo_inference.controller.problems import Issue, choice_issue, field_issue, refuse
+from exo_inference.controller.problems import Issue, choice_issue, field_issue, refuse, short_number
 from exo_inference.controller.routes.requests import answer, route
 from exo_inference.controller.secret_box import TOKEN_SECRET
 from exo_inference.errors import UsageError
