@@ -108,20 +108,22 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=500, help=f"with {GPUS_PER_NODE} GPUs (500)")
     parser.add_argument("--rest", type=float, default=60.0, help="seconds to measure at rest (60)")
     parser.add_argument(
-        "--rate", type=float, action="append", help="steady changes per second; repeat (0.5, 1)"
+        "--rate", type=float, action="append", help="steady changes per second; repeat (1, 2)"
     )
-    parser.add_argument("--changes", type=float, default=100.0, help="seconds per rate (100)")
+    parser.add_argument("--changes", type=int, default=100, help="changes at each rate (100)")
     parser.add_argument("--fail-overs", type=int, default=3, help="kills of the leader (3)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--write", action="store_true", help=f"replace the figures of {PAGE.name}")
     parser.add_argument("--logs", type=Path, help="directory to keep all logs in")
     options = parser.parse_args(argv)
-    options.rate = options.rate or [0.5, 1.0]
+    options.rate = options.rate or [1.0, 2.0]
     numbers = ("deployments", "nodes", "fail_overs", "rest", "changes")
     if wrong := [name for name in numbers if getattr(options, name) <= 0]:
         parser.error(f"--{wrong[0].replace('_', '-')} must be more than 0")
     if min(options.rate) <= 0:
         parser.error("--rate must be more than 0")
+    if options.changes < 2:
+        parser.error("--changes must be at least 2")
     if options.fail_overs > options.deployments:
         parser.error("--fail-overs must not be more than --deployments")
     return options

@@ -226,14 +226,13 @@ def rest(plane: Plane, deployments: Deployments, seconds: float, say: Say) -> Re
     return Rest(measured, _figures(plane, cores), _totals(cores), latencies.quantiles())
 
 
-def steady(plane: Plane, deployments: Deployments, rate: float, seconds: float, say: Say) -> Steady:
+def steady(plane: Plane, deployments: Deployments, rate: float, num: int, say: Say) -> Steady:
     """Change at a steady rate: in turns a deployment is scaled, and another one is created."""
     latencies = Latencies()
     meter = Meter(all_pids(plane))
     waits: dict[str, list[Future[float]]] = {"create": [], "scale": []}
     existing = itertools.cycle(list(deployments.uids))
     clients = plane.clients
-    num = max(2, round(rate * seconds))
     with looking(plane, deployments, latencies), ThreadPoolExecutor(num) as pool:
 
         def change(number: int) -> float:

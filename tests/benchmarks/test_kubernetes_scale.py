@@ -61,7 +61,7 @@ def test_missing_programs_are_said_and_end_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--deployments", "0"], ["--rate", "-1"], ["--nodes", "x"], ["--deployments=2"], ["--rest=0"]],
+    [["--deployments", "0"], ["--rate", "-1"], ["--nodes", "x"], ["--changes=1"], ["--rest=0"]],
     ids=" ".join,
 )
 def test_options_that_make_no_sense_are_refused(
