@@ -15,15 +15,21 @@ from exo_inference.controller.architectures import (
     find_bundled,
     read_draft_name,
 )
+from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.model_source import FindSource
 from exo_inference.controller.routing_table import Routing
-from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
+from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.start_log import FileStarts, Starts
 from exo_inference.controller.stores.base import Store
 from exo_inference.engines import Engine
 from exo_inference.planner import Gpu
-from exo_inference.platforms.base import InstanceTypeInfo, ModelPlatform, Platform
+from exo_inference.platforms.base import (
+    InstanceTypeInfo,
+    ModelPlatform,
+    Platform,
+    TokenSecretUnusable,
+)
 from exo_inference.resources import InferenceDeployment, InferenceModel
 from exo_inference.wire import ModelRef
 
@@ -108,10 +114,14 @@ class Context:
     async def _find_out(self, model: InferenceModel) -> KnownModel:
         if self.models is None:
             return await self.architectures.of_model(model)
-        uid = model.metadata.uid
-        sealed = await self.store.get_secret(uid, TOKEN_SECRET)
-        token = sealed and self.secret_box.decrypt(sealed, owner=uid, name=TOKEN_SECRET)
-        return await self.architectures.of_remote(model, token=token or None)
+        return await self.architectures.of_remote(model, token=await self.hub_token(model))
+
+    async def hub_token(self, model: InferenceModel) -> str | None:
+        """Return the token to ask the Hub about a model with; None also where its Secret is of no use."""
+        try:
+            return await read_hub_token(self.store, self.secret_box, self.models, model)
+        except TokenSecretUnusable:  # the model itself says so
+            return None
 
 
 def context_of(request: Request) -> Context:

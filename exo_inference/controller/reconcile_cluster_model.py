@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from exo_inference.controller.adoption import adopt_model
 from exo_inference.controller.conditions import condition
+from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.model_fetch import (
     FINAL_REASON,
     failure_of,
@@ -22,12 +23,18 @@ from exo_inference.controller.model_fetch import (
 from exo_inference.controller.model_source import FindSource
 from exo_inference.controller.model_writing import release, wait_for_users, write_status
 from exo_inference.controller.reconcile_deployment import TEARDOWN_CHECK_SECONDS, Outcome
-from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
+from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import ObjectNotFound, Store, VersionConflict
 from exo_inference.errors import ExoError, HubError, PlatformError
 from exo_inference.hub import FILE_PREFIX, is_in_place
 from exo_inference.hub.base import InvalidModelName, NoSpace, SourceUnreachable
-from exo_inference.platforms.base import DesiredModel, ModelPhase, ModelPlatform, ObservedModel
+from exo_inference.platforms.base import (
+    DesiredModel,
+    ModelPhase,
+    ModelPlatform,
+    ObservedModel,
+    TokenSecretUnusable,
+)
 from exo_inference.resources import Condition, InferenceModel, find_condition, is_true
 
 logger = logging.getLogger(__name__)
@@ -36,6 +43,9 @@ LOOK_SECONDS = 2.0
 """How often a download is looked at; what changes on the cluster wakes it besides."""
 
 MAX_RETRY_SECONDS = 300.0
+
+SECRET_RETRY_SECONDS = 30.0
+"""How long the retry of a Secret that is not there may wait: another controller may make it soon."""
 
 
 class ClusterModelReconciler:
@@ -80,15 +90,18 @@ class ClusterModelReconciler:
             return Outcome(again_after_seconds=0.0)
         failed = find_condition(model.status.conditions, "Failed")
         is_final = failed is not None and failed.reason == FINAL_REASON
-        if is_final or is_true(model.status.conditions, "Ready"):
+        if is_true(model.status.conditions, "Ready"):  # another token changes nothing about it
+            return await write_status(self._store, model, model.status.conditions, {})
+        is_changed = model.status.observed_generation < model.metadata.generation
+        if is_final and not is_changed:
             return Outcome()
         wait = self._not_before.get(uid, 0.0) - asyncio.get_running_loop().time()
-        if wait > 0:
+        if wait > 0 and not is_changed:
             return Outcome(again_after_seconds=wait)
         try:
             return await self._bring(model)
         except HubError as exc:
-            is_final = not isinstance(exc, SourceUnreachable | NoSpace)
+            is_final = not isinstance(exc, SourceUnreachable | NoSpace | TokenSecretUnusable)
             return await self._write_failure(model, exc, is_final=is_final)
 
     async def close(self) -> None:
@@ -108,8 +121,9 @@ class ClusterModelReconciler:
             source=model.spec.source,
             revision=status.revision or "",
             size_bytes=status.size_bytes,
-            token=await self._read_token(uid),
+            token=None if model.spec.token_secret else await self._read_token(model),
             attempt=self._attempts.get(uid, 0),
+            token_secret=model.spec.token_secret,
         )
         try:
             observed = await self._models.apply_model(desired)
@@ -128,7 +142,7 @@ class ClusterModelReconciler:
             )
         source = self._find_source(spec.source)
         revision = spec.revision if is_in_place(spec.source) else model.status.revision
-        token = await self._read_token(model.metadata.uid)
+        token = await self._read_token(model)
         resolved = await source.resolve(
             spec.source, revision=revision or spec.revision, token=token
         )
@@ -163,7 +177,10 @@ class ClusterModelReconciler:
         self, model: InferenceModel, error: ExoError, *, is_final: bool
     ) -> Outcome:
         uid, attempts = model.metadata.uid, self._attempts.get(model.metadata.uid, 0)
-        delay = min(MAX_RETRY_SECONDS, self._first_retry * 2 ** min(attempts, 10))
+        longest = MAX_RETRY_SECONDS
+        if isinstance(error, TokenSecretUnusable):
+            longest = SECRET_RETRY_SECONDS
+        delay = min(longest, self._first_retry * 2 ** min(attempts, 10))
         is_resolved = is_true(model.status.conditions, "Resolved")
         found = failure_of(error, is_resolved=is_resolved, delay=None if is_final else delay)
         outcome = await write_status(self._store, model, found, {})
@@ -176,11 +193,8 @@ class ClusterModelReconciler:
         self._not_before[uid] = asyncio.get_running_loop().time() + delay
         return replace(outcome, again_after_seconds=delay)
 
-    async def _read_token(self, uid: str) -> str | None:
-        sealed = await self._store.get_secret(uid, TOKEN_SECRET)
-        if sealed is None:
-            return None
-        return self._secret_box.decrypt(sealed, owner=uid, name=TOKEN_SECRET)
+    async def _read_token(self, model: InferenceModel) -> str | None:
+        return await read_hub_token(self._store, self._secret_box, self._models, model)
 
     async def _finish(self, model: InferenceModel) -> Outcome:
         """Take the next step of a deletion: wait for users, remove the release, then the object."""

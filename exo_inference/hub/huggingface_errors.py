@@ -31,7 +31,7 @@ HTTP_ERRORS: tuple[type[Exception], ...] = (HfHubHTTPError.__mro__[1],)
 """Root of the HTTP library's errors: httpx under huggingface_hub 1, httpx2 under 2."""
 
 _MAX_FOREIGN_CHARACTERS = 256
-_TOKEN_FLAGS = "--huggingface-token-file FILE (or HF_TOKEN)"  # noqa: S105 -- a flag's name
+_TOKEN_FLAGS = "--huggingface-token-file FILE (or HF_TOKEN; by kubectl with spec.tokenSecret)"  # noqa: S105 -- a flag's name
 
 
 @dataclass(frozen=True, slots=True)

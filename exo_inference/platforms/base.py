@@ -13,7 +13,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
+from exo_inference.errors import HubError
 from exo_inference.planner import Gpu
+from exo_inference.resources import TokenSecretRef
 
 
 class ReplicaPhase(StrEnum):
@@ -211,6 +213,10 @@ class ModelPhase(StrEnum):
     FAILED = "failed"
 
 
+class TokenSecretUnusable(HubError):
+    """The Secret that a model names for the Hub's token is not there, or holds none."""
+
+
 @dataclass(frozen=True, slots=True)
 class DesiredModel:
     """Everything a platform needs to know to bring a model's files.
@@ -221,6 +227,7 @@ class DesiredModel:
         source: what to fetch, pinned by `revision`.
         size_bytes: of all its files.
         token: of the Hub; None for a model that needs none. It is kept in a Secret.
+        token_secret: a Secret of the user's that has it; `token` is None then.
         attempt: another number tries a failed download again.
     """
 
@@ -231,6 +238,7 @@ class DesiredModel:
     size_bytes: int
     token: str | None = None
     attempt: int = 0
+    token_secret: TokenSecretRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,4 +275,13 @@ class ModelPlatform(Protocol):
 
     async def models(self) -> set[str]:
         """Return the uids of all models of which anything is left on the platform."""
+        ...
+
+    async def read_token(self, secret: TokenSecretRef) -> str:
+        """Return the Hub's token that a user's Secret holds.
+
+        Raises:
+            TokenSecretUnusable: it is not there, or holds none.
+            StoreError: the API was away.
+        """
         ...

@@ -36,6 +36,7 @@ from exo_inference.resources.model import (
     InferenceModel,
     ModelSpec,
     ModelStatus,
+    TokenSecretRef,
     model_object_name,
 )
 from exo_inference.resources.operation import (
@@ -77,6 +78,7 @@ __all__ = [
     "OperationSubject",
     "ReplicaState",
     "Resource",
+    "TokenSecretRef",
     "api_key_object_name",
     "find_condition",
     "is_true",

@@ -22,12 +22,31 @@ MODEL_FINALIZER = "inference.exo.dev/model-files"
 _ANOTHER = "create another InferenceModel"
 
 
+class TokenSecretRef(ResourceModel):
+    """A key of a Secret of the same namespace."""
+
+    name: str = Field(
+        description="Name of the Secret.",
+        json_schema_extra={
+            "minLength": 1,
+            "maxLength": 253,
+            "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        },
+    )
+    key: str = Field(
+        default="token",
+        description="Its key, which holds the token alone.",
+        json_schema_extra={"minLength": 1, "maxLength": 253, "pattern": "^[-._a-zA-Z0-9]+$"},
+    )
+
+
 class ModelSpec(ResourceModel):
     """What is wanted.
 
     Attributes:
         source: the name users know it by: `org/name` on the Hub, `file:///path`, or `exo/…` built in.
         revision: branch, tag or commit; None is the source's default.
+        token_secret: where the Hub's token is, on a cluster; goes before one that the API was given.
     """
 
     model_config = ConfigDict(
@@ -42,6 +61,10 @@ class ModelSpec(ResourceModel):
         default=None,
         description="Branch, tag or commit; the source's own default if absent.",
         json_schema_extra={"maxLength": 200},
+    )
+    token_secret: TokenSecretRef | None = Field(
+        default=None,
+        description="Secret with the Hub's token, for gated and private models; on a cluster alone.",
     )
 
 

@@ -81,13 +81,14 @@ def plan_changes(
     """Return what happens to each object, in the order in which it must happen.
 
     Raises:
-        ManifestError: a deployment needs a model that is nowhere, or that would be pruned.
+        ManifestError: a deployment needs a model that is nowhere, or that would be pruned; a model names
+            a Secret.
     """
     present = {(obj.kind, obj.name): obj for obj in live}
     ordered = sorted(manifests, key=lambda m: m.resource.kind != MODEL_KIND)  # stable: models first
     changes = [_plan_one(manifest, present) for manifest in ordered]
     pruned = _plan_prune(manifests, live) if prune else []
-    if problems := list(_missing_models(manifests, live, pruned)):
+    if problems := [*_token_secrets(manifests), *_missing_models(manifests, live, pruned)]:
         raise ManifestError(problems)
     return [*changes, *pruned]
 
@@ -148,6 +149,15 @@ def _plan_prune(manifests: Sequence[Manifest], live: Sequence[LiveObject]) -> li
     surplus = [obj for obj in live if obj.kind in kinds and (obj.kind, obj.name) not in kept]
     surplus.sort(key=lambda obj: obj.kind != DEPLOYMENT_KIND)  # deployments before their models
     return [Change(Action.DELETE, obj.kind, obj.name, live=obj) for obj in surplus]
+
+
+def _token_secrets(manifests: Sequence[Manifest]) -> Iterator[ManifestProblem]:
+    for manifest in manifests:
+        if "tokenSecret" in manifest.spec:
+            yield manifest.problem(
+                "spec.tokenSecret names a Secret of a cluster, which the API does not take: use "
+                "--huggingface-token-file or HF_TOKEN instead, or `kubectl apply`"
+            )
 
 
 def _missing_models(

@@ -35,7 +35,6 @@ from exo_inference.controller.fitting import (
 )
 from exo_inference.controller.problems import Issue, choice_issue, field_issue, refuse, short_number
 from exo_inference.controller.routes.requests import answer, route
-from exo_inference.controller.secret_box import TOKEN_SECRET
 from exo_inference.errors import UsageError
 from exo_inference.hub import is_in_place, source_for
 from exo_inference.hub.base import InvalidModelName
@@ -159,11 +158,7 @@ async def _ask_hub(context: Context, name: str, models: Sequence[InferenceModel]
     model = find_model(ModelRef(name=name), models)
     if model is None:
         return await context.architectures.of_hub(name)
-    uid = model.metadata.uid
-    sealed = await context.store.get_secret(uid, TOKEN_SECRET)
-    token = None
-    if sealed is not None:
-        token = context.secret_box.decrypt(sealed, owner=uid, name=TOKEN_SECRET)
+    token = await context.hub_token(model)
     revision = model.status.revision or model.spec.revision
     return await context.architectures.of_hub(name, revision=revision, token=token)
 

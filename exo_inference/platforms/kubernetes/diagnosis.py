@@ -347,6 +347,12 @@ def _diagnose_volumes(pod: Object, events: Sequence[Object]) -> Diagnosis | None
             "the model's volume is mounted on another node, and its class permits only one. Use a "
             "storage class with ReadWriteMany for models",
         )
+    if 'volume "token"' in text and "secret" in text:
+        return Diagnosis(
+            "TokenSecretMissing",
+            f"the Secret with the Hub's token cannot be mounted: {text[:300]}. Make the Secret with that "
+            "key; the download goes on by itself",
+        )
     return Diagnosis("VolumeNotMounted", f"a volume cannot be mounted: {text[:300]}")
 
 

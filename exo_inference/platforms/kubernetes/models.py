@@ -10,13 +10,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from exo_inference.errors import ExoError, PlatformError, StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal, object_path
 from exo_inference.kubernetes_api.informer import Object
-from exo_inference.platforms.base import DesiredModel, ModelPhase, ObservedModel
+from exo_inference.platforms.base import (
+    DesiredModel,
+    ModelPhase,
+    ObservedModel,
+    TokenSecretUnusable,
+)
 from exo_inference.platforms.kubernetes.cluster import Cluster
 from exo_inference.platforms.kubernetes.deleting import delete_if_there
 from exo_inference.platforms.kubernetes.denials import explain_denial
@@ -37,6 +43,7 @@ from exo_inference.platforms.kubernetes.names import (
 from exo_inference.platforms.kubernetes.records import list_revisions, list_unfinished
 from exo_inference.platforms.kubernetes.settings import Values
 from exo_inference.platforms.kubernetes.values import CLAIM_PREFIX, hash_of, merged
+from exo_inference.resources import TokenSecretRef
 
 _EXIT_FINAL = 78
 """What the download ends with when another try will not help."""
@@ -44,6 +51,8 @@ _EXIT_FINAL = 78
 _PREFIX = model_release_name("")
 _ERROR_PREFIX = "exo-download: error: "
 _PROGRESS_LINES = 20
+_TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
+_OWNER_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/part-of")
 
 
 class KubernetesModels:
@@ -100,6 +109,27 @@ class KubernetesModels:
             raise PlatformError(f"the release cannot be removed: {failure.error.text}")
         return False
 
+    async def read_token(self, secret: TokenSecretRef) -> str:
+        """Return the Hub's token that a user's Secret holds.
+
+        Raises:
+            TokenSecretUnusable: it is not there, or holds none, or is not the user's.
+            StoreError: the API was away.
+        """
+        api = self._cluster.api
+        try:
+            found = await api.get(object_path(api, "secrets", secret.name))
+        except ApiRefusal as exc:
+            if exc.status_code != 404:
+                raise
+            raise TokenSecretUnusable(
+                f"there is no Secret {secret.name} in namespace {api.namespace}, which "
+                "spec.tokenSecret names",
+                hint=f"Run `kubectl -n {api.namespace} create secret generic {secret.name} "
+                f"--from-file={secret.key}=FILE`.",
+            ) from exc
+        return token_of(found, secret)
+
     async def models(self) -> set[str]:
         """Return the uids of all models of which anything is left, but for claims that are kept."""
         selector = {"labelSelector": f"app.kubernetes.io/name={MODEL_CHART}"}
@@ -145,7 +175,7 @@ class KubernetesModels:
 
     async def _upgrade(self, desired: DesiredModel, values: dict[str, Any]) -> None:
         release = model_release_name(desired.uid)
-        if desired.token is not None:
+        if desired.token is not None and desired.token_secret is None:
             await self._write_token(release, desired)
         await self._cluster.upgrade(release, desired.uid, MODEL_CHART, values)
         # What Helm made is known at once, or the next look would have it made again.
@@ -245,14 +275,49 @@ def model_values(desired: DesiredModel, given: Values, chart_version: str) -> di
     }
     if given.get("storage", {}).get("existingClaim"):  # one for all models, each in its directory
         own["storage"] = {"subPath": desired.uid}
-    if desired.token is not None:
+    if desired.token_secret is not None:
+        named = desired.token_secret
+        own["download"]["token"] = {"secretName": named.name, "secretKey": named.key}
+    elif desired.token is not None:
         secret = _token_secret(model_release_name(desired.uid))
         own["download"]["token"] = {"secretName": secret, "secretKey": "token"}
     values = merged(given, own)
-    without_token = merged(values, {"download": {"token": {}}})
-    without_token["download"].pop("token")
+    without_token = values
+    if desired.token_secret is None:  # ours goes with the download; naming another one is a new try
+        without_token = merged(values, {"download": {"token": {}}})
+        without_token["download"].pop("token")
     spec = {"values": without_token, "chart": chart_version, "attempt": desired.attempt}
     return merged(values, {"commonLabels": {SPEC_LABEL: hash_of(spec)}})
+
+
+def token_of(found: Object, secret: TokenSecretRef) -> str:
+    """Return the token that a Secret holds.
+
+    Raises:
+        TokenSecretUnusable: it holds none, or is not one that a user made for this: naming it in a model
+            would hand what it holds to the Hub.
+    """
+    kind = str(found.get("type", "Opaque"))
+    if kind != "Opaque" or "exo-inference" in (label(found, name) for name in _OWNER_LABELS):
+        owner = f"of type {kind}" if kind != "Opaque" else "the control plane's own"
+        raise TokenSecretUnusable(
+            f"the Secret {secret.name}, which spec.tokenSecret names, is {owner}",
+            hint="Name one of type Opaque that holds a token of the Hub.",
+        )
+    encoded = (found.get("data") or {}).get(secret.key)
+    if encoded is None:
+        raise TokenSecretUnusable(
+            f"the Secret {secret.name} has no key {secret.key!r}, which spec.tokenSecret names",
+            hint="Add the key to the Secret, or name another in spec.tokenSecret.key.",
+        )
+    token = base64.b64decode(encoded).decode("ascii", "replace").strip()
+    if not _TOKEN.fullmatch(token):
+        raise TokenSecretUnusable(
+            f"key {secret.key!r} of the Secret {secret.name} holds no token: expected 1 to 500 printable "
+            "ASCII characters without blanks",
+            hint="Put the token alone into it.",
+        )
+    return token
 
 
 def model_path(uid: str, values: Values) -> str:

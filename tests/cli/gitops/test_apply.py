@@ -45,6 +45,14 @@ def test_objects_are_created_models_first_and_then_unchanged(exo: Exo, zone: Cli
     assert again.lines == ["inferencemodel/org/m unchanged", "inferencedeployment/chat unchanged"]
 
 
+def test_a_secret_of_a_cluster_is_refused_with_what_to_use_instead(exo: Exo, zone: Client):
+    ran = exo("apply", "-f", write(model(tokenSecret="{name: hub, key: token}")))
+    assert ran.code == 2
+    assert "all.yaml:1: spec.tokenSecret names a Secret of a cluster" in ran.err
+    assert "--huggingface-token-file or HF_TOKEN" in ran.err
+    assert zone.models.list() == []
+
+
 def test_changes_are_made_in_place_and_unnamed_fields_are_left(exo: Exo, zone: Client):
     exo("apply", "-f", write(model(), deployment(replicas=2, engineParameters='["--seed=1"]')))
     before = zone.deployments.find("chat")

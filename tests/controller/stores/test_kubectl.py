@@ -167,6 +167,10 @@ async def test_kubectl_delete_waits_for_our_finalizers(
         pytest.param(DEPLOYMENT.replace("  model: exo/tiny-chat\n", ""), "spec.model: Required", id="missing"),
         pytest.param(DEPLOYMENT.replace("model: exo/tiny-chat", 'model: ""'), "at least 1 chars", id="empty"),
         pytest.param(DEPLOYMENT.replace('["--max-model-len=512", \'--x={"a": 1}\']', '"--a"'), "must be of type array", id="string-of-flags"),
+        pytest.param(MODEL.replace("chat}", "chat, tokenSecret: {name: My_Secret}}"), "spec.tokenSecret.name in body should match", id="no-secret-name"),
+        pytest.param(MODEL.replace("chat}", "chat, tokenSecret: {name: hub, key: a b}}"), "spec.tokenSecret.key in body should match", id="no-secret-key"),
+        pytest.param(MODEL.replace("chat}", "chat, tokenSecret: {key: token}}"), "spec.tokenSecret.name: Required", id="no-secret"),
+        pytest.param(MODEL.replace("chat}", "chat, tokenSecret: {name: hub, vault: x}}"), "tokenSecret.vault", id="unknown-field-of-secret"),
         pytest.param(DEPLOYMENT.replace("v1alpha1", "v9"), 'no matches for kind "InferenceDeployment" in version "inference.exo.dev/v9"', id="newer-version"),
     ],
 )  # fmt: skip

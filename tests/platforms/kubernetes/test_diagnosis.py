@@ -135,6 +135,16 @@ CASES: dict[str, tuple[Object, tuple[Object, ...], tuple[str, ...], str, str]] =
         (event("FailedMount", "MountVolume.SetUp failed for volume \"pvc-1\" : rpc error: no such export"),), (),
         "VolumeNotMounted", "no such export",
     ),
+    "no Secret with the Hub's token": (
+        pod(phase="Pending", state={"waiting": {"reason": "ContainerCreating"}}),
+        (event("FailedMount", "MountVolume.SetUp failed for volume \"token\" : secret \"hub\" not found"),), (),
+        "TokenSecretMissing", "secret \"hub\" not found. Make the Secret",
+    ),
+    "no such key in it": (
+        pod(phase="Pending", state={"waiting": {"reason": "ContainerCreating"}}),
+        (event("FailedMount", "MountVolume.SetUp failed for volume \"token\" : references non-existent secret key: token"),), (),
+        "TokenSecretMissing", "non-existent secret key: token. Make",
+    ),
 }  # fmt: skip
 
 
