@@ -40,6 +40,7 @@ VALUES: dict[str, Any] = {
 }
 """What is added to those of the README: short drains, and a volume, as no storage class is here."""
 
+MISSING_TEMPLATE = "--chat-template=/no/such/template.jinja"
 FAIL_OVER_SECONDS = 20.0
 
 
@@ -121,6 +122,27 @@ class Plane:
         url = f"{self.address('exo-gateway')}/{name}/v1"
         http = httpx.Client(limits=httpx.Limits(max_keepalive_connections=num_kept), timeout=60)
         return OpenAI(base_url=url, api_key=self.key, max_retries=0, http_client=http)
+
+    @contextmanager
+    def counting(self) -> Iterator[list[int]]:
+        """Count the engines that are ready, and not ending, until the block ends."""
+        stop, counts = threading.Event(), list[int]()
+        path = f"/api/v1/namespaces/{self.cluster.namespace}/pods"
+        path += "?labelSelector=app.kubernetes.io/component%3Dengine"
+
+        def count() -> None:
+            while not stop.wait(0.2):
+                found = self.cluster.request("GET", path)["items"]
+                staying = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+                counts.append(sum(is_ready(pod) for pod in staying))
+
+        thread = threading.Thread(target=count, daemon=True)
+        thread.start()
+        try:
+            yield counts
+        finally:
+            stop.set()
+            thread.join(60)
 
     @contextmanager
     def streaming(self) -> Iterator[Stream]:
@@ -287,9 +309,24 @@ def test_a_deployment_lives_from_creation_to_deletion_without_losing_a_request(
     with plane.streaming() as stream:
         plane.exo("deployment", "scale", "chat", "3", "--wait")
         assert plane.ready("engine") == 3
-        words = ["deployment", "update", "chat", "--wait"]
-        plane.exo(*words, "--inference-engine-params=--max-model-len=512")
-        assert plane.show()["state"] == "ready"
+        with plane.counting() as counts:
+            update = ["deployment", "update", "chat", "--wait"]
+            plane.exo(*update, "--inference-engine-params=--max-model-len=512")
+            assert plane.show()["state"] == "ready"
+            # Admission cannot know which files an image has.
+            bad = f"--inference-engine-params={MISSING_TEMPLATE}"
+            failed = plane.exo(*update, bad, check=False)
+            assert failed.returncode != 0
+            assert "cannot read the chat template" in failed.stdout + failed.stderr
+            wait_for(lambda: len(plane.pods("engine")) == plane.ready("engine") == 3)
+            shown = plane.show()
+            assert shown["state"] == "error"
+            assert "the update was rolled back" in shown["state_details"]
+            assert "cannot read the chat template" in shown["state_details"]
+            plane.exo(*update, "--inference-engine-params=--max-model-len=512")
+            assert plane.show()["state"] == "ready"
+        assert len(counts) > 20
+        assert min(counts) >= 3
         plane.exo("deployment", "scale", "chat", "1", "--wait")
         wait_for(lambda: len(plane.pods("engine")) == 1)
     assert stream.failures == []
