@@ -11,14 +11,19 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from exo_inference.controller.cluster_routing import ClusterRouting
+from exo_inference.controller.context import Context
 from exo_inference.controller.reconcile_cluster_model import ClusterModelReconciler
 from exo_inference.controller.secret_box import SecretBox
+from exo_inference.controller.settings import read_settings
 from exo_inference.controller.stores.kubernetes import KubernetesStore
+from exo_inference.engines import get_engine
 from exo_inference.hub import source_for
 from exo_inference.hub.base import ModelSource
 from exo_inference.platforms.kubernetes.names import model_release_name
 from exo_inference.resources import InferenceModel, find_condition, is_true, model_object_name
 from tests.controller.stores.conftest import install_crds, open_kubernetes_store
+from tests.controller.test_on_cluster import environment
 from tests.hub.hub_server import GOOD_TOKEN, HubServer, Repo, safetensors
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.test_on_api_server import Running, running, set_job_status
@@ -161,3 +166,27 @@ async def test_a_secret_of_the_control_plane_is_not_sent_to_the_hub(tokens: Toke
     await tokens.until("Resolved", "TokenSecretUnusable")
     assert any("is the control plane's own" in text for text in await tokens.messages())
     assert tokens.hub.requests == []
+
+
+async def test_the_hub_is_asked_about_a_model_with_its_secret_and_without_where_that_is_gone(
+    tokens: Tokens, tmp_path: Path
+) -> None:
+    """As for a plan, or for judging a deployment: neither fails for want of a Secret."""
+    settings = read_settings(["--platform=kubernetes"], environment("pod-1", tmp_path))
+    context = Context(
+        settings=settings,
+        store=tokens.store,
+        platform=tokens.process.platform,
+        models=tokens.process.models,
+        find_engine=get_engine,
+        find_source=source_for,
+        secret_box=SecretBox(bytes(32)),
+        routing=ClusterRouting(),
+        org_uuid="",
+    )
+    await tokens.kubectl("create", "secret", "generic", "hub", f"--from-literal=token={GOOD_TOKEN}")
+    await tokens.apply(tokenSecret={"name": "hub"})
+    model = await tokens.until("Resolved", "Resolved")
+    assert await context.hub_token(model) == GOOD_TOKEN
+    await tokens.kubectl("delete", "secret", "hub")
+    assert await context.hub_token(model) is None
