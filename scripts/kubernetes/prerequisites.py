@@ -1,7 +1,7 @@
 """What a test cluster needs of this machine, and how it gets there.
 
-`check` says everything that is missing at once; `install_packages` installs the Debian packages, which
-takes root and apt. Nothing else of the machine is changed. Called by `cluster` and `images`.
+`ensure` installs the Debian packages that are missing, which takes root and apt, or says all that is
+missing at once. Nothing else of the machine is changed. Called by `cluster` and `images`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,6 +34,9 @@ CLUSTER = ("catatonit", "ip", "iptables", "openssl", "runc", "unshare", str(_CNI
 
 IMAGES = ("buildah", "catatonit", "debootstrap")
 """What images need that are built on a base of our own."""
+
+UNPACKED = {"promtool": "prometheus"}
+"""Debian package of programs that are used without being installed: its server would start."""
 
 
 class PrerequisiteMissing(Exception):
@@ -70,15 +74,48 @@ def ensure(programs: Iterable[str], purpose: str) -> None:
     _install(packages, purpose)
 
 
+def unpacked_program(name: str, directory: Path) -> Path:
+    """Return a program of `UNPACKED`: from the PATH, else taken out of its package, once.
+
+    Args:
+        name: of the program.
+        directory: where it is kept.
+
+    Raises:
+        PrerequisiteMissing: this is not Debian, or the package cannot be had.
+    """
+    kept = directory / UNPACKED[name]
+    program = kept / "usr" / "bin" / name
+    if found := shutil.which(name):
+        return Path(found)
+    if not program.is_file():
+        kept.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as download:
+            _apt("update")
+            _apt("download", UNPACKED[name], directory=download)
+            package = next(Path(download).glob("*.deb"))
+            subprocess.run(["dpkg", "-x", package, kept], check=True)
+    return program
+
+
 def _install(packages: list[str], purpose: str) -> None:
     print(f"installing {' '.join(packages)} ...", file=sys.stderr, flush=True)
+    try:
+        _apt("update")
+        _apt("install", "-y", "--no-install-recommends", *packages)
+    except PrerequisiteMissing as exc:
+        raise PrerequisiteMissing(f"cannot {purpose}: {exc}") from exc
+
+
+def _apt(*words: str, directory: str | None = None) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+    command = ["apt-get", "-qq", *words]
+    try:
         result = subprocess.run(
-            ["apt-get", "-qq", *words], capture_output=True, text=True, env=environment, check=False
+            command, capture_output=True, text=True, env=environment, check=False, cwd=directory
         )
-        if result.returncode:
-            tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-6:])
-            raise PrerequisiteMissing(
-                f"cannot {purpose}: `apt-get {' '.join(words)}` failed:\n{tail}"
-            )
+    except FileNotFoundError as exc:
+        raise PrerequisiteMissing("there is no apt-get; use Debian or Ubuntu") from exc
+    if result.returncode:
+        tail = "\n".join((result.stdout + result.stderr).strip().splitlines()[-6:])
+        raise PrerequisiteMissing(f"`apt-get {' '.join(words)}` failed:\n{tail}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.table import TableWatcher
 from exo_inference.gateway.usage import UsageLedger
+from scripts.kubernetes import binaries
+from scripts.kubernetes.prerequisites import PrerequisiteMissing, unpacked_program
 from tests.charts.rendering import CHARTS, only, render
 
 DASHBOARDS = sorted((CHARTS / "exo-inference/files/dashboards").glob("*.json"))
@@ -121,13 +122,26 @@ def test_dashboards_are_whole(path: Path) -> None:
     assert json.loads(data[path.name]) == dashboard
 
 
-@pytest.mark.slow
-def test_promtool_accepts_the_alerts(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not on the PATH; it comes with Prometheus")
+@pytest.mark.kubernetes
+def test_promtool_accepts_the_alerts_and_every_query(tmp_path: Path) -> None:
+    try:
+        promtool = unpacked_program("promtool", binaries.cache_dir())
+    except PrerequisiteMissing as exc:
+        pytest.skip(str(exc))
     rule = only(render("exo-inference", scenario="monitoring"), "PrometheusRule")
+    queries = [
+        {"record": f"dashboard:query_{number}", "expr": _without_variables(text)}
+        for number, text in enumerate(dashboard_expressions())
+        if not text.startswith("label_values(")
+    ]
+    assert len(queries) > 10
+    groups = [*rule["spec"]["groups"], {"name": "dashboards", "rules": queries}]
     path = tmp_path / "rules.yaml"
-    path.write_text(yaml.safe_dump({"groups": rule["spec"]["groups"]}))
+    path.write_text(yaml.safe_dump({"groups": groups}))
     result = subprocess.run([promtool, "check", "rules", str(path)], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def _without_variables(query: str) -> str:
+    """Return a query as Grafana sends it."""
+    return re.sub(r"\$__\w+", "5m", query)
