@@ -5,6 +5,7 @@ And it is what an API server says of the accounts: `kubectl auth can-i --list`, 
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -139,11 +140,11 @@ def listed(section: str) -> set[tuple[str, ...]]:
     """Return the rows of a section as kubectl lists them."""
     found = set()
     for rule, _, _ in documented(section):
-        names = " ".join(name.replace("chat-", f"{RELEASE}-") for name in rule.names)
-        for resource in rule.resources:
+        names = [name.replace("chat-", f"{RELEASE}-") for name in rule.names]
+        for resource, name in itertools.product(rule.resources, names or [""]):
             kind, slash, part = resource.partition("/")
             group = f".{rule.group}" if rule.group else ""
-            found.add((f"{kind}{group}{slash}{part}", "", names, " ".join(rule.verbs)))
+            found.add((f"{kind}{group}{slash}{part}", "", name, " ".join(rule.verbs)))
     return found
 
 
