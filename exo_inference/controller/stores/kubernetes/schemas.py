@@ -1,4 +1,4 @@
-"""Whether the cluster's CRDs know every field that this program writes.
+"""Whether the cluster has our CRDs, and whether they know every field that this program writes.
 
 An API server drops fields that a CRD does not know, without a word, so with CRDs of an older version
 desired state would be lost. The store looks before it does anything.
@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from exo_inference.controller.stores.base import StoreDamaged
+from exo_inference.controller.stores.base import StoreDamaged, StoreTooNew
 from exo_inference.errors import StoreError
-from exo_inference.kubernetes_api.client import KubernetesApi
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi
 from exo_inference.resources import (
+    API_GROUP,
     API_VERSION,
     InferenceApiKey,
     InferenceDeployment,
@@ -26,6 +27,22 @@ _KINDS = (InferenceModel, InferenceDeployment, InferenceApiKey, InferenceOperati
 
 PUBLISHED_SECONDS = 5.0
 """How long a server may take to publish the schemas of CRDs that were changed just now."""
+
+
+async def explain_missing(api: KubernetesApi) -> StoreError:
+    """Return the error of a cluster that does not know one of our kinds in our version."""
+    hint = "Install the chart exo-inference: its CRDs are missing."
+    try:
+        group = await api.get(f"/apis/{API_GROUP}")
+    except ApiRefusal:
+        return StoreDamaged(f"the cluster has no {API_VERSION}", hint=hint)
+    served = [version["groupVersion"] for version in group.get("versions", ())]
+    if API_VERSION in served:
+        return StoreDamaged(f"the cluster has {API_VERSION} in parts", hint=hint)
+    return StoreTooNew(
+        f"the cluster has {', '.join(served)}; this program knows {API_VERSION}",
+        hint="Start the exo-inference that fits the CRDs. Nothing was changed.",
+    )
 
 
 async def refuse_old_schemas(api: KubernetesApi) -> None:

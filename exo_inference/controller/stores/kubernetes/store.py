@@ -23,7 +23,6 @@ from exo_inference.controller.stores.base import (
     ObjectNotFound,
     RecordedRequest,
     Recording,
-    StoreDamaged,
     StoreTooNew,
     VersionConflict,
 )
@@ -31,15 +30,11 @@ from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.controller.stores.kubernetes.companions import Companions
 from exo_inference.controller.stores.kubernetes.events import Events
 from exo_inference.controller.stores.kubernetes.records import KINDS, Records
-from exo_inference.controller.stores.kubernetes.schemas import refuse_old_schemas
+from exo_inference.controller.stores.kubernetes.schemas import explain_missing, refuse_old_schemas
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.controller.stores.kubernetes.unreadable import report_unreadable
 from exo_inference.errors import StoreError
-from exo_inference.kubernetes_api.client import (
-    ApiRefusal,
-    KubernetesApi,
-    object_path,
-)
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
 from exo_inference.kubernetes_api.follower import Follower
 from exo_inference.kubernetes_api.objects import (
     UID_LABEL,
@@ -48,7 +43,7 @@ from exo_inference.kubernetes_api.objects import (
     new_object,
     plan_change,
 )
-from exo_inference.resources import API_GROUP, API_VERSION, OperationSubject, Resource
+from exo_inference.resources import API_VERSION, OperationSubject, Resource
 from exo_inference.wire import Event, Operation
 
 logger = logging.getLogger(__name__)
@@ -263,22 +258,7 @@ class KubernetesStore:
         except ApiRefusal as exc:
             if exc.status_code != 404:
                 raise
-            await self._refuse_version(exc)
-
-    async def _refuse_version(self, cause: ApiRefusal) -> None:
-        """Say why the cluster does not know the kinds."""
-        hint = "Install the chart exo-inference: its CRDs are missing."
-        try:
-            group = await self._api.get(f"/apis/{API_GROUP}")
-        except ApiRefusal:
-            raise StoreDamaged(f"the cluster has no {API_VERSION}", hint=hint) from cause
-        served = [version["groupVersion"] for version in group.get("versions", ())]
-        if API_VERSION in served:
-            raise StoreDamaged(f"the cluster has {API_VERSION} in parts", hint=hint) from cause
-        raise StoreTooNew(
-            f"the cluster has {', '.join(served)}; this program knows {API_VERSION}",
-            hint="Start the exo-inference that fits the CRDs. Nothing was changed.",
-        ) from cause
+            raise await explain_missing(self._api) from exc
 
     async def _find(self, cache: Cache, uid: str) -> Stored:
         """Return an object that is in the cluster; one that cannot be read, too."""
