@@ -6,11 +6,10 @@ that is wrong at once, the plan, and ways out; `to_wire` gives it the form that 
 (what fits); looking models up is the caller's work.
 """
 
-from exo_inference.preflight.judging import ENGINES, Judgement, Subject, judge
+from exo_inference.preflight.judging import Judgement, Subject, judge
 from exo_inference.preflight.report import describe_advice, locate, locate_code, to_wire
 
 __all__ = [
-    "ENGINES",
     "Judgement",
     "Subject",
     "describe_advice",

@@ -7,9 +7,9 @@ to the planner's own check of the same thing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from exo_inference.engines import DEFAULT_VERSION, ENGINES, get_engine, vllm
+from exo_inference.engines import DEFAULT_VERSION, get_engine, vllm
 from exo_inference.engines.catalogue import flags_of
 from exo_inference.engines.imaged import ImagedEngine
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
@@ -30,8 +30,6 @@ from exo_inference.planner import (
 from exo_inference.planner.shapes import KvKind
 from exo_inference.planner.verdict import Problem
 from exo_inference.preflight.other_engines import plan_as_vllm
-
-__all__ = ["ENGINES", "Judgement", "Subject", "judge"]
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
 _JUDGED_BY_FLAG_RULES = {
@@ -55,7 +53,7 @@ class Subject:
         gpu: None where nothing is known about it; then memory is not judged.
         gpu_count: GPUs of one replica.
         flags: the user's engine flags.
-        engine: one of `ENGINES`.
+        engine: one of `engines.ENGINES`.
         engine_version: a release of vLLM, or of another engine its own; None is the platform's default.
         draft: the draft model that the flags name, when known.
         free_bytes: free on each GPU now, when known.
@@ -143,20 +141,31 @@ def judge(
         subject.model, subject.gpu, subject.gpu_count, parameters,
         draft=subject.draft, free_bytes=subject.free_bytes,
     )  # fmt: skip
+    others = _not_reported(found.problems, rules, subject)
+    judgement = Judgement(subject, tuple(rules), found, others)
+    return _with_proposals(judgement, parameters, other_gpus) if with_advice else judgement
+
+
+def _with_proposals(
+    judgement: Judgement, parameters: EngineParameters, other_gpus: tuple[Gpu, ...] | None
+) -> Judgement:
+    """Add the ways out of what may not fit, or what could be better about what does."""
+    subject, found = judgement.subject, judgement.plan
+    if subject.model is None or subject.gpu is None or found is None:
+        return judgement
     advice: tuple[Advice, ...] = ()
     improvements: tuple[Improvement, ...] = ()
-    if with_advice and found.verdict in (Verdict.REFUSED, Verdict.TIGHT):
+    if found.verdict in (Verdict.REFUSED, Verdict.TIGHT):
         advice = advise(
             subject.model, subject.gpu, subject.gpu_count, parameters,
             other_gpus=other_gpus, draft=subject.draft, free_bytes=subject.free_bytes,
         )  # fmt: skip
-    elif with_advice and found.verdict is Verdict.FITS and not rules:
+    elif found.verdict is Verdict.FITS and not judgement.flag_problems:
         improvements = improve(
             subject.model, subject.gpu, subject.gpu_count, parameters,
             other_gpus=other_gpus, draft=subject.draft, free_bytes=subject.free_bytes,
         )  # fmt: skip
-    others = _not_reported(found.problems, rules, subject)
-    return Judgement(subject, tuple(rules), found, others, advice, improvements)
+    return replace(judgement, advice=advice, improvements=improvements)
 
 
 def _judge_other(

@@ -59,7 +59,7 @@ def plan_as_vllm(
         f"weights and KV cache as vLLM would lay them out; what {engine.title} needs beside them, and "
         "how fast it is, was not judged"
     )
-    verdict, problems = _conclude(engine, found)
+    verdict, problems = _conclude(found)
     return replace(
         found, parameters=own, verdict=verdict, problems=problems, speed=None, basis=None,
         notes=(note, *found.notes),
@@ -75,7 +75,7 @@ def _find_other(found: dict[str, tuple[str, ...]], meaning: VllmMeaning) -> str:
     return ""
 
 
-def _conclude(engine: ImagedEngine, found: Plan) -> tuple[Verdict, tuple[Problem, ...]]:
+def _conclude(found: Plan) -> tuple[Verdict, tuple[Problem, ...]]:
     weights, total = found.weights_bytes_per_gpu, found.total_bytes_per_gpu
     if weights > total > 0:
         text = f"the weights alone take {weights / _GIB:.1f} GiB of each GPU, found {total / _GIB:.1f} GiB"

@@ -35,12 +35,13 @@ from exo_inference.controller.fitting import (
 )
 from exo_inference.controller.problems import Issue, choice_issue, field_issue, refuse, short_number
 from exo_inference.controller.routes.requests import answer, route
+from exo_inference.engines import ENGINES
 from exo_inference.errors import UsageError
 from exo_inference.hub import is_in_place, source_for
 from exo_inference.hub.base import InvalidModelName
 from exo_inference.planner import Gpu
 from exo_inference.platforms.base import InstanceTypeInfo
-from exo_inference.preflight import ENGINES, judge
+from exo_inference.preflight import judge
 from exo_inference.resources import InferenceModel
 from exo_inference.wire import ModelRef, PlanRequest, PlanStartList
 
