@@ -85,7 +85,7 @@ class Cluster:
             key_of=lambda event: str(event["involvedObject"].get("name", "")),
             keep=lambda event: event.get("reason") in _TELLING_EVENTS,
         )
-        self.nodes = Informer(api, "/api/v1/nodes", on_change=self._look_at, optional=True)
+        self.nodes = Informer(api, "/api/v1/nodes", on_change=self._note_capacity, optional=True)
         self.workloads = Workloads(api, self._tell, spans_nodes=settings.values.spans_nodes)
         self.downloads = Informer(
             api,
@@ -259,7 +259,7 @@ class Cluster:
         if uid:
             self._on_change(uid)
 
-    def _look_at(self, node: Object) -> None:
+    def _note_capacity(self, node: Object) -> None:
         name = node["metadata"]["name"]
         is_there = self.nodes.get(name) is not None
         capacity = capacity_of(node) if is_there else None

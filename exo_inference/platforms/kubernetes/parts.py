@@ -13,7 +13,7 @@ from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, objec
 from exo_inference.kubernetes_api.informer import Informer, Object
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, UID_LABEL, label
 
-GROUPS = {
+API_GROUPS = {
     "services": "",
     "poddisruptionbudgets": "policy/v1",
     "networkpolicies": "networking.k8s.io/v1",
@@ -45,7 +45,7 @@ class Parts:
                 key_of=lambda item: label(item, UID_LABEL),
                 on_change=on_change,
             )
-            for plural, group in GROUPS.items()
+            for plural, group in API_GROUPS.items()
         }
         self.informers = tuple(self._followed.values())
 
@@ -64,7 +64,7 @@ class Parts:
 
     async def _is_there(self, plural: str, name: str) -> bool:
         """Ask the API: the watch may not have told yet of what Helm has just made."""
-        path = object_path(self._api, plural, name, group=GROUPS[plural])
+        path = object_path(self._api, plural, name, group=API_GROUPS[plural])
         try:
             self._followed[plural].observe_answer(await self._api.get(path))
         except ApiRefusal as exc:
@@ -78,6 +78,6 @@ def expected_parts(values: Mapping[str, Any]) -> list[str]:
     """Return the kinds that the chart makes with these values."""
     return [
         plural
-        for plural in GROUPS
+        for plural in API_GROUPS
         if plural not in _SWITCHES or values.get(_SWITCHES[plural], {}).get("enabled", True)
     ]

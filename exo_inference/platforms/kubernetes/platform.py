@@ -40,7 +40,7 @@ from exo_inference.platforms.kubernetes.names import (
     release_name,
 )
 from exo_inference.platforms.kubernetes.nodes import instance_types
-from exo_inference.platforms.kubernetes.parts import GROUPS, ONLY_SERVICE
+from exo_inference.platforms.kubernetes.parts import API_GROUPS, ONLY_SERVICE
 from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
 from exo_inference.platforms.kubernetes.records import list_revisions, list_unfinished
 from exo_inference.platforms.kubernetes.replicas import (
@@ -303,7 +303,7 @@ class KubernetesPlatform:
     async def _uninstall(self, release: str) -> None:
         await self._cluster.helm.uninstall(release)
         # Should Helm's record of it be gone, its objects are removed by name.
-        for plural, group in {**self._cluster.workloads.kinds, **GROUPS}.items():
+        for plural, group in {**self._cluster.workloads.kinds, **API_GROUPS}.items():
             await delete_if_there(
                 self._cluster.api, object_path(self._cluster.api, plural, release, group=group)
             )

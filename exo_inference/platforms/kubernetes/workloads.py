@@ -21,8 +21,8 @@ from exo_inference.platforms.kubernetes.names import (
     label,
 )
 
-_DEPLOYMENTS, _GROUPS = "deployments", "leaderworkersets"
-_API_GROUPS = {_DEPLOYMENTS: "apps/v1", _GROUPS: "leaderworkerset.x-k8s.io/v1"}
+_DEPLOYMENTS, _WORKER_SETS = "deployments", "leaderworkersets"
+_API_GROUPS = {_DEPLOYMENTS: "apps/v1", _WORKER_SETS: "leaderworkerset.x-k8s.io/v1"}
 
 
 class Workloads:
@@ -62,7 +62,7 @@ class Workloads:
             try:
                 await informer.start()
             except ApiRefusal as exc:
-                if exc.status_code != 404 or plural != _GROUPS:
+                if exc.status_code != 404 or plural != _WORKER_SETS:
                     raise
                 raise ConfigurationError(
                     "the cluster does not have LeaderWorkerSet, and features.leaderWorkerSet is on",
@@ -98,7 +98,7 @@ class Workloads:
         Raises:
             StoreError
         """
-        plural = _GROUPS if nodes_of(values) > 1 else _DEPLOYMENTS
+        plural = _WORKER_SETS if nodes_of(values) > 1 else _DEPLOYMENTS
         answer = await self._api.get(self._path(plural, release))
         self._followed[plural].observe_answer(answer)
 
@@ -111,12 +111,12 @@ def nodes_of(values: Mapping[str, Any]) -> int:
     return int(values.get("multiNode", {}).get("size", 1))
 
 
-def as_deployment(group: Object) -> Object:
+def as_deployment(worker_set: Object) -> Object:
     """Return a LeaderWorkerSet in the form of a Deployment; the pods are those that serve."""
-    spec = group["spec"]
+    spec = worker_set["spec"]
     template = spec["leaderWorkerTemplate"]
     rolling = spec.get("rolloutStrategy", {}).get("rollingUpdateConfiguration", {})
-    metadata = dict(group["metadata"])
+    metadata = dict(worker_set["metadata"])
     annotations = metadata.get("annotations", {})
     metadata["annotations"] = {**annotations, NODES_ANNOTATION: str(template.get("size", 1))}
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from exo_inference.platforms.kubernetes.parts import GROUPS, ONLY_SERVICE, expected_parts
+from exo_inference.platforms.kubernetes.parts import API_GROUPS, ONLY_SERVICE, expected_parts
 from tests.charts.rendering import SCENARIOS, render, render_scenario, scenario_path
 
 DEPLOYMENTS = [name for name in SCENARIOS if name.startswith("inference-deployment/")]
@@ -13,7 +13,7 @@ DEPLOYMENTS = [name for name in SCENARIOS if name.startswith("inference-deployme
 
 def parts(objects: tuple[dict[str, object], ...]) -> set[str]:
     plurals = {str(item["kind"]).lower().replace("policy", "policie") + "s" for item in objects}
-    return plurals & GROUPS.keys()
+    return plurals & API_GROUPS.keys()
 
 
 @pytest.mark.parametrize("scenario", DEPLOYMENTS)
