@@ -59,11 +59,6 @@ class AppliedCharts:
         with self._changed:
             return self._applied[uid][-1] if self._applied[uid] else None
 
-    def count(self) -> int:
-        """Return how many deployments have a chart."""
-        with self._changed:
-            return len(self._applied)
-
     def num_settled(self) -> int:
         """Return how many have all their replicas ready, as the controller has noted."""
         with self._changed:

@@ -47,6 +47,7 @@ METHODS = ("GET", "HEAD", "POST")
 """What an OpenAI-compatible engine serves under /v1."""
 
 BACKLOG = 1024
+"""Connections that may wait to be accepted; the kernel's own limit (`net.core.somaxconn`) may be lower."""
 
 LAST_CALL_SECONDS = 1.0
 """For how long after the last answer a gateway that stops serves the connections that clients keep.
@@ -56,6 +57,7 @@ then fails. An answer that says `Connection: close` ends it without that race.
 """
 
 LAST_CALL_POLL_SECONDS = 0.02
+"""How often it looks whether any are left."""
 
 
 class Gateway:

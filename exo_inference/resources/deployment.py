@@ -122,9 +122,9 @@ class DeploymentStatus(ResourceModel):
     is as asked for. `observed_restart` is the value of `RESTART_ANNOTATION` that was acted on.
     `current_replicas` counts `replicas`, and `selector` finds their pods on a cluster: both are what
     an autoscaler asks for. `autoscaled_replicas` is the number wanted where an autoscaler sets it on
-    the pods past `spec.replicas`, which has no effect then. `key_sha256` is the hash of the deployment's own key, by which the
-    gateways of a cluster know it. `admitted_spec` is a digest of the specification that was judged
-    last and found good.
+    the pods past `spec.replicas`, which has no effect then. `key_sha256` is the hash of the
+    deployment's own key, by which the gateways of a cluster know it. `admitted_spec` is a digest of
+    the specification that was judged last and found good.
     """
 
     conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_list("type"))
