@@ -90,7 +90,7 @@ class DeploymentReconciler:
 
     @property
     def held(self) -> frozenset[str]:
-        """The uids of deployments that were refused, or could not be placed, at their last look."""
+        """The uids of deployments that no look has found good yet: refused, not placed, or being judged."""
         return frozenset(self._held)
 
     async def reconcile(self, uid: str) -> Outcome:
@@ -110,19 +110,18 @@ class DeploymentReconciler:
         action = plan.plan_deployment(deployment, model, unrouted=unrouted)
         if isinstance(action, plan.TearDown):
             return await self._finish(deployment)
-        self._held.discard(uid)
+        # Until it is found good: a node that comes during this look must not be missed.
+        self._held.add(uid)
         if model is not None and (refusal := await self._find_refusal(deployment, model)):
-            self._held.add(uid)
-            action = plan.Hold(plan.refused_conditions(deployment, refusal))
+            return await self._hold(deployment, plan.refused_conditions(deployment, refusal))
         if isinstance(action, plan.Hold):
-            if deployment.status.replicas:  # they serve on while the model's files come again
-                return await self._write_conditions(deployment, action.conditions, ())
-            return await self._write(deployment, action.conditions, None)
+            self._held.discard(uid)
+            return await self._hold(deployment, action.conditions)
         try:
             observed = await self._platform.apply(action.desired)
         except PlatformError as exc:
-            self._held.add(uid)
             return await self._write_blocked(deployment, exc)
+        self._held.discard(uid)
         self._starts.notice(deployment, observed)
         assessment = plan.assess_deployment(deployment, observed)
         outcome = await self._write(deployment, assessment.conditions, observed, assessment.events)
@@ -133,6 +132,12 @@ class DeploymentReconciler:
         if outcome.again_after_seconds is not None:
             again = outcome.again_after_seconds
         return Outcome(again_after_seconds=again, changed=outcome.changed)
+
+    async def _hold(self, deployment: InferenceDeployment, found: Sequence[Condition]) -> Outcome:
+        """Write why nothing is started; replicas that are there serve on."""
+        if deployment.status.replicas:
+            return await self._write_conditions(deployment, found, ())
+        return await self._write(deployment, found, None)
 
     async def _write(
         self,
