@@ -56,7 +56,7 @@ def _collection(item: Object, namespace: str) -> str:
 
 def _wait_until_bound(client: ApiClient, namespace: str) -> None:
     """RBAC follows its own watch, so new rules hold a moment after they were written."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not _may_list(client, namespace):
         assert time.monotonic() < deadline, "the roles do not hold"
         time.sleep(0.01)

@@ -112,7 +112,7 @@ class Controller:
             method, url, auth=auth, hooks={"response": check_response}, timeout=20, **kwargs
         )
 
-    def wait_for(self, what: Callable[[], Any], *, seconds: float = 10) -> Any:
+    def wait_for(self, what: Callable[[], Any], *, seconds: float = 30) -> Any:
         """Ask until the answer is true, and return it."""
         deadline = time.monotonic() + seconds
         while not (found := what()):

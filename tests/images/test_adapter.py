@@ -32,7 +32,7 @@ PROGRAMS = {
 }
 
 
-def wait_for(is_so: Callable[[], bool], what: str, seconds: float = 15) -> None:
+def wait_for(is_so: Callable[[], bool], what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"never: {what}"

@@ -32,7 +32,7 @@ def install_crds(server: ApiServer) -> None:
             admin.request("POST", CRDS, body)
     for body in definitions.values():
         path = f"/apis/inference.exo.dev/v1alpha1/{body['spec']['names']['plural']}"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not _is_served(server, path):
             assert time.monotonic() < deadline, f"{path} is not served"
             time.sleep(0.05)

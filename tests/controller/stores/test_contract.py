@@ -195,7 +195,7 @@ async def test_watchers_see_every_change_in_order(store: Store) -> None:
     marked = await store.delete(KIND, made.metadata.uid)
     assert marked is not None
     await store.update(without_finalizers(marked))
-    seen = [await asyncio.wait_for(anext(changes), 1) for _ in range(5)]
+    seen = [await asyncio.wait_for(anext(changes), 30) for _ in range(5)]
     assert [change.type for change in seen] == [
         ChangeType.ADDED,
         ChangeType.MODIFIED,

@@ -92,7 +92,7 @@ async def refusal(cluster: Cluster, text: str, *words: str) -> str:
 async def current(cluster: Cluster, store: KubernetesStore) -> InferenceDeployment:
     """Return the deployment once the store has seen its newest version."""
     raw = json.loads(await kubectl(cluster, "get", "idep", "chat", "-o", "json"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             present = await store.get_by_name(InferenceDeployment, "chat")
             if int(present.metadata.resource_version) >= int(raw["metadata"]["resourceVersion"]):
@@ -119,7 +119,7 @@ async def test_kubectl_apply_stores_what_exo_apply_would(
     await apply(cluster, DEPLOYMENT + "---\n" + MODEL)
     manifests, problems = parse_manifests(DEPLOYMENT + "---\n" + MODEL, "f.yaml")
     assert problems == []
-    change = await asyncio.wait_for(anext(changes), 10)
+    change = await asyncio.wait_for(anext(changes), 60)
     assert change.type == ChangeType.ADDED
     seen = change.object
     assert isinstance(seen, InferenceDeployment)

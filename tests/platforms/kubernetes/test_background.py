@@ -229,7 +229,7 @@ def informer(api: FakeApi, **options: Any) -> Informer:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -91,7 +91,7 @@ async def test_following_goes_on_with_new_lines_and_new_replicas(logs: FakeLogs)
     found.append(await anext(stream))
     logs.present["d"] = [(6, "d6")]
     pods.append(pod(name="d"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         found.append(await anext(stream))
     await stream.aclose()  # type: ignore[attr-defined]
     assert [line.message for line in found] == ["b4", "a5", "d6"]

@@ -410,7 +410,7 @@ async def test_deletion_leaves_nothing(kubelet: Kubelet, tmp_path: Path) -> None
         await process.cluster.jobs.wait(RELEASE)
         assert not await process.platform.delete(UID)  # its pod still finishes requests
         kubelet.remove_pod(pod)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await process.platform.delete(UID):
                 await asyncio.sleep(0.05)
         assert await process.platform.deployments() == set()
