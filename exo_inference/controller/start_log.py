@@ -45,45 +45,36 @@ class Starts(Protocol):
 
 
 class FileStarts:
-    """The starts of one machine.
+    """The file of one machine's control plane, of which one process at a time is the writer.
 
     Args:
         path: of the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._log = StartLog(path)
-
-    async def read(self) -> list[PlanStart]:
-        """Return what is recorded, oldest first."""
-        return await asyncio.to_thread(self._log.read)
-
-    async def append(self, start: PlanStart) -> None:
-        """Add a start."""
-        await asyncio.to_thread(self._log.append, start)
-
-
-class StartLog:
-    """The file of one control plane, of which one process at a time is the writer."""
-
-    def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> list[PlanStart]:
+    async def read(self) -> list[PlanStart]:
         """Return what is recorded, oldest first.
 
         Raises:
             StoreError: the file cannot be read.
         """
-        return parse_lines(self._lines(), str(self._path))
+        return await asyncio.to_thread(self._read)
 
-    def append(self, start: PlanStart) -> None:
+    async def append(self, start: PlanStart) -> None:
         """Add a start; the oldest ones beyond `MAX_STARTS` go.
 
         Raises:
             StoreError: the file cannot be written; it is as it was.
         """
-        lines = [*self._lines()[1 - MAX_STARTS :], format_line(start)]
+        await asyncio.to_thread(self._append, format_line(start))
+
+    def _read(self) -> list[PlanStart]:
+        return parse_lines(self._lines(), str(self._path))
+
+    def _append(self, line: str) -> None:
+        lines = [*self._lines()[1 - MAX_STARTS :], line]
         try:
             write_atomically(self._path, "".join(f"{line}\n" for line in lines))
         except OSError as exc:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from exo_inference.controller import start_log
-from exo_inference.controller.start_log import StartLog
+from exo_inference.controller.start_log import FileStarts
 from exo_inference.errors import StoreError
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.state_dir import StateDir
@@ -169,47 +169,49 @@ def make_start(number: int) -> PlanStart:
     )  # fmt: skip
 
 
-def test_the_log_keeps_the_last_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_log_keeps_the_last_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(start_log, "MAX_STARTS", 3)
-    log = StartLog(tmp_path / "plan-starts.jsonl")
-    assert log.read() == []
+    log = FileStarts(tmp_path / "plan-starts.jsonl")
+    assert await log.read() == []
     for number in range(5):
-        log.append(make_start(number))
-    assert [start.id for start in log.read()] == ["2", "3", "4"]
+        await log.append(make_start(number))
+    assert [start.id for start in await log.read()] == ["2", "3", "4"]
     assert stat.S_IMODE((tmp_path / "plan-starts.jsonl").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(
     "broken", [b'{"id": "7", "depl', b"\xff\xfe\x00", b"[]", b"null", b"{}", b"\n\n", b"\x85"]
 )
-def test_a_broken_line_hides_no_other(tmp_path: Path, broken: bytes) -> None:
+async def test_a_broken_line_hides_no_other(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "plan-starts.jsonl"
-    log = StartLog(path)
-    log.append(make_start(1))
+    log = FileStarts(path)
+    await log.append(make_start(1))
     path.write_bytes(path.read_bytes() + broken)
-    assert [start.id for start in log.read()] == ["1"]
-    log.append(make_start(2))
-    assert [start.id for start in log.read()] == ["1", "2"]
+    assert [start.id for start in await log.read()] == ["1"]
+    await log.append(make_start(2))
+    assert [start.id for start in await log.read()] == ["1", "2"]
 
 
-def test_a_start_of_a_newer_version_is_kept(tmp_path: Path) -> None:
+async def test_a_start_of_a_newer_version_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "plan-starts.jsonl"
     path.write_text('{"form": "of tomorrow"}\n')
-    StartLog(path).append(make_start(1))
+    await FileStarts(path).append(make_start(1))
     assert json.loads(path.read_text().splitlines()[0]) == {"form": "of tomorrow"}
 
 
-def test_a_full_disk_leaves_the_log_as_it_was(
+async def test_a_full_disk_leaves_the_log_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = StartLog(tmp_path / "plan-starts.jsonl")
-    log.append(make_start(1))
+    log = FileStarts(tmp_path / "plan-starts.jsonl")
+    await log.append(make_start(1))
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(StoreError, match="No space left"):
-        log.append(make_start(2))
-    assert [start.id for start in log.read()] == ["1"]
+        await log.append(make_start(2))
+    assert [start.id for start in await log.read()] == ["1"]
     assert [path.name for path in tmp_path.iterdir()] == ["plan-starts.jsonl"]
