@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.examples.files import only
-from tests.examples.seen import ALL, Seen
+from tests.examples.states import ALL, Seen
 
 lua51 = pytest.importorskip("lupa.lua51", reason="no Lua here: pip install -c constraints.txt lupa")
 

@@ -20,7 +20,7 @@ from scripts.kubernetes.client import ApiError
 from tests.controller.stores.conftest import CRDS, install_crds
 from tests.controller.stores.objects import with_replicas
 from tests.examples.files import EXAMPLES, ROOT, only
-from tests.examples.seen import DEPLOYMENTS, MODELS, Seen
+from tests.examples.states import DEPLOYMENTS, MODELS, Seen
 from tests.kubernetes_api import KubernetesApi as Cluster
 
 MANIFESTS = str(EXAMPLES / "manifests")
