@@ -140,9 +140,8 @@ async def test_the_download_reads_the_secret_and_nothing_of_ours_holds_the_token
     told = await tokens.kubectl("get", "im,events,jobs,configmaps", "-o", "json")
     assert GOOD_TOKEN not in told
 
-    await tokens.apply(
-        tokenSecret={"name": "another"}
-    )  # changes nothing about files that are there
+    # It changes nothing about files that are there.
+    await tokens.apply(tokenSecret={"name": "another"})
     await tokens.until("Ready", "Ready")
 
 

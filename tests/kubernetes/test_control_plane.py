@@ -261,6 +261,10 @@ def _make_volume(plane: Plane) -> None:
 
 def create_chat(plane: Plane, replicas: int = 2) -> None:
     plane.exo("model", "create", "exo/tiny-chat", "--wait")
+    deploy_chat(plane, replicas)
+
+
+def deploy_chat(plane: Plane, replicas: int) -> None:
     words = ["deployment", "create", "chat", "--model-name", "exo/tiny-chat", "--gpu-type", "cpu"]
     plane.exo(*words, "--gpu-count", "1", "--replicas", str(replicas), "--wait")
 

@@ -18,7 +18,7 @@ import requests
 from exoscale_auth import ExoscaleV2Auth
 
 from tests.kubernetes import test_control_plane
-from tests.kubernetes.test_control_plane import Plane
+from tests.kubernetes.test_control_plane import Plane, deploy_chat
 
 plane = test_control_plane.plane  # the fixture
 
@@ -126,16 +126,7 @@ def test_no_secret_leaves_its_place_and_every_pod_is_restricted(
     with processes.followed():
         words = ("model", "create", "exo/tiny-chat", "--wait")
         plane.exo(*words, f"--huggingface-token-file={tmp_path}/token")
-        words = (
-            "deployment",
-            "create",
-            "chat",
-            "--model-name",
-            "exo/tiny-chat",
-            "--gpu-type",
-            "cpu",
-        )
-        plane.exo(*words, "--gpu-count", "1", "--replicas", "1", "--wait")
+        deploy_chat(plane, 1)
         plane.openai()
         uid = plane.show()["id"]
         scoped = [
