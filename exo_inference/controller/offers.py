@@ -40,9 +40,9 @@ def _refuse_span(count: int, family: InstanceTypeInfo, engine: str | None) -> st
     text = f"no node has {short_number(count)} {family.family}; the largest has {largest}"
     spanning = [name for name in ENGINES if get_engine(name).spans_nodes]
     if count > family.total_gpus:
-        return f"{text}, all together {family.total_gpus}"
+        return f"{text}, all together {family.total_gpus}; ask for fewer, or add nodes"
     if family.family == "cpu" or not largest:
-        return text
+        return f"{text}; ask for fewer, or add a larger node"
     if not family.spans_nodes:
         return f"{text}; switch features.leaderWorkerSet on for models that span nodes"
     if engine is not None and engine not in spanning:
