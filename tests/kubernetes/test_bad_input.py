@@ -269,7 +269,6 @@ def test_a_quota_of_the_namespace_is_said_where_the_deployment_is_shown(
         assert "the namespace's quota no-more-count-services has no room" in ready["message"]
     finally:
         plane.api.request("DELETE", path)
-    plane.api.kubectl("annotate", "idep", "chat", "inference.exo.dev/try=again")
 
 
 def test_a_quota_of_our_own_kinds_is_said_to_who_creates(plane: ControlPlane) -> None:

@@ -41,12 +41,12 @@ async def test_a_misspelled_field_is_refused_after_others_were_installed(
         assert not failed.value.transient
 
 
-async def test_a_wrong_type_is_refused_by_the_api_where_helm_does_not_compare(
+async def test_what_the_api_does_not_allow_is_refused_where_helm_does_not_compare(
     helm: Helm, kubernetes_api: KubernetesApi
 ) -> None:
     good, wrong = release(), release()
     await helm.upgrade(good.name, DEPLOYMENT_CHART, good.values)
-    label = {"inference.exo.dev/pods-hash": "x" * 300_000}  # longer than the API allows
-    values = {**wrong.values, "podAnnotations": label}
+    annotations = {"inference.exo.dev/pods-hash": "x" * 300_000}  # longer than the API allows
+    values = {**wrong.values, "podAnnotations": annotations}
     with pytest.raises(HelmFailed, match="annotations: Too long"):
         await helm.upgrade(wrong.name, DEPLOYMENT_CHART, values)
