@@ -290,7 +290,7 @@ class SimulatedPlane:
             send(pid, signal.SIGKILL)
             return True
         send(pid, signal.SIGCONT)
-        time.sleep(0.01)
+        time.sleep(0.004)
         send(pid, signal.SIGSTOP)
         return False
 

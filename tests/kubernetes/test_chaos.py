@@ -3,8 +3,8 @@
 Seven deployments stand in a ring, each one step of its life behind the next. A round lets all of them
 take their next step at once, and one fault hits: seven steps under one fault. So the rounds together are
 the matrix of all faults and all steps. After each, everything must have converged: nothing is lost,
-nothing is there twice, and no release is stuck. Moments are drawn from a seed that is printed; set
-EXO_CHAOS_SEED to draw the same again.
+nothing is there twice, and no release is stuck. Moments are drawn from a seed; set EXO_CHAOS_SEED to
+another number to draw others.
 """
 
 from __future__ import annotations
@@ -71,19 +71,24 @@ def kill_helm(ring: Ring) -> None:
     plane, deadline = ring.plane, time.monotonic() + 60
     killed: set[tuple[str, str]] = set()
     stopped: dict[int, tuple[str, str]] = {}
-    while missing := _half_way(ring) - killed:
-        assert time.monotonic() < deadline, f"never half-way: {missing}"
+
+    def stop_new() -> None:
         for controller in plane.controllers:
             for pid, (_, verb, release, *_rest) in controller.children():
                 if pid not in stopped and (release, verb) not in killed:
                     send(pid, signal.SIGSTOP)
                     stopped[pid] = (release, verb)
+
+    while missing := _half_way(ring) - killed:
+        assert time.monotonic() < deadline, f"never half-way: {missing}"
+        stop_new()
         for pid, (release, verb) in list(stopped.items()):
             if plane.kill_helm_half_way(pid, release):
                 killed.add((release, verb))
             if not is_alive(pid):
                 del stopped[pid]
-        time.sleep(0.005)
+            stop_new()  # a Helm takes a tenth of a second: one that runs freely would be missed
+        time.sleep(0.002)
     for pid in stopped:
         send(pid, signal.SIGCONT)
 
@@ -181,7 +186,7 @@ def plane() -> Iterator[SimulatedPlane]:
 
 @pytest.fixture(scope="module")
 def ring(plane: SimulatedPlane) -> Ring:
-    seed = os.environ.get("EXO_CHAOS_SEED") or str(random.SystemRandom().randrange(10**6))
+    seed = os.environ.get("EXO_CHAOS_SEED", "7")
     print(f"EXO_CHAOS_SEED={seed}")
     ring = Ring(plane, random.Random(seed))
     ring.prepare()
@@ -193,11 +198,13 @@ def test_every_step_converges(ring: Ring, fault: str) -> None:
     plane, began = ring.plane, time.monotonic()
     plane.helm_runs.clear()
     ring.before, ring.deposed = [life.step for life in ring.lives], None
-    ring.wait_converged(ring.lives, 30)
+    ring.wait_converged(ring.lives)
     ring.check_promises()
     stop = threading.Event()
     sampler = threading.Thread(target=_sample, args=(ring, stop), daemon=True)
     hit_after = ring.dice.uniform(0.2, FAULT_SPREAD_SECONDS)
+    if FAULTS[fault] is kill_helm:
+        hit_after = 0.0  # the first Helms would have ended
     try:
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(ring.take_steps, ring.lives)

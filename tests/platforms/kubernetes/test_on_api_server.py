@@ -357,7 +357,7 @@ def kill_helm() -> bool:
 async def test_a_helm_killed_at_any_moment_is_made_good(kubelet: Kubelet, tmp_path: Path) -> None:
     async with running(kubelet.api, tmp_path) as process:
         num_killed = 0
-        for number, delay in enumerate((0.1, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6)):
+        for number, delay in enumerate((0.04, 0.07, 0.1, 0.13, 0.16, 0.2, 0.3, 0.5)):
             changed = replace(DESIRED, engine_parameters=(f"--seed={number}",))
             await process.platform.apply(changed)
             await asyncio.sleep(delay)  # somewhere in the middle of Helm's work
