@@ -50,6 +50,8 @@ class RestartPolicy:
 
     def had_started(self, up_seconds: float, exit_code: int | None) -> bool:
         """Whether a process that ended had been up well. The exit code of adopted ones is None."""
+        if exit_code == os.EX_CONFIG:
+            return False  # on a busy machine it takes long to see that it cannot work as configured
         killed = exit_code is None or exit_code == -signal.SIGKILL
         return up_seconds >= (self.killed_seconds if killed else self.stable_seconds)
 
@@ -274,13 +276,16 @@ class SupervisedProcess:
             self._listener = None
 
     async def _wait_and_note_stability(self, process: Watched) -> int | None:
-        waiting = asyncio.ensure_future(process.wait())
+        waiting, was_stable = asyncio.ensure_future(process.wait()), self._was_stable
         try:
             await asyncio.wait([waiting], timeout=self._policy.stable_seconds)
             if not waiting.done():
                 self._was_stable = True
                 self._state.remove_failure(self.name)
-            return await waiting
+            exit_code = await waiting
+            if exit_code == os.EX_CONFIG:
+                self._was_stable = was_stable
+            return exit_code
         finally:
             waiting.cancel()
 

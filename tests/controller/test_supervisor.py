@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,8 +176,12 @@ async def test_crashing_server_is_tried_again_and_its_last_words_are_kept(state)
     assert state.read_failure("gateway") is None
 
 
-async def test_misconfigured_first_start_ends_everything_with_the_reason(state, caplog):
-    async with supervised(state, "steady", "misconfigured") as (_, task):
+@pytest.mark.parametrize("stable_seconds", [0.5, 0.0], ids=["at once", "on a busy machine"])
+async def test_misconfigured_first_start_ends_everything_with_the_reason(
+    state, caplog, stable_seconds
+):
+    policy = replace(QUICK, stable_seconds=stable_seconds)
+    async with supervised(state, "steady", "misconfigured", policy=policy) as (_, task):
         assert await asyncio.wait_for(task, 20) == os.EX_CONFIG
     assert "gateway cannot start: error: the port is taken" in caplog.text
     assert running(state, "controller") is None
@@ -332,6 +337,7 @@ def test_back_off_doubles_up_to_its_ceiling(failures, delay):
         pytest.param(1.1, 1, False, id="ended itself while it started"),
         pytest.param(1.1, -11, False, id="crashed while it started"),
         pytest.param(3.1, 1, True, id="ended itself after a while"),
+        pytest.param(6.0, 78, False, id="saw late that it cannot work as configured"),
     ],
 )
 def test_only_failed_starts_are_backed_off_from(up_seconds, exit_code, started):
