@@ -168,17 +168,19 @@ def admit_update(
     values = {"name": present.metadata.name, **fields.values}
     spec = present.spec
     name = _check_name(values, world, issues, uid=present.metadata.uid)
-    version = check_version(values, spec.engine.name, issues) or spec.engine.version
+    family = next((f for f in world.families if f.family == spec.gpu_type), None)
+    engine_name = spec.engine.name or check_engine({}, family, issues) or ""
+    version = check_version(values, engine_name, issues) or spec.engine.version
     values.setdefault("inference_engine_parameters", list(spec.engine_parameters))
     parameters = check_parameters(values, issues)
     fit = None
-    if spec.engine.name not in ENGINES:
-        issues.append(choice_issue("inference-engine", spec.engine.name, ENGINES))
-    elif parameters is not None and can_judge(spec.engine.name, version):
+    if engine_name not in ENGINES:
+        issues.append(choice_issue("inference-engine", engine_name, ENGINES))
+    elif parameters is not None and can_judge(engine_name, version):
         engine = spec.engine.model_copy(update={"version": version})
         changed = spec.model_copy(update={"engine": engine, "engine_parameters": parameters})
         candidate = Candidate(
-            spec.model, spec.gpu_type, spec.gpu_count, spec.engine.name, version, parameters
+            spec.model, spec.gpu_type, spec.gpu_count, engine_name, version, parameters
         )
         found = issues if changed != spec else []
         fit = _check_fit(candidate, world, found, force=force, is_update=True)

@@ -1,16 +1,18 @@
 """Objects that came past the API (kubectl, Argo CD, Flux) get what the API would have given them.
 
 The reconcilers call it before they do anything else for an object: a finalizer, so that it does not
-go before what it holds, and for a deployment its own key. Whether the wanted state can be had is not
-judged here.
+go before what it holds, and for a deployment its own key and the engine of its GPUs, where it names
+none. Whether the wanted state can be had is not judged here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, new_api_key
 from exo_inference.controller.stores.base import NewEvent, Recording, Store
+from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
     DEPLOYMENT_FINALIZER,
     MODEL_FINALIZER,
@@ -44,6 +46,25 @@ async def adopt_deployment(
     return await store.update(
         held, Recording(None, None, {} if has_key else {KEY_SECRET: key}, events)
     )
+
+
+async def choose_engine(
+    store: Store, deployment: InferenceDeployment, families: Sequence[InstanceTypeInfo]
+) -> InferenceDeployment:
+    """Return the deployment with the engine of its GPUs; writes it where none is named.
+
+    It stays without one while the platform has no such GPUs.
+
+    Raises:
+        ObjectNotFound, VersionConflict: it changed meanwhile.
+    """
+    spec = deployment.spec
+    family = next((each for each in families if each.family == spec.gpu_type), None)
+    if spec.engine.name is not None or family is None:
+        return deployment
+    engine = spec.engine.model_copy(update={"name": family.engine})
+    chosen = spec.model_copy(update={"engine": engine})
+    return await store.update(deployment.model_copy(update={"spec": chosen}))
 
 
 async def adopt_model(store: Store, model: InferenceModel) -> InferenceModel:

@@ -88,7 +88,7 @@ def plan_deployment(
             gpu_type=spec.gpu_type,
             gpu_count=spec.gpu_count,
             replicas=spec.replicas,
-            engine=spec.engine.name,
+            engine=spec.engine.name or "",  # nothing is applied before one is chosen
             engine_version=spec.engine.version,
             engine_parameters=spec.engine_parameters,
             unrouted=unrouted,
@@ -110,10 +110,10 @@ def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeploym
         _available(ready, wanted, is_autoscaled=observed.autoscaled is not None),
         failed or condition("Failed", False, "NoFailure"),
     )
-    return Assessment(
-        conditions=conditions,
-        events=tuple(_replica_events(deployment.status.replicas, observed.replicas)),
-    )
+    events = _replica_events(deployment.status.replicas, observed.replicas)
+    if observed.notice:
+        events.append(NewEvent("Warning", "ChangedByHand", observed.notice))
+    return Assessment(conditions=conditions, events=tuple(events))
 
 
 def blocked_conditions(previous: Sequence[Condition], message: str) -> tuple[Condition, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from exo_inference.controller import conditions, plan
-from exo_inference.controller.adoption import adopt_deployment
+from exo_inference.controller.adoption import adopt_deployment, choose_engine
 from exo_inference.controller.judging import SpecJudge
 from exo_inference.controller.routing_table import Routing
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
@@ -99,9 +99,9 @@ class DeploymentReconciler:
             deployment = await self._store.get(InferenceDeployment, uid)
         except ObjectNotFound:  # one that only cannot be read is another error
             return await self._tear_down(uid)
-        if deployment.metadata.deletion_timestamp is None and uid not in self._key_hashes:
+        if deployment.metadata.deletion_timestamp is None:
             try:
-                deployment = await adopt_deployment(self._store, self._secret_box, deployment)
+                deployment = await self._adopt(deployment)
             except (VersionConflict, ObjectNotFound):
                 return Outcome(again_after_seconds=0.0)
         model = await self._find_model(deployment)
@@ -117,6 +117,8 @@ class DeploymentReconciler:
         if isinstance(action, plan.Hold):
             self._held.discard(uid)
             return await self._hold(deployment, action.conditions)
+        if deployment.spec.engine.name is None:  # its GPUs came during this look
+            return Outcome(failed=True)
         try:
             observed = await self._platform.apply(action.desired)
         except PlatformError as exc:
@@ -132,6 +134,15 @@ class DeploymentReconciler:
         if outcome.again_after_seconds is not None:
             again = outcome.again_after_seconds
         return Outcome(again_after_seconds=again, changed=outcome.changed)
+
+    async def _adopt(self, deployment: InferenceDeployment) -> InferenceDeployment:
+        """Give a deployment what the API would have given it."""
+        if deployment.metadata.uid not in self._key_hashes:
+            deployment = await adopt_deployment(self._store, self._secret_box, deployment)
+        if deployment.spec.engine.name is None:
+            families = await self._platform.instance_types()
+            deployment = await choose_engine(self._store, deployment, families)
+        return deployment
 
     async def _hold(self, deployment: InferenceDeployment, found: Sequence[Condition]) -> Outcome:
         """Write why nothing is started; replicas that are there serve on."""

@@ -122,7 +122,7 @@ class StartRecorder:
             spec.model,
             spec.gpu_type,
             spec.gpu_count,
-            spec.engine.name,
+            spec.engine.name or "",
             spec.engine.version,
             spec.engine_parameters,
         )
@@ -142,7 +142,7 @@ def _describe(run: _Run, plan: DeploymentPlan | None, measured: StartMeasurement
         deployment=run.deployment.metadata.name,
         replica=run.replica,
         started_at=format_time(run.started_at.astimezone(UTC)),
-        engine=spec.engine.name,
+        engine=spec.engine.name or "",
         engine_version=engine_release(spec.engine),
         model=spec.model,
         gpu=(plan.gpu if plan is not None else "") or spec.gpu_type,

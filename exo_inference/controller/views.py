@@ -70,7 +70,7 @@ def view_deployment(
         "state_details": state_details,
         "inference_engine_parameters": list(spec.engine_parameters),
         "inference_engine_version": engine.version or DEFAULT_VERSION if takes_vllm_flags else None,
-        "inference_engine": f"{engine.name} {engine_release(engine)}".strip(),
+        "inference_engine": f"{engine.name or ''} {engine_release(engine)}".strip() or None,
         "replica_status": [_view_replica(replica) for replica in status.replicas],
     }
     return view.model_copy(update=more)

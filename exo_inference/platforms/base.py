@@ -91,6 +91,7 @@ class ObservedDeployment:
             that was rolled back, a quota. Empty when nothing is wrong.
         selector: finds the replicas' pods on a cluster.
         autoscaled: the number that an autoscaler asks for, where one decides instead of what was desired.
+        notice: what was noticed in this look alone and is being put right.
     """
 
     replicas: tuple[ObservedReplica, ...] = ()
@@ -98,6 +99,7 @@ class ObservedDeployment:
     failure: str = ""
     selector: str = ""
     autoscaled: int | None = None
+    notice: str = ""
 
 
 @dataclass(frozen=True, slots=True)

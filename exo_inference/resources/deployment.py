@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, StrictInt
+from pydantic.json_schema import SkipJsonSchema
 
 from exo_inference.resources.base import (
     Condition,
@@ -37,12 +38,29 @@ MAX_PARAMETERS = 200
 _ANOTHER = "create another InferenceDeployment with it and delete this one"
 
 
+_DIGEST_ENGINE = "exo"
+"""An engine that does not count in digests: it was the default when the first ones were written."""
+
+
 class EngineRef(ResourceModel):
-    """Which engine, and which version's flags; None lets the platform choose."""
+    """Which engine, and which version's flags."""
 
-    model_config = ConfigDict(json_schema_extra=cel_rules(immutable("engine.name", _ANOTHER)))
+    model_config = ConfigDict(
+        # What is absent is chosen once; then it stays, too.
+        json_schema_extra=cel_rules(
+            (
+                "!has(oldSelf.name) || (has(self.name) && self.name == oldSelf.name)",
+                f"engine.name cannot be changed; {_ANOTHER}",
+            )
+        )
+    )
 
-    name: str = Field(default="exo", json_schema_extra={"minLength": 1, "maxLength": 63})
+    # A null is dropped by the API server, so that "absent" has one form.
+    name: str | SkipJsonSchema[None] = Field(
+        default=None,
+        description="If absent, the controller writes what the platform runs on this gpuType.",
+        json_schema_extra={"minLength": 1, "maxLength": 63},
+    )
     version: str | None = Field(
         default=None,
         description="Release whose flags apply; the platform's own if absent.",
@@ -79,7 +97,7 @@ class DeploymentSpec(ResourceModel):
     engine: EngineRef = Field(
         default_factory=EngineRef,
         # The object must be there for the rule that its name stays.
-        json_schema_extra={"default": {"name": "exo"}},
+        json_schema_extra={"default": {}},
     )
     engine_parameters: tuple[str, ...] = Field(
         default=(),
@@ -100,6 +118,9 @@ class DeploymentSpec(ResourceModel):
         with more fields has the same digest.
         """
         told = self.model_dump(mode="json", exclude_defaults=True, exclude={"replicas"})
+        if self.engine.name == _DIGEST_ENGINE:
+            del told["engine"]["name"]
+            told = {key: value for key, value in told.items() if value != {}}
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.adoption import adopt_deployment, adopt_model
+from exo_inference.controller.adoption import adopt_deployment, adopt_model, choose_engine
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
 from exo_inference.controller.stores.base import VersionConflict
 from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
     DEPLOYMENT_FINALIZER,
     MODEL_FINALIZER,
+    EngineRef,
     InferenceModel,
     ModelSpec,
     ObjectMeta,
@@ -49,6 +51,18 @@ async def test_a_deployment_applied_with_our_finalizer_still_gets_its_key(
     made = await store.create(deployment(finalizers=(DEPLOYMENT_FINALIZER,)))
     assert await adopt_deployment(store, BOX, made) == made
     assert await store.get_secret(made.metadata.uid, KEY_SECRET) is not None
+
+
+async def test_a_deployment_without_an_engine_gets_that_of_its_gpus_for_good(
+    store: SqliteStore,
+) -> None:
+    made = await store.create(deployment())
+    others = [InstanceTypeInfo("gpua5000", 1, 1, engine="vllm")]
+    assert await choose_engine(store, made, others) is made  # no such GPUs yet
+    chosen = await choose_engine(store, made, [InstanceTypeInfo("cpu", 1, 1, engine="vllm")])
+    assert chosen.spec.engine == EngineRef(name="vllm")
+    assert await store.get(type(made), made.metadata.uid) == chosen
+    assert await choose_engine(store, chosen, [InstanceTypeInfo("cpu", 1, 1)]) is chosen
 
 
 async def test_a_model_gets_a_finalizer_once(store: SqliteStore) -> None:

@@ -12,6 +12,7 @@ from exo_inference.controller.cluster_routing import ClusterRouting
 from exo_inference.controller.reconcile_deployment import DeploymentReconciler
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
     DeploymentSpec,
     InferenceDeployment,
@@ -114,6 +115,22 @@ async def test_a_node_that_comes_while_it_is_judged_is_not_missed(waiting: Waiti
         waiting.judge.refusal = refusal
         await waiting.look()
         assert waiting.judge.held_meanwhile == {waiting.uid}
+
+
+async def test_what_names_no_engine_runs_with_that_of_its_gpus(waiting: Waiting) -> None:
+    waiting.platform.families = (InstanceTypeInfo("cpu", 1, 1, engine="vllm"),)
+    await waiting.create_model()
+    await waiting.look()
+    assert [desired.engine for desired in waiting.platform.applied] == ["vllm"]
+    stored = await waiting.store.get(InferenceDeployment, waiting.uid)
+    assert stored.spec.engine.name == "vllm"
+
+
+async def test_what_names_no_engine_is_not_started_before_one_is_chosen(waiting: Waiting) -> None:
+    waiting.platform.families = ()  # the judge finds it good: its GPUs come in between
+    await waiting.create_model()
+    assert (await waiting.reconciler.reconcile(waiting.uid)).failed
+    assert waiting.platform.applied == []
 
 
 async def test_what_waits_for_its_model_waits_for_no_node(waiting: Waiting) -> None:

@@ -78,6 +78,7 @@ SPEC = DeploymentSpec(model="org/m", gpu_type="cpu")
         pytest.param({"replicas": 7}, True, id="an autoscaler sets replicas"),
         pytest.param({"gpu_count": 1}, True, id="a default that is said"),
         pytest.param({"engine": EngineRef(name="exo")}, True, id="the engine that is the default"),
+        pytest.param({"engine": EngineRef(name="vllm")}, False, id="engine"),
         pytest.param({"engine_parameters": ("--seed=1",)}, False, id="flags"),
         pytest.param({"gpu_type": "gpua5000"}, False, id="GPU"),
     ],
@@ -86,3 +87,9 @@ def test_a_specification_is_judged_again_only_for_what_matters(
     changes: dict[str, object], is_same: bool
 ) -> None:
     assert (SPEC.model_copy(update=changes).digest == SPEC.digest) is is_same
+
+
+def test_digests_are_those_that_earlier_versions_wrote() -> None:
+    exo = SPEC.model_copy(update={"engine": EngineRef(name="exo")})
+    older = SPEC.model_copy(update={"engine": EngineRef(name="exo", version="0.25.0")})
+    assert (exo.digest, older.digest) == ("ec562bf267439275", "816fc87b0265e90f")

@@ -30,6 +30,12 @@ REFUSED_PODS = "inference.exo.dev/refused-pods-hash"
 REFUSED_AT = "inference.exo.dev/refused-at"
 REFUSED_REASON = "inference.exo.dev/refused-reason"
 
+INSTALLED_PODS = "inference.exo.dev/installed-pods"
+"""On the Deployment: hashes of its values and of its pods' specification, as Helm left it."""
+
+PUT_BACK_AT = "inference.exo.dev/put-back-at"
+"""On the Deployment: when a change by hand was last undone."""
+
 NODES_ANNOTATION = "inference.exo.dev/nodes-per-replica"
 """On a LeaderWorkerSet as it is read here, not on the cluster: the pods of one replica."""
 

@@ -27,6 +27,12 @@ from exo_inference.platforms.base import (
     ObservedReplica,
     ReplicaPhase,
 )
+from exo_inference.platforms.kubernetes.by_hand import (
+    EDITED,
+    note_installed,
+    put_back,
+    was_put_back,
+)
 from exo_inference.platforms.kubernetes.cluster import Cluster
 from exo_inference.platforms.kubernetes.deleting import delete_if_there
 from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
@@ -104,8 +110,11 @@ class KubernetesPlatform:
         wanted = await self._choose(desired, live)
         replicas = await self._observe(desired.uid, wanted.pods_hash)
         await self._restart_failed(desired, replicas)
-        await self._take_step(desired, wanted, live, replicas)
-        return self._report(desired, wanted, live, replicas)
+        step = await self._take_step(desired, wanted, live, replicas)
+        observed = self._report(desired, wanted, live, replicas)
+        if live is not None and live.edited and isinstance(step, Upgrade | RollBack):
+            return replace(observed, notice=EDITED.format(wanted.name))
+        return observed
 
     async def delete(self, uid: str) -> bool:
         """Uninstall the release, and say whether anything is left.
@@ -210,12 +219,14 @@ class KubernetesPlatform:
         wanted: Release,
         live: Live | None,
         replicas: tuple[ObservedReplica, ...],
-    ) -> None:
+    ) -> Step | None:
+        """Start the next step in the background, unless one is under way, and return it."""
         jobs = self._cluster.jobs
         if jobs.running(wanted.name) or jobs.wait_seconds(wanted.name, wanted.spec_hash) > 0.0:
-            return
+            return None
         if live is not None:
-            live = replace(live, missing=await self._find_missing(wanted, live))
+            edited = live.edited and not was_put_back(live.put_back_at, self._now())
+            live = replace(live, missing=await self._find_missing(wanted, live), edited=edited)
         step = decide(wanted, live, replicas, restarted_at=desired.restarted_at)
         failed_before = jobs.failure(wanted.name, wanted.spec_hash) is not None
         if step is None and (failed_before or await self._is_stuck(wanted.name)):
@@ -224,6 +235,7 @@ class KubernetesPlatform:
         if step is not None:
             name, work = self._work(desired.uid, wanted, step)
             self._start(desired.uid, name, wanted.spec_hash, work)
+        return step
 
     async def _find_missing(self, wanted: Release, live: Live) -> str:
         # The values of another version may have other parts, but each has a Service.
@@ -254,8 +266,14 @@ class KubernetesPlatform:
         self._cluster.jobs.start(release, name, what, work)
 
     async def _upgrade(self, uid: str, wanted: Release) -> None:
+        await self._put_back(uid, wanted.name)
         await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
         await self._cluster.workloads.refresh(wanted.name, wanted.values)
+        await note_installed(self._cluster.workloads, uid)
+
+    async def _put_back(self, uid: str, release: str) -> None:
+        cluster = self._cluster
+        await put_back(cluster.api, cluster.workloads, uid, release, now=self._now())
 
     async def _settle(self, uid: str, wanted: Release) -> None:
         newest = await self._cluster.newest_revision(wanted.name)
@@ -267,11 +285,13 @@ class KubernetesPlatform:
     async def _roll_back(self, uid: str, wanted: Release, step: RollBack) -> None:
         logger.warning("release %s is rolled back: %s", wanted.name, step.reason)
         await self._annotate(uid, refused_annotations(wanted, step.reason, self._now()))
+        await self._put_back(uid, wanted.name)
         await self._cluster.rollback(wanted.name, uid, step.revision)
         await self._cluster.workloads.refresh(wanted.name, wanted.values)
         await self._point_at_newest(uid, wanted.name)
 
     async def _rescale(self, uid: str, wanted: Release, step: Rescale) -> None:
+        await self._put_back(uid, wanted.name)
         await self._finish_roll_back(uid, wanted.name)
         values = {"replicas": step.replicas}
         await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, values, reuse=True)
@@ -293,6 +313,7 @@ class KubernetesPlatform:
 
     async def _point_at_newest(self, uid: str, release: str) -> None:
         """Keep the settled revision from leaving Helm's history, which is short."""
+        await note_installed(self._cluster.workloads, uid)
         newest = await self._cluster.newest_revision(release)
         if newest is not None and newest.status == "deployed":
             await self._annotate(uid, settled_revision(newest.number))

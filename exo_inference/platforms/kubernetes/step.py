@@ -15,10 +15,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
+from exo_inference.platforms.kubernetes.by_hand import is_edited
 from exo_inference.platforms.kubernetes.names import (
     NAME_LABEL,
     NODES_ANNOTATION,
     PODS_ANNOTATION,
+    PUT_BACK_AT,
     REFUSED_AT,
     REFUSED_PODS,
     REFUSED_REASON,
@@ -52,6 +54,8 @@ class Live:
         refused_at, refused_reason: when, and why.
         overdue: the rollout made no progress for longer than a start may take.
         missing: kind of an object of the release that somebody deleted.
+        edited: somebody changed what the pods are made of.
+        put_back_at: when such a change was last undone.
         nodes: pods of one replica.
     """
 
@@ -69,6 +73,8 @@ class Live:
     refused_reason: str = ""
     overdue: bool = False
     missing: str = ""
+    edited: bool = False
+    put_back_at: datetime | None = None
     nodes: int = 1
 
 
@@ -121,7 +127,7 @@ def decide(
         return _keep_serving(wanted, live)
     if live.spec_hash != wanted.spec_hash or wanted.replicas not in (None, live.replicas):
         return Upgrade()
-    if live.missing:
+    if live.missing or live.edited:
         return Upgrade()  # which makes it again and leaves the rest as it is
     reason = _find_failure(live, replicas)
     if reason and live.settled_revision is not None and live.settled_pods != wanted.pods_hash:
@@ -149,7 +155,7 @@ def is_refused(wanted: Release, live: Live, restarted_at: datetime | None) -> bo
 
 
 def _keep_serving(wanted: Release, live: Live) -> Step | None:
-    if live.pods_hash == live.refused_pods:
+    if live.pods_hash == live.refused_pods or live.edited:
         if live.settled_revision is None:
             return None
         return RollBack(live.settled_revision, live.refused_reason)
@@ -205,6 +211,8 @@ def read_live(deployment: Mapping[str, Any] | None) -> Live | None:
         refused_pods=annotation(deployment, REFUSED_PODS),
         refused_at=_time(annotation(deployment, REFUSED_AT)),
         refused_reason=annotation(deployment, REFUSED_REASON),
+        edited=is_edited(deployment),
+        put_back_at=_time(annotation(deployment, PUT_BACK_AT)),
         nodes=int(annotation(deployment, NODES_ANNOTATION) or 1),
         overdue=conditions.get("Progressing", {}).get("reason") == "ProgressDeadlineExceeded",
     )

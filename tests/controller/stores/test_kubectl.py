@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exo_inference.controller.adoption import adopt_deployment
+from exo_inference.controller.adoption import adopt_deployment, choose_engine
 from exo_inference.controller.leader import LeaderElection
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
 from exo_inference.controller.stores.base import (
@@ -22,6 +22,7 @@ from exo_inference.controller.stores.base import (
     StoreTooNew,
 )
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore
+from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
     API_VERSION,
     DEPLOYMENT_FINALIZER,
@@ -282,6 +283,44 @@ async def test_a_deployment_made_by_kubectl_gets_what_the_api_would_have_given_i
     assert await store.get_secret(uid, KEY_SECRET) == sealed
     await apply(cluster, DEPLOYMENT)
     assert (await current(cluster, store)).metadata.finalizers == (DEPLOYMENT_FINALIZER,)
+
+
+@pytest.mark.parametrize(
+    "engine", ["", "  engine: {name: null}\n", '  engine: {version: "0.25.0"}\n']
+)
+async def test_the_engine_of_a_manifest_that_names_none_is_chosen_once_and_stays(
+    cluster: Cluster, store: KubernetesStore, engine: str
+) -> None:
+    text = "".join(line for line in DEPLOYMENT.splitlines(True) if "engine:" not in line) + engine
+    await apply(cluster, text)
+    applied = await current(cluster, store)
+    assert applied.spec.engine.name is None
+    chosen = await choose_engine(store, applied, [InstanceTypeInfo("cpu", 1, 1, engine="vllm")])
+    assert chosen.spec.engine.name == "vllm"
+    assert "unchanged" in await apply(cluster, text)
+    assert (await current(cluster, store)).spec == chosen.spec
+    other = DEPLOYMENT.replace('  engine: {name: exo, version: "0.25.0"}', "  engine: {name: exo}")
+    assert "engine.name cannot be changed" in await refusal(cluster, other)
+
+
+async def test_an_object_that_newer_crds_made_unreadable_is_not_written(
+    cluster: Cluster, store: KubernetesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer CRDs give an object a default, which the watch does not tell of."""
+    await apply(cluster, DEPLOYMENT)
+    present = await current(cluster, store)
+    get = store._api.get
+
+    async def get_of_the_future(*words: Any) -> Any:
+        raw = await get(*words)
+        raw["spec"]["fieldOfTheFuture"] = True
+        return raw
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._api, "get", get_of_the_future)
+        with pytest.raises(StoreTooNew, match="fieldOfTheFuture"):
+            await store.update(with_replicas(present, 7))
+    assert (await current(cluster, store)).spec.replicas == 2
 
 
 async def test_the_api_does_not_create_a_model_that_kubectl_made(

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -558,6 +559,55 @@ async def test_what_a_hand_took_away_comes_back(
             await process.platform.apply(DESIRED)
             await process.cluster.jobs.wait(RELEASE)
         assert len(await revisions(process)) == count
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("kubectl", "set", "image", f"deployment/{RELEASE}", "engine=evil/image:1"),
+        ("kubectl", "set", "env", f"deployment/{RELEASE}", "MINE=1"),
+        ("helm", "upgrade", "--set=engine.image.tag=9.9"),
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+async def test_pods_that_a_hand_changed_are_put_back_once_and_it_is_told(
+    kubelet: Kubelet, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        before = kubelet.deployment()["spec"]["template"]["spec"]
+        change = kubelet.api.kubectl
+        if words[0] == "helm":
+            chart = (RELEASE, str(CHARTS / "inference-deployment"), "--reuse-values")
+            words, change = (*words, *chart), partial(by_hand, kubelet.api)
+        await asyncio.to_thread(change, *words[1:])
+        assert kubelet.deployment()["spec"]["template"]["spec"] != before
+        async with asyncio.timeout(30):
+            while "changed by hand" not in (await process.platform.apply(DESIRED)).notice:
+                await asyncio.sleep(0.05)
+        await process.cluster.jobs.wait(RELEASE)
+        assert kubelet.deployment()["spec"]["template"]["spec"] == before
+        await assert_left_alone(process)
+
+
+async def test_a_rollout_that_a_hand_restarted_is_left_alone(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        restart = ("rollout", "restart", f"deployment/{RELEASE}")
+        await asyncio.to_thread(kubelet.api.kubectl, *restart)
+        await process.cluster.workloads.refresh(RELEASE, {})
+        await assert_left_alone(process)
+        assert "restartedAt" in json.dumps(kubelet.deployment()["spec"]["template"])
+
+
+async def assert_left_alone(process: Running) -> None:
+    count = len(await revisions(process))
+    for _ in range(3):
+        assert not (await process.platform.apply(DESIRED)).notice
+        await process.cluster.jobs.wait(RELEASE)
+    assert len(await revisions(process)) == count
 
 
 def objects_of(api: KubernetesApi) -> set[tuple[str, ...]]:

@@ -57,6 +57,15 @@ REFUSED = {**SETTLED_OLD, "refused_pods": "new", "refused_at": NOW, "refused_rea
         ),
         pytest.param(live(missing="services"), [replica()], Upgrade(), id="a part was deleted"),
         pytest.param(
+            live(settled_spec="new-1", edited=True), [replica()], Upgrade(), id="pods changed by hand"
+        ),
+        pytest.param(
+            live("old", **REFUSED, edited=True),
+            [],
+            RollBack(1, "it crashed"),
+            id="pods of what serves changed by hand",
+        ),
+        pytest.param(
             live("old", 3, missing="services", **REFUSED),
             [],
             Rescale(1),
