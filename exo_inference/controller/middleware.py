@@ -19,7 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from exo_inference.controller.auth import SignedRequest, Verifier
 from exo_inference.controller.body import MAX_BODY_BYTES
 from exo_inference.controller.problems import Refused
-from exo_inference.controller.stores.base import ObjectRefused, StoreUnwritable, VersionConflict
+from exo_inference.controller.stores.base import (
+    ObjectRefused,
+    StoreTooNew,
+    StoreUnwritable,
+    VersionConflict,
+)
 from exo_inference.errors import ExoError, PlatformError
 
 logger = logging.getLogger(__name__)
@@ -140,6 +145,7 @@ def _to_refused(exc: Exception) -> Refused | None:
         StoreUnwritable: (412, "Change not stored"),
         ObjectRefused: (412, "Change not stored"),
         VersionConflict: (409, "Changed meanwhile"),
+        StoreTooNew: (412, "Object not readable"),
         PlatformError: (412, "Platform not able"),
     }
     for kind, (status, title) in titles.items():

@@ -42,6 +42,7 @@ from exo_inference.kubernetes_api.objects import (
     dump_part,
     new_object,
     plan_change,
+    read_object,
 )
 from exo_inference.resources import API_VERSION, OperationSubject, Resource
 from exo_inference.wire import Event, Operation
@@ -169,6 +170,8 @@ class KubernetesStore:
         patch = plan_change(stored, obj)
         if patch:
             patch.setdefault("metadata", {})["resourceVersion"] = str(stored.version)
+        if "spec" in patch:
+            await self._refuse_unreadable(cache, stored)
         after = await self._write(
             type(obj), stored, recording, lambda: self._patch(cache, stored, "", patch)
         )
@@ -283,6 +286,21 @@ class KubernetesStore:
             return None
         cache.observe(raw)
         return raw
+
+    async def _refuse_unreadable(self, cache: Cache, stored: Stored) -> None:
+        """Read an object past the cache before its spec is changed.
+
+        CRDs of a newer version give every object their defaults, which no watch tells of.
+
+        Raises:
+            StoreTooNew: it cannot be read any more.
+        """
+        path = object_path(self._api, cache.kind.PLURAL, stored.name, group=API_VERSION)
+        try:
+            raw = await self._api.get(path)
+        except ApiRefusal as exc:
+            raise await self._explain(cache, stored, exc) from exc
+        self._present(cache, read_object(cache.kind, raw))
 
     def _present(self, cache: Cache, stored: Stored) -> Resource:
         if stored.resource is None:
