@@ -11,6 +11,7 @@ import pytest
 
 from exo_inference.controller.settings import read_settings
 from exo_inference.controller.user_gpus import read_user_gpus
+from exo_inference.local_settings import ZONES
 from exo_inference.platforms.kubernetes import read_platform_values
 from tests.charts.rendering import (
     CHARTS,
@@ -342,7 +343,10 @@ REFUSED = {
     "gateway.processesPerPod=0": "gateway.processesPerPod: Must be greater than or equal to 1",
     "gateway.service.port=70000": "- gateway.service.port: ",
     "gateway.publicUrl=models.example.com": "- gateway.publicUrl: ",
-    "zone=CH DK": "- zone: ",
+    "zone=mars": "- zone: ",
+    "image.repository=foo:latest": "- image.repository: ",
+    "platform.deploymentValues.engine.image.registry=foo/bar:latest": "image.registry: ",
+    "platform.modelValues.download.image.repository=foo:latest": "download.image.repository: ",
     "inferenceNamespace=Not_A_Label": "- inferenceNamespace: ",
     "podSecurity.runAsUser=0": "- podSecurity.runAsUser: ",
     "gpuFile.lab=x": "- gpuFile: ",
@@ -358,3 +362,22 @@ def test_schema_refuses_wrong_values_and_names_them_all() -> None:
         template(CHART, *wrong)
     said = str(refused.value)
     assert [message for message in REFUSED.values() if message not in said] == []
+@pytest.mark.parametrize("repository", ["name", "host:5000/name", "host.example.com/a/b_c-d"])
+def test_a_repository_may_have_a_port_but_no_tag(repository: str) -> None:
+    made = deployment("controller", "--set", f"image.repository={repository}")
+    (container,) = made["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith(f"{repository}:0")
+    with pytest.raises(Refused, match=r"image\.repository"):
+        template(CHART, "--set", f"image.repository={repository}:latest")
+
+
+def test_the_schema_knows_the_zones_that_clients_know() -> None:
+    schema = json.loads((CHARTS / CHART / "values.schema.json").read_text())
+    assert tuple(schema["properties"]["zone"]["enum"]) == ZONES
+
+
+def test_a_gpu_file_that_is_no_file_is_refused() -> None:
+    with pytest.raises(Refused, match="gpuFile"):
+        template(CHART, "--set", "gpuFile=garbage")
+
+

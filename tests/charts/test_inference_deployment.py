@@ -404,6 +404,8 @@ def test_notes_end_with_the_next_command() -> None:
 
 REFUSED = {
     "engine.image.digest=sha256:abc": "- engine.image.digest: ",
+    "engine.image.repository=foo:latest": "- engine.image.repository: ",
+    "engine.image.registry=foo/bar:latest": "- engine.image.registry: ",
     "gpu.cuont=1": "gpu: Additional property cuont is not allowed",
     "gpu.count=-1": "gpu.count: Must be greater than or equal to 0",
     "replicas=1.5": "replicas: Invalid type",

@@ -141,6 +141,7 @@ def test_wrong_values_are_refused_with_a_reason(values: str, message: str) -> No
 REFUSED = {
     "model.source=--help": "- model.source: ",
     "model.checksum=abc": "- model.checksum: ",
+    "download.image.repository=foo:latest": "- download.image.repository: ",
     "model.revision=--force": "- model.revision: ",
     "storage.accessModes={ReadWrite}": "- storage.accessModes.0: ",
     "storage.size=many": "- storage.size: ",
