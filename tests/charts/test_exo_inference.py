@@ -317,6 +317,13 @@ def test_notes_end_with_the_next_command() -> None:
     assert said.splitlines()[-1].strip().startswith("exo dedicated-inference model create")
     assert "WARNING" not in said
     assert "port-forward service/chat-controller 8080:80" in said
+    assert "port-forward service/chat-gateway 8081:80" in said
+    assert "gateway.publicUrl=http://127.0.0.1:8081" in said
+    said = notes(CHART, "--set", "gateway.publicUrl=http://127.0.0.1:8081")
+    assert "port-forward service/chat-gateway 8081:80" in said
+    assert "upgrade with" not in said
+    said = notes(CHART, "--set", "gateway.publicUrl=https://models.example.com")
+    assert "chat-gateway" not in said
     said = notes(CHART, "--values", str(scenario_path(f"{CHART}/restricted")))
     assert "WARNING: rbac.create is false" in said
 
@@ -356,12 +363,6 @@ REFUSED = {
 }
 
 
-def test_schema_refuses_wrong_values_and_names_them_all() -> None:
-    wrong = [item for values in REFUSED for item in ("--set", values)]
-    with pytest.raises(Refused) as refused:
-        template(CHART, *wrong)
-    said = str(refused.value)
-    assert [message for message in REFUSED.values() if message not in said] == []
 @pytest.mark.parametrize("repository", ["name", "host:5000/name", "host.example.com/a/b_c-d"])
 def test_a_repository_may_have_a_port_but_no_tag(repository: str) -> None:
     made = deployment("controller", "--set", f"image.repository={repository}")
@@ -381,3 +382,9 @@ def test_a_gpu_file_that_is_no_file_is_refused() -> None:
         template(CHART, "--set", "gpuFile=garbage")
 
 
+def test_schema_refuses_wrong_values_and_names_them_all() -> None:
+    wrong = [item for values in REFUSED for item in ("--set", values)]
+    with pytest.raises(Refused) as refused:
+        template(CHART, *wrong)
+    said = str(refused.value)
+    assert [message for message in REFUSED.values() if message not in said] == []
