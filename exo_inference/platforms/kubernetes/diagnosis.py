@@ -114,7 +114,7 @@ def _diagnose_node(pod: Object, node: Object | None) -> Diagnosis | None:
     return None
 
 
-_NO_GPU = re.compile(r"Insufficient (nvidia\.com/\S+|amd\.com/\S+|gpu\.\S+/\S+)")
+_NO_GPU = re.compile(r"Insufficient ((?:nvidia\.com|amd\.com|gpu\.[\w.-]+)/[\w.-]*\w)")
 
 _SCHEDULING: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (

@@ -44,6 +44,13 @@ def lack(words: str) -> Object:
 
 CASES: dict[str, tuple[Object, tuple[Object, ...], tuple[str, ...], str, str]] = {
     "no free gpu": (lack("3 Insufficient nvidia.com/gpu"), (), (), "NoFreeGpu", "add a node"),
+    "no free gpu, among other words": (
+        lack("2 Insufficient nvidia.com/gpu, 1 node(s) had untolerated taint(s)"), (), (), "NoFreeGpu",
+        "no node has enough nvidia.com/gpu. Scale something down",
+    ),
+    "no free part of a gpu": (
+        lack("3 Insufficient nvidia.com/mig-1g.5gb"), (), (), "NoFreeGpu", "enough nvidia.com/mig-1g.5gb. Scale",
+    ),
     "no memory": (lack("3 Insufficient memory"), (), (), "NoFreeResources", "memory"),
     "no cpu": (lack("1 node(s) had untolerated taint {a: b}, 2 Insufficient cpu"), (), (), "NoFreeResources", "cpu"),
     "tainted": (lack("3 node(s) had untolerated taint {dedicated: gpu}"), (), (), "Tainted", "dedicated"),
