@@ -56,6 +56,14 @@ def test_all_other_flags_are_sent(exo: Exo, api: FakeApi, deployment_id: str) ->
     }
 
 
+def test_no_previous_run_is_said_and_not_printed(exo: Exo, api: FakeApi) -> None:
+    api.add_deployment("d1")
+    result = exo("ai", "deployment", "logs", "d1", "--previous")
+    assert (result.code, result.out) == (0, "")
+    assert "No engine has run before the present one" in result.err
+    assert exo("ai", "deployment", "logs", "d1").err == ""
+
+
 def test_a_relative_since_counts_from_now(exo: Exo, api: FakeApi, deployment_id: str) -> None:
     exo("ai", "deployment", "logs", "d1", "--since", "2h")
     since = datetime.fromisoformat(asked(api)["since"][0])

@@ -111,12 +111,19 @@ def run(session: Session, options: LogOptions) -> None:
             replica=options.replica,
             follow=options.follow,
         )
+        is_empty = True
         with by_name(found):
             for entry in entries:
+                is_empty = False
                 if output.format == "json" or output.template is not None:
                     output.show_line(_record(entry))
                 else:
                     print_data(format_entry(entry, options.timestamps) + "\n")
+        if is_empty and options.previous and options.since is None:
+            session.remark(
+                "No engine has run before the present one; the log of a replica that is gone is not "
+                f"kept. Why it ended is told by `exo dedicated-inference deployment show {found.name}`."
+            )
 
 
 def _check_replica(client: Client, found: Deployment, name: str) -> None:
