@@ -104,7 +104,13 @@ class Output:
         elif self.format == "text":
             _print("".join(_text_line(record) + "\n" for record in records))
         else:
-            _print(draw_list(headers, [[f.text for f in _known(record)] for record in records]))
+            labels = _added_labels(records)
+            rows = [[f.text for f in _known(record)] for record in records]
+            rows = [
+                row + _added_texts(record, labels)
+                for row, record in zip(rows, records, strict=True)
+            ]
+            _print(draw_list([*headers, *labels], rows))
 
     def success(self, line: str) -> None:
         """Say that a change was made, unless `-Q` was given."""
@@ -114,6 +120,17 @@ class Output:
 
 def _known(record: Record) -> Record:
     return tuple(field for field in record if not field.added)
+
+
+def _added_labels(records: Sequence[Record]) -> list[str]:
+    """Return the labels of the added fields that any of the objects has, in their order."""
+    added = (field.label for record in records for field in record if field.added and field.label)
+    return list(dict.fromkeys(added))
+
+
+def _added_texts(record: Record, labels: Sequence[str]) -> list[str]:
+    texts = {field.label: field.text for field in record if field.added}
+    return [texts.get(label, "") for label in labels]
 
 
 def _text_line(record: Record) -> str:

@@ -168,6 +168,16 @@ INSTANCE_TYPE_LIST: View[InZone[InstanceType]] = View(
         Column("family", "Family", "Family", lambda row: row.item.family),
         Column("authorized", "Authorized", "Authorized", lambda row: row.item.authorized),
         Column("zone", "Zone", "Zone", lambda row: row.zone),
+        Column("total_gpus", "TotalGPUs", "GPUs", lambda row: row.item.total_gpus, added=True),
+        Column("free_gpus", "FreeGPUs", "Free", lambda row: row.item.free_gpus, added=True),
+        Column(
+            "max_gpu_count",
+            "MaxGPUCount",
+            "Max per Replica",
+            lambda row: row.item.max_gpu_count,
+            added=True,
+        ),
+        Column("engines", "Engines", "", lambda row: row.item.engines, added=True),
         Column("description", "Description", "", lambda row: row.item.description, added=True),
     )
 )

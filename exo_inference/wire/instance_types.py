@@ -8,7 +8,7 @@ from exo_inference.wire.base import Count, WireModel
 
 
 class InstanceType(WireModel):
-    """One GPU family. `authorized` says whether a deployment of it can be placed now.
+    """One GPU family. `authorized` says whether deployments may use it, whatever is free now.
 
     `max_gpu_count` is the most GPUs that one replica can have, `engines` what can run there.
     """

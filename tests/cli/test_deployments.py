@@ -386,6 +386,36 @@ def test_instance_types_of_all_zones(exo: Exo, api: FakeApi) -> None:
     }
 
 
+def test_instance_types_say_how_many_gpus_are_free_where_the_server_does(
+    exo: Exo, api: FakeApi
+) -> None:
+    more = {"total-gpus": 4, "free-gpus": 0, "max-gpu-count": 2, "engines": ["exo", "vllm"]}
+    families = [{"family": "gpu3", "authorized": True, **more}]
+    families += [{"family": "old", "authorized": True}]
+    api.answers["GET /v2/ai/instance-type"] = (200, {"instance-types": families})
+    command = ("ai", "deployment", "instance-type", "-z", "at-vie-2")
+    assert exo(*command).out == (
+        "┼────────┼────────────┼──────────┼──────┼──────┼─────────────────┼\n"
+        "│ FAMILY │ AUTHORIZED │ ZONE     │ GPUS │ FREE │ MAX PER REPLICA │\n"
+        "┼────────┼────────────┼──────────┼──────┼──────┼─────────────────┼\n"
+        "│ gpu3   │ true       │ at-vie-2 │ 4    │ 0    │ 2               │\n"
+        "│ old    │ true       │ at-vie-2 │      │      │                 │\n"
+        "┼────────┼────────────┼──────────┼──────┼──────┼─────────────────┼\n"
+    )
+    assert json.loads(exo(*command, "-O", "json").out) == [
+        {
+            "family": "gpu3",
+            "authorized": True,
+            "zone": "at-vie-2",
+            "total_gpus": 4,
+            "free_gpus": 0,
+            "max_gpu_count": 2,
+            "engines": ["exo", "vllm"],
+        },
+        {"family": "old", "authorized": True, "zone": "at-vie-2"},
+    ]
+
+
 def test_a_refused_key_ends_with_4(exo: Exo, api: FakeApi) -> None:
     api.answers["GET /v2/ai/deployment"] = (403, {"message": "Invalid request signature"})
     result = exo("ai", "deployment", "show", "d1")

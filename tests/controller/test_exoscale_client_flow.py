@@ -69,9 +69,10 @@ def test_whole_life_of_a_model_and_a_deployment(controller: Controller) -> None:
 def test_what_the_platform_offers(controller: Controller) -> None:
     client = controller.client()
     families = client.list_ai_instance_types()["instance-types"]
-    assert [(f["family"], f["authorized"]) for f in families] == [
-        ("gpua5000", False),
-        ("cpu", True),
+    # All of the first are in use: it is authorized none the less.
+    assert [(f["family"], f["authorized"], f["free-gpus"]) for f in families] == [
+        ("gpua5000", True, 0),
+        ("cpu", True, 2),
     ]
     assert client.get_user_org_consumption_quota() == {"quota-uom-per-minute": None}
     quotas = {quota["resource"]: quota for quota in client.list_quotas()["quotas"]}

@@ -33,9 +33,10 @@ _SIMULATED = "(simulated)"
 def instance_type(session: Session) -> None:
     """List the GPU families a deployment may use.
 
-    `AUTHORIZED` says whether a deployment of that family can be placed now. On one machine the
-    families are those of its GPUs, and `cpu`. Families of `up --simulate-gpus` say `(simulated)` in
-    their description, which JSON has.
+    `AUTHORIZED` says whether deployments may use the family. A control plane of your own says, too,
+    how many GPUs there are, how many are free now, and how many one replica can have; of `cpu` they
+    are cores. On one machine the families are those of its GPUs, and `cpu`. JSON has the engines and
+    a description, too, which says `(simulated)` for families of `up --simulate-gpus`.
     """
     simulated: set[str] = set()
 

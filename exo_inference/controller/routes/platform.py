@@ -53,7 +53,7 @@ async def list_instance_types(request: Request) -> Response:
             instance_types=[
                 InstanceType(
                     family=family.family,
-                    authorized=family.free_gpus > 0,
+                    authorized=family.total_gpus > 0,
                     total_gpus=family.total_gpus,
                     free_gpus=family.free_gpus,
                     description=family.description or None,
