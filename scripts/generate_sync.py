@@ -22,6 +22,7 @@ WORDS = {
     "AsyncGenerator[LogEntry, None]": "Generator[LogEntry, None, None]",
     "AsyncGenerator": "Generator",
     "AsyncIterator": "Iterator",
+    "Awaitable[Deployment]": "Deployment",
     "Awaitable[Waitable]": "Waitable",
     "Awaitable, ": "",
     "__aenter__": "__enter__",

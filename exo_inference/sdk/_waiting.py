@@ -10,6 +10,9 @@ from exo_inference.wire import Deployment, Model, Operation, OperationState
 MAX_FAILED_POLLS = 5
 """So many polls in a row may fail for the server's or the network's reasons before a wait ends."""
 
+ROLLED_BACK = "the update was rolled back"
+"""What the details of a deployment begin with whose update failed, while the version before it is back."""
+
 TOLERATED = (ConnectionFailed, ServerError)
 
 Waitable = TypeVar("Waitable", Model, Deployment)
@@ -69,13 +72,39 @@ def is_ready(obj: Model | Deployment) -> bool:
     """
     if obj.state == "error":
         reason = obj.state_details or "the API gave no details"
-        raise NotReady(
-            f'{_kind(obj)} "{obj.name}" cannot become ready: {reason}',
-            state=str(obj.state),
-            state_details=obj.state_details or "",
-            hint=_look_hint(obj),
+        raise _never_ready(
+            obj, f": {reason}" if is_rolled_back(obj) else f" cannot become ready: {reason}"
         )
     return obj.state == "ready"
+
+
+def is_scaled(obj: Deployment) -> bool:
+    """Whether as many replicas as wanted are ready, be it of the version before a rolled-back update.
+
+    Raises:
+        NotReady: it is in error, so that waiting longer is of no use.
+    """
+    if not is_rolled_back(obj):
+        return is_ready(obj)
+    failed = next((each for each in obj.replica_status or () if each.state == "failed"), None)
+    if failed is not None:
+        reason = failed.details or "it failed"
+        raise _never_ready(obj, f" cannot become ready: replica {failed.name}: {reason}")
+    return obj.ready_replicas == obj.replicas
+
+
+def is_rolled_back(obj: Model | Deployment) -> bool:
+    """Whether an update failed and the version before it is wanted in its place."""
+    return obj.state == "error" and (obj.state_details or "").startswith(ROLLED_BACK)
+
+
+def _never_ready(obj: Model | Deployment, why: str) -> NotReady:
+    return NotReady(
+        f'{_kind(obj)} "{obj.name}"{why}',
+        state=str(obj.state),
+        state_details=obj.state_details or "",
+        hint=_look_hint(obj),
+    )
 
 
 def not_ready_in_time(obj: Model | Deployment, timeout: float, wanted: str) -> NotReady:

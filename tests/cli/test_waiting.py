@@ -49,6 +49,16 @@ def test_wait_ends_with_8_and_the_reason_when_it_cannot_become_ready(
     assert "Run `exo dedicated-inference deployment logs d1`." in result.err
 
 
+def test_scale_waits_for_what_serves_after_an_update_was_rolled_back(
+    exo: Exo, api: FakeApi
+) -> None:
+    said = {"state": "error", "state-details": "the update was rolled back: unknown flag --x"}
+    stages(api, said, said | {"ready-replicas": 1})
+    result = exo("ai", "deployment", "scale", "d1", "1", "--wait")
+    assert result.code == 0
+    assert "error (1/1 replicas ready): the update was rolled back" in result.err
+
+
 def test_wait_ends_with_8_when_the_time_is_up(exo: Exo, api: FakeApi) -> None:
     stages(api, {"state": "deploying", "state-details": "loading weights 43 %"})
     result = exo("ai", "deployment", "scale", "d1", "1", "--wait", "--timeout", "50ms")

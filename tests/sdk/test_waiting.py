@@ -130,6 +130,37 @@ def test_waiting_fails_early_when_the_object_is_in_error(
     assert clock.now < 1
 
 
+ROLLED_BACK = deployment("error", "the update was rolled back: unknown flag --x")
+
+
+def test_waiting_for_an_update_that_was_rolled_back_says_so(api: FakeApi, client: Client):
+    api.on("GET", "/ai/deployment/d-1", ROLLED_BACK)
+    expected = '"chat": the update was rolled back: unknown flag --x'
+    with pytest.raises(errors.NotReady, match=expected):
+        client.deployments.wait_until_ready("d-1", timeout=600)
+
+
+def test_scaling_after_a_roll_back_waits_for_the_version_before(api: FakeApi, client: Client):
+    looks = [{**ROLLED_BACK, "replicas": 1, "ready-replicas": ready} for ready in (0, 0, 1)]
+    api.on("GET", "/ai/deployment/d-1", *looks)
+    assert client.deployments.wait_until_scaled("d-1", timeout=600).ready_replicas == 1
+    assert len(api.seen) == 3
+
+
+def test_scaling_ends_at_once_when_the_version_before_fails_too(api: FakeApi, client: Client):
+    failed = {"name": "r-1", "state": "failed", "details": "no GPU memory"}
+    look = {**ROLLED_BACK, "replicas": 1, "ready-replicas": 0, "replica-status": [failed]}
+    api.on("GET", "/ai/deployment/d-1", look)
+    with pytest.raises(errors.NotReady, match="cannot become ready: replica r-1: no GPU memory"):
+        client.deployments.wait_until_scaled("d-1", timeout=600)
+
+
+def test_scaling_what_is_in_error_otherwise_fails_early(api: FakeApi, client: Client):
+    api.on("GET", "/ai/deployment/d-1", deployment("error", "bad shard"))
+    with pytest.raises(errors.NotReady, match='"chat" cannot become ready: bad shard'):
+        client.deployments.wait_until_scaled("d-1", timeout=600)
+
+
 def test_wait_that_runs_out_says_where_it_stood(api: FakeApi, client: Client, clock: VirtualTime):
     api.on("GET", "/ai/deployment/d-1", deployment("deploying", "loading weights 43 %"))
     with pytest.raises(

@@ -7,7 +7,7 @@ import click
 from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_for_deployment, wait_options
+from exo_inference.cli.waiting import follow, wait_options
 from exo_inference.cli.writing import by_name, dry_run_option, finish
 
 
@@ -51,4 +51,5 @@ def scale(
             return
         session.success(f'Deployment "{found.name}" scaled to {replicas}.')
         if wait:
-            wait_for_deployment(session, client, found.name, found.id, wait_timeout)
+            title = f'Waiting for deployment "{found.name}"'
+            follow(session, title, client.deployments.wait_until_scaled, found.id, wait_timeout)

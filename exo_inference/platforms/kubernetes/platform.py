@@ -63,6 +63,7 @@ from exo_inference.platforms.kubernetes.step import (
     Step,
     Upgrade,
     decide,
+    find_failed_update,
     is_refused,
     read_live,
     refused_annotations,
@@ -370,7 +371,7 @@ class KubernetesPlatform:
         return ObservedDeployment(
             replicas=replicas,
             next_check_seconds=_next_check(wait, busy=busy),
-            failure=self._explain_failure(desired, wanted, live, failure),
+            failure=self._explain_failure(desired, wanted, live, replicas, failure),
             selector=f"{UID_LABEL}={desired.uid}",
             autoscaled=live.replicas if live is not None and wanted.replicas is None else None,
         )
@@ -380,21 +381,34 @@ class KubernetesPlatform:
         desired: DesiredDeployment,
         wanted: Release,
         live: Live | None,
+        replicas: tuple[ObservedReplica, ...],
         failure: Failure | None,
     ) -> str:
         if failure is not None and isinstance(failure.error, HelmFailed):
             known = explain_denial(failure.error.message)
             text = known.details if known else failure.error.message
             return f"the change is refused: {text}"
-        if live is not None and is_refused(wanted, live, desired.restarted_at):
-            return (
-                f"the update was rolled back: {live.refused_reason.rstrip('. ')}. The version before "
-                "it serves on. Change the parameters; or, to try the same again, run "
-                "`exo dedicated-inference deployment update` without a flag"
-            )
+        if live is not None:
+            reason = find_failed_update(wanted, live, replicas)
+            if is_refused(wanted, live, desired.restarted_at):
+                reason = live.refused_reason
+            if reason:
+                return _explain_roll_back(reason, wanted, replicas)
         deployment = self._cluster.workloads.find(desired.uid)
         denied = diagnose_deployment(deployment) if deployment is not None else None
         return denied.details if denied is not None else ""
+
+
+def _explain_roll_back(reason: str, wanted: Release, replicas: tuple[ObservedReplica, ...]) -> str:
+    serves = any(not each.current and each.phase is ReplicaPhase.READY for each in replicas)
+    before = "serves on" if serves else "is being started"
+    if wanted.replicas == 0:
+        before = "is what starts when it is scaled up"
+    return (
+        f"the update was rolled back: {reason.rstrip('. ')}. The version before it {before}. Change the "
+        "parameters; or, to try the same again, run `exo dedicated-inference deployment update` without "
+        "a flag"
+    )
 
 
 def _next_check(wait_seconds: float, *, busy: bool) -> float:

@@ -129,8 +129,8 @@ def decide(
         return Upgrade()
     if live.missing or live.edited:
         return Upgrade()  # which makes it again and leaves the rest as it is
-    reason = _find_failure(live, replicas)
-    if reason and live.settled_revision is not None and live.settled_pods != wanted.pods_hash:
+    reason = find_failed_update(wanted, live, replicas)
+    if reason and live.settled_revision is not None:
         return RollBack(live.settled_revision, reason)
     settled = live.settled_spec == wanted.spec_hash and not live.refused_pods
     if not settled and _is_settled(wanted, replicas):
@@ -149,8 +149,6 @@ def is_refused(wanted: Release, live: Live, restarted_at: datetime | None) -> bo
     """Whether the wanted version was tried, failed, and is not to be tried again yet."""
     if live.refused_pods != wanted.pods_hash or live.settled_pods == wanted.pods_hash:
         return False
-    if wanted.replicas == 0:  # nothing has to start for that
-        return False
     return restarted_at is None or live.refused_at is None or restarted_at <= live.refused_at
 
 
@@ -162,6 +160,14 @@ def _keep_serving(wanted: Release, live: Live) -> Step | None:
     if wanted.replicas not in (None, live.replicas):
         return Rescale(wanted.replicas or 0)
     return Rescale(live.replicas or 0) if live.missing else None
+
+
+def find_failed_update(wanted: Release, live: Live, replicas: Sequence[ObservedReplica]) -> str:
+    """Return why the update that is under way cannot succeed; empty if it may, or nothing was before it."""
+    is_first = live.settled_revision is None or live.settled_pods == wanted.pods_hash
+    if is_first or live.spec_hash != wanted.spec_hash:
+        return ""
+    return _find_failure(live, replicas)
 
 
 def _find_failure(live: Live, replicas: Sequence[ObservedReplica]) -> str:

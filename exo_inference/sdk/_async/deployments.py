@@ -218,6 +218,30 @@ class AsyncDeployments:
             self._client._http, lambda: self.get(deployment_id), timeout, on_change
         )
 
+    async def wait_until_scaled(
+        self,
+        deployment_id: str,
+        *,
+        timeout: float,
+        on_change: Callable[[Deployment], None] | None = None,
+    ) -> Deployment:
+        """Wait until as many replicas are ready as are wanted.
+
+        Unlike `wait_until_ready` it is content with those of the version before, where an update was
+        rolled back.
+
+        Args:
+            deployment_id: which one.
+            timeout: seconds.
+            on_change: called with the deployment whenever it looks different, first time included.
+
+        Raises:
+            NotReady: it is in error (at once), or the time is over.
+        """
+        return await waits.wait_until_scaled(
+            self._client._http, lambda: self.get(deployment_id), timeout, on_change
+        )
+
     async def wait_until_deleted(
         self,
         deployment_id: str,

@@ -9,6 +9,7 @@ from exo_inference.errors import NotFound
 from exo_inference.sdk import _waiting
 from exo_inference.sdk._http import AsyncTransport
 from exo_inference.sdk._waiting import Waitable
+from exo_inference.wire import Deployment
 
 
 async def wait_until_ready(
@@ -19,6 +20,16 @@ async def wait_until_ready(
 ) -> Waitable:
     """Look until the object is ready; see `Models.wait_until_ready`."""
     return await _look_until(http, get, timeout, on_change, _waiting.is_ready, "ready")
+
+
+async def wait_until_scaled(
+    http: AsyncTransport,
+    get: Callable[[], Awaitable[Deployment]],
+    timeout: float,
+    on_change: Callable[[Deployment], None] | None,
+) -> Deployment:
+    """Look until the wanted replicas are ready; see `Deployments.wait_until_scaled`."""
+    return await _look_until(http, get, timeout, on_change, _waiting.is_scaled, "ready")
 
 
 async def wait_until_deleted(

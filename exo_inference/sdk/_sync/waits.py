@@ -10,6 +10,7 @@ from exo_inference.errors import NotFound
 from exo_inference.sdk import _waiting
 from exo_inference.sdk._http import Transport
 from exo_inference.sdk._waiting import Waitable
+from exo_inference.wire import Deployment
 
 
 def wait_until_ready(
@@ -20,6 +21,16 @@ def wait_until_ready(
 ) -> Waitable:
     """Look until the object is ready; see `Models.wait_until_ready`."""
     return _look_until(http, get, timeout, on_change, _waiting.is_ready, "ready")
+
+
+def wait_until_scaled(
+    http: Transport,
+    get: Callable[[], Deployment],
+    timeout: float,
+    on_change: Callable[[Deployment], None] | None,
+) -> Deployment:
+    """Look until the wanted replicas are ready; see `Deployments.wait_until_scaled`."""
+    return _look_until(http, get, timeout, on_change, _waiting.is_scaled, "ready")
 
 
 def wait_until_deleted(

@@ -270,6 +270,17 @@ async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
         observed = await process.until(scaled, lambda _: True)
         assert "rolled back" in observed.failure
         assert len(await revisions(process)) == count + 1
+        # Scaled to nothing and back, it still is the one before; nothing is said to serve.
+        kubelet.remove_pod(old)
+        for replicas, words in ((0, "starts when it is scaled up"), (1, "is being started")):
+            scaled = replace(bad, replicas=replicas)
+            await process.until(
+                scaled, lambda _, n=replicas: kubelet.deployment()["spec"]["replicas"] == n
+            )
+            observed = await process.until(scaled, lambda _: True)
+            assert words in observed.failure
+            assert "serves on" not in observed.failure
+            assert "max-model-len" not in json.dumps(kubelet.deployment()["spec"]["template"])
         # Asked again, it is tried again.
         again = replace(bad, restarted_at=datetime.now(UTC))
         await process.applied(again, kubelet)

@@ -18,6 +18,7 @@ from exo_inference.platforms.kubernetes.step import (
     Step,
     Upgrade,
     decide,
+    find_failed_update,
     read_live,
     refused_annotations,
     settled_annotations,
@@ -125,8 +126,16 @@ def test_a_refused_update_is_tried_again_only_when_asked() -> None:
     assert decide(release("newer"), refused, []) == Upgrade()
 
 
-def test_a_refused_update_can_be_scaled_to_zero() -> None:
-    assert decide(release(replicas=0), live("old", **REFUSED), []) == Upgrade()
+def test_what_serves_after_a_refused_update_can_be_scaled_to_zero_and_back() -> None:
+    assert decide(release(replicas=0), live("old", **REFUSED), []) == Rescale(0)
+    assert decide(release(), live("old", 0, **REFUSED), []) == Rescale(1)
+
+
+def test_an_update_that_fails_is_told_as_one_before_it_is_undone() -> None:
+    failed = [replica(current=False), replica("failed")]
+    assert find_failed_update(release(), live(**SETTLED_OLD), failed) == "because failed"
+    assert find_failed_update(release(), live(**SETTLED_OLD), [replica("starting")]) == ""
+    assert find_failed_update(release(), live(), failed) == ""  # nothing was before it
 
 
 def test_going_back_to_the_version_that_serves_forgets_the_refusal() -> None:
