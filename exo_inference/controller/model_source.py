@@ -13,6 +13,7 @@ from typing import Any
 
 from exo_inference.controller.body import Fields
 from exo_inference.controller.problems import Issue, Refused, field_issue, refuse
+from exo_inference.hub import FILE_PREFIX
 from exo_inference.hub.base import (
     InvalidModelName,
     ModelGated,
@@ -35,8 +36,15 @@ _TITLE = "Model not created"
 _MAX_NAME = 4096
 
 
-def check_new_model(fields: Fields, find_source: FindSource) -> dict[str, Any]:
+def check_new_model(
+    fields: Fields, find_source: FindSource, *, is_cluster: bool = False
+) -> dict[str, Any]:
     """Return the fields of a new model, if their form is right.
+
+    Args:
+        fields: of the body.
+        find_source: where it comes from.
+        is_cluster: folders of this machine are refused, and not looked at.
 
     Raises:
         Refused
@@ -46,7 +54,7 @@ def check_new_model(fields: Fields, find_source: FindSource) -> dict[str, Any]:
     name = values.get("name")
     hint = None
     if isinstance(name, str):
-        hint = _check_name(name, find_source, issues)
+        hint = _check_name(name, find_source, issues, is_cluster=is_cluster)
     revision = values.get("revision")
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         issues.append(field_issue("revision", "must be a branch, a tag or a commit"))
@@ -87,7 +95,17 @@ async def try_resolve(
         raise _refused(412, exc.message, exc.hint or "Choose a model in safetensors.") from exc
 
 
-def _check_name(name: str, find_source: FindSource, issues: list[Issue]) -> str | None:
+def no_directory_error(source: str) -> InvalidModelName:
+    """Return the error of a folder as the source of a model on a cluster."""
+    return InvalidModelName(
+        f"{source[:256]!r} is a directory of one machine, which a cluster does not have",
+        hint="Use the name of a model on the Hub, such as Qwen/Qwen3-0.6B.",
+    )
+
+
+def _check_name(
+    name: str, find_source: FindSource, issues: list[Issue], *, is_cluster: bool
+) -> str | None:
     """Add what is wrong with the form of a name; return the next step, if the source knows one."""
     hint, text = None, None
     if len(name) > _MAX_NAME or any(ord(c) < 32 or ord(c) == 127 for c in name):
@@ -96,6 +114,8 @@ def _check_name(name: str, find_source: FindSource, issues: list[Issue]) -> str 
         text = f"{name[:256]!r} is not a model name: the path must not hold '..'"
     else:
         try:
+            if is_cluster and name.startswith(FILE_PREFIX):
+                raise no_directory_error(name)
             find_source(name)
         except InvalidModelName as exc:
             text, hint = exc.message, exc.hint

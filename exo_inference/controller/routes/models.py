@@ -45,7 +45,8 @@ async def create_model(request: Request) -> Response:
     identity = await operations.identify_request(request)
     if done := await operations.find_repeated_operation(context.store, identity):
         return answer(done)
-    values = check_new_model(fields, context.find_source)
+    is_cluster = context.models is not None
+    values = check_new_model(fields, context.find_source, is_cluster=is_cluster)
     source, revision = values["name"], values.get("revision")
     token = (
         values["huggingface_token"].get_secret_value() if "huggingface_token" in values else None
