@@ -34,6 +34,7 @@ from exo_inference.resources import (
     InferenceDeployment,
     InferenceModel,
     Resource,
+    find_older_model,
 )
 from exo_inference.resources.states import model_state
 from exo_inference.simulated_gpus import MODEL_REVISION
@@ -208,6 +209,8 @@ def admit_model_deletion(model: InferenceModel, world: World) -> None:
     Raises:
         Refused: 412, with the names of the deployments.
     """
+    if find_older_model(model, world.models) is not None:
+        return  # the older one is used
     users = [
         deployment.metadata.name
         for deployment in world.deployments

@@ -14,7 +14,14 @@ from exo_inference.controller.stores.base import (
     Store,
     VersionConflict,
 )
-from exo_inference.resources import Condition, InferenceDeployment, InferenceModel
+from exo_inference.resources import (
+    Condition,
+    InferenceDeployment,
+    InferenceModel,
+    find_older_model,
+)
+
+DUPLICATE_REASON = "Duplicate"
 
 
 async def write_status(
@@ -43,8 +50,27 @@ async def write_status(
     return Outcome(changed=True)
 
 
+async def refuse_duplicate(store: Store, model: InferenceModel) -> Outcome | None:
+    """Say that an older model of the same source is used in place of this one; None if none is."""
+    older = find_older_model(model, await store.list(InferenceModel))
+    if older is None:
+        return None
+    text = (
+        f"duplicate: the InferenceModel with the id {older.metadata.uid} has the source "
+        f"{model.spec.source[:256]} too, is older, and is the one that is used; delete this one"
+    )
+    found = [
+        condition("Resolved", False, DUPLICATE_REASON, text),
+        condition("Ready", False, DUPLICATE_REASON, text),
+        condition("Failed", True, DUPLICATE_REASON, text),
+    ]
+    return await write_status(store, model, found, {})
+
+
 async def wait_for_users(store: Store, model: InferenceModel) -> Outcome | None:
-    """Say which deployments a deletion waits for; None when there are none."""
+    """Say which deployments a deletion waits for; None when there are none, as for a duplicate."""
+    if find_older_model(model, await store.list(InferenceModel)) is not None:
+        return None
     users = [
         deployment.metadata.name
         for deployment in await store.list(InferenceDeployment)

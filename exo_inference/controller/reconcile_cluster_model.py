@@ -20,14 +20,19 @@ from exo_inference.controller.model_fetch import (
     format_size,
     ready_conditions,
 )
-from exo_inference.controller.model_source import FindSource
-from exo_inference.controller.model_writing import release, wait_for_users, write_status
+from exo_inference.controller.model_source import FindSource, no_directory_error
+from exo_inference.controller.model_writing import (
+    refuse_duplicate,
+    release,
+    wait_for_users,
+    write_status,
+)
 from exo_inference.controller.reconcile_deployment import TEARDOWN_CHECK_SECONDS, Outcome
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import ObjectNotFound, Store, VersionConflict
 from exo_inference.errors import ExoError, HubError, PlatformError
 from exo_inference.hub import FILE_PREFIX, is_in_place
-from exo_inference.hub.base import InvalidModelName, NoSpace, SourceUnreachable
+from exo_inference.hub.base import NoSpace, SourceUnreachable
 from exo_inference.platforms.base import (
     DesiredModel,
     ModelPhase,
@@ -88,6 +93,8 @@ class ClusterModelReconciler:
             model = await adopt_model(self._store, model)
         except (VersionConflict, ObjectNotFound):
             return Outcome(again_after_seconds=0.0)
+        if (refused := await refuse_duplicate(self._store, model)) is not None:
+            return refused
         failed = find_condition(model.status.conditions, "Failed")
         is_final = failed is not None and failed.reason == FINAL_REASON
         if is_true(model.status.conditions, "Ready"):  # another token changes nothing about it
@@ -136,10 +143,7 @@ class ClusterModelReconciler:
     async def _resolve(self, model: InferenceModel) -> Outcome:
         spec = model.spec
         if spec.source.startswith(FILE_PREFIX):
-            raise InvalidModelName(
-                f"{spec.source[:256]!r} is a directory of one machine, which a cluster does not have",
-                hint="Use the model's name on the Hub; delete this one.",
-            )
+            raise no_directory_error(spec.source)
         source = self._find_source(spec.source)
         revision = spec.revision if is_in_place(spec.source) else model.status.revision
         token = await self._read_token(model)

@@ -171,6 +171,8 @@ class Reconciler:
             self._kinds[uid] = "model"
             if self._is_news(obj) or gone:
                 self._queue.add(Key("model", uid))
+            if gone:
+                await self._wake_duplicates(obj.spec.source)
             for deployment in await self._store.list(InferenceDeployment):
                 if deployment.spec.model == obj.spec.source:
                     self._queue.add(Key("deployment", deployment.metadata.uid))
@@ -193,6 +195,12 @@ class Reconciler:
             return False
         self._seen[metadata.uid] = wanted
         return True
+
+    async def _wake_duplicates(self, source: str) -> None:
+        """Have the other models of a source looked at: one of them is the one that is used now."""
+        for model in await self._store.list(InferenceModel):
+            if model.spec.source == source:
+                self._queue.add(Key("model", model.metadata.uid))
 
     async def _wake_models(self, source: str) -> None:
         for model in await self._store.list(InferenceModel):

@@ -19,13 +19,18 @@ from exo_inference.resources.states import deployment_state, model_state, wanted
 from exo_inference.wire import ApiKey, Deployment, Model, ModelRef, ModelState, ReplicaView
 
 
-def view_model(model: InferenceModel) -> Model:
-    """Return a model as the API shows it."""
+def view_model(model: InferenceModel, older: InferenceModel | None) -> Model:
+    """Return a model as the API shows it.
+
+    Args:
+        model: the resource.
+        older: another one with its source, which has the name then; a duplicate has its object's.
+    """
     state, details = model_state(model)
     status = model.status
     return Model(
         id=model.metadata.uid,
-        name=model.spec.source,
+        name=model.spec.source if older is None else model.metadata.name,
         state=state,
         model_size=status.size_bytes,
         state_details=details or None,

@@ -37,6 +37,7 @@ from exo_inference.resources.model import (
     ModelSpec,
     ModelStatus,
     TokenSecretRef,
+    find_older_model,
     model_object_name,
 )
 from exo_inference.resources.operation import (
@@ -81,6 +82,7 @@ __all__ = [
     "TokenSecretRef",
     "api_key_object_name",
     "find_condition",
+    "find_older_model",
     "is_true",
     "model_object_name",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -91,6 +92,19 @@ class InferenceModel(Resource):
     kind: Literal["InferenceModel"] = "InferenceModel"
     spec: ModelSpec
     status: ModelStatus = Field(default_factory=ModelStatus)
+
+
+def find_older_model(
+    model: InferenceModel, models: Sequence[InferenceModel]
+) -> InferenceModel | None:
+    """Return the model of the same source that is used in place of this one; None for the oldest.
+
+    Args:
+        model: whose duplicate is looked for.
+        models: all there are, oldest first.
+    """
+    oldest = next((each for each in models if each.spec.source == model.spec.source), model)
+    return None if oldest.metadata.uid == model.metadata.uid else oldest
 
 
 def model_object_name(source: str) -> str:

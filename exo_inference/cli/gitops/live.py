@@ -59,13 +59,14 @@ def read_live(
     """Return the models and deployments of the client's zone.
 
     What is being deleted counts as gone: it cannot be changed any more, and creating it anew is
-    refused by the server for as long as it is there, which is what the user needs to know.
+    refused by the server for as long as it is there, which is what the user needs to know. A second
+    InferenceModel of one source, which kubectl can make, is left out: nothing uses it.
 
     Args:
         client: where to look.
         is_wanted: which deployments are read in full; the others keep the fields of the list.
     """
-    models = [live_model(m) for m in client.models.list() if not _is_going(m.state_details)]
+    models = [live_model(m) for m in client.models.list() if not _is_left_out(m.state_details)]
     deployments = []
     for deployment in client.deployments.list():
         if is_wanted(deployment.name):
@@ -108,6 +109,10 @@ def live_deployment(deployment: Deployment) -> LiveObject:
         "engineParameters": list(deployment.inference_engine_parameters or []),
     }
     return LiveObject(DEPLOYMENT_KIND, deployment.name, deployment.id, _given(spec))
+
+
+def _is_left_out(state_details: str | None) -> bool:
+    return _is_going(state_details) or (state_details or "").startswith("duplicate:")
 
 
 def _is_going(state_details: str | None) -> bool:

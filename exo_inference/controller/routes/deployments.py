@@ -256,7 +256,8 @@ def _events_of(
 
 async def _model_ids(context: Context) -> dict[str, str]:
     models = await context.store.list(InferenceModel)
-    return {model.spec.source: model.metadata.uid for model in models}
+    # Of several with one source the oldest, which comes first, is the one that is used.
+    return {model.spec.source: model.metadata.uid for model in reversed(models)}
 
 
 def _name_taken(name: str) -> Refused:

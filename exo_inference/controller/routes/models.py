@@ -32,6 +32,7 @@ from exo_inference.resources import (
     ModelSpec,
     ModelStatus,
     ObjectMeta,
+    find_older_model,
     model_object_name,
 )
 from exo_inference.wire import CreateModel, EventList, ModelList
@@ -80,13 +81,16 @@ async def create_model(request: Request) -> Response:
 async def list_models(request: Request) -> Response:
     """List all models, oldest first."""
     models = await context_of(request).store.list(InferenceModel)
-    return answer(ModelList(models=[view_model(model) for model in models]))
+    views = [view_model(model, find_older_model(model, models)) for model in models]
+    return answer(ModelList(models=views))
 
 
 async def get_model(request: Request) -> Response:
     """Show one model."""
-    model = await load(context_of(request).store, InferenceModel, request)
-    return answer(view_model(model))
+    store = context_of(request).store
+    model = await load(store, InferenceModel, request)
+    older = find_older_model(model, await store.list(InferenceModel))
+    return answer(view_model(model, older))
 
 
 async def delete_model(request: Request) -> Response:

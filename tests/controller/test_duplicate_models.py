@@ -1,0 +1,122 @@
+"""Two InferenceModels of one source, which kubectl can make: the older one is used, the younger refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_inference.controller.admission import World, admit_model_deletion, find_model
+from exo_inference.controller.reconcile_cluster_model import ClusterModelReconciler
+from exo_inference.controller.secret_box import SecretBox
+from exo_inference.controller.stores.base import ObjectNotFound
+from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.controller.views import view_model
+from exo_inference.hub import source_for
+from exo_inference.platforms.base import DesiredModel, ModelPhase, ObservedModel
+from exo_inference.resources import (
+    DeploymentSpec,
+    InferenceDeployment,
+    InferenceModel,
+    ModelSpec,
+    ObjectMeta,
+    find_condition,
+    is_true,
+)
+from exo_inference.resources.states import model_state
+from exo_inference.wire import ModelRef, ModelState
+
+SOURCE = "exo/tiny-chat"
+
+
+class Volumes:
+    """Brings every model at once."""
+
+    def __init__(self) -> None:
+        self.brought: list[str] = []
+
+    async def apply_model(self, desired: DesiredModel) -> ObservedModel:
+        self.brought.append(desired.name)
+        return ObservedModel(ModelPhase.READY, path=f"pvc:models/{desired.name}")
+
+    async def delete_model(self, uid: str) -> bool:
+        return True
+
+
+class Pair:
+    """An older and a younger model of one source, a deployment of it, and their reconciler."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self.store, self.volumes = store, Volumes()
+        models: Any = self.volumes
+        self.reconciler = ClusterModelReconciler(
+            store, models, source_for, SecretBox(bytes(32)), first_retry_seconds=0.05
+        )
+
+    async def create(self, name: str) -> str:
+        made = InferenceModel(metadata=ObjectMeta(name=name), spec=ModelSpec(source=SOURCE))
+        return (await self.store.create(made)).metadata.uid
+
+    async def look(self, uid: str) -> InferenceModel:
+        while (await self.reconciler.reconcile(uid)).again_after_seconds == 0.0:
+            continue
+        return await self.store.get(InferenceModel, uid)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    store = await SqliteStore.open(tmp_path / "store.sqlite")
+    await store.create(
+        InferenceDeployment(
+            metadata=ObjectMeta(name="chat"), spec=DeploymentSpec(model=SOURCE, gpu_type="cpu")
+        )
+    )
+    yield Pair(store)
+    await store.close()
+
+
+async def test_the_younger_one_is_refused_and_not_downloaded(pair: Pair) -> None:
+    older, younger = await pair.create("older"), await pair.create("younger")
+    refused = await pair.look(younger)
+    ready = find_condition(refused.status.conditions, "Ready")
+    assert ready is not None
+    assert (ready.status, ready.reason) == ("False", "Duplicate")
+    assert f"the id {older} has the source {SOURCE}" in ready.message
+    assert is_true((await pair.look(older)).status.conditions, "Ready")
+    assert pair.volumes.brought == ["older"]
+
+
+async def test_by_its_source_the_older_one_is_meant(pair: Pair) -> None:
+    older, younger = await pair.create("older"), await pair.create("younger")
+    models = await pair.store.list(InferenceModel)
+    found = find_model(ModelRef(name=SOURCE), models)
+    assert found is not None
+    assert found.metadata.uid == older
+    refused = await pair.look(younger)
+    assert view_model(refused, found).name == "younger"
+    assert model_state(refused)[0] == ModelState.ERROR
+
+
+async def test_the_younger_one_is_deleted_at_once_although_its_source_is_used(pair: Pair) -> None:
+    older, younger = await pair.create("older"), await pair.create("younger")
+    refused = await pair.look(younger)
+    models = tuple(await pair.store.list(InferenceModel))
+    deployments = tuple(await pair.store.list(InferenceDeployment))
+    admit_model_deletion(refused, World(models, deployments, ()))
+    await pair.store.delete(InferenceModel, younger)
+    with pytest.raises(ObjectNotFound):
+        await pair.look(younger)
+    # The older one waits for its deployment.
+    await pair.look(older)
+    await pair.store.delete(InferenceModel, older)
+    assert is_true((await pair.look(older)).status.conditions, "Deleting")
+
+
+async def test_the_younger_one_is_brought_when_the_older_one_is_gone(pair: Pair) -> None:
+    older, younger = await pair.create("older"), await pair.create("younger")
+    await pair.look(younger)
+    await pair.store.delete(InferenceModel, older)
+    assert is_true((await pair.look(younger)).status.conditions, "Ready")
+    assert pair.volumes.brought == ["younger"]
