@@ -74,7 +74,7 @@ _KINDS = (
             Column("Source", ".spec.source"),
             Column("Ready", _condition("Ready")),
             Column("Bytes", ".status.sizeBytes", "integer", wide=True),
-            Column("Message", _condition("Failed", "message"), wide=True),
+            Column("Message", _condition("Ready", "message"), wide=True),
             _AGE,
         ),
     ),
@@ -89,7 +89,8 @@ _KINDS = (
             Column("Autoscaled", ".status.autoscaledReplicas", "integer", wide=True),
             Column("Ready", ".status.readyReplicas", "integer"),
             Column("Available", _condition("Available")),
-            Column("Progress", _condition("Progressing", "message"), wide=True),
+            Column("Status", _condition("Ready", "reason")),
+            Column("Message", _condition("Ready", "message"), wide=True),
             _AGE,
         ),
         scale={

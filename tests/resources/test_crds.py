@@ -49,6 +49,17 @@ def test_every_part_of_a_schema_has_a_type_and_nothing_that_a_crd_may_not_have(n
         assert not forbidden & part.keys()
 
 
+@pytest.mark.parametrize("plural", ["inferencemodels", "inferencedeployments"])
+def test_kubectl_get_shows_why_an_object_is_not_ready(plural: str):
+    columns = {
+        column["name"]: column["jsonPath"]
+        for column in version_of(plural)["additionalPrinterColumns"]
+    }
+    assert columns["Message"] == '.status.conditions[?(@.type=="Ready")].message'
+    if plural == "inferencedeployments":  # whose `Available` says nothing of an update rolled back
+        assert columns["Status"] == '.status.conditions[?(@.type=="Ready")].reason'
+
+
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_kinds_have_a_status_of_their_own_and_short_names(name: str):
     spec = DEFINITIONS[name]["spec"]
