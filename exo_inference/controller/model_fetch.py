@@ -132,7 +132,7 @@ def failure_of(error: ExoError, *, is_resolved: bool, delay: float | None) -> li
     reason = type(error).__name__
     found = [
         condition("Resolved", is_resolved, "Resolved" if is_resolved else reason, text),
-        condition("Ready", False, reason),
+        condition("Ready", False, reason, text),
     ]
     if is_resolved:
         found.insert(1, condition("Downloaded", False, reason, text))

@@ -226,5 +226,5 @@ def _waiting(reason: str, details: str) -> Sequence[Condition]:
     return [
         condition("Resolved", True, "Resolved"),
         condition("Downloaded", False, reason, details),
-        condition("Ready", False, reason),
+        condition("Ready", False, reason, details),
     ]

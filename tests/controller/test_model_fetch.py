@@ -1,10 +1,12 @@
-"""How far a fetch is, in words."""
+"""How far a fetch is, and why it failed, in words."""
 
 from __future__ import annotations
 
 import pytest
 
-from exo_inference.controller.model_fetch import format_size
+from exo_inference.controller.model_fetch import failure_of, format_size
+from exo_inference.hub.base import SourceUnreachable
+from exo_inference.resources import find_condition
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,15 @@ from exo_inference.controller.model_fetch import format_size
 )
 def test_sizes_are_said_in_the_unit_of_the_whole(present: int, total: int, words: str) -> None:
     assert format_size(present, total) == words
+
+
+@pytest.mark.parametrize(("is_resolved", "delay"), [(False, 5.0), (True, 5.0), (False, None)])
+def test_the_condition_that_tools_look_at_says_why_a_model_is_not_there(
+    is_resolved: bool, delay: float | None
+) -> None:
+    error = SourceUnreachable("the Hub cannot be reached")
+    found = failure_of(error, is_resolved=is_resolved, delay=delay)
+    ready = find_condition(found, "Ready")
+    assert ready is not None
+    assert "the Hub cannot be reached" in ready.message
+    assert ("trying again in 5 s" in ready.message) == (delay is not None)
