@@ -26,6 +26,7 @@ from exo_inference.controller.problems import (
 )
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engines import ENGINES, VERSIONS, releases_of
+from exo_inference.hub import BUILTIN_PREFIX
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
     MAX_REPLICAS,
@@ -57,6 +58,9 @@ _NOT_BY_UPDATE = {
 
 MAX_NAME_LENGTH = 63
 """Characters of a deployment's name: it is a DNS label."""
+
+GGUF_ENGINE = "llama-cpp"
+"""Loads `*.gguf` files alone; all other engines load safetensors."""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -103,6 +107,7 @@ def admit_create(fields: Fields, world: World, *, force: bool = False) -> Admitt
     family = _check_family(values, world, issues)
     _check_has_weights(model, family, world, issues)
     engine = check_engine(values, family, issues)
+    _check_has_gguf(model, engine, family, issues)
     version = check_version(values, engine, issues)
     parameters = check_parameters(values, issues)
     # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
@@ -368,6 +373,19 @@ def _check_has_weights(
             f"{step}"
         )
         issues.append(Issue(text, "$['model']", text, 412))
+
+
+def _check_has_gguf(
+    source: str, engine: str | None, family: InstanceTypeInfo | None, issues: list[Issue]
+) -> None:
+    """Refuse an engine that loads GGUF files for a model that comes with this program, which has none."""
+    if engine == GGUF_ENGINE and source.startswith(BUILTIN_PREFIX):
+        possible = () if family is None else family.possible_engines
+        others = ", ".join(name for name in possible if name != GGUF_ENGINE)
+        text = (
+            f"{engine} loads *.gguf files, and {source} has none; choose another engine: {others}"
+        )
+        issues.append(Issue(text, "$['inference-engine']", text, 412))
 
 
 def _check_fit(

@@ -52,6 +52,25 @@ def test_every_engine_can_be_asked_for_on_a_clusters_gpus(engine: str) -> None:
     assert admit(inference_engine=engine).engine == EngineRef(name=engine)
 
 
+def test_an_engine_for_gguf_is_refused_for_a_model_that_has_none() -> None:
+    model = builders.ready_model()
+    spec = model.spec.model_copy(update={"source": "exo/tiny-chat"})
+    world = World((model.model_copy(update={"spec": spec}),), (), (GPU, CPU))
+    body = {
+        "name": "chat",
+        "model": {"name": "exo/tiny-chat"},
+        "gpu-type": "cpu",
+        "gpu-count": 1,
+        "inference-engine": "llama-cpp",
+    }
+    with pytest.raises(Refused) as refused:
+        admit_create(Fields(CreateDeployment, body), world)
+    assert (refused.value.status_code, refused.value.text) == (
+        412,
+        "llama-cpp loads *.gguf files, and exo/tiny-chat has none; choose another engine: exo",
+    )
+
+
 def test_flags_are_those_of_the_engine_that_is_asked_for() -> None:
     flags = ["--context-length", "8192"]
     spec = admit(inference_engine="sglang", inference_engine_parameters=flags)
