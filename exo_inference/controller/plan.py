@@ -67,7 +67,11 @@ def plan_deployment(
     if deployment.metadata.deletion_timestamp is not None:
         return TearDown()
     if model is None:
-        missing = f"the model {deployment.spec.model} is gone; create it again"
+        missing = (
+            f"there is no model {deployment.spec.model}; create it with "
+            f"`exo dedicated-inference model create {deployment.spec.model}`, or apply an "
+            "InferenceModel with that source"
+        )
         return Hold(_held("ModelMissing", missing, failed=True))
     state, details = model_state(model)
     path = model.status.path

@@ -43,7 +43,10 @@ def test_a_model_on_its_way_holds_the_deployment_and_says_how_far() -> None:
 
 def test_a_failed_or_missing_model_is_an_error_of_the_deployment() -> None:
     failed = model(condition("Failed", True, "NotUsable", "licence not accepted"))
-    for given, words in ((failed, "licence not accepted"), (None, "org/m1 is gone")):
+    for given, words in (
+        (failed, "licence not accepted"),
+        (None, "there is no model org/m1; create it"),
+    ):
         action = plan_deployment(deployment(), given, unrouted=NONE)
         assert isinstance(action, Hold)
         state, details = deployment_state(deployment(conditions=action.conditions))
