@@ -88,6 +88,14 @@ def test_events_tell_each_turn_once() -> None:
     assert (event.type, event.message) == ("Warning", "replica a: killed")
 
 
+def test_what_a_platform_noticed_and_puts_right_is_a_warning() -> None:
+    settled = assess(deployment(), replica("a"))
+    observed = ObservedDeployment((replica("a"),), notice="the pods were changed by hand")
+    (event,) = assess_deployment(settled, observed).events
+    assert (event.type, event.reason) == ("Warning", "ChangedByHand")
+    assert event.message == "the pods were changed by hand"
+
+
 def test_conditions_keep_the_moment_of_their_last_turn() -> None:
     first = merge((), [condition("Available", False, "A", "x")], generation=1, now=NOW)
     later = NOW.replace(hour=21)
