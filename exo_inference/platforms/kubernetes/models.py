@@ -237,6 +237,9 @@ class KubernetesModels:
         if "running" in container_status(pod, DOWNLOAD_CONTAINER).get("state", {}):
             present = read_progress(await self._last_lines(pod))
             return ObservedModel(ModelPhase.DOWNLOADING, downloaded_bytes=present or 0)
+        if _end(pod).get("exitCode") == 0:  # the Job is complete in a moment
+            size = desired.size_bytes
+            return ObservedModel(ModelPhase.DOWNLOADING, downloaded_bytes=size)
         found = diagnose_pod(
             pod,
             self._cluster.pod_events(pod),

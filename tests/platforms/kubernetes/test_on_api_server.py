@@ -480,6 +480,36 @@ async def test_a_failed_download_says_what_the_source_said_and_can_be_tried_agai
         assert await install_model(process, replace(MODEL, attempt=1)) != job
 
 
+async def test_a_download_that_ended_well_is_no_failure_before_its_job_says_so(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    async with running(kubelet.api, tmp_path) as process:
+        await install_model(process, MODEL)
+        template = process.cluster.downloads.by_key(UID)[-1]["spec"]["template"]
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {**template["metadata"], "name": "download"},
+            "spec": {**template["spec"], "nodeName": "node-of-the-test"},
+        }
+        kubelet.api.request("POST", f"/api/v1/namespaces/{kubelet.api.namespace}/pods", pod)
+        path = f"/api/v1/namespaces/{kubelet.api.namespace}/pods/download/status"
+        ended = {
+            "name": "download",
+            "image": "i",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 0,
+            "state": {"terminated": {"exitCode": 0}},
+        }
+        body = {"status": {"phase": "Succeeded", "containerStatuses": [ended]}}
+        kubelet.api.client.request(
+            "PATCH", path, body, content_type="application/strategic-merge-patch+json"
+        )
+        observed = await until_model(process, MODEL, ModelPhase.DOWNLOADING)
+        assert (observed.downloaded_bytes, observed.details) == (MODEL.size_bytes, "")
+
+
 async def install_model(process: Running, model: DesiredModel) -> str:
     async with asyncio.timeout(60):
         while True:
