@@ -150,7 +150,7 @@ def _choose_affinity(
 ) -> Mapping[str, Any] | None:
     if desired.gpu_type == CPU_FAMILY or is_placed(given, desired.gpu_type):
         return None
-    if live is not None and live.pods_hash == pods_hash:
+    if live is not None and live.pods_hash == pods_hash and not live.edited:
         return live.affinity
     nodes = find_nodes()
     found = affinity_of(nodes, desired.gpu_type)

@@ -249,6 +249,12 @@ def test_a_running_release_keeps_its_nodes_though_the_cluster_changes() -> None:
     assert release.values["affinity"] == affinity
 
 
+def test_nodes_that_a_hand_chose_are_not_taken_for_ours() -> None:
+    mine = live_of(hashes(DESIRED)[1], affinity={"nodeAffinity": {}}, edited=True)
+    release = choose_release(DESIRED, PlatformValues(), mine, (), lambda: NODES, chart_version="1")
+    assert release.values["affinity"] == affinity_of(NODES, DESIRED.gpu_type)
+
+
 def test_a_family_that_no_node_has_is_said() -> None:
     with pytest.raises(PlatformError, match=r"gpub300; they have: gpua5000"):
         choose_release(
