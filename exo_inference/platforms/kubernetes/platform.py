@@ -3,7 +3,8 @@
 The reconciler calls `apply` again and again; each call reads the informers, decides one step with
 pure functions (`step.py`, `placing.py`) and starts it in the background (`jobs.py`). Nothing needed
 for a decision is kept in memory: it is on the objects of the release, so a controller may be killed
-at any line, and Helm with it.
+at any line, and Helm with it. It is longer than most modules, as it has the steps and the report of one
+object.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ from exo_inference.platforms.kubernetes.step import (
     Step,
     Upgrade,
     decide,
+    explain_roll_back,
     find_failed_update,
     is_refused,
     read_live,
@@ -393,22 +395,10 @@ class KubernetesPlatform:
             if is_refused(wanted, live, desired.restarted_at):
                 reason = live.refused_reason
             if reason:
-                return _explain_roll_back(reason, wanted, replicas)
+                return explain_roll_back(reason, wanted, replicas)
         deployment = self._cluster.workloads.find(desired.uid)
         denied = diagnose_deployment(deployment) if deployment is not None else None
         return denied.details if denied is not None else ""
-
-
-def _explain_roll_back(reason: str, wanted: Release, replicas: tuple[ObservedReplica, ...]) -> str:
-    serves = any(not each.current and each.phase is ReplicaPhase.READY for each in replicas)
-    before = "serves on" if serves else "is being started"
-    if wanted.replicas == 0:
-        before = "is what starts when it is scaled up"
-    return (
-        f"the update was rolled back: {reason.rstrip('. ')}. The version before it {before}. Change the "
-        "parameters; or, to try the same again, run `exo dedicated-inference deployment update` without "
-        "a flag"
-    )
 
 
 def _next_check(wait_seconds: float, *, busy: bool) -> float:

@@ -170,6 +170,19 @@ def find_failed_update(wanted: Release, live: Live, replicas: Sequence[ObservedR
     return _find_failure(live, replicas)
 
 
+def explain_roll_back(reason: str, wanted: Release, replicas: Sequence[ObservedReplica]) -> str:
+    """Return what is told of an update that was rolled back, and of the version before it."""
+    serves = any(not each.current and each.phase is ReplicaPhase.READY for each in replicas)
+    before = "serves on" if serves else "is being started"
+    if wanted.replicas == 0:
+        before = "is what starts when it is scaled up"
+    return (
+        f"the update was rolled back: {reason.rstrip('. ')}. The version before it {before}. Change the "
+        "parameters; or, to try the same again, run `exo dedicated-inference deployment update` without "
+        "a flag"
+    )
+
+
 def _find_failure(live: Live, replicas: Sequence[ObservedReplica]) -> str:
     current = [replica for replica in replicas if replica.current]
     for replica in current:

@@ -18,6 +18,7 @@ from exo_inference.platforms.kubernetes.step import (
     Step,
     Upgrade,
     decide,
+    explain_roll_back,
     find_failed_update,
     read_live,
     refused_annotations,
@@ -136,6 +137,13 @@ def test_an_update_that_fails_is_told_as_one_before_it_is_undone() -> None:
     assert find_failed_update(release(), live(**SETTLED_OLD), failed) == "because failed"
     assert find_failed_update(release(), live(**SETTLED_OLD), [replica("starting")]) == ""
     assert find_failed_update(release(), live(), failed) == ""  # nothing was before it
+
+
+def test_the_version_before_is_said_to_serve_only_where_it_does() -> None:
+    old = replica(current=False)
+    assert "before it serves on" in explain_roll_back("x", release(), [old])
+    assert "before it is being started" in explain_roll_back("x", release(), [replica()])
+    assert "starts when it is scaled up" in explain_roll_back("x", release(replicas=0), [])
 
 
 def test_going_back_to_the_version_that_serves_forgets_the_refusal() -> None:
