@@ -282,6 +282,8 @@ def _check_exo(model: Architecture, gpu_count: int) -> list[Problem]:
         problems.append(Problem("quantization", detail))
     if gpu_count > 1:
         problems.append(
-            Problem("engine", f"exo-engine runs on one GPU, {gpu_count} were asked for")
+            Problem(
+                "gpu-count", f"exo-engine runs on one GPU, {gpu_count} were asked for; ask for 1"
+            )
         )
     return problems

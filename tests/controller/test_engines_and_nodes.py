@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.admission import World, admit_create, admit_update
+from exo_inference.controller.architectures import find_bundled
 from exo_inference.controller.body import Fields, parse_object
 from exo_inference.controller.fitting import Candidate, make_subject
 from exo_inference.controller.problems import Refused
 from exo_inference.controller.views import view_deployment
 from exo_inference.engines import engines_on
-from exo_inference.planner import find_gpu
+from exo_inference.planner import cpu_as_gpu, find_gpu
 from exo_inference.platforms.base import InstanceTypeInfo
-from exo_inference.resources import DeploymentSpec, EngineRef
+from exo_inference.resources import DeploymentSpec, EngineRef, ModelSpec
 from exo_inference.wire import CreateDeployment, UpdateDeployment
 from tests.controller import builders
 
@@ -47,28 +48,34 @@ def refusal(*families: InstanceTypeInfo, **changes: Any) -> tuple[int, str]:
     return refused.value.status_code, refused.value.text
 
 
+def refuse_tiny(**body: Any) -> Refused:
+    """Return the refusal of a deployment of the built-in model on CPUs."""
+    source, model = "exo/tiny-chat", builders.ready_model()
+    model = model.model_copy(update={"spec": ModelSpec(source=source)})
+    cpu = replace(CPU, gpu=cpu_as_gpu(16 * 2**30))
+    world = World((model,), (), (GPU, cpu), {source: find_bundled(source)})
+    fields = {"name": "chat", "model": {"name": source}, "gpu-type": "cpu", **body}
+    with pytest.raises(Refused) as refused:
+        admit_create(Fields(CreateDeployment, fields), world)
+    return refused.value
+
+
 @pytest.mark.parametrize("engine", engines_on("gpu"))
 def test_every_engine_can_be_asked_for_on_a_clusters_gpus(engine: str) -> None:
     assert admit(inference_engine=engine).engine == EngineRef(name=engine)
 
 
 def test_an_engine_for_gguf_is_refused_for_a_model_that_has_none() -> None:
-    model = builders.ready_model()
-    spec = model.spec.model_copy(update={"source": "exo/tiny-chat"})
-    world = World((model.model_copy(update={"spec": spec}),), (), (GPU, CPU))
-    body = {
-        "name": "chat",
-        "model": {"name": "exo/tiny-chat"},
-        "gpu-type": "cpu",
-        "gpu-count": 1,
-        "inference-engine": "llama-cpp",
-    }
-    with pytest.raises(Refused) as refused:
-        admit_create(Fields(CreateDeployment, body), world)
-    assert (refused.value.status_code, refused.value.text) == (
+    refused = refuse_tiny(**{"gpu-count": 1, "inference-engine": "llama-cpp"})
+    assert (refused.status_code, refused.text) == (
         412,
         "llama-cpp loads *.gguf files, and exo/tiny-chat has none; choose another engine: exo",
     )
+
+
+def test_more_gpus_than_the_engine_can_use_are_the_counts_fault() -> None:
+    issues = refuse_tiny(**{"gpu-count": 2}).issues
+    assert [issue.location for issue in issues if "one GPU" in issue.sentence] == ["$['gpu-count']"]
 
 
 def test_flags_are_those_of_the_engine_that_is_asked_for() -> None:
