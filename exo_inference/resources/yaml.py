@@ -219,6 +219,7 @@ def _read_document(document: _Document, value: Any) -> Manifest | None:
     if isinstance(metadata := fields.get("metadata"), dict):
         fields["metadata"] = {k: v for k, v in metadata.items() if k not in _OF_THE_SERVER}
     fields = _known_fields(document, kind, fields, ())
+    _check_name(document, kind, fields)
     resource = _validate(document, kind, fields)
     if resource is None or document.problems:
         return None
@@ -261,19 +262,24 @@ def _validate(
                 text = _WORDS.get(error["type"], error["msg"])
             document.report(error["loc"], text)
         return None
-    if isinstance(resource, InferenceDeployment):
-        _check_deployment(document, resource)
-    elif not resource.spec.source.strip():
+    if isinstance(resource, InferenceModel) and not resource.spec.source.strip():
         document.report(("spec", "source"), "is empty")
     return resource
 
 
-def _check_deployment(document: _Document, deployment: InferenceDeployment) -> None:
-    if not _LABEL.fullmatch(deployment.metadata.name):
+def _check_name(
+    document: _Document,
+    kind: type[InferenceModel] | type[InferenceDeployment],
+    fields: Mapping[str, Any],
+) -> None:
+    """Report a deployment's name that is none, whatever else is wrong with it."""
+    metadata = fields.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if kind is InferenceDeployment and isinstance(name, str) and not _LABEL.fullmatch(name):
         document.report(
             ("metadata", "name"),
             "must be 1 to 63 lower-case letters, digits and '-', beginning and ending with a letter "
-            f"or digit, found {_short(deployment.metadata.name)}",
+            f"or digit, found {_short(name)}",
         )
 
 

@@ -143,6 +143,14 @@ def test_names_of_deployments_are_dns_labels():
     assert problem.startswith("f.yaml:3: metadata.name must be 1 to 63 lower-case letters")
 
 
+def test_a_bad_name_is_told_with_all_else_that_is_wrong():
+    text = changed("name: chat", "name: x y").replace("gpuCount: 1", "gpuCount: none")
+    found = problems(text)
+    assert len(found) == 2
+    assert found[0].startswith("f.yaml:3: metadata.name must be 1 to 63 lower-case letters")
+    assert found[1].startswith("f.yaml:7: spec.gpuCount must be a whole number")
+
+
 @pytest.mark.parametrize(
     "text",
     [
