@@ -124,7 +124,7 @@ DEPLOYMENTS = [
         "API away",
     ),
     Seen("model on its way", _body(_held(_with(_DOWNLOADING))), "waiting", "downloading 8 %"),
-    Seen("model not there yet", _body(_held(None)), "waiting", "is gone"),
+    Seen("model not there yet", _body(_held(None)), "waiting", "there is no model"),
     Seen("model unusable", _body(_held(_with(_GATED))), "broken", "licence"),
 ]
 """Every state of a deployment."""
