@@ -3,7 +3,7 @@
 Helm leaves what it did not write itself, such as a variable that `kubectl set env` added. So how the
 API server shows the pods after Helm is written down on the Deployment as a hash, and what differs later
 is put back from Helm's own record. Not looked at are replicas and the annotations of the pods, which
-autoscalers and `kubectl rollout restart` change.
+autoscalers and `kubectl rollout restart` change, the pods' labels, and LeaderWorkerSets.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from exo_inference.errors import PlatformError
 from exo_inference.kubernetes_api.client import KubernetesApi, object_path
 from exo_inference.platforms.kubernetes.names import (
     INSTALLED_PODS,
+    NODES_ANNOTATION,
     PUT_BACK_AT,
     SPEC_LABEL,
     annotation,
@@ -54,6 +55,8 @@ def installed_annotations(deployment: _Fields) -> dict[str, str]:
 def is_edited(deployment: _Fields) -> bool:
     """Whether the pods are not as Helm left them; False where that is not written down."""
     noted = annotation(deployment, INSTALLED_PODS)
+    if not noted or annotation(deployment, NODES_ANNOTATION):
+        return False
     if noted.partition(".")[0] != label(deployment, SPEC_LABEL):
         return False  # Helm has just written it, or a hand took the label: both are seen by that
     return installed_annotations(deployment)[INSTALLED_PODS] != noted

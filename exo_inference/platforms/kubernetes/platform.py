@@ -74,7 +74,7 @@ from exo_inference.platforms.kubernetes.step import (
     settled_revision,
 )
 from exo_inference.platforms.kubernetes.values import Release
-from exo_inference.platforms.kubernetes.workloads import is_worker
+from exo_inference.platforms.kubernetes.workloads import is_worker, nodes_of
 
 logger = logging.getLogger(__name__)
 
@@ -271,8 +271,12 @@ class KubernetesPlatform:
     async def _upgrade(self, uid: str, wanted: Release) -> None:
         await self._put_back(uid, wanted.name)
         await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
-        await self._cluster.workloads.refresh(wanted.name, wanted.values)
-        await note_installed(self._cluster.workloads, uid)
+        workloads = self._cluster.workloads
+        if nodes_of(wanted.values) > 1:
+            await workloads.restate(wanted.name, wanted.spec_hash, wanted.replicas)
+        else:
+            await workloads.refresh(wanted.name, wanted.values)
+        await note_installed(workloads, uid)
 
     async def _put_back(self, uid: str, release: str) -> None:
         cluster = self._cluster

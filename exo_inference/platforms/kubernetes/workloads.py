@@ -17,6 +17,7 @@ from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
     NODES_ANNOTATION,
     ROLE_LABEL,
+    SPEC_LABEL,
     UID_LABEL,
     label,
 )
@@ -101,6 +102,20 @@ class Workloads:
         plural = _WORKER_SETS if nodes_of(values) > 1 else _DEPLOYMENTS
         answer = await self._api.get(self._path(plural, release))
         self._followed[plural].observe_answer(answer)
+
+    async def restate(self, release: str, spec_hash: str, replicas: int | None) -> None:
+        """Write again what a hand may have changed of a LeaderWorkerSet.
+
+        Helm compares a custom resource with its own last record, not with what is there.
+
+        Raises:
+            StoreError
+        """
+        body: dict[str, Any] = {"metadata": {"labels": {SPEC_LABEL: spec_hash}}}
+        if replicas is not None:
+            body["spec"] = {"replicas": replicas}
+        answer = await self._api.merge(self._path(_WORKER_SETS, release), body)
+        self._followed[_WORKER_SETS].observe_answer(answer)
 
     def _path(self, plural: str, name: str) -> str:
         return object_path(self._api, plural, name, group=self.kinds[plural])

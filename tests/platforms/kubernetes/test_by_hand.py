@@ -59,10 +59,15 @@ def forget(item: dict[str, Any]) -> None:
     item["metadata"]["annotations"] = {}
 
 
+def interrupt_first_installation(item: dict[str, Any]) -> None:
+    item["metadata"] = {"labels": {}, "annotations": {}}
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (lambda item: None, False),
+        (interrupt_first_installation, False),
         (set_image, True),
         (add_variable, True),
         (restart_rollout, False),

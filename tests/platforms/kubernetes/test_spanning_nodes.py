@@ -18,6 +18,7 @@ import pytest
 from exo_inference.errors import ConfigurationError, PlatformError
 from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.platforms.kubernetes import PlatformValues
+from exo_inference.platforms.kubernetes.names import SPEC_LABEL
 from exo_inference.platforms.kubernetes.nodes import GpuNode, gpu_nodes
 from exo_inference.platforms.kubernetes.placing import choose_nodes
 from exo_inference.platforms.kubernetes.step import Live, read_live
@@ -26,7 +27,7 @@ from scripts.kubernetes.client import ApiError
 from tests.charts.rendering import only, render
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.recorded import node
-from tests.platforms.kubernetes.test_on_api_server import RELEASE, UID, Kubelet, running
+from tests.platforms.kubernetes.test_on_api_server import RELEASE, UID, Kubelet, revisions, running
 from tests.platforms.kubernetes.test_values import DESIRED as ON_ONE_NODE
 
 GROUP = "leaderworkerset.x-k8s.io"
@@ -110,10 +111,16 @@ class GroupKubelet(Kubelet):
 
     groups = itertools.count()
 
+    @property
+    def path(self) -> str:
+        return f"/apis/{GROUP}/v1/namespaces/{self.api.namespace}/leaderworkersets/{RELEASE}"
+
     def group(self) -> dict[str, Any]:
-        path = f"/apis/{GROUP}/v1/namespaces/{self.api.namespace}/leaderworkersets/{RELEASE}"
-        found: dict[str, Any] = self.api.request("GET", path)
+        found: dict[str, Any] = self.api.request("GET", self.path)
         return found
+
+    def change(self, body: dict[str, Any]) -> None:
+        self.api.client.request("PATCH", self.path, body, "application/merge-patch+json")
 
     def deployment(self) -> dict[str, Any]:
         return self.group()
@@ -172,6 +179,14 @@ async def test_a_replica_over_two_nodes_is_installed_updated_rolled_back_and_rem
         assert [(r.name, r.phase, r.current) for r in observed.replicas] == [
             (leader, ReplicaPhase.READY, True)  # the worker is no replica
         ]
+        num_revisions = len(await revisions(process))
+        kubelet.change({"metadata": {"labels": {SPEC_LABEL: None}}, "spec": {"replicas": 3}})
+        await process.until(DESIRED, lambda _: kubelet.group()["spec"]["replicas"] == 1)
+        for _ in range(3):
+            await process.cluster.jobs.wait(RELEASE)
+            await process.platform.apply(DESIRED)
+        assert SPEC_LABEL in kubelet.group()["metadata"]["labels"]
+        assert len(await revisions(process)) <= num_revisions + 2, "not again and again"
         bad = replace(DESIRED, engine_parameters=("--seed=2",))
         await process.applied(bad, kubelet)
         new = kubelet.make_pod()
