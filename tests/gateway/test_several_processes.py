@@ -244,7 +244,6 @@ def test_killing_a_process_fails_no_request_that_begins_afterwards(pod: Pod) -> 
             pod.wait_ready(number)
         pass_requests(found)
     assert found.wrong == []
-    assert len(found.failures) <= 2 * len(killed)
     for began, ended, failure in found.failures:
         assert any(began < gone and begun < ended for begun, gone in killed), failure
 

@@ -293,7 +293,8 @@ def _release_problems(life: Life, secrets: list[Any]) -> Iterator[str]:
     records = [s["metadata"]["labels"] for s in secrets if s["type"].startswith("helm.sh/")]
     mine = [labels for labels in records if labels["name"] == release_name(life.uid)]
     states = [labels["status"] for labels in sorted(mine, key=lambda item: int(item["version"]))]
-    if states[-1:] != ["deployed"] or states.count("deployed") != 1:
+    # An older one may say "deployed" too: when the API is away as Helm marks it as superseded, Helm only warns.
+    if states[-1:] != ["deployed"]:
         yield f"its release has the revisions {states}"
     if stuck := [state for state in states if state.startswith(("pending", "uninstalling"))]:
         yield f"its release is stuck: {stuck}"
