@@ -49,9 +49,11 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --timeout 900 -s
 
+# LAST_FAILED=1 runs again only what failed the last time.
 test-kubernetes: setup-dev ## everything on a real Kubernetes, built once from Go modules; as root (10 minutes more, once)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine -- \
-	  $(abspath $(BIN))/python -m pytest -m kubernetes --timeout 600
+	  $(abspath $(BIN))/python -m pytest -m kubernetes --timeout 600 \
+	  $(if $(LAST_FAILED),--last-failed --last-failed-no-failures none)
 
 kubernetes-binaries: ## build the Kubernetes programs that are not on this machine (10 minutes, once)
 	@$(PYTHON) -m scripts.kubernetes.binaries
