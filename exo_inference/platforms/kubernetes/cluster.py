@@ -42,7 +42,7 @@ _TELLING_EVENTS = frozenset({"Failed", "Killing", "FailedMount", "FailedAttachVo
 """Reasons of events that `diagnosis.py` reads; the others are not kept."""
 
 _COUNT_SECONDS = 1.0
-"""Counting the GPUs of 500 nodes takes 20 ms, which a thousand installations in a row would feel."""
+"""Every pod changes what is free, and counting that on many nodes for each would slow a burst."""
 
 _TAIL_LINES = 300
 _TAIL_BYTES = 65536
