@@ -6,10 +6,15 @@ SHELL  := /bin/bash
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# The demo has a directory of its own, so that it neither finds nor leaves anything in yours.
+DEMO_STATE_DIR := $(or $(EXO_DEMO_STATE_DIR),$(or $(XDG_STATE_HOME),$(HOME)/.local/state)/exo-inference-demo)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Only files whose SHA-256 is in requirements/; then this repository, built with what is installed.
+LOCKED   := $(PIP) install --require-hashes --no-deps
+EDITABLE := $(PIP) install --no-deps --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-slow test-chaos test-kubernetes kubernetes-binaries images lint format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-slow test-chaos test-kubernetes kubernetes-binaries images lint format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -21,27 +26,33 @@ $(BIN)/python:
 	  || { echo "error: cannot create $(VENV); on Debian and Ubuntu install python3-venv" >&2; exit 1; }
 
 # A stamp per set of extras, so that nothing is installed twice and an edit of pyproject.toml is noticed.
-$(VENV)/.installed: $(BIN)/python pyproject.toml engine-images/exo-engine/pyproject.toml constraints.txt
+$(VENV)/.installed: $(BIN)/python pyproject.toml engine-images/exo-engine/pyproject.toml $(wildcard requirements/*.txt)
 	@echo "Installing exo-inference, its server and its engine into $(VENV) (PyTorch is large: a few minutes, once) ..."
-	@$(PIP) install -c constraints.txt -e engine-images/exo-engine -e '.[server]'
+	@$(LOCKED) $(foreach set,build server engine torch,-r requirements/$(set).txt)
+	@$(EDITABLE) -e engine-images/exo-engine -e '.[server]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing the test tools into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e engine-images/exo-engine -e '.[server,kubernetes,dev]'
+	@$(LOCKED) $(foreach set,kubernetes dev,-r requirements/$(set).txt)
+	@$(EDITABLE) -e engine-images/exo-engine -e '.[server,kubernetes,dev]'
 	@touch $@
 
 setup: $(VENV)/.installed ## create .venv with everything that `exo dedicated-inference up` needs
 setup-dev: $(VENV)/.installed-dev ## the same with the test tools
 
 demo: setup ## a private endpoint on this machine, from nothing to a streamed answer
-	@PATH="$(abspath $(BIN)):$$PATH" scripts/demo
+	@PATH="$(abspath $(BIN)):$$PATH" EXO_DEMO_STATE_DIR="$(DEMO_STATE_DIR)" scripts/demo
 
-down: setup ## stop what `make demo` started
-	@$(BIN)/exo dedicated-inference down
+down: setup ## stop what `make demo` started, and delete it
+	@$(BIN)/exo dedicated-inference down --state-dir "$(DEMO_STATE_DIR)" --purge --force
 
-test: setup-dev ## the default tests: offline, no GPU, under five minutes
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Modules in another order each time, and the tests in each; SEED=N, which every run prints, repeats one.
+test: setup-dev ## the default tests: offline, no GPU, under five minutes; SEED=N repeats an order
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --random-order $(if $(SEED),--random-order-seed=$(SEED))
+
+test-repeat: setup-dev ## the default tests TIMES=5 times in other orders, beside LOAD=0 busy cores
+	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.repeat_tests --times $(or $(TIMES),5) --load $(or $(LOAD),0)
 
 test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 600
@@ -61,12 +72,13 @@ kubernetes-binaries: ## build the Kubernetes programs that are not on this machi
 images: ## build all images, or IMAGES="NAME..."; OFFLINE=1 builds those that need no container registry
 	@$(PYTHON) -m scripts.kubernetes.images $(if $(OFFLINE),--offline) $(IMAGES)
 
-lint: setup-dev ## ruff, mypy --strict, import contracts, generated docs
+lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, generated docs
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m mypy
 	@cd engine-images/exo-engine && $(abspath $(BIN))/python -m mypy --config-file ../../pyproject.toml -p exo_engine
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m scripts.lock_requirements --check
 	@$(BIN)/python scripts/generate_sync.py --check
 	@$(BIN)/python scripts/generate_crds.py --check
 	@$(BIN)/python -m scripts.generate_chart_pages --check

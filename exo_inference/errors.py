@@ -17,6 +17,7 @@
     │   └── ServerError            5xx
     ├── OperationFailed            an accepted change failed afterwards
     ├── NotReady                   a wait ran out, or can no longer succeed (exit 8)
+    │   └── Overwritten            a later change took back what was waited for
     ├── StoreError                 the object store refused a write
     ├── HubError                   a model could not be fetched
     └── PlatformError              the machine or cluster could not do what was asked
@@ -177,6 +178,10 @@ class NotReady(ExoError):
         super().__init__(message, hint=hint)
         self.state = state
         self.state_details = state_details
+
+
+class Overwritten(NotReady):
+    """A change was made, and another one took it back before it was in effect."""
 
 
 class StoreError(ExoError):

@@ -90,6 +90,7 @@ class StateDir:
         self.routes_file = self.root / "routes.json"
         self.run_dir = self.root / "run"
         self.gateway_socket = self.run_dir / "gateway.sock"
+        self.paused_file = self.run_dir / "paused"
         self.models_dir = self.root / "models"
         self.replicas_dir = self.root / "replicas"
         self.logs_dir = self.root / "logs"
@@ -101,6 +102,10 @@ class StateDir:
         """Make the directory tree, readable by its owner alone. Idempotent."""
         for path in (self.root, self.run_dir, self.models_dir, self.replicas_dir, self.logs_dir):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def live_socket(self, name: str) -> Path:
+        """Return the socket on which the server `name` answers its supervisor."""
+        return self.run_dir / f"{name}.live"
 
     def write_record(self, name: str, pid: int) -> ProcessRecord:
         """Record a running process under `run/NAME.json` (atomic)."""

@@ -6,19 +6,10 @@ GPUs are found in `platforms/local/gpus.py`.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+from exo_inference.host_memory import read_host_memory
 from exo_inference.planner import Gpu, cpu_as_gpu
-
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def describe_cpu() -> Gpu:
     """Return this machine's CPU with its memory, within the limit of the container."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:
-        limit = "max"
-    return cpu_as_gpu(min(total, int(limit)) if limit.isdigit() else total)
+    return cpu_as_gpu(read_host_memory().total_bytes)

@@ -30,6 +30,10 @@ KUBERNETES = {"1.36": "k8s.io/kubernetes@v1.36.3", "1.35": "k8s.io/kubernetes@v1
 
 KINDS = {
     "api__v1": ("ConfigMap", "PersistentVolumeClaim", "Pod", "Service", "ServiceAccount"),
+    "apis__admissionregistration.k8s.io__v1": (
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+    ),
     "apis__apiextensions.k8s.io__v1": ("CustomResourceDefinition",),
     "apis__apps__v1": ("Deployment",),
     "apis__autoscaling__v2": ("HorizontalPodAutoscaler",),

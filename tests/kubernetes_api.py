@@ -30,6 +30,7 @@ from scripts.kubernetes import binaries
 from scripts.kubernetes.api_server import ApiServer
 from scripts.kubernetes.client import ApiClient
 from scripts.kubernetes.control import CLUSTER_VARIABLE, Control
+from tests.skipping import skip_check
 
 _FIXTURES = {"kubernetes_server", "kubernetes_control"}
 _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -119,7 +120,7 @@ def kubernetes_server() -> Iterator[ApiServer]:
     try:
         programs = binaries.require(binaries.API_SERVER)
     except binaries.ProgramsMissing as exc:
-        pytest.skip(str(exc))
+        skip_check(str(exc))
     # Not below pytest's own directory: the path of etcd's socket must stay under 108 bytes.
     with (
         tempfile.TemporaryDirectory(prefix="exo-api-") as directory,
@@ -145,7 +146,7 @@ def kubernetes_control() -> Control:
     """The cluster that this run was started beside."""
     directory = os.environ.get(CLUSTER_VARIABLE)
     if not directory:
-        pytest.skip("there is no cluster here. Run `make test-kubernetes`.")
+        skip_check("there is no cluster here. Run `make test-kubernetes`.")
     return Control(Path(directory))
 
 

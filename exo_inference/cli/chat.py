@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.chat_stream import ChatEndpoint, ChatOptions, Reply, stream_chat
+from exo_inference.cli.chat_stream import ChatEndpoint, ChatOptions, Reply, stream_chat, through
 from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
+from exo_inference.cli.views import Column, View
 from exo_inference.cli.waiting import DEFAULT_WAIT_SECONDS, wait_for_deployment
 from exo_inference.errors import ExoError, UsageError
 
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 _HELP = "Type a message and Enter; /clear forgets the conversation, /quit or Ctrl-D ends it."
+
+REPLY: View[Reply] = View(
+    (
+        Column("text", "Text", "Text", lambda reply: reply.text),
+        Column("finish_reason", "FinishReason", "Finish Reason", lambda r: r.finish_reason),
+        Column("prompt_tokens", "PromptTokens", "Prompt Tokens", lambda r: r.num_prompt_tokens),
+        Column(
+            "completion_tokens",
+            "CompletionTokens",
+            "Completion Tokens",
+            lambda r: r.num_completion_tokens,
+        ),
+    )
+)
 
 
 @dataclass
@@ -60,6 +75,10 @@ class Conversation:
             "Summarise a file, and see how fast that was",
             "exo dedicated-inference chat demo --system 'Summarise.' --stats < notes.txt",
         ),
+        Example(
+            "Get the answer as JSON",
+            "exo ai chat demo 'What is a KV cache?' -O json | jq -r .text",
+        ),
     ],
 )
 @click.argument("deployment", metavar="<name-or-id>", shell_complete=complete_deployments)
@@ -76,6 +95,11 @@ class Conversation:
     metavar="<number>",
     type=click.FloatRange(0, 2),
     help="How much chance there is in the answer; 0 for none.",
+)
+@click.option(
+    "--base-url",
+    metavar="<url>",
+    help="Where the gateway is reached from here, in place of the beginning of the deployment's URL.",
 )
 @click.option("--stats", is_flag=True, help="Print time to first token and tokens per second.")
 @click.option(
@@ -94,6 +118,7 @@ def chat(
     system: str | None,
     max_tokens: int | None,
     temperature: float | None,
+    base_url: str | None,
     stats: bool,
     wait_timeout: float,
 ) -> None:
@@ -104,10 +129,19 @@ def chat(
     """
     if prompt is not None and not prompt.strip():
         raise UsageError("<prompt> is empty", hint="Leave it out for a conversation.")
+    output = session.output(REPLY.field_names)
+    is_conversation = prompt is None and sys.stdin.isatty()
+    if is_conversation and output.is_for_programs:
+        raise UsageError(
+            "a conversation is for people: it has no -O json, -O yaml and --output-template",
+            hint="Give the prompt as an argument, or pipe it in.",
+        )
     endpoint = _reach(session, deployment, wait_timeout)
+    if base_url is not None:
+        endpoint = replace(endpoint, url=through(base_url, endpoint.url))
     options = ChatOptions(max_tokens=max_tokens, temperature=temperature)
     conversation = Conversation(system)
-    if prompt is None and sys.stdin.isatty():
+    if is_conversation:
         _converse(session, endpoint, conversation, options, stats)
         return
     question = prompt if prompt is not None else sys.stdin.read().strip()
@@ -115,7 +149,10 @@ def chat(
         raise UsageError(
             "stdin holds no prompt", hint="Give the prompt as an argument, or pipe it in."
         )
-    reply = _ask(endpoint, conversation.with_question(question), options)
+    asked = conversation.with_question(question)
+    reply = _ask(endpoint, asked, options, print_pieces=not output.is_for_programs)
+    if output.is_for_programs:
+        output.show(REPLY.record(reply))
     _print_stats(reply, stats)
 
 
@@ -173,14 +210,21 @@ def _converse(
             _print_stats(reply, stats)
 
 
-def _ask(endpoint: ChatEndpoint, messages: Sequence[Message], options: ChatOptions) -> Reply:
-    """Print an answer as it comes, and return it."""
+def _ask(
+    endpoint: ChatEndpoint,
+    messages: Sequence[Message],
+    options: ChatOptions,
+    *,
+    print_pieces: bool = True,
+) -> Reply:
+    """Print an answer as it comes, unless it is printed at the end, and return it."""
     reply = Reply()
     try:
         for piece in stream_chat(endpoint, messages, options, reply):
-            print_data(piece)
+            if print_pieces:
+                print_data(piece)
     finally:
-        if reply.text and not reply.text.endswith("\n"):
+        if print_pieces and reply.text and not reply.text.endswith("\n"):
             click.echo()
     if reply.finish_reason == "length":
         click.echo("(cut: the answer reached its token limit)", err=True)

@@ -11,8 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from exo_inference.errors import ApiError, AuthenticationFailed, ConnectionFailed, ExoError
+from exo_inference.errors import (
+    ApiError,
+    AuthenticationFailed,
+    ConnectionFailed,
+    ExoError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -124,10 +131,38 @@ def stream_chat(
         what = "the answer broke off" if reply.text else f"cannot reach {endpoint.url}"
         raise ConnectionFailed(
             f"asking the model: {what}: {str(exc) or type(exc).__name__}",
-            hint="Run `exo dedicated-inference status`.",
+            hint=way_in(endpoint.url) or "Run `exo dedicated-inference status`.",
         ) from exc
     finally:
         reply.ended = time.monotonic()
+
+
+def through(base_url: str, url: str) -> str:
+    """Return a deployment's URL on the gateway that is reached at another address.
+
+    Raises:
+        UsageError: the base is no URL of a gateway.
+    """
+    base = urlsplit(base_url)
+    if base.scheme not in ("http", "https") or not base.netloc or base.query or base.fragment:
+        raise UsageError(
+            f"--base-url is {base_url[:256]!r}, expected http://HOST[:PORT]",
+            hint="For a gateway that `kubectl port-forward` brought here: --base-url http://127.0.0.1:8081",
+        )
+    return f"{base_url.rstrip('/')}{urlsplit(url).path}"
+
+
+def way_in(url: str) -> str:
+    """Return how to reach a gateway that has only the name of its Service; empty for any other."""
+    service, _, rest = (urlsplit(url).hostname or "").partition(".")
+    namespace, _, suffix = rest.partition(".")
+    if suffix not in ("svc", "svc.cluster.local"):
+        return ""
+    port = urlsplit(url).port or 80
+    return (
+        f"That name is known inside the cluster alone. Run `kubectl -n {namespace} port-forward service/{service} "
+        f"8081:{port}` and add `--base-url http://127.0.0.1:8081`; for good, set gateway.publicUrl of the chart."
+    )
 
 
 def _pieces(answer: httpx.Response, reply: Reply) -> Iterator[str]:

@@ -32,6 +32,25 @@ def complete_deployments(
     return _complete(ctx, incomplete, lambda client: [d.name for d in client.deployments.list()])
 
 
+def complete_objects(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name of a deployment or a model."""
+
+    def names(client: Client) -> list[str]:
+        deployments = [deployment.name for deployment in client.deployments.list()]
+        return deployments + [model.name for model in client.models.list()]
+
+    return _complete(ctx, incomplete, names)
+
+
+def complete_api_keys(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name of an API key."""
+    return _complete(ctx, incomplete, lambda client: [k.name for k in client.api_keys.list()])
+
+
 def complete_zones(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

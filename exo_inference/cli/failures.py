@@ -7,10 +7,12 @@ harmless before it is printed. `name_flags` makes the API's fields the flags of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 
 import click
 
+from exo_inference.cli.colours import takes_colour, with_red_head
 from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ApiError, ExoError
 
@@ -25,8 +27,46 @@ _FLAGS = {
 _INDEX = re.compile(r"\.\d+\Z")
 
 
+class Interrupted(ExoError):
+    """Ctrl-C; the message says what goes on all the same, and is empty where nothing does."""
+
+    exit_code = 130
+
+
+class SeveralFailed(ExoError):
+    """Some of several objects could not be changed.
+
+    Attributes:
+        errors: what went wrong, one by one.
+    """
+
+    def __init__(self, message: str, errors: Sequence[ExoError]) -> None:
+        super().__init__(message)
+        self.errors = tuple(errors)
+
+
+def print_error(error: click.ClickException | ExoError, *, as_json: bool) -> None:
+    """Print an error on stderr, for people or as one line of JSON."""
+    if as_json:
+        from exo_inference.cli.failure_objects import error_line
+
+        text = error_line(error)
+    else:
+        text = describe(error) if isinstance(error, ExoError) else describe_usage(error)
+    if text and not as_json and takes_colour(sys.stderr):
+        text = with_red_head(text)
+    if text:
+        click.echo(text, err=True)
+
+
 def describe(error: ExoError) -> str:
     """Return what is printed for one of our errors, without a final newline."""
+    if isinstance(error, SeveralFailed):
+        each = [describe(one) for one in error.errors]
+        return "\n".join([*each, harmless(f"error: {error.message}")])
+    if isinstance(error, Interrupted):
+        said = [f"interrupted: {error.message}"] * bool(error.message)
+        return harmless("\n".join(filter(None, [*said, error.hint])), keep="\n")
     lines = [f"error: {error.message}"]
     if isinstance(error, ApiError):
         if len(error.problems) == 1 and (one_line := _with_flag(error)):
@@ -57,12 +97,20 @@ def name_flags(error: ApiError, command: click.Command) -> None:
 
 def describe_usage(error: click.ClickException) -> str:
     """Return what is printed for a wrong command line, without a final newline."""
+    return harmless(f"error: {usage_message(error)}\n{usage_hint(error)}", keep="\n\t")
+
+
+def usage_message(error: click.ClickException) -> str:
+    """Say what is wrong with a command line."""
     message = error.format_message().strip().removesuffix(".")
-    lines = [f"error: {message[:1].lower()}{message[1:]}"]
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def usage_hint(error: click.ClickException) -> str:
+    """Say where the right form of a command line is told."""
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "exo"
-    lines.append(f"Run `{path} --help` for usage.")
-    return harmless("\n".join(lines), keep="\n\t")
+    return f"Run `{path} --help` for usage."
 
 
 def _problems(error: ApiError) -> Iterator[str]:

@@ -19,7 +19,7 @@ from exo_inference.cli.durations import Limit
 
 _META_KEY = "exo_inference.cli.flags"
 
-OUTPUT_FORMATS = ("table", "json", "text")
+OUTPUT_FORMATS = ("table", "json", "yaml", "text")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class GlobalFlags:
 
     Attributes:
         zone: zone to work in.
-        output_format: `table`, `json` or `text`.
+        output_format: `table`, `json`, `yaml` or `text`.
         output_template: template for each object; beats `output_format`.
         quiet: leave out what is not data or an error.
         config_file: configuration file to read instead of the usual places.
@@ -79,7 +79,7 @@ def global_options() -> list[click.Option]:
             ["-O", "--output-format"],
             metavar="<format>",
             type=click.Choice(OUTPUT_FORMATS, case_sensitive=False),
-            help="Output format: table, json or text.",
+            help="Output format: table, json, yaml (what `apply` takes) or text.",
         ),
         _option(
             "output_template",

@@ -19,16 +19,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.failures import describe, describe_usage
+from exo_inference.cli.failures import Interrupted, print_error
 from exo_inference.cli.root import COMPLETION_VARIABLE, PROGRAM, root
-from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ExoError
 
+if TYPE_CHECKING:
+    from exo_inference.cli.session import Session
+
 FAILURE = 1
-INTERRUPTED = 130
+INTERRUPTED = Interrupted.exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,34 +40,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments without the program's name; those of the process by default.
     """
+    given = sys.argv[1:] if argv is None else list(argv)
+    sessions: list[Session] = []
     try:
         outcome = root.main(
-            args=None if argv is None else list(argv),
+            args=given,
+            obj=sessions,
             prog_name=PROGRAM,
             complete_var=COMPLETION_VARIABLE,
             standalone_mode=False,
         )
         sys.stdout.flush()
-    except click.ClickException as error:
-        return _report(describe_usage(error), error.exit_code)
-    except ExoError as error:
-        return _report(describe(error), error.exit_code)
+    except (click.ClickException, ExoError) as error:
+        return _report(error, given, sessions)
     except (KeyboardInterrupt, click.Abort):
-        return _report("", INTERRUPTED)
+        return _report(Interrupted(""), given, sessions)
     except BrokenPipeError:
         # Whoever read our output has gone (`exo … | head`); the interpreter would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
-        return _report(harmless(f"error: {what}{error.strerror or error}"), FAILURE)
+        return _report(ExoError(f"{what}{error.strerror or error}"), given, sessions)
     return outcome if isinstance(outcome, int) else 0
 
 
-def _report(text: str, exit_code: int) -> int:
-    if text:
-        click.echo(text, err=True)
-    return exit_code
+def _report(
+    error: click.ClickException | ExoError, argv: Sequence[str], sessions: Sequence[Session]
+) -> int:
+    """Print an error in the form that was asked for, and return the exit code."""
+    print_error(error, as_json=_prints_json(argv, sessions))
+    return error.exit_code
+
+
+def _prints_json(argv: Sequence[str], sessions: Sequence[Session]) -> bool:
+    """Whether JSON is wanted: by a flag, or by the configuration, where that was read."""
+    from exo_inference.cli.failure_objects import asks_for_json
+
+    return asks_for_json(argv) or any(each.known_format == "json" for each in sessions)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints what a command found: as a table, as JSON, as text, or through a template.
+"""Prints what a command found: as a table, as JSON or YAML, as text, or through a template.
 
 Commands hand over `Field`s, which `views.py` makes from the API's objects; the keys, their order and
 the exact form are those of the `exo` CLI and are frozen by tests. Data goes to stdout; progress,
@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import click
+
+from exo_inference.cli.colours import as_it_is, by_state, takes_colour
 from exo_inference.cli.table import draw_list, draw_rows
 from exo_inference.cli.template import Template
-from exo_inference.cli.terminal import is_hazardous, print_data
+from exo_inference.cli.terminal import (
+    harmless,
+    is_hazardous,
+    print_data,
+    print_drawn,
+    terminal_columns,
+)
 
-Value = str | int | bool | list[dict[str, Any]] | list[str]
+Format = Literal["table", "json", "yaml", "text"]
+
+Value = str | int | bool | list[dict[str, Any]] | list[str] | dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -43,8 +54,8 @@ class Field:
         """The value as it stands in tables, text and templates."""
         if isinstance(self.value, bool):
             return "true" if self.value else "false"
-        if isinstance(self.value, list):
-            return _to_json(self.value)
+        if isinstance(self.value, (list, dict)):
+            return to_json(self.value)
         return str(self.value)
 
 
@@ -56,51 +67,82 @@ class Output:
     """Where and how one command prints.
 
     Attributes:
-        format: `table`, `json` or `text`.
+        format: `table`, `json`, `yaml` or `text`.
         template: beats the format.
         quiet: print no success lines.
     """
 
-    format: Literal["table", "json", "text"] = "table"
+    format: Format = "table"
     template: Template | None = None
     quiet: bool = False
 
-    def show(self, record: Record, *, rows: Sequence[tuple[str, str]] = ()) -> None:
+    @property
+    def is_structured(self) -> bool:
+        """Whether stdout is JSON or YAML."""
+        return self.template is None and self.format in ("json", "yaml")
+
+    @property
+    def is_for_programs(self) -> bool:
+        """Whether stdout holds one object and nothing else: JSON, YAML, or what a template says."""
+        return self.template is not None or self.is_structured
+
+    def show(
+        self,
+        record: Record,
+        *,
+        rows: Sequence[tuple[str, str]] = (),
+        manifest: Callable[[], str] | None = None,
+    ) -> None:
         """Print one object.
 
         Args:
             record: its fields.
             rows: further rows that only the table has.
+            manifest: the object as `apply` takes it, where it does; YAML is that then.
         """
         if self.template is not None:
             _print_last_line(self.template.render(_template_values(record)))
-        elif self.format == "json":
-            _print(_to_json(_json_object(record)) + "\n")
+        elif self.format == "yaml" and manifest is not None:
+            _print(manifest())
+        elif self.is_structured:
+            self.print_value(_json_object(record))
         elif self.format == "text":
             _print_last_line(_text_line(record))
         else:
             cells = [(field.label, field.text) for field in record if field.label]
-            _print(draw_rows([*cells, *rows]))
+            paint = by_state if takes_colour(sys.stdout) else as_it_is
+            print_drawn(draw_rows([*cells, *rows], paint=paint))
 
     def show_line(self, record: Record) -> None:
-        """Print one object of a stream on a line of its own, as JSON or through the template."""
+        """Print one object of a stream: a line of JSON, a document of YAML, or through the template."""
         if self.template is not None:
             _print(self.template.render(_template_values(record)) + "\n")
+        elif self.format == "yaml":
+            _print("---\n" + _to_yaml(_json_object(record)))
         else:
-            _print(_to_json(_json_object(record)) + "\n")
+            _print(to_json(_json_object(record)) + "\n")
 
-    def show_list(self, records: Sequence[Record], headers: Sequence[str]) -> None:
+    def show_list(
+        self,
+        records: Sequence[Record],
+        headers: Sequence[str],
+        *,
+        manifests: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
         """Print a list of objects of one kind.
 
         Args:
             records: the objects.
             headers: labels of the fields, for when there is no object to take them from.
+            manifests: the objects as `apply` takes them, where it does; YAML is those then.
         """
         if self.template is not None:
             for record in records:
                 _print(self.template.render(_template_values(record)) + "\n")
-        elif self.format == "json":
-            _print(_to_json([_json_object(record) for record in records]) + "\n")
+        elif self.format == "yaml" and manifests is not None:
+            _print("---\n".join(manifests()))
+        elif self.is_structured:
+            self.print_value([_json_object(record) for record in records])
         elif self.format == "text":
             _print("".join(_text_line(record) + "\n" for record in records))
         else:
@@ -110,11 +152,21 @@ class Output:
                 row + _added_texts(record, labels)
                 for row, record in zip(rows, records, strict=True)
             ]
-            _print(draw_list([*headers, *labels], rows))
+            paint = by_state if takes_colour(sys.stdout) else as_it_is
+            columns = terminal_columns() if sys.stdout.isatty() else None
+            print_drawn(draw_list([*headers, *labels], rows, columns=columns, paint=paint))
+
+    def print_value(self, value: object) -> None:
+        """Print any data as YAML where that was asked for, and as one line of JSON elsewhere."""
+        _print(_to_yaml(value) if self.format == "yaml" else to_json(value) + "\n")
 
     def success(self, line: str) -> None:
-        """Say that a change was made, unless `-Q` was given."""
-        if not self.quiet:
+        """Say that a change was made, unless `-Q` was given; on stderr where stdout is data."""
+        if self.quiet:
+            return
+        if self.is_for_programs:
+            click.echo(harmless(line), err=True)
+        else:
             _print(line + "\n")
 
 
@@ -146,12 +198,19 @@ def _json_object(record: Record) -> dict[str, Value]:
     return {field.key: field.value for field in ordered}
 
 
-def _to_json(value: object) -> str:
+def to_json(value: object) -> str:
     """Return compact JSON in which nothing is left that a terminal might act on."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if text.isascii() and text.isprintable():
         return text
     return "".join(f"\\u{ord(c):04x}" if is_hazardous(c) else c for c in text)
+
+
+def _to_yaml(value: object) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
+    return text
 
 
 def _print_last_line(text: str) -> None:

@@ -25,6 +25,7 @@ _GITOPS = "exo_inference.cli.gitops.commands"
         ),
         Member("completion", "exo_inference.cli.completion:completion"),
         Member("version", "exo_inference.cli.version:version"),
+        Member("help", "exo_inference.cli.help:help_command"),
     ],
     examples=[
         Example("Start a control plane on this machine", "exo dedicated-inference up"),
@@ -48,6 +49,10 @@ def root() -> None:
     members=[
         Member("model", "exo_inference.cli.model:model"),
         Member("deployment", "exo_inference.cli.deployment:deployment"),
+        Member("api-key", "exo_inference.cli.api_key:api_key"),
+        Member("events", "exo_inference.cli.events:events"),
+        Member("usage", "exo_inference.cli.usage:usage"),
+        Member("metrics", "exo_inference.cli.metrics:metrics"),
         Member("plan", "exo_inference.cli.plan:plan"),
         Member("params", "exo_inference.cli.params:params"),
         Member("chat", "exo_inference.cli.chat:chat"),
@@ -58,6 +63,7 @@ def root() -> None:
         Member("down", "exo_inference.cli.platform.down:down"),
         Member("status", "exo_inference.cli.platform.status:status"),
         Member("serve", "exo_inference.cli.platform.serve:serve"),
+        Member("help", "exo_inference.cli.help:help_command"),
     ],
     examples=[
         Example("Start a control plane on this machine", "exo dedicated-inference up"),

@@ -10,16 +10,16 @@ import functools
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 import click
 
 from exo_inference.cli.failures import name_flags
-from exo_inference.cli.flags import GlobalFlags, given_flags
-from exo_inference.cli.output import Output
+from exo_inference.cli.flags import OUTPUT_FORMATS, GlobalFlags, given_flags
+from exo_inference.cli.output import Format, Output
 from exo_inference.cli.template import parse_template
 from exo_inference.cli.terminal import harmless
-from exo_inference.errors import ApiError, ConnectionFailed
+from exo_inference.errors import ApiError, ConfigurationError, ConnectionFailed
 
 if TYPE_CHECKING:
     from exo_inference.sdk import Client
@@ -44,8 +44,12 @@ class Session:
 
     @classmethod
     def of(cls, ctx: click.Context) -> Session:
-        """Make the session of a command line from its context."""
-        return cls(given_flags(ctx))
+        """Make the session of a command line from its context; `main` finds it there."""
+        session = cls(given_flags(ctx))
+        started = ctx.find_root().obj
+        if isinstance(started, list):
+            started.append(session)
+        return session
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -117,16 +121,25 @@ class Session:
             template = parse_template(self.flags.output_template)
             template.check(field_names)
         chosen = self.flags.output_format or (self.settings.output_format if configured else "")
-        known = chosen if chosen in ("json", "text") else "table"
+        known = chosen if chosen in OUTPUT_FORMATS else "table"
         return Output(
-            format=cast(Literal["table", "json", "text"], known),
+            format=cast(Format, known),
             template=template,
             quiet=self.quiet,
         )
 
+    @property
+    def known_format(self) -> str:
+        """The format of the output as far as it is known without reading the settings for it."""
+        read: Settings | None = vars(self).get("settings")
+        return self.flags.output_format or (read.output_format if read is not None else "")
+
     def success(self, line: str) -> None:
-        """Say on stdout that a change was made, unless `-Q` was given."""
-        Output(quiet=self.quiet).success(line)
+        """Say that a change was made, unless `-Q` was given; on stderr where stdout is data."""
+        if self.flags.output_template is not None or self.known_format in ("json", "yaml"):
+            self.remark(line)
+        else:
+            Output(quiet=self.quiet).success(line)
 
     def remark(self, line: str) -> None:
         """Say something on stderr, where stdout has data, unless `-Q` was given."""
@@ -154,21 +167,24 @@ def pass_session(function: Callable[Concatenate[Session, P], R]) -> Callable[P, 
     return run
 
 
-def _unreachable(state: StateDir) -> ConnectionFailed:
+class ControlPlaneStopped(ConfigurationError):
+    """There is no control plane to talk to: it was stopped."""
+
+
+def _unreachable(state: StateDir) -> ConnectionFailed | ControlPlaneStopped:
     """Say what runs of a control plane whose controller does not, and what to do about it."""
     from exo_inference.cli.platform.processes import find_servers
 
     servers = {process.name: process for process in find_servers(state)}
     up = f"Run `exo dedicated-inference up{_where(state)}`."
     if not any(process.pid for process in servers.values()):
-        what, hint = f"no control plane is running in {state.root}", up
-    else:
-        details = servers["controller"].details
-        what = f"the controller of {state.root} does not answer" + (details and f" ({details})")
-        hint = up
-        if servers["supervisor"].pid:
-            log = state.logs_dir / "controller.log"
-            hint = f"It is being started again: repeat this in a moment, or look into {log}."
+        return ControlPlaneStopped(f"no control plane is running in {state.root}", hint=up)
+    details = servers["controller"].details
+    what = f"the controller of {state.root} does not answer" + (details and f" ({details})")
+    hint = up
+    if servers["supervisor"].pid:
+        log = state.logs_dir / "controller.log"
+        hint = f"It is being started again: repeat this in a moment, or look into {log}."
     return ConnectionFailed(what, request_sent=False, hint=hint)
 
 

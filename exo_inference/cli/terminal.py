@@ -7,6 +7,7 @@ such characters instead of sending them. Called by everything that prints; print
 
 from __future__ import annotations
 
+import shutil
 import sys
 import unicodedata
 from typing import IO
@@ -68,6 +69,17 @@ def print_data(text: str) -> None:
     """
     sys.stdout.write(for_stream(text, sys.stdout))
     sys.stdout.flush()
+
+
+def print_drawn(text: str) -> None:
+    """Write to stdout what is made of harmless text and colours."""
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    sys.stdout.flush()
+
+
+def terminal_columns() -> int | None:
+    """Return how wide the terminal is: COLUMNS, or what it says; None where nobody knows."""
+    return shutil.get_terminal_size(fallback=(0, 0)).columns or None
 
 
 def display_width(text: str) -> int:

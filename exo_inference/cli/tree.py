@@ -8,6 +8,7 @@ it is asked for, so that starting `exo` costs no more than the command that runs
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,6 +20,27 @@ from exo_inference.cli.flags import global_options, is_global
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+ALIKE = 0.75
+"""How alike (0 to 1) a name has to be that is suggested for what was typed."""
+
+OTHER_WORDS = {
+    "explain": "exo dedicated-inference deployment plan --explain",
+    "cost": "exo dedicated-inference deployment plan",
+    "price": "exo dedicated-inference deployment plan",
+    "start": "exo dedicated-inference up",
+    "stop": "exo dedicated-inference down",
+    "ps": "exo dedicated-inference deployment list",
+    "get": "exo dedicated-inference deployment list",
+    "describe": "exo dedicated-inference deployment show",
+    "run": "exo dedicated-inference chat",
+    "secret": "exo dedicated-inference deployment reveal-api-key",
+    "key": "exo dedicated-inference api-key",
+}
+"""What people type who know other tools, and what does it here."""
+
+_GROUPS = ("dedicated-inference", "deployment", "model", "api-key")
+_NEGATIVE_NUMBER = re.compile(r"-\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -107,6 +129,18 @@ class _WithGlobalFlags(click.Command):
 class LeafCommand(_WithGlobalFlags):
     """A command that does something."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; a negative number in it is a number and no option."""
+        negative = next((word for word in args if _NEGATIVE_NUMBER.fullmatch(word)), None)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if negative is None or not negative.startswith(error.option_name):
+                raise
+            raise click.UsageError(
+                f"{negative} is negative, where a number from 0 on is expected", ctx=ctx
+            ) from error
+
 
 class CommandGroup(_WithGlobalFlags, click.Group):
     """A command with subcommands. Alone it prints its help, as the `exo` CLI does."""
@@ -150,9 +184,27 @@ class CommandGroup(_WithGlobalFlags, click.Group):
         return super().invoke(ctx)
 
     def _unknown(self, typed: str) -> str:
-        close = get_close_matches(typed, list(self._by_name), n=1, cutoff=0.5)
+        elsewhere = self._elsewhere(typed)
+        close = [name for name in self._by_name if sorted(name) == sorted(typed)]  # swapped letters
+        close += get_close_matches(typed, list(self._by_name), n=1, cutoff=ALIKE)
+        if elsewhere:
+            return f"unknown command {typed!r}. Did you mean `{elsewhere}`?"
         suggestion = f" Did you mean {close[0]!r}?" if close else ""
         return f"unknown command {typed!r}.{suggestion}"
+
+    def _elsewhere(self, typed: str) -> str | None:
+        """Return the one command of that name below this group, or what other tools' word means here."""
+        if (known := OTHER_WORDS.get(typed)) is not None:
+            return known
+        ctx = click.get_current_context(silent=True)
+        path = ctx.command_path if ctx is not None else self.name
+        groups = [(m, m.load()) for m in self.members if m.name in _GROUPS]
+        found = [
+            f"{path} {member.name} {typed}"
+            for member, group in groups
+            if isinstance(group, CommandGroup) and typed in group._by_name
+        ]
+        return found[0] if len(found) == 1 else None
 
 
 def command(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from exo_inference import __version__
+from exo_inference.cli.output import Field
+from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 
 
@@ -14,11 +16,17 @@ from exo_inference.cli.tree import Example, command
         Example("Print the version", "exo version"),
         Example("Print it through the other name of the program", "exo-inference version"),
         Example("Keep it in a variable", "version=$(exo version)"),
+        Example("Get it as JSON", "exo version -O json"),
     ],
 )
-def version() -> None:
+@pass_session
+def version(session: Session) -> None:
     """Print the version of this program.
 
     The number alone, on one line.
     """
-    click.echo(__version__)
+    output = session.output(("Version",), configured=False)
+    if output.is_for_programs:
+        output.show((Field("version", "Version", "Version", __version__),))
+    else:
+        click.echo(__version__)

@@ -5,19 +5,23 @@ The waiting itself is the SDK's; here are the flags and what is shown meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 import click
 
 from exo_inference.cli.durations import Limit
+from exo_inference.cli.failures import Interrupted
 from exo_inference.cli.progress import step
 from exo_inference.cli.views import download_progress
 
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
     from exo_inference.sdk import Client
-    from exo_inference.wire import Deployment, Model
+    from exo_inference.wire import Deployment, Model, Operation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,39 +62,93 @@ class Wait(Protocol[R_co]):
         """Wait for one object."""
 
 
+@dataclass(frozen=True)
+class Followed(Generic[R_co]):
+    """What is waited for.
+
+    Attributes:
+        kind, name: the object, for people.
+        wait: the wait of the SDK, such as `client.models.wait_until_ready`.
+        until_gone: it is being deleted.
+    """
+
+    kind: str
+    name: str
+    wait: Wait[R_co]
+    until_gone: bool = False
+
+    @property
+    def title(self) -> str:
+        """What stands before the progress."""
+        named = f'{self.kind} "{self.name}"'
+        return f"Waiting until {named} is gone" if self.until_gone else f"Waiting for {named}"
+
+    def interrupted(self, where: str) -> Interrupted:
+        """Say that what was asked for goes on, and how to follow it.
+
+        Args:
+            where: the flags that name the same control plane.
+        """
+        what = "the deletion of " if self.until_gone else ""
+        error = Interrupted(f'{what}{self.kind} "{self.name}" goes on at the control plane')
+        show = f"exo dedicated-inference {self.kind} show {shlex.quote(self.name)}{where}"
+        error.hint = f"See where it stands with `{show}`."
+        return error
+
+
 def follow(
-    session: Session, title: str, wait: Wait[R_co], object_id: str, limit_seconds: float
+    session: Session, followed: Followed[R_co], object_id: str, limit_seconds: float
 ) -> R_co:
     """Wait for an object, and show where it stands meanwhile.
 
     Args:
         session: the flags.
-        title: what is waited for, as `Waiting for model "x"`.
-        wait: the wait of the SDK, such as `client.models.wait_until_ready`.
-        object_id: of what.
+        followed: what is waited for.
+        object_id: its id.
         limit_seconds: how long.
 
     Raises:
         NotReady: it is not so, and the time is up or it never will be.
+        Interrupted: Ctrl-C; what was asked for goes on.
     """
-    with step(title, quiet=session.quiet) as running:
-        return wait(
-            object_id,
-            timeout=limit_seconds,
-            on_change=lambda item: running.detail(_standing(item)),
-        )
+    try:
+        with step(followed.title, quiet=session.quiet) as running:
+            return followed.wait(
+                object_id,
+                timeout=limit_seconds,
+                on_change=lambda item: running.detail(_standing(item)),
+            )
+    except KeyboardInterrupt as exc:
+        where = "".join(f" {shlex.quote(word)}" for word in session.flags.to_paste)
+        raise followed.interrupted(where) from exc
 
 
 def wait_for_deployment(
-    session: Session, client: Client, name: str, deployment_id: str, limit_seconds: float
+    session: Session,
+    client: Client,
+    name: str,
+    deployment_id: str,
+    limit_seconds: float,
+    change: Operation | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> Deployment:
     """Wait until a deployment is ready.
+
+    Args:
+        session: the flags.
+        client: of the zone.
+        name: of the deployment.
+        deployment_id: its id.
+        limit_seconds: how long.
+        change: what has to be in effect.
+        asked: what it asked for, by fields of `Deployment`.
 
     Raises:
         NotReady: it is not, and the time is up or it never will be.
     """
-    title = f'Waiting for deployment "{name}"'
-    return follow(session, title, client.deployments.wait_until_ready, deployment_id, limit_seconds)
+    wait = partial(client.deployments.wait_until_ready, change=change, asked=asked)
+    followed = Followed("deployment", name, wait)
+    return follow(session, followed, deployment_id, limit_seconds)
 
 
 def _standing(item: Model | Deployment) -> str:

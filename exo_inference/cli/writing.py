@@ -17,12 +17,21 @@ if TYPE_CHECKING:
     from exo_inference.sdk.lookup import Named
     from exo_inference.wire import Operation
 
+MAX_REPLICAS = 100
+"""Of our control planes, for help; another server may take more, so it is left to that to refuse them."""
+
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Only check whether the control plane would accept it."
 )
 
 override_option = click.option(
     "--force", is_flag=True, help="Go ahead although the plan says that it does not fit."
+)
+
+room_option = click.option(
+    "--force",
+    is_flag=True,
+    help="Go ahead although the machine has too little memory; what does not fit waits.",
 )
 
 force_option = click.option("-f", "--force", is_flag=True, help="Do not ask.")
@@ -36,6 +45,11 @@ def by_name(found: Named) -> Iterator[None]:
     except ExoError as error:
         error.message = error.message.replace(f" {found.id}", f' "{found.name}"')
         raise
+
+
+def titled(what: str, *, dry_run: bool) -> str:
+    """Return what is being done, and that it is not done for real."""
+    return f"{what} (dry run)" if dry_run else what
 
 
 def finish(

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import click
@@ -39,13 +40,19 @@ class _Answer(Generic[T]):
     error: ExoError | None = None
 
 
-def print_list(session: Session, view: View[InZone[T]], fetch: Callable[[Client], list[T]]) -> None:
+def print_list(
+    session: Session,
+    view: View[InZone[T]],
+    fetch: Callable[[Client], list[T]],
+    manifest: Callable[[T], str] | None = None,
+) -> None:
     """Print what every zone, or the one of `-z`, has.
 
     Args:
         session: the flags and settings.
         view: how a row is printed.
         fetch: asks one zone.
+        manifest: an object as `apply` takes it, where it does.
 
     Raises:
         ExoError: a zone failed; what the others had has been printed.
@@ -53,7 +60,8 @@ def print_list(session: Session, view: View[InZone[T]], fetch: Callable[[Client]
     output = session.output(view.field_names)
     answers = _ask_zones(session, fetch)
     rows = [InZone(item, zone) for zone, answer in answers.items() for item in answer.items or []]
-    output.show_list([view.record(row) for row in rows], view.headers)
+    manifests = None if manifest is None else partial(map, manifest, [row.item for row in rows])
+    output.show_list([view.record(row) for row in rows], view.headers, manifests=manifests)
     _report_failures(session, answers)
 
 

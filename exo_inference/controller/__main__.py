@@ -19,6 +19,7 @@ from exo_inference.errors import ConfigurationError, ExoError, UsageError
 from exo_inference.hub import source_for
 from exo_inference.hub.architecture import read_directory
 from exo_inference.hub.builtin import builtin_directory
+from exo_inference.listening import raise_descriptor_limit
 from exo_inference.local_settings import take_inherited_listener
 from exo_inference.logs import set_up_logging
 from exo_inference.platforms import platform_for
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = read_settings(argv)
         set_up_logging()
+        raise_descriptor_limit()
         if settings.cluster is not None:
             # Brings the client of the Kubernetes API, which one machine does without.
             from exo_inference.controller.cluster import serve_on_cluster

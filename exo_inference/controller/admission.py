@@ -15,7 +15,26 @@ from typing import Any
 from exo_inference.controller.architectures import KnownModel
 from exo_inference.controller.body import Fields
 from exo_inference.controller.fitting import MAX_GPUS, Candidate, Fit, judge_fit
-from exo_inference.controller.offers import can_judge, check_capacity, check_engine
+from exo_inference.controller.host_room import (
+    CPU_FAMILY,
+    Guard,
+    Lodging,
+    Tenancy,
+    describe_ways_out,
+    find_crowding,
+    find_lack,
+    make_guard,
+    model_sizes,
+    need_of,
+    read_tenancy,
+    warning,
+)
+from exo_inference.controller.offers import (
+    can_judge,
+    check_capacity,
+    check_engine,
+    refuse_other_nodes,
+)
 from exo_inference.controller.problems import (
     Issue,
     Refused,
@@ -28,8 +47,10 @@ from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engines import ENGINES, VERSIONS, releases_of
 from exo_inference.hub import BUILTIN_PREFIX
 from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.platforms.replica_memory import ReplicaNeed, Share
 from exo_inference.resources import (
     MAX_REPLICAS,
+    MEMORY_ANNOTATION,
     DeploymentSpec,
     EngineRef,
     InferenceDeployment,
@@ -44,7 +65,10 @@ from exo_inference.wire import CreateDeployment, DeploymentPlan, ModelRef, Model
 MAX_PARAMETERS = 200
 """Items of `inference-engine-parameters`."""
 
-_ANOTHER = "cannot be changed; create another deployment with it, and delete this one"
+_ANOTHER = (
+    "cannot be changed by an update; replace the deployment instead, which keeps its URL and key: "
+    "PUT /ai/deployment/ID, or `exo dedicated-inference apply --replace`"
+)
 _NOT_BY_UPDATE = {
     "replicas": "cannot be changed by an update; scale the deployment instead: "
     "POST /ai/deployment/ID/scale, or `exo dedicated-inference deployment scale NAME REPLICAS`",
@@ -78,24 +102,61 @@ class World:
     families: tuple[InstanceTypeInfo, ...]
     known: Mapping[str, KnownModel] = field(default_factory=dict)
 
+    @property
+    def tenancy(self) -> Tenancy:
+        """The machine that all replicas share, and what was admitted to it."""
+        return read_tenancy(self.families, self.deployments, self.models)
+
+    def lodging(self, model: str, replicas: int, uid: str | None = None) -> Lodging:
+        """Return one deployment as it asks for a place on that machine."""
+        size = model_sizes(self.models).get(model, 0)
+        return Lodging(self.tenancy, uid, replicas, self.families, size)
+
 
 @dataclass(frozen=True, slots=True)
 class AdmittedDeployment:
-    """A deployment that may be recorded, with its plan and the event that tells of it."""
+    """A deployment that may be recorded, with its plan and the event that tells of it.
+
+    Attributes:
+        need: what a replica takes of the machine that all share; None on a cluster.
+        is_guess: the need is a guess, and better ones follow when the model's files are here.
+    """
 
     name: str
     spec: DeploymentSpec
     plan: DeploymentPlan
     event: NewEvent
+    need: ReplicaNeed | None = None
+    is_guess: bool = False
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """What is recorded with the object itself of what it was admitted with."""
+        if self.need is None or self.is_guess:
+            return {}
+        return {MEMORY_ANNOTATION: self.need.text}
 
 
-def admit_create(fields: Fields, world: World, *, force: bool = False) -> AdmittedDeployment:
+def make_reservation(
+    title: str, spec: DeploymentSpec, need: ReplicaNeed | None, world: World, uid: str
+) -> Guard | None:
+    """Return what keeps a write from taking memory that another one has taken meanwhile."""
+    if need is None:
+        return None
+    share = Share(uid, need, spec.replicas)
+    return make_guard(world.tenancy, share, model_sizes(world.models), title)
+
+
+def admit_create(
+    fields: Fields, world: World, *, force: bool = False, title: str = "Deployment not created"
+) -> AdmittedDeployment:
     """Judge the creation of a deployment.
 
     Args:
         fields: of the body.
         world: what it is judged against.
         force: admit it although it does not fit into memory.
+        title: of a refusal.
 
     Raises:
         Refused
@@ -116,10 +177,12 @@ def admit_create(fields: Fields, world: World, *, force: bool = False) -> Admitt
     if parameters is not None and engine is not None and can_judge(engine, version):
         gpu_type, count = values.get("gpu_type", ""), values.get("gpu_count", 1)
         candidate = Candidate(model, gpu_type, count, engine, version, parameters)
-        fit = _check_fit(candidate, world, issues, force=force)
+        lodging = world.lodging(model, replicas)
+        fit = _check_fit(candidate, world, issues, lodging, force=force)
     check_capacity(values, family, engine, issues)
     if issues or fit is None:
-        raise _refuse("Deployment not created", issues, fit)
+        raise _refuse(title, issues, fit)
+    fit = _lodge(title, fit, lodging, force=force)
     spec = DeploymentSpec(
         model=model,
         gpu_type=candidate.gpu_type,
@@ -129,7 +192,7 @@ def admit_create(fields: Fields, world: World, *, force: bool = False) -> Admitt
         engine_parameters=candidate.flags,
         product_name=values.get("product_name"),
     )
-    return AdmittedDeployment(name, spec, fit.plan, fit.event)
+    return AdmittedDeployment(name, spec, fit.plan, fit.event, fit.need, fit.is_guess)
 
 
 def admit_object(deployment: InferenceDeployment, world: World) -> None:
@@ -151,6 +214,45 @@ def admit_object(deployment: InferenceDeployment, world: World) -> None:
     }
     others = tuple(d for d in world.deployments if d.metadata.uid != metadata.uid)
     admit_create(Fields(CreateDeployment, body), replace(world, deployments=others))
+
+
+def admit_replace(
+    body: Mapping[str, Any], present: InferenceDeployment, world: World, *, force: bool = False
+) -> AdmittedDeployment:
+    """Judge a deployment that takes the place of one under the same id, as if it were created now.
+
+    Args:
+        body: what shall be; name, replicas and product that it does not have stay as they are, and
+            on the same GPU type the engine with its version.
+        present: the deployment as it is.
+        world: what it is judged against.
+        force: admit it although it does not fit into memory.
+
+    Raises:
+        Refused
+    """
+    spec = present.spec
+    kept: dict[str, Any] = {
+        "name": present.metadata.name,
+        "replicas": spec.replicas,
+        "product-name": spec.product_name,
+    }
+    given = {key: value for key, value in body.items() if value is not None}
+    if given.get("gpu-type") == spec.gpu_type:
+        kept["inference-engine"] = spec.engine.name
+        if given.get("inference-engine") in (None, spec.engine.name):
+            kept["inference-engine-version"] = spec.engine.version
+    fields = Fields(CreateDeployment, {**body, **kept, **given})
+    # A name that stays is its own; what it has of the platform is given back.
+    others = tuple(d for d in world.deployments if d.metadata.uid != present.metadata.uid)
+    alone = replace(world, deployments=others)
+    admitted = admit_create(fields, alone, force=force, title="Deployment not replaced")
+    if text := refuse_other_nodes(spec, admitted.spec, world.families):
+        raise refuse("Deployment not replaced", [field_issue("gpu-count", text, status=412)])
+    if fields.values.get("replicas") == 0:
+        # Here it is said on purpose: there is a deployment that can be stopped.
+        admitted = replace(admitted, spec=admitted.spec.model_copy(update={"replicas": 0}))
+    return admitted
 
 
 def admit_update(
@@ -189,14 +291,25 @@ def admit_update(
             spec.model, spec.gpu_type, spec.gpu_count, engine_name, version, parameters
         )
         found = issues if changed != spec else []
-        fit = _check_fit(candidate, world, found, force=force, is_update=True)
+        lodging = world.lodging(spec.model, spec.replicas, present.metadata.uid)
+        fit = _check_fit(candidate, world, found, lodging, force=force, is_update=True)
     if issues or fit is None:
         raise _refuse("Deployment not updated", issues, fit)
-    return AdmittedDeployment(name, changed, fit.plan, fit.event)
+    if changed != spec:
+        fit = _lodge("Deployment not updated", fit, lodging, force=force)
+    return AdmittedDeployment(name, changed, fit.plan, fit.event, fit.need, fit.is_guess)
 
 
-def admit_scale(fields: Fields, present: InferenceDeployment) -> DeploymentSpec:
+def admit_scale(
+    fields: Fields, present: InferenceDeployment, world: World, *, force: bool = False
+) -> DeploymentSpec:
     """Judge a change of the number of replicas; 0 is allowed.
+
+    Args:
+        fields: of the body.
+        present: the deployment as it is.
+        world: what it is judged against.
+        force: admit replicas that the machine has no memory for; they wait.
 
     Raises:
         Refused
@@ -205,6 +318,12 @@ def admit_scale(fields: Fields, present: InferenceDeployment) -> DeploymentSpec:
     replicas = check_replicas(fields.values.get("replicas", 0), issues, minimum=0)
     if issues:
         raise refuse("Deployment not scaled", issues)
+    lodging = world.lodging(present.spec.model, replicas, present.metadata.uid)
+    share = lodging.share(need_of(present, lodging.model_bytes))
+    lack = find_lack(lodging.tenancy, share)
+    if lack is not None and not force:
+        ways_out = describe_ways_out(lodging.tenancy, share)
+        raise refuse("Deployment not scaled", [lack], ways_out=ways_out)
     return present.spec.model_copy(update={"replicas": replicas})
 
 
@@ -392,6 +511,7 @@ def _check_fit(
     candidate: Candidate,
     world: World,
     issues: list[Issue],
+    lodging: Lodging,
     *,
     force: bool,
     is_update: bool = False,
@@ -399,9 +519,33 @@ def _check_fit(
     """Add what is wrong with flags and memory; GPU counts beyond reason are left to the others."""
     count = candidate.gpu_count
     judged = candidate if 1 <= count <= MAX_GPUS else replace(candidate, gpu_type="", gpu_count=1)
-    fit = judge_fit(judged, world.families, world.known, force=force, is_update=is_update)
+    fit = judge_fit(
+        judged, world.families, world.known, force=force, is_update=is_update, lodging=lodging
+    )
     issues += fit.issues
     return fit
+
+
+def _lodge(title: str, fit: Fit, lodging: Lodging, *, force: bool) -> Fit:
+    """Find all replicas a place on the machine that they share; add what is worth a warning.
+
+    Raises:
+        Refused: 412, with the largest number that fits.
+    """
+    if fit.need is None:
+        return fit
+    share = lodging.share(fit.need)
+    lack = find_lack(lodging.tenancy, share)
+    if lack is not None and not force:
+        raise refuse(title, [lack], ways_out=describe_ways_out(lodging.tenancy, share))
+    problems, event = list(fit.plan.problems), fit.event
+    if lack is not None:
+        waiting = f"{lack.sentence}; those that do not fit wait until there is room"
+        problems.append(warning("room", waiting))
+        event = NewEvent("Warning", "Planned", f"admitted by force: {waiting}")
+    if fit.plan.gpu_type == CPU_FAMILY:
+        problems += find_crowding(lodging.tenancy, share)
+    return replace(fit, plan=fit.plan.model_copy(update={"problems": problems}), event=event)
 
 
 def _refuse(title: str, issues: list[Issue], fit: Fit | None) -> Refused:

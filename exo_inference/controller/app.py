@@ -15,7 +15,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from exo_inference.controller.auth import FindSecret, Verifier
 from exo_inference.controller.context import Context
 from exo_inference.controller.middleware import RequestBoundary, SignatureGate
-from exo_inference.controller.routes import api_keys, deployments, logs, models, plans, platform
+from exo_inference.controller.replays import ReplayMemory
+from exo_inference.controller.routes import (
+    api_keys,
+    deployments,
+    figures,
+    logs,
+    models,
+    plans,
+    platform,
+)
 
 
 def create_app(
@@ -28,7 +37,8 @@ def create_app(
         find_secret: the accepted credentials.
         clock: seconds since the epoch, for the expiry of signatures.
     """
-    return RequestBoundary(SignatureGate(_Routes(context), Verifier(find_secret, clock)))
+    gate = SignatureGate(_Routes(context), Verifier(find_secret, clock), ReplayMemory(clock))
+    return RequestBoundary(gate)
 
 
 class _Routes:
@@ -42,6 +52,7 @@ class _Routes:
             *logs.ROUTES,
             *api_keys.ROUTES,
             *plans.ROUTES,
+            *figures.ROUTES,
             *platform.ROUTES,
         ]
         # A redirect to the path without its slash would be followed with the old signature.

@@ -1,25 +1,29 @@
 """What is known about models, for judging deployments: read once, kept while the files stay the same.
 
 Routes ask before they judge, because judging is pure and this reads files, or asks the Hub. A model
-that is still being fetched is looked up by its name in the planner's catalogue.
+that is still being fetched is looked up by its name in the planner's catalogue. All who ask for the same
+model at once wait for one look, and what could not be read is not read again for a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from exo_inference import planner
 from exo_inference.errors import HubError, UsageError
+from exo_inference.foreign_files.reading import MAX_FILES
 from exo_inference.hub import BUILTIN_PREFIX
-from exo_inference.hub.architecture import fetch_architecture, read_directory
-from exo_inference.hub.base import ModelUnusable
+from exo_inference.hub.architecture import fetch_architecture, read_directory_async
 from exo_inference.hub.builtin import builtin_directory
-from exo_inference.model_description import CONFIG_NAME, weight_files
+from exo_inference.model_description import CONFIG_NAME, weight_names
 from exo_inference.planner import Architecture, EngineParameters
 from exo_inference.resources import InferenceModel
 from exo_inference.simulated_gpus import MODEL_MARKER
@@ -28,8 +32,12 @@ __all__ = ["Architectures", "FetchArchitecture", "KnownModel", "find_bundled", "
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_KEPT = 256
+_FAILURE_SECONDS = 60.0
+"""A look that failed is not repeated for so long: each may cost a child 10 seconds of processor time."""
 
 Stamp = tuple[tuple[str, int, int], ...]
+Key = tuple[str, str | None, str | None] | tuple[str, Stamp]
+"""What is looked at: a model of the Hub, its revision and the token; or a directory and its stamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +74,18 @@ class Architectures:
 
     Args:
         fetch: asks the Hub.
+        clock: in seconds.
     """
 
-    def __init__(self, fetch: FetchArchitecture = fetch_architecture) -> None:
+    def __init__(
+        self,
+        fetch: FetchArchitecture = fetch_architecture,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._fetch = fetch
+        self._clock = clock
+        self._looking: dict[Key, asyncio.Task[KnownModel]] = {}
+        self._failed: dict[Key, tuple[float, KnownModel]] = {}
         self._kept: dict[str, tuple[Stamp, KnownModel]] = {}
         self._asked: dict[tuple[str, str | None], KnownModel] = {}
 
@@ -79,7 +95,7 @@ class Architectures:
         name, path = model.spec.source, model.status.path
         if path is None:
             return find_bundled(name, pinned, "its files are not here yet")
-        return await asyncio.to_thread(self._of_directory, Path(path), name, pinned)
+        return await self._of_directory(Path(path), name, pinned)
 
     async def of_remote(self, model: InferenceModel, *, token: str | None = None) -> KnownModel:
         """Return what is known about a model whose files are on a volume of the cluster.
@@ -89,9 +105,7 @@ class Architectures:
         name, revision = model.spec.source, model.status.revision or model.spec.revision
         pinned = _is_pinned(model)
         if name.startswith(BUILTIN_PREFIX):
-            return await asyncio.to_thread(
-                self._of_directory, builtin_directory(name), name, pinned
-            )
+            return await self._of_directory(builtin_directory(name), name, pinned)
         kept = self._asked.get((name, revision))
         if kept is not None:
             return kept
@@ -108,24 +122,62 @@ class Architectures:
         self, name: str, *, revision: str | None = None, token: str | None = None
     ) -> KnownModel:
         """Ask the Hub about a model."""
-        try:
-            found = await self._fetch(name, revision=revision, token=token)
-        except HubError as error:
-            return KnownModel(reason=error.text)
-        is_commit = None if revision is None else _COMMIT.fullmatch(revision) is not None
-        return KnownModel(found, revision_pinned=is_commit)
 
-    def _of_directory(self, directory: Path, name: str, pinned: bool | None) -> KnownModel:
-        if (directory / MODEL_MARKER).exists():
-            return find_bundled(name, pinned, "its weights are simulated")
+        async def ask() -> KnownModel:
+            try:
+                return KnownModel(await self._fetch(name, revision=revision, token=token))
+            except HubError as error:
+                return KnownModel(reason=error.text)
+
+        found = await self._look_once((name, revision, token), ask)
+        if found.architecture is None:
+            return found
+        is_commit = None if revision is None else _COMMIT.fullmatch(revision) is not None
+        return replace(found, revision_pinned=is_commit)
+
+    async def _look_once(
+        self, key: Key, look: Callable[[], Coroutine[Any, Any, KnownModel]]
+    ) -> KnownModel:
+        """Look once for all who ask meanwhile; return a failure again until its minute is over."""
+        until, failure = self._failed.get(key, (0.0, None))
+        if failure is not None and self._clock() < until:
+            return failure
+        if key not in self._looking:
+            # Goes on when one of those who wait hangs up: the others want it.
+            task = asyncio.create_task(look(), name="look-up-model")
+            self._looking[key] = task
+            task.add_done_callback(lambda done: self._note(key, done))
+        return await asyncio.shield(self._looking[key])
+
+    def _note(self, key: Key, done: asyncio.Task[KnownModel]) -> None:
+        del self._looking[key]
+        self._failed.pop(key, None)
+        if not done.cancelled() and not done.exception() and done.result().architecture is None:
+            if len(self._failed) >= _MAX_KEPT:
+                self._failed.clear()
+            self._failed[key] = (self._clock() + _FAILURE_SECONDS, done.result())
+
+    async def _of_directory(self, directory: Path, name: str, pinned: bool | None) -> KnownModel:
         try:
-            stamp = _stamp(directory)
+            stamp = await asyncio.to_thread(_stamp, directory)
+            if stamp is None:
+                return find_bundled(name, pinned, "its weights are simulated")
             kept = self._kept.get(str(directory))
             if kept is not None and kept[0] == stamp:
                 return kept[1]
-            known = KnownModel(read_directory(directory, name), revision_pinned=pinned)
-        except (ModelUnusable, OSError) as error:
+        except OSError as error:
             return find_bundled(name, pinned, str(error))
+
+        async def read() -> KnownModel:
+            try:
+                return KnownModel(await read_directory_async(directory, name))
+            except (HubError, OSError) as error:
+                return KnownModel(reason=str(error))
+
+        found = await self._look_once((str(directory), stamp), read)
+        if found.architecture is None:
+            return find_bundled(name, pinned, found.reason)
+        known = replace(found, revision_pinned=pinned)
         if len(self._kept) >= _MAX_KEPT:
             self._kept.clear()
         self._kept[str(directory)] = (stamp, known)
@@ -156,10 +208,14 @@ def _is_pinned(model: InferenceModel) -> bool | None:
     return True if _COMMIT.fullmatch(model.spec.revision or "") else None
 
 
-def _stamp(directory: Path) -> Stamp:
-    paths = [directory / CONFIG_NAME, *weight_files(directory)]
+def _stamp(directory: Path) -> Stamp | None:
+    """Return what changes when the files do; None where the weights are simulated."""
+    if (directory / MODEL_MARKER).exists():
+        return None
+    with os.scandir(directory) as entries:
+        names = [each.name for each in islice(entries, MAX_FILES)]
     return tuple(
-        (path.name, status.st_size, status.st_mtime_ns)
-        for path in paths
-        for status in [path.stat()]
+        (name, status.st_size, status.st_mtime_ns)
+        for name in (CONFIG_NAME, *weight_names(names))
+        for status in [(directory / name).stat()]
     )

@@ -1,9 +1,10 @@
 """Who may call: the EXO2-HMAC-SHA256 signature, checked over the raw path and the raw body.
 
 `middleware.py` calls `Verifier.verify` before any route runs. Whatever cannot be checked is
-refused. Equal requests have equal signatures, so a repeat cannot be told from a retry and is let
-through; the signature ends by its expiry. Written after `x-topics` in the openapi document of
-`exoscale` 0.16.4 and what its clients send.
+refused. Equal requests have equal signatures, so a repeat cannot be told from a retry: what becomes
+of that is said in `replays.py`. The signature covers the values of query arguments and not their
+names: what that means for writes is in `routes/requests.py`. Written after `x-topics` in the
+openapi document of `exoscale` 0.16.4 and what its clients send.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import binascii
 import hmac
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote_plus
@@ -30,8 +31,18 @@ logger = logging.getLogger(__name__)
 MAX_VALIDITY_SECONDS = 900
 """Clients sign for 600 seconds; the rest is for a clock that runs ahead of ours."""
 
+EXPIRED_LEEWAY_SECONDS = 60
+"""Exoscale's SDK for Java lets a signature expire in the second in which it is made, so that each of its
+requests comes late. A minute also forgives a clock that runs behind ours."""
+
+UNSIGNED_READ_ARGUMENTS = frozenset({"version", "stream", "tail", "visibility"})
+"""Arguments of the vendor's own reads, which its SDK for Java sends without signing them. Who changes one
+on the way can make a read show less or more of what the signer may see anyway."""
+
 _DIGITS = re.compile(r"[0-9]{1,12}")
 _FIELDS = {"credential", "signed-query-args", "expires", "signature"}
+
+READS = frozenset({"GET", "HEAD"})
 
 FindSecret = Callable[[str], str | None]
 """Returns the secret of a key, or None."""
@@ -55,8 +66,8 @@ class SignedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
-    """A parsed Authorization header."""
+class Claim:
+    """A parsed Authorization header; from `verify`, one that was found right."""
 
     key: str
     query_names: tuple[str, ...]
@@ -101,15 +112,16 @@ class Verifier:
         self._find_secret = find_secret
         self._clock = clock
 
-    def verify(self, request: SignedRequest) -> str:
-        """Return the key that signed the request.
+    def verify(self, request: SignedRequest) -> Claim:
+        """Return who signed the request, how and until when.
 
         Raises:
             Refused: 403, whatever the reason.
         """
         claim = _parse_header(request.authorization)
         secret = self._find_secret(claim.key)
-        values = _signed_values(request.query, claim.query_names)
+        may_be_unsigned = UNSIGNED_READ_ARGUMENTS if request.method in READS else frozenset()
+        values = _signed_values(request.query, claim.query_names, may_be_unsigned)
         message = string_to_sign(
             request.method, request.raw_path, request.body, values, claim.expires
         )
@@ -127,12 +139,12 @@ class Verifier:
                 "Check the secret, and that no proxy changes path, query or body.",
             )
         self._check_expiry(claim.expires)
-        return claim.key
+        return claim
 
     def _check_expiry(self, expires: int) -> None:
         left = expires - self._clock()
         hint = "Check the clock of your machine (`date -u`) and send the request again."
-        if left <= 0:
+        if left <= -EXPIRED_LEEWAY_SECONDS:
             raise _refused(f"the signature expired {-left:.0f} s ago", hint)
         if left > MAX_VALIDITY_SECONDS:
             raise _refused(
@@ -142,7 +154,7 @@ class Verifier:
             )
 
 
-def _parse_header(headers: Sequence[str]) -> _Claim:
+def _parse_header(headers: Sequence[str]) -> Claim:
     sign = f"Sign it with {SCHEME}; every client of the API does."
     if not headers:
         raise _refused("the request carries no signature (Authorization header)", sign)
@@ -164,7 +176,7 @@ def _parse_header(headers: Sequence[str]) -> _Claim:
     if not _is_digest(fields["signature"]):
         raise _refused("the signature in the Authorization header is not one in base64", sign)
     names = fields.get("signed-query-args", "")
-    return _Claim(
+    return Claim(
         key=fields["credential"],
         query_names=tuple(names.split(";")) if names else (),
         expires=int(fields["expires"]),
@@ -179,11 +191,11 @@ def _is_digest(text: str) -> bool:
         return False
 
 
-def _signed_values(query: str, names: Sequence[str]) -> list[str]:
+def _signed_values(query: str, names: Sequence[str], may_be_unsigned: Set[str]) -> list[str]:
     """Return the decoded values of the listed arguments, each only if it occurs exactly once.
 
-    Every client lists each argument that has one value which is not blank, so one that is not
-    listed was added on the way.
+    Every client but one lists each argument that has one value which is not blank, so one that is
+    not listed was added on the way.
     """
     found: dict[str, list[str]] = {}
     for part in query.split("&"):
@@ -191,6 +203,8 @@ def _signed_values(query: str, names: Sequence[str]) -> list[str]:
         if part:
             found.setdefault(unquote_plus(name), []).append(unquote_plus(value))
     for name, values in found.items():
+        if name in may_be_unsigned:
+            continue
         if len(values) == 1 and values[0] and name not in names:
             raise _refused(
                 f"the query argument {name[:64]!r} is not covered by the signature",

@@ -55,5 +55,9 @@ class ClusterRouting:
         """Give the gateways a moment to see a change of keys."""
         await asyncio.sleep(KEY_SETTLE_SECONDS)
 
+    async def wait_for_scope(self, sha256: str, scope: str) -> None:
+        """Give the gateways a moment to see a change of keys."""
+        await asyncio.sleep(KEY_SETTLE_SECONDS)
+
     async def wait_until_applied(self, *, timeout_seconds: float = 1.0) -> None:
         """Wait for nothing: a gateway that knows no replica yet makes the request wait for it."""

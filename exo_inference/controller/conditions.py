@@ -18,8 +18,14 @@ WARNING_REASONS = frozenset(
         "PlatformBusy",
         "ModelFailed",
         "ModelMissing",
+        "ChangeFailed",
         "Recovering",
         REFUSED_REASON,
+        "VolumeGone",
+        "UnknownScope",
+        "InvalidUid",
+        "UidChanged",
+        "DuplicateUid",
     }
 )
 """Reasons that are bad news, whatever the status of their condition."""

@@ -15,6 +15,7 @@ from exo_inference.controller.architectures import (
     find_bundled,
     read_draft_name,
 )
+from exo_inference.controller.figures import SharedPage
 from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.model_source import FindSource
 from exo_inference.controller.routing_table import Routing
@@ -46,6 +47,7 @@ class Context:
             be right alone and wrong together.
         models: brings models' files on a cluster; None where this process fetches them itself.
         cluster_starts: where the real starts of a cluster are; None is a file of this machine.
+        metrics: the page of metrics that all who ask at once share.
         stopping: set when the process is asked to stop; ends log streams.
     """
 
@@ -62,6 +64,7 @@ class Context:
     models: ModelPlatform | None = None
     cluster_starts: Starts | None = None
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    metrics: SharedPage = field(default_factory=SharedPage)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

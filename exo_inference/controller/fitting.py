@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.controller.architectures import KnownModel, read_draft_name
+from exo_inference.controller.host_room import Lodging
 from exo_inference.controller.problems import Issue
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engines import vllm
@@ -17,6 +18,7 @@ from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.planner import Gpu
 from exo_inference.planner.verdict import Problem
 from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.platforms.replica_memory import ReplicaNeed
 from exo_inference.preflight import (
     Judgement,
     Subject,
@@ -63,12 +65,16 @@ class Fit:
         ways_out: lines that say what would fit; only where memory refuses it.
         plan: for the answer; with advice only where memory refuses it.
         event: what is recorded if it is admitted.
+        need: what one replica takes of the machine that all share; None on a cluster.
+        is_guess: nothing was planned, so the need is one by the size of the model's files.
     """
 
     issues: tuple[Issue, ...]
     ways_out: tuple[str, ...]
     plan: DeploymentPlan
     event: NewEvent
+    need: ReplicaNeed | None = None
+    is_guess: bool = False
 
 
 def judge_fit(
@@ -78,6 +84,7 @@ def judge_fit(
     *,
     force: bool,
     is_update: bool = False,
+    lodging: Lodging | None = None,
 ) -> Fit:
     """Judge the flags and the memory of a deployment.
 
@@ -87,13 +94,22 @@ def judge_fit(
         known: models that were looked up, by name.
         force: admit it although memory refuses it.
         is_update: only flags can still be changed.
+        lodging: the machine that all replicas share; None on a cluster.
     """
+    families = families if lodging is None else lodging.families()
     subject = make_subject(candidate, families, known)
     judgement = judge(subject, with_advice=False)
     lacks_memory = _lacks_memory(judgement)
+    need = None if lodging is None else lodging.need(judgement.plan, candidate.gpu_type)
+    given = lodging.cache_flags(need) if lodging is not None and need is not None else ()
+    if given and not lacks_memory and judgement.plan is not None:
+        judgement = judge(replace(subject, flags=(*subject.flags, *given)), with_advice=False)
+        judgement = replace(judgement, subject=subject)
     if lacks_memory and not force:
         judgement = judge(subject, other_gpus=other_gpus(candidate.gpu_type, families))
     plan = complete_plan(judgement, candidate.gpu_type, known.get(candidate.model, _UNKNOWN))
+    if given:
+        plan = plan.model_copy(update={"parameters": list(candidate.flags)})
     issues = [_flag_issue(problem, subject) for problem in judgement.flag_problems]
     issues += [
         _plan_issue(problem, candidate)
@@ -102,7 +118,9 @@ def judge_fit(
     ]
     advice = [each for each in plan.advice if not (is_update and each.options)]
     ways_out = _describe_all(advice) if lacks_memory and not force else ()
-    return Fit(tuple(issues), ways_out, plan, _event(plan, is_forced=force and lacks_memory))
+    event = _event(plan, is_forced=force and lacks_memory)
+    is_guess = lodging is not None and lodging.is_guess(judgement.plan, candidate.gpu_type)
+    return Fit(tuple(issues), ways_out, plan, event, need, is_guess)
 
 
 def make_subject(

@@ -1,10 +1,12 @@
-"""Asking the gateway which routing table it has applied, over its private unix socket.
+"""Asking the gateway over its private unix socket: which routing table it has applied, what it has counted.
 
-Called by `routing_table.py`. Any failure is "no answer": the gateway may be down or restarting.
+Called by `routing_table.py` and `figures.py`. Any failure is "no answer": the gateway may be down or
+restarting.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Protocol
@@ -35,18 +37,26 @@ class SocketGatewayLink:
 
     async def applied_version(self) -> int | None:
         """Return the version of the table the gateway routes by; None if it does not answer."""
+        body = await self.ask("/status")
+        try:
+            version = None if body is None else json.loads(body)["table_version"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return version if isinstance(version, int) else None
+
+    async def ask(self, path: str) -> bytes | None:
+        """Return the body of one successful `GET`; None without one."""
         try:
             directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
         except OSError:
             return None
         try:
-            path = f"/proc/self/fd/{directory}/{self._socket.name}"
-            transport = httpx.AsyncHTTPTransport(uds=path)
+            socket = f"/proc/self/fd/{directory}/{self._socket.name}"
+            transport = httpx.AsyncHTTPTransport(uds=socket)
             async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_SECONDS) as client:
-                answer = await client.get("http://gateway/status")
-                version = answer.json()["table_version"]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+                answer = await client.get(f"http://gateway{path}")
+                return answer.content if answer.is_success else None
+        except httpx.HTTPError:
             return None
         finally:
             os.close(directory)
-        return version if isinstance(version, int) else None

@@ -16,9 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exo_inference.controller.auth import SignedRequest, Verifier
+from exo_inference.controller.auth import (
+    EXPIRED_LEEWAY_SECONDS,
+    READS,
+    Claim,
+    SignedRequest,
+    Verifier,
+)
 from exo_inference.controller.body import MAX_BODY_BYTES
 from exo_inference.controller.problems import Refused
+from exo_inference.controller.replays import Answer, Forgotten, ReplayMemory
 from exo_inference.controller.stores.base import (
     ObjectRefused,
     StoreTooNew,
@@ -32,6 +39,9 @@ access_logger = logging.getLogger("exo_inference.controller.access")
 
 PUBLIC_PATHS = frozenset({"/v2/zone", "/healthz"})
 """Answered without a signature, for GET and HEAD alone."""
+
+_HARMLESS_WRITES = frozenset({"/v2/ai/plan"})
+"""Requests that only calculate."""
 
 BODY_TIMEOUT_SECONDS = 30
 _MAX_DRAINED_BYTES = 64 * MAX_BODY_BYTES
@@ -76,11 +86,12 @@ class RequestBoundary:
 
 
 class SignatureGate:
-    """Reads the body, within its limit, and lets nothing unsigned through."""
+    """Reads the body, within its limit, and lets nothing unsigned through, and no write twice."""
 
-    def __init__(self, app: ASGIApp, verifier: Verifier) -> None:
+    def __init__(self, app: ASGIApp, verifier: Verifier, memory: ReplayMemory) -> None:
         self._app = app
         self._verifier = verifier
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request (or pass the lifespan on)."""
@@ -97,7 +108,7 @@ class SignatureGate:
             )
         body = await _read_body(scope, receive)
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self._verifier.verify(
+        claim = self._verifier.verify(
             SignedRequest(
                 method=scope["method"],
                 raw_path=scope["raw_path"].decode("latin-1"),
@@ -108,7 +119,65 @@ class SignatureGate:
                 ],
             )
         )
-        await self._app(scope, _replay(body, receive), send)
+        scope["state"].update(key_id=claim.key, signature=claim.signature)
+        if _has_no_effect(scope):
+            await self._app(scope, _replay(body, receive), send)
+        else:
+            await self._answer_once(claim, scope, body, receive, send)
+
+    async def _answer_once(
+        self, claim: Claim, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> None:
+        """Answer a write; one whose signature came before gets the answer of then."""
+
+        async def first() -> Answer | None:
+            messages: list[Message] = []
+
+            async def keep(message: Message) -> None:
+                messages.append(message)
+
+            try:
+                await self._app(scope, _replay(body, receive), keep)
+            except Exception as exc:  # refusals are remembered as well
+                messages.clear()
+                await answer_error(exc, scope)(scope, receive, keep)
+            answer = _to_answer(messages)
+            await _send_answer(answer, send)
+            return answer
+
+        until = claim.expires + EXPIRED_LEEWAY_SECONDS
+        try:
+            before = await self._memory.once(f"{claim.key} {claim.signature}", until, first)
+        except Forgotten as exc:
+            raise Refused(
+                409,
+                "Answered before",
+                "this very request was answered before, and the answer is not kept any more",
+                hint="Look at what is there, and sign a new request if something is missing.",
+            ) from exc
+        if before is not None:
+            await _send_answer(before, send)
+
+
+def _has_no_effect(scope: Scope) -> bool:
+    # A dry run in a wrong form is refused by its route.
+    return (
+        scope["method"] in READS
+        or scope["path"] in _HARMLESS_WRITES
+        or b"dry-run" in scope["query_string"]
+    )
+
+
+def _to_answer(messages: list[Message]) -> Answer:
+    start, *rest = messages
+    body = b"".join(message.get("body", b"") for message in rest)
+    return Answer(start["status"], tuple(start.get("headers", ())), body)
+
+
+async def _send_answer(answer: Answer, send: Send) -> None:
+    headers = list(answer.headers)
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
 
 
 def answer_error(exc: Exception, scope: Scope) -> JSONResponse:
@@ -205,12 +274,14 @@ def _log_access(scope: Scope, request_id: str, status: int, seconds: float) -> N
         "path": scope["path"][:256],
         "status": status,
         "duration_seconds": round(seconds, 4),
+        "key_id": scope["state"].get("key_id"),
     }
     access_logger.info(
-        "%s %s -> %s in %.1f ms",
+        "%s %s -> %s in %.1f ms by %s",
         fields["method"],
         ascii(fields["path"])[1:-1],
         status or "no answer",
         seconds * 1000,
+        fields["key_id"] or "nobody",
         extra=fields,
     )

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from exo_inference.controller import conditions
 from exo_inference.controller.conditions import condition
-from exo_inference.controller.reconcile_deployment import Outcome
+from exo_inference.controller.reconcile_deployment import Outcome, adopted_uid
+from exo_inference.controller.rollback import read_settled
 from exo_inference.controller.stores.base import (
     ObjectNotFound,
     Recording,
@@ -38,7 +39,12 @@ async def write_status(
     old = model.status
     generation = model.metadata.generation
     merged = conditions.merge(old.conditions, found, generation=generation, now=datetime.now(UTC))
-    update = {**fields, "conditions": merged, "observed_generation": generation}
+    update = {
+        **fields,
+        "conditions": merged,
+        "observed_generation": generation,
+        "uid": adopted_uid(model),
+    }
     status = old.model_copy(update=update)
     if status == old:
         return Outcome()
@@ -67,6 +73,21 @@ async def refuse_duplicate(store: Store, model: InferenceModel) -> Outcome | Non
     return await write_status(store, model, found, {})
 
 
+async def refuse_uid(store: Store, model: InferenceModel) -> Outcome | None:
+    """Say why a model is not known by the id that it asks for; None if it is."""
+    if model.metadata.uid_problem is None:
+        return None
+    reason, text = model.metadata.uid_problem
+    found = [condition("Ready", False, reason, text)]
+    if model.status.uid:  # what is there stays as it is
+        kept = ("Resolved", "Downloaded")
+        found += [entry for entry in model.status.conditions if entry.type in kept]
+    else:
+        found += [condition("Resolved", False, reason, text)]
+        found += [condition("Failed", True, reason, text)]
+    return await write_status(store, model, found, {})
+
+
 async def wait_for_users(store: Store, model: InferenceModel) -> Outcome | None:
     """Say which deployments a deletion waits for; None when there are none, as for a duplicate."""
     if find_older_model(model, await store.list(InferenceModel)) is not None:
@@ -74,7 +95,7 @@ async def wait_for_users(store: Store, model: InferenceModel) -> Outcome | None:
     users = [
         deployment.metadata.name
         for deployment in await store.list(InferenceDeployment)
-        if deployment.spec.model == model.spec.source
+        if model.spec.source in _models_of(deployment)
     ]
     if not users:  # all of them are being deleted, else admission had refused
         return None
@@ -82,6 +103,12 @@ async def wait_for_users(store: Store, model: InferenceModel) -> Outcome | None:
     found = [c for c in model.status.conditions if c.type != "Deleting"]
     found.append(condition("Deleting", True, "InUse", text))
     return await write_status(store, model, found, {})
+
+
+def _models_of(deployment: InferenceDeployment) -> set[str]:
+    """Return the models that a deployment needs: also the one before, until the present one serves."""
+    settled = read_settled(deployment)
+    return {deployment.spec.model} | ({settled.model} if settled is not None else set())
 
 
 async def release(store: Store, model: InferenceModel) -> Outcome:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from exo_inference.controller.problems import Issue, choice_issue, field_issue, short_number
 from exo_inference.engines import ENGINES, get_engine, releases_of
 from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.resources import DeploymentSpec
 
 
 def check_capacity(
@@ -24,7 +25,13 @@ def check_capacity(
     count = values.get("gpu_count")
     if family is None or not isinstance(count, int) or count <= family.gpus_of_one_node:
         return
-    if family.largest_node is None:
+    if family.room is not None and family.gpu is not None and family.gpu.vendor == "cpu":
+        text = (
+            f"is {short_number(count)}, and a replica on the CPU has 1, which is its share of all "
+            "cores; ask for 1, and for more replicas where one is not enough"
+        )
+        issues.append(field_issue("gpu-count", text, status=412))
+    elif family.largest_node is None:
         text = (
             f"asks for {short_number(count)} of {family.family}, found {family.total_gpus} on the "
             "largest machine"
@@ -50,6 +57,33 @@ def _refuse_span(count: int, family: InstanceTypeInfo, engine: str | None) -> st
     if count % largest:
         return f"{text}; a replica that spans nodes has all their GPUs: a multiple of {largest}"
     return None
+
+
+def refuse_other_nodes(
+    before: DeploymentSpec, after: DeploymentSpec, families: Sequence[InstanceTypeInfo]
+) -> str:
+    """Return why a replica cannot come to have another number of nodes; empty if it has as many.
+
+    Replicas that span nodes are kept by another kind of object, which cannot take the place of the one
+    that is there without a gap.
+    """
+    old, new = _num_nodes(before, families), _num_nodes(after, families)
+    if old == new:
+        return ""
+    return (
+        f"would make a replica have {_count_nodes(new)} where it has {_count_nodes(old)} now, which cannot "
+        "be done in place; create another deployment with it, and delete this one when that is ready"
+    )
+
+
+def _num_nodes(spec: DeploymentSpec, families: Sequence[InstanceTypeInfo]) -> int:
+    family = next((each for each in families if each.family == spec.gpu_type), None)
+    largest = None if family is None else family.largest_node
+    return 1 if not largest or spec.gpu_type == "cpu" else -(-spec.gpu_count // largest)
+
+
+def _count_nodes(number: int) -> str:
+    return "1 node" if number == 1 else f"{number} nodes"
 
 
 def check_engine(

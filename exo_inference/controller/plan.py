@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from exo_inference.controller.conditions import REFUSED_REASON, condition
+from exo_inference.controller.host_room import need_of
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.platforms.base import (
     DesiredDeployment,
@@ -26,7 +27,7 @@ from exo_inference.resources import (
     find_condition,
     is_true,
 )
-from exo_inference.resources.states import model_state
+from exo_inference.resources.states import files_state
 from exo_inference.wire import ModelState
 
 CRASH_LOOP_RESTARTS = 3
@@ -73,7 +74,7 @@ def plan_deployment(
             "InferenceModel with that source"
         )
         return Hold(_held("ModelMissing", missing, failed=True))
-    state, details = model_state(model)
+    state, details = files_state(model)
     path = model.status.path
     if state == ModelState.ERROR:
         text = f"the model {model.spec.source} cannot be used: {details}"
@@ -95,10 +96,22 @@ def plan_deployment(
             engine=spec.engine.name or "",  # nothing is applied before one is chosen
             engine_version=spec.engine.version,
             engine_parameters=spec.engine_parameters,
+            need=need_of(deployment, model.status.size_bytes),
             unrouted=unrouted,
+            release=deployment.status.release,
+            roll=deployment.roll,
             restarted_at=datetime.fromisoformat(deployment.restart) if deployment.restart else None,
         )
     )
+
+
+def held_beside(
+    found: Sequence[Condition], observed: ObservedDeployment, wanted: int
+) -> tuple[Condition, ...]:
+    """Return the conditions of a deployment that is held, while the version before it serves on."""
+    ready = [r for r in observed.replicas if r.phase == ReplicaPhase.READY]
+    others = [each for each in found if each.type != "Available"]
+    return (*others, _available(ready, wanted, is_autoscaled=False))
 
 
 def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeployment) -> Assessment:
@@ -120,6 +133,15 @@ def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeploym
     return Assessment(conditions=conditions, events=tuple(events))
 
 
+def is_restarting(observed: ObservedDeployment | None) -> bool:
+    """Whether a replica that served until it crashed is about to be started again.
+
+    However often it did so before: it waits only seconds, and is no replica that never gets ready.
+    """
+    replicas = () if observed is None else observed.replicas
+    return any(replica.phase == ReplicaPhase.BACKOFF and replica.served for replica in replicas)
+
+
 def blocked_conditions(previous: Sequence[Condition], message: str) -> tuple[Condition, ...]:
     """Return the conditions while the platform cannot take a step now; what was so stays so."""
     before = find_condition(previous, "Progressing")
@@ -134,17 +156,19 @@ def blocked_conditions(previous: Sequence[Condition], message: str) -> tuple[Con
     )
 
 
-def refused_conditions(deployment: InferenceDeployment, message: str) -> tuple[Condition, ...]:
-    """Return the conditions of a specification that cannot be; what runs serves on."""
+def refused_conditions(
+    deployment: InferenceDeployment, message: str, reason: str = REFUSED_REASON
+) -> tuple[Condition, ...]:
+    """Return the conditions of what cannot be, such as a specification; what runs serves on."""
     kept = find_condition(deployment.status.conditions, "Available")
     if kept is None or not deployment.status.replicas:
         kept = condition("Available", False, "NoReplicas", message)
     return (
-        condition("Admitted", False, REFUSED_REASON, message),
+        condition("Admitted", False, reason, message),
         condition("ModelReady", True, "ModelReady"),
-        condition("Progressing", False, REFUSED_REASON, message),
+        condition("Progressing", False, reason, message),
         kept,
-        condition("Failed", True, REFUSED_REASON, message),
+        condition("Failed", True, reason, message),
     )
 
 

@@ -23,6 +23,7 @@ from exo_inference.controller.model_fetch import (
 from exo_inference.controller.model_source import FindSource, no_directory_error
 from exo_inference.controller.model_writing import (
     refuse_duplicate,
+    refuse_uid,
     release,
     wait_for_users,
     write_status,
@@ -43,6 +44,9 @@ from exo_inference.platforms.base import (
 from exo_inference.resources import Condition, InferenceModel, find_condition, is_true
 
 logger = logging.getLogger(__name__)
+
+LOST_REASON = "VolumeGone"
+"""Of a model that was ready and whose files are not there any more."""
 
 LOOK_SECONDS = 2.0
 """How often a download is looked at; what changes on the cluster wakes it besides."""
@@ -89,6 +93,8 @@ class ClusterModelReconciler:
             return await self._tear_down(uid)
         if model.metadata.deletion_timestamp is not None:
             return await self._finish(model)
+        if (refused := await refuse_uid(self._store, model)) is not None:
+            return refused
         try:
             model = await adopt_model(self._store, model)
         except (VersionConflict, ObjectNotFound):
@@ -98,7 +104,13 @@ class ClusterModelReconciler:
         failed = find_condition(model.status.conditions, "Failed")
         is_final = failed is not None and failed.reason == FINAL_REASON
         if is_true(model.status.conditions, "Ready"):  # another token changes nothing about it
-            return await write_status(self._store, model, model.status.conditions, {})
+            path = model.status.path
+            loss = "" if path is None else await self._models.find_loss(path)
+            if not loss:
+                return await write_status(self._store, model, model.status.conditions, {})
+            found = _waiting(LOST_REASON, loss)
+            outcome = await write_status(self._store, model, found, {"downloaded_bytes": 0})
+            return replace(outcome, again_after_seconds=0.0)
         is_changed = model.status.observed_generation < model.metadata.generation
         if is_final and not is_changed:
             return Outcome()
@@ -131,6 +143,7 @@ class ClusterModelReconciler:
             token=None if model.spec.token_secret else await self._read_token(model),
             attempt=self._attempts.get(uid, 0),
             token_secret=model.spec.token_secret,
+            release=status.release,
         )
         try:
             observed = await self._models.apply_model(desired)
@@ -160,19 +173,20 @@ class ClusterModelReconciler:
 
     async def _write_observed(self, model: InferenceModel, observed: ObservedModel) -> Outcome:
         uid, size = model.metadata.uid, model.status.size_bytes
+        fields: dict[str, object] = {"release": observed.release or model.status.release}
         if observed.phase is ModelPhase.FAILED:
             error = HubError(observed.details)
             return await self._write_failure(model, error, is_final=observed.final)
         if observed.phase is ModelPhase.READY:
-            present = {"path": observed.path, "downloaded_bytes": size}
+            present = {**fields, "path": observed.path, "downloaded_bytes": size}
             outcome = await write_status(self._store, model, ready_conditions(), present)
             if outcome.again_after_seconds is None:
                 self._forget(uid)
             return outcome
-        fields, found = {}, _waiting("Preparing", observed.details)
+        found = _waiting("Preparing", observed.details)
         if observed.phase is ModelPhase.DOWNLOADING:
-            fields = {"downloaded_bytes": min(observed.downloaded_bytes, size)}
-            details = f"downloading {format_size(fields['downloaded_bytes'], size)}"
+            fields["downloaded_bytes"] = present_bytes = min(observed.downloaded_bytes, size)
+            details = f"downloading {format_size(present_bytes, size)}"
             found = _waiting("Downloading", details)
         outcome = await write_status(self._store, model, found, fields)
         return replace(outcome, again_after_seconds=outcome.again_after_seconds or LOOK_SECONDS)

@@ -7,10 +7,10 @@ line: everything it knows is in the store, on the platform or in the routing tab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from exo_inference.controller import conditions, plan
+from exo_inference.controller import conditions, plan, rollback
 from exo_inference.controller.adoption import adopt_deployment, choose_engine
 from exo_inference.controller.judging import SpecJudge
 from exo_inference.controller.routing_table import Routing
@@ -24,7 +24,12 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.errors import PlatformError
-from exo_inference.platforms.base import ObservedDeployment, Platform, ReplicaPhase
+from exo_inference.platforms.base import (
+    DesiredDeployment,
+    ObservedDeployment,
+    Platform,
+    ReplicaPhase,
+)
 from exo_inference.resources import (
     Condition,
     DeploymentStatus,
@@ -34,7 +39,7 @@ from exo_inference.resources import (
     find_condition,
     model_object_name,
 )
-from exo_inference.resources.states import deployment_state, model_state
+from exo_inference.resources.states import awaits_replicas, deployment_state, files_state
 from exo_inference.wire import ModelState, Route, RouteKey, RouteReplica
 
 UNROUTE_CHECK_SECONDS = 0.1
@@ -87,11 +92,17 @@ class DeploymentReconciler:
         self._judge = judge
         self._key_hashes: dict[str, str] = {}
         self._held: set[str] = set()
+        self._written: dict[str, DeploymentStatus] = {}
 
     @property
     def held(self) -> frozenset[str]:
         """The uids of deployments that no look has found good yet: refused, not placed, or being judged."""
         return frozenset(self._held)
+
+    def is_foreign(self, deployment: InferenceDeployment) -> bool:
+        """Whether somebody else wrote the status after this process did: it is put right then."""
+        written = self._written.get(deployment.metadata.uid)
+        return written is not None and _essence(written) != _essence(deployment.status)
 
     async def reconcile(self, uid: str) -> Outcome:
         """Take the next step for one deployment, or for what is left of one nobody knows."""
@@ -100,6 +111,8 @@ class DeploymentReconciler:
         except ObjectNotFound:  # one that only cannot be read is another error
             return await self._tear_down(uid)
         if deployment.metadata.deletion_timestamp is None:
+            if deployment.metadata.uid_problem is not None:
+                return await self._refuse_uid(deployment, *deployment.metadata.uid_problem)
             try:
                 deployment = await self._adopt(deployment)
             except (VersionConflict, ObjectNotFound):
@@ -114,19 +127,29 @@ class DeploymentReconciler:
         self._held.add(uid)
         if model is not None and (refusal := await self._find_refusal(deployment, model)):
             return await self._hold(deployment, plan.refused_conditions(deployment, refusal))
+        before = await self._find_before(deployment, unrouted)
         if isinstance(action, plan.Hold):
             self._held.discard(uid)
-            return await self._hold(deployment, action.conditions)
+            return await self._hold(deployment, action.conditions, before)
         if deployment.spec.engine.name is None:  # its GPUs came during this look
             return Outcome(failed=True)
+        refusal = rollback.read_refusal(deployment) if before is not None else ""
         try:
-            observed = await self._platform.apply(action.desired)
+            observed = await self._platform.apply((before if refusal else None) or action.desired)
         except PlatformError as exc:
             return await self._write_blocked(deployment, exc)
         self._held.discard(uid)
-        self._starts.notice(deployment, observed)
+        if refusal:
+            observed = rollback.as_rolled_back(observed, refusal)
+        else:
+            self._starts.notice(deployment, observed)
+            if before is not None and (reason := rollback.find_failed_change(deployment, observed)):
+                refusal = reason
+                observed = replace(observed, next_check_seconds=0.0)
         assessment = plan.assess_deployment(deployment, observed)
-        outcome = await self._write(deployment, assessment.conditions, observed, assessment.events)
+        outcome = await self._write(
+            deployment, assessment.conditions, observed, assessment.events, refusal
+        )
         draining = any(r.phase == ReplicaPhase.DRAINING for r in observed.replicas)
         again = observed.next_check_seconds
         if draining and self._routing.must_let_go and outcome.again_after_seconds is None:
@@ -144,8 +167,46 @@ class DeploymentReconciler:
             deployment = await choose_engine(self._store, deployment, families)
         return deployment
 
-    async def _hold(self, deployment: InferenceDeployment, found: Sequence[Condition]) -> Outcome:
-        """Write why nothing is started; replicas that are there serve on."""
+    async def _refuse_uid(
+        self, deployment: InferenceDeployment, reason: str, message: str
+    ) -> Outcome:
+        """Say why an object is not known by the id that it asks for; nothing else of it is touched."""
+        found = plan.refused_conditions(deployment, message, reason)
+        events = conditions.changes(deployment.status.conditions, found)
+        return await self._write_conditions(deployment, found, events)
+
+    async def _find_before(
+        self, deployment: InferenceDeployment, unrouted: frozenset[str]
+    ) -> DesiredDeployment | None:
+        """Return what was in effect before the present specification, if it can be so again.
+
+        None on a platform that keeps versions itself.
+        """
+        spec = None if self._platform.rolls_back else rollback.spec_before(deployment)
+        if spec is None:
+            return None
+        then = deployment.model_copy(update={"spec": spec})
+        action = plan.plan_deployment(then, await self._find_model(then), unrouted=unrouted)
+        return action.desired if isinstance(action, plan.Apply) else None
+
+    async def _hold(
+        self,
+        deployment: InferenceDeployment,
+        found: Sequence[Condition],
+        before: DesiredDeployment | None = None,
+    ) -> Outcome:
+        """Write why nothing is started; replicas that are there serve on, and are looked after."""
+        if before is not None and deployment.status.replicas:
+            try:
+                observed = await self._platform.apply(before)
+            except PlatformError as exc:
+                return await self._write_blocked(deployment, exc)
+            told = plan.held_beside(found, observed, before.replicas)
+            outcome = await self._write(deployment, told, observed)
+            again = outcome.again_after_seconds
+            return replace(
+                outcome, again_after_seconds=observed.next_check_seconds if again is None else again
+            )
         if deployment.status.replicas:
             return await self._write_conditions(deployment, found, ())
         return await self._write(deployment, found, None)
@@ -156,6 +217,7 @@ class DeploymentReconciler:
         found: Sequence[Condition],
         observed: ObservedDeployment | None,
         events: Sequence[NewEvent] = (),
+        refusal: str = "",
     ) -> Outcome:
         """Write the route, then the status: what is called ready must be reachable."""
         old = deployment.status
@@ -175,6 +237,9 @@ class DeploymentReconciler:
             url=f"{self._gateway_url}/{metadata.uid}/v1",
             key_sha256=await self._key_hash(metadata.uid),
             admitted_spec=self._admitted_spec(deployment),
+            uid=metadata.uid,
+            release=(observed and observed.release) or old.release,
+            **rollback.remember(deployment, found, refusal),
         )
         wanted = deployment.model_copy(update={"status": status})
         await self._write_route(wanted, observed)
@@ -209,6 +274,7 @@ class DeploymentReconciler:
             "observed_restart": deployment.restart,
             "key_sha256": await self._key_hash(deployment.metadata.uid),
             "admitted_spec": self._admitted_spec(deployment),
+            "uid": adopted_uid(deployment),
         }
         status = deployment.status.model_copy(update=update)
         wanted = deployment.model_copy(update={"status": status})
@@ -220,6 +286,7 @@ class DeploymentReconciler:
         wanted: InferenceDeployment,
         events: Sequence[NewEvent],
     ) -> Outcome:
+        self._written[wanted.metadata.uid] = wanted.status
         if wanted.status == before.status and not events:
             return Outcome()
         try:
@@ -251,6 +318,7 @@ class DeploymentReconciler:
                 keys=await self._route_keys(metadata.uid),
                 replicas=ready,
                 draining=draining,
+                coming=awaits_replicas(deployment) or plan.is_restarting(observed),
             )
         )
 
@@ -274,7 +342,7 @@ class DeploymentReconciler:
         """Return why a specification that came past the API cannot be; empty if it can."""
         is_going = deployment.metadata.deletion_timestamp is not None
         # A model that cannot be used is told of as such.
-        if self._judge is None or is_going or model_state(model)[0] == ModelState.ERROR:
+        if self._judge is None or is_going or files_state(model)[0] == ModelState.ERROR:
             return ""
         return await self._judge.find_refusal(deployment)
 
@@ -296,6 +364,7 @@ class DeploymentReconciler:
         if not await self._platform.delete(uid):
             return Outcome(again_after_seconds=TEARDOWN_CHECK_SECONDS)
         self._key_hashes.pop(uid, None)
+        self._written.pop(uid, None)
         if self._judge is not None:
             self._judge.forget(uid)
         self._starts.forget(uid)
@@ -305,14 +374,16 @@ class DeploymentReconciler:
     async def _finish(self, deployment: InferenceDeployment) -> Outcome:
         """Take the next step of a deletion; in the end, remove the object and its scoped keys."""
         uid = deployment.metadata.uid
-        outcome = await self._tear_down(uid)
+        try:
+            outcome = await self._tear_down(uid)
+        except PlatformError as exc:
+            await self._write_deleting(deployment, exc.text)
+            return Outcome(failed=True)
         if outcome.again_after_seconds is not None:
             left = len(deployment.status.replicas)
             finish = "replica finishes its" if left == 1 else "replicas finish their"
-            text = f"{left} {finish} requests" if left else "removing what is left"
-            found = [c for c in deployment.status.conditions if c.type != "Progressing"]
-            found.append(conditions.condition("Progressing", True, "Deleting", text))
-            await self._write_conditions(deployment, found, ())
+            text = f"{left} {finish} requests, for at most {self._platform.drain_seconds:g} s"
+            await self._write_deleting(deployment, text if left else "removing what is left")
             return outcome
         for key in await self._store.list(InferenceApiKey):
             if key.spec.scope == uid:
@@ -324,6 +395,12 @@ class DeploymentReconciler:
             return Outcome(again_after_seconds=0.0)
         return Outcome(changed=True)
 
+    async def _write_deleting(self, deployment: InferenceDeployment, text: str) -> None:
+        """Say where a deletion stands."""
+        found = [c for c in deployment.status.conditions if c.type != "Progressing"]
+        found.append(conditions.condition("Progressing", True, "Deleting", text))
+        await self._write_conditions(deployment, found, ())
+
 
 def _merge(deployment: InferenceDeployment, found: Sequence[Condition]) -> tuple[Condition, ...]:
     return conditions.merge(
@@ -332,6 +409,19 @@ def _merge(deployment: InferenceDeployment, found: Sequence[Condition]) -> tuple
         generation=deployment.metadata.generation,
         now=datetime.now(UTC),
     )
+
+
+def _essence(status: DeploymentStatus) -> tuple[object, ...]:
+    """Return what of a status others read, without times and words."""
+    told = frozenset((entry.type, entry.status, entry.reason) for entry in status.conditions)
+    counts = (status.current_replicas, status.ready_replicas, status.autoscaled_replicas)
+    names = (status.url, status.key_sha256, status.selector, status.uid, status.release)
+    return told, counts, names
+
+
+def adopted_uid(obj: InferenceDeployment | InferenceModel) -> str:
+    """Return the uid to write down of an object: for good, so only one that it has."""
+    return obj.status.uid if obj.metadata.uid_problem is not None else obj.metadata.uid
 
 
 def route_key(key: InferenceApiKey) -> RouteKey:

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from exo_inference.controller.context import Context
 from exo_inference.controller.judging import SpecJudge
+from exo_inference.controller.key_scopes import report_scopes
 from exo_inference.controller.queue import WorkQueue
 from exo_inference.controller.reconcile_cluster_model import ClusterModelReconciler
 from exo_inference.controller.reconcile_deployment import (
@@ -78,6 +79,8 @@ class Reconciler:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._seen: dict[str, object] = {}
         self._kinds: dict[str, Literal["model", "deployment"]] = {}
+        self._key_scopes: dict[str, str] = {}
+        self._is_cluster = context.models is not None
         self._starts = StartRecorder(context)
         self._deployments = DeploymentReconciler(
             context.store,
@@ -133,6 +136,8 @@ class Reconciler:
         try:
             await self._routing.load()
             await self._retain_routes()
+            for key in await self._store.list(InferenceApiKey):
+                self._key_scopes.setdefault(key.metadata.uid, key.spec.scope)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch(deployments), name="watch-deployments")
                 tasks.create_task(self._watch(models), name="watch-models")
@@ -163,10 +168,12 @@ class Reconciler:
         uid = obj.metadata.uid
         gone = change.type == ChangeType.DELETED
         if isinstance(obj, InferenceApiKey):
-            if obj.spec.scope == PUBLIC_SCOPE:
+            for scope in {obj.spec.scope, self._key_scopes.get(uid, obj.spec.scope)}:
+                is_public = scope == PUBLIC_SCOPE
+                self._queue.add(Key("public-keys", "") if is_public else Key("deployment", scope))
+            if self._is_cluster:  # keys come past the API there, with any scope
                 self._queue.add(Key("public-keys", ""))
-            else:
-                self._queue.add(Key("deployment", obj.spec.scope))
+            self._key_scopes[uid] = obj.spec.scope
         elif isinstance(obj, InferenceModel):
             self._kinds[uid] = "model"
             if self._is_news(obj) or gone:
@@ -178,19 +185,26 @@ class Reconciler:
                     self._queue.add(Key("deployment", deployment.metadata.uid))
         elif isinstance(obj, InferenceDeployment):
             self._kinds[uid] = "deployment"
-            if self._is_news(obj) or gone:
+            if self._is_news(obj) or self._deployments.is_foreign(obj) or gone:
                 self._queue.add(Key("deployment", uid))
             if gone:
                 await self._wake_models(obj.spec.model)
         if gone:
+            self._key_scopes.pop(uid, None)
             self._seen.pop(uid, None)
             self._kinds.pop(uid, None)
 
     def _is_news(self, obj: Resource) -> bool:
         """Whether more than the status changed: status writes are the reconciler's own."""
         metadata = obj.metadata
-        asked_again = obj.restart if isinstance(obj, InferenceDeployment) else ""
-        wanted = (metadata.generation, metadata.name, metadata.deletion_timestamp, asked_again)
+        asked_again = obj.restart + obj.roll if isinstance(obj, InferenceDeployment) else ""
+        wanted = (
+            metadata.generation,
+            metadata.name,
+            metadata.deletion_timestamp,
+            metadata.uid_problem,
+            asked_again,
+        )
         if self._seen.get(metadata.uid) == wanted:
             return False
         self._seen[metadata.uid] = wanted
@@ -282,4 +296,6 @@ class Reconciler:
         keys = await self._store.list(InferenceApiKey)
         public = [route_key(key) for key in keys if key.spec.scope == PUBLIC_SCOPE]
         await self._routing.set_public_keys(public)
+        if self._is_cluster:
+            await report_scopes(self._store)
         return Outcome()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from exo_inference.controller.gateway_link import GatewayLink
+from exo_inference.resources import PUBLIC_SCOPE
 from exo_inference.state_dir import write_atomically
 from exo_inference.wire import Route, RouteKey, RouteTable
 
@@ -78,6 +79,10 @@ class Routing(Protocol):
 
     async def wait_for_key(self, sha256: str, *, accepted: bool) -> None:
         """Wait, briefly, until a key is accepted (or no longer is)."""
+        ...
+
+    async def wait_for_scope(self, sha256: str, scope: str) -> None:
+        """Wait, briefly, until a key opens what its scope says and nothing else."""
         ...
 
     async def wait_until_applied(self, *, timeout_seconds: float = ...) -> None:
@@ -234,11 +239,27 @@ class RoutingTable:
 
         So that a key can be used as soon as it was shown, and not after it was deleted.
         """
+        await self._wait_until(lambda: bool(self._opened_by(sha256)) == accepted)
+
+    async def wait_for_scope(self, sha256: str, scope: str) -> None:
+        """Wait, briefly, until the gateway lets a key open what its scope says and nothing else.
+
+        A deployment that has no route yet is opened by nothing.
+        """
+        await self._wait_until(
+            lambda: self._opened_by(sha256) == ({scope} & {PUBLIC_SCOPE, *self._routes})
+        )
+
+    def _opened_by(self, sha256: str) -> set[str]:
+        """Return the scopes that a key has in the newest table."""
+        keys = {uid: route.keys for uid, route in self._routes.items()}
+        keys[PUBLIC_SCOPE] = self._public_keys
+        return {scope for scope, of in keys.items() if any(key.sha256 == sha256 for key in of)}
+
+    async def _wait_until(self, is_so: Callable[[], bool]) -> None:
         deadline = self._monotonic() + _SETTLE_SECONDS
         while self._monotonic() < deadline:
-            routed = [key.sha256 for route in self._routes.values() for key in route.keys]
-            known = routed + [key.sha256 for key in self._public_keys]
-            if (sha256 in known) == accepted:
+            if is_so():
                 await self.wait_until_applied()
                 return
             await asyncio.sleep(_POLL_SECONDS)

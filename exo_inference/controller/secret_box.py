@@ -1,7 +1,7 @@
 """Encryption of what must be readable again: deployment keys and Hub tokens, under `secret.key`.
 
 AES-256-GCM; each value is bound to its owner and name, so that a row moved in the database does
-not decrypt. Also makes Bearer keys and their hashes. Called by routes and reconciler.
+not decrypt. Also makes Bearer keys and their hashes, and seals what was admitted. Called by routes and reconciler.
 """
 
 from __future__ import annotations
@@ -64,9 +64,13 @@ class SecretBox:
                 hint="Put the original secret.key back, or delete and create the object again.",
             ) from exc
 
-    def repeatable_api_key(self, request: str) -> str:
-        """Return the key value that belongs to one idempotent request: a repeat gets it again."""
-        return _format_key(self._derive(b"api-key:" + request.encode()))
+    def repeatable_api_key(self, result: str) -> str:
+        """Return the key value of what one idempotent request made: a repeat gets it again."""
+        return _format_key(self._derive(b"api-key:" + result.encode()))
+
+    def admission_seal(self, owner: str, digest: str) -> str:
+        """Return what shows that a controller with this key admitted a specification of an object."""
+        return self._derive(f"admitted:{owner}/{digest}".encode()).hex()
 
     def _derive(self, purpose: bytes) -> bytes:
         return hmac.new(self._key, b"exo-inference:" + purpose, hashlib.sha256).digest()
@@ -118,15 +122,22 @@ def _read_or_make_key(path: Path) -> tuple[bytes, bool]:
     return _read_key(path), created
 
 
+_KEY_HINT = "Put the original file back; API keys and Hub tokens cannot be read without it."
+
+
 def _read_key(path: Path) -> bytes:
     try:
         key = base64.b64decode(path.read_text().strip(), validate=True)
-    except (OSError, ValueError, binascii.Error) as exc:
+    except OSError as exc:
         raise ConfigurationError(f"cannot read the key file {path}: {exc}") from exc
+    except (ValueError, binascii.Error) as exc:
+        raise ConfigurationError(
+            f"the key file {path} is damaged: found what is no base64, expected that of 32 bytes",
+            hint=_KEY_HINT,
+        ) from exc
     if len(key) != 32:
         raise ConfigurationError(
-            f"the key file {path} holds {len(key)} bytes, expected 32",
-            hint="Put the original secret.key back.",
+            f"the key file {path} is damaged: found {len(key)} bytes, expected 32", hint=_KEY_HINT
         )
     return key
 

@@ -37,6 +37,8 @@ from exo_inference.controller.user_gpus import FILE_NAME, read_user_gpus
 from exo_inference.engines import Engine, get_engine
 from exo_inference.errors import ConfigurationError
 from exo_inference.hub.architecture import fetch_architecture
+from exo_inference.listening import BACKLOG
+from exo_inference.liveness import answering
 from exo_inference.platforms.base import Platform
 from exo_inference.state_dir import StateDir
 
@@ -132,13 +134,16 @@ async def serve(
     """
     settings.state.create()
     with lock_state_dir(settings.state), listener or _listen(settings) as listening:
-        async with open_context(
-            settings,
-            platform=platform,
-            find_source=find_source,
-            find_engine=find_engine,
-            fetch=fetch,
-        ) as context:
+        async with (
+            answering(settings.state.live_socket("controller"), listening),
+            open_context(
+                settings,
+                platform=platform,
+                find_source=find_source,
+                find_engine=find_engine,
+                fetch=fetch,
+            ) as context,
+        ):
             credentials = CredentialFile(settings.state)
             app = create_app(context, credentials.find_secret)
             work = Reconciler(context).run()
@@ -170,6 +175,7 @@ async def run_server(
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        backlog=BACKLOG,
     )
     server = _Server(config, stopping)
     port = int(listener.getsockname()[1])
@@ -259,7 +265,7 @@ def _listen(settings: ControllerSettings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except OSError as exc:
         listener.close()
         raise ConfigurationError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,11 @@ class ControllerSettings:
     """Base URL of the gateway as clients reach it; deployment URLs begin with it."""
 
     public_endpoint: str | None = None
-    """What the zone list says; None derives it from each request's Host and X-Forwarded headers."""
+    """What the zone list says; None chooses among our own addresses by each request's Host header."""
+
+    api_addresses: tuple[str, ...] = ()
+    """Base URLs that clients may reach the API under, without its path; on one machine, where none are
+    given, it is the address that a request came to."""
 
     simulated_gpus: tuple[SimulatedGpus, ...] = ()
     """GPU families that are offered without being there; with any, models of the Hub are simulated too."""
@@ -183,7 +188,19 @@ def _read_cluster_settings(
         zone=zone,
         gateway_url=read_text(environment, "EXO_GATEWAY_URL").rstrip("/"),
         public_endpoint=environment.get("EXO_PUBLIC_ENDPOINT") or None,
+        api_addresses=_read_addresses(environment),
         resync_seconds=60.0,
         num_workers=16,
         cluster=cluster,
     )
+
+
+def _read_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
+    addresses = tuple((environment.get("EXO_API_ADDRESSES") or "").split())
+    for address in addresses:
+        if not re.fullmatch(r"https?://[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?", address):
+            raise ConfigurationError(
+                f"EXO_API_ADDRESSES has {address[:256]!r}, which is no URL of a host",
+                hint="Give URLs as http://exo-controller.inference.svc, separated by blanks.",
+            )
+    return addresses

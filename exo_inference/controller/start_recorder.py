@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,8 +21,8 @@ from exo_inference.controller.fitting import Candidate, judge_fit
 from exo_inference.controller.start_log import Starts
 from exo_inference.controller.views import engine_release
 from exo_inference.errors import ExoError
-from exo_inference.platforms.base import ObservedDeployment, ReplicaPhase
-from exo_inference.resources import InferenceDeployment, InferenceModel
+from exo_inference.platforms.base import InstanceTypeInfo, ObservedDeployment, ReplicaPhase
+from exo_inference.resources import DeploymentSpec, InferenceDeployment, InferenceModel
 from exo_inference.wire import (
     DeploymentPlan,
     ModelRef,
@@ -107,14 +108,20 @@ class StartRecorder:
             return
         if measured.simulated or measured.weights_bytes is None:
             return
-        plan = await self._plan(run.deployment)
-        await log.append(_describe(run, plan, measured))
+        families = await self._context.families()
+        flags = _flags_in_effect(run.deployment.spec, families, measured)
+        plan = await self._plan(run.deployment, flags, families)
+        await log.append(_describe(run, flags, plan, measured))
         logger.info("recorded the start of replica %s", run.replica)
 
-    async def _plan(self, deployment: InferenceDeployment) -> DeploymentPlan | None:
+    async def _plan(
+        self,
+        deployment: InferenceDeployment,
+        flags: tuple[str, ...],
+        families: Sequence[InstanceTypeInfo],
+    ) -> DeploymentPlan | None:
         """Plan the deployment as admission does; None where it cannot be judged."""
         spec = deployment.spec
-        families = await self._context.families()
         models = await self._context.store.list(InferenceModel)
         ref = ModelRef(name=spec.model)
         known = await self._context.look_up(ref, spec.engine_parameters, models)
@@ -124,7 +131,7 @@ class StartRecorder:
             spec.gpu_count,
             spec.engine.name or "",
             spec.engine.version,
-            spec.engine_parameters,
+            flags,
         )
         try:
             # What is running was admitted: nothing is refused, and nobody wants advice.
@@ -135,7 +142,23 @@ class StartRecorder:
         return fit.plan
 
 
-def _describe(run: _Run, plan: DeploymentPlan | None, measured: StartMeasurements) -> PlanStart:
+def _flags_in_effect(
+    spec: DeploymentSpec, families: Sequence[InstanceTypeInfo], measured: StartMeasurements
+) -> tuple[str, ...]:
+    """Return the flags that a replica runs with: on a shared machine the platform sizes the cache."""
+    is_given = any(each.family == spec.gpu_type == "cpu" and each.room for each in families)
+    if not is_given or not measured.available_kv_bytes:
+        return spec.engine_parameters
+    # Before the user's own, as in the command line: theirs win.
+    return (f"--kv-cache-memory-bytes={measured.available_kv_bytes}", *spec.engine_parameters)
+
+
+def _describe(
+    run: _Run,
+    flags: tuple[str, ...],
+    plan: DeploymentPlan | None,
+    measured: StartMeasurements,
+) -> PlanStart:
     spec = run.deployment.spec
     return PlanStart(
         id=run.id,
@@ -148,7 +171,7 @@ def _describe(run: _Run, plan: DeploymentPlan | None, measured: StartMeasurement
         gpu=(plan.gpu if plan is not None else "") or spec.gpu_type,
         gpu_type=spec.gpu_type,
         gpu_count=spec.gpu_count,
-        flags=list(spec.engine_parameters),
+        flags=list(flags),
         predicted=_figures(plan),
         measured=measured,
     )

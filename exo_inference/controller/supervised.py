@@ -2,7 +2,8 @@
 
 Used by `supervisor.py` for the controller and the gateway. A process is known by its command line
 and its start time, so one that an earlier supervisor started is adopted, even where that
-supervisor was killed before it could record it. Children and adopted processes are watched the
+supervisor was killed before it could record it; it hands over the socket that it listens on. One
+that hangs is killed and started again (`watchdog.py`). Children and adopted processes are watched the
 same way, through pidfds. Standard library only.
 """
 
@@ -16,9 +17,13 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo_inference.controller.watchdog import Patience, WatchPolicy, look
+from exo_inference.listening import BACKLOG
+from exo_inference.liveness import Sign
 from exo_inference.local_settings import LISTEN_FD_VARIABLE
 from exo_inference.state_dir import ProcessFailure, StateDir, process_start_ticks
 
@@ -122,12 +127,19 @@ class SupervisedProcess:
         adopted: what runs was found, not started.
     """
 
-    def __init__(self, state: StateDir, command: ServerCommand, policy: RestartPolicy) -> None:
+    def __init__(
+        self,
+        state: StateDir,
+        command: ServerCommand,
+        policy: RestartPolicy,
+        watching: WatchPolicy | None = None,
+    ) -> None:
         self.command = command
         self.misconfigured: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.adopted = False
         self._state = state
         self._policy = policy
+        self._watching = watching or WatchPolicy()
         self._current: Watched | None = None
         self._stopping = False
         self._was_stable = False
@@ -144,7 +156,8 @@ class SupervisedProcess:
             process = process or self._try_start()
             if process is not None:
                 self._current = process
-                exit_code = await self._wait_and_note_stability(process)
+                async with self._watched(process):
+                    exit_code = await self._wait_and_note_stability(process)
                 if self._stopping:
                     return
                 if self._policy.had_started(time.monotonic() - process.started, exit_code):
@@ -265,10 +278,61 @@ class SupervisedProcess:
         host, _ = self.command.listen
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            return socket.create_server(self.command.listen, family=family, backlog=1024)
+            return socket.create_server(self.command.listen, family=family, backlog=BACKLOG)
         except OSError as exc:
             logger.info("cannot listen for %s: %s", self.name, exc)
             return None
+
+    @contextlib.asynccontextmanager
+    async def _watched(self, process: Watched) -> AsyncIterator[None]:
+        """Kill the process if it hangs before the block ends."""
+        watch = asyncio.create_task(self._watch(process), name=f"watch {self.name}")
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    async def _watch(self, process: Watched) -> None:
+        patience, policy = Patience(self._watching), self._watching
+        path, before = self._state.live_socket(self.name), time.monotonic()
+        while not self._stopping:
+            looking = asyncio.ensure_future(asyncio.to_thread(look, path, process.pid, policy))
+            try:
+                sign, stopped = await asyncio.shield(looking)
+            except asyncio.CancelledError:
+                looking.add_done_callback(_drop)
+                raise
+            if sign is not None and sign.listener is not None:
+                self._take_over(sign.listener)
+            now = time.monotonic()
+            answered = True if sign is not None else False if path.exists() else None
+            why = patience.note(answered=answered, stopped=stopped, elapsed_seconds=now - before)
+            if why and not self._stopping:
+                logger.error(
+                    "%s (pid %d) hangs: %s; killing it (SIGKILL) to start it again",
+                    self.name,
+                    process.pid,
+                    why,
+                )
+                process.send(signal.SIGKILL)
+                return
+            before = now
+            await asyncio.sleep(policy.interval_seconds)
+
+    def _take_over(self, listener: socket.socket) -> None:
+        """Hold what an adopted server listens on, as if it had been inherited from us."""
+        wanted = self.command.listen
+        with contextlib.suppress(OSError):
+            if (
+                self._listener is None
+                and not self._stopping
+                and wanted is not None
+                and listener.getsockname()[1] == wanted[1]
+            ):
+                self._listener = listener
+                return
+        listener.close()
 
     def _close_listener(self) -> None:
         if self._listener is not None:
@@ -322,6 +386,13 @@ class SupervisedProcess:
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _drop(looking: asyncio.Future[tuple[Sign | None, bool]]) -> None:
+    """Close what an answer that nobody waits for any more has brought."""
+    sign, _ = looking.result()
+    if sign is not None and sign.listener is not None:
+        sign.listener.close()
 
 
 def find_processes(command: ServerCommand) -> list[int]:

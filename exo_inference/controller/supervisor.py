@@ -23,12 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exo_inference import __version__
 from exo_inference.controller.supervised import (
     RestartPolicy,
     ServerCommand,
     SupervisedProcess,
 )
 from exo_inference.controller.supervisor_logs import LogCopier, rotate_if_large
+from exo_inference.controller.watchdog import WatchPolicy
 from exo_inference.errors import ExoError, PlatformError
 from exo_inference.local_settings import load_settings
 from exo_inference.state_dir import StateDir, find_servers_in_proc
@@ -55,6 +57,9 @@ class SupervisorSettings:
 
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     """When servers are started again."""
+
+    watching: WatchPolicy = field(default_factory=WatchPolicy)
+    """When servers that run count as hung."""
 
 
 def server_commands(state: StateDir) -> tuple[ServerCommand, ...]:
@@ -121,20 +126,26 @@ class Supervisor:
     ) -> None:
         self._state = state
         self._settings = settings
-        self._servers = [SupervisedProcess(state, c, settings.policy) for c in commands]
+        self._servers = [
+            SupervisedProcess(state, c, settings.policy, settings.watching) for c in commands
+        ]
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         names = ("supervisor", *(command.name for command in commands))
         self._logs = {name: state.logs_dir / f"{name}.log" for name in names}
 
-    def request_stop(self) -> None:
+    def request_stop(self, why: str = "asked to stop") -> None:
         """Stop everything; called again, do it at once."""
         if self._stop.is_set():
+            logger.info("%s again: stopping at once", why)
             self._hurry.set()
+        else:
+            logger.info("%s: stopping controller, engines and gateway, in this order", why)
         self._stop.set()
 
     async def run(self) -> int:
         """Run until a stop is requested, or nothing can start. Returns the exit status."""
+        _log_start(self._state)
         try:
             self._state.write_record("supervisor", os.getpid())
         except OSError as exc:  # the lock still tells that it runs
@@ -153,6 +164,7 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._clean_up()
+            logger.info("stopped (pid %d)", os.getpid())
 
     async def _until_stopped(self, tasks: list[asyncio.Task[None]]) -> int:
         """Return 0 after a request to stop, 78 when a server is refused its configuration.
@@ -171,7 +183,6 @@ class Supervisor:
             if task.done():
                 task.result()
         if self._stop.is_set():
-            logger.info("stopping")
             return 0
         if any(server.adopted for server in self._servers):
             # Something of an earlier start serves; what fails is tried again beside it.
@@ -221,7 +232,7 @@ class Supervisor:
         for socket in (self._state.gateway_socket, *self._state.replicas_dir.glob("*/*.sock")):
             socket.unlink(missing_ok=True)
         # Locks, and what a killed process left of a file that it was about to replace.
-        for pattern in ("run/*.lock", "run/.*", ".routes.json.*", ".usage.json.*"):
+        for pattern in ("run/*.lock", "run/*.live", "run/.*", ".routes.json.*", ".usage.json.*"):
             for path in self._state.root.glob(pattern):
                 path.unlink(missing_ok=True)
         self._state.remove_record("supervisor")
@@ -281,13 +292,25 @@ async def supervise(
     """Run a supervisor that obeys signals. Returns the exit status."""
     supervisor = Supervisor(state, commands, settings)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, supervisor.request_stop)
-    if settings.foreground:
-        loop.add_signal_handler(signal.SIGHUP, supervisor.request_stop)
-    else:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal of `up` may close
+    stopping = [signal.SIGTERM, signal.SIGINT]
+    others = [signal.SIGUSR1, signal.SIGUSR2]  # would end it without a word
+    (stopping if settings.foreground else others).append(signal.SIGHUP)  # a terminal that closes
+    for number in stopping:
+        loop.add_signal_handler(number, supervisor.request_stop, f"{number.name} came")
+    for number in others:
+        loop.add_signal_handler(number, logger.info, "%s came and changes nothing", number.name)
     return await supervisor.run()
+
+
+def _log_start(state: StateDir) -> None:
+    """Say who starts where, and what became of the one before, which may have had no time to."""
+    before = state.read_record("supervisor")
+    if before is not None and before.pid != os.getpid():
+        logger.warning(
+            "the supervisor before (pid %d) ended without stopping: it was killed, or the machine was",
+            before.pid,
+        )
+    logger.info("version %s started (pid %d) for %s", __version__, os.getpid(), state.root)
 
 
 def _configure_logging(state: StateDir, *, foreground: bool) -> None:

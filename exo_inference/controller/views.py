@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+from exo_inference.controller.versions import last_change, version_of
 from exo_inference.engines import DEFAULT_VERSION, ENGINES, get_engine
 from exo_inference.resources import (
     Condition,
@@ -41,6 +42,13 @@ def view_model(model: InferenceModel, older: InferenceModel | None) -> Model:
     )
 
 
+def deletion_details(obj: InferenceModel | InferenceDeployment) -> str:
+    """Return where the deletion of an object stands."""
+    if isinstance(obj, InferenceModel):
+        return model_state(obj)[1]
+    return deployment_state(obj)[1]
+
+
 def view_deployment(
     deployment: InferenceDeployment, model_ids: Mapping[str, str], *, details: bool
 ) -> Deployment:
@@ -63,11 +71,15 @@ def view_deployment(
         gpu_count=spec.gpu_count,
         replicas=wanted_replicas(deployment),
         ready_replicas=status.ready_replicas,
+        version=version_of(deployment.metadata),
+        generation=deployment.metadata.generation,
         created_at=_created(deployment.metadata),
         updated_at=_updated(deployment.metadata, status.conditions),
     )
     if not details:
-        return view
+        is_going = deployment.metadata.deletion_timestamp is not None
+        # The API has no state for it, so that lists say it too.
+        return view.model_copy(update={"state_details": state_details}) if is_going else view
     engine = spec.engine
     # The API's field holds releases of vLLM alone; that of another engine is in `inference-engine`.
     takes_vllm_flags = engine.name in ("exo", "vllm")
@@ -76,6 +88,7 @@ def view_deployment(
         "inference_engine_parameters": list(spec.engine_parameters),
         "inference_engine_version": engine.version or DEFAULT_VERSION if takes_vllm_flags else None,
         "inference_engine": f"{engine.name or ''} {engine_release(engine)}".strip() or None,
+        "last_change": last_change(deployment),
         "replica_status": [_view_replica(replica) for replica in status.replicas],
     }
     return view.model_copy(update=more)

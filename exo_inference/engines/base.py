@@ -49,6 +49,7 @@ class ReplicaCommand:
         parameters: the user's flags, checked by `Engine.check` before.
         simulation: file with what is simulated, relative to the working directory; the flags are
             in it already. None for a replica that runs on what it says.
+        kv_cache_bytes: on the CPU, unless the flags say it; 0 leaves it to the engine.
     """
 
     model_path: Path
@@ -58,6 +59,7 @@ class ReplicaCommand:
     gpu_count: int
     parameters: tuple[str, ...] = ()
     simulation: str | None = None
+    kv_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

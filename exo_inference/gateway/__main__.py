@@ -23,6 +23,9 @@ import uvloop
 
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
+from exo_inference.gateway.holding import read_hold_settings
+from exo_inference.listening import raise_descriptor_limit
+from exo_inference.liveness import answering
 from exo_inference.local_settings import LocalSettings, load_settings, take_inherited_listener
 from exo_inference.logs import set_up_logging
 from exo_inference.state_dir import StateDir
@@ -44,9 +47,11 @@ async def serve(
         PlatformError: the port cannot be listened on.
     """
     stop = asyncio.Event()
-    gateway = Gateway(state, on_failure=stop.set)  # the supervisor starts it again
+    holding = read_hold_settings(os.environ)
+    gateway = Gateway(state, on_failure=stop.set, holding=holding)  # the supervisor starts it again
     host, port = settings.gateway_host, settings.gateway_port
-    await _run(gateway, stop, gateway.start(host, port, listener=listener), grace_seconds)
+    async with answering(state.live_socket("gateway"), listener):
+        await _run(gateway, stop, gateway.start(host, port, listener=listener), grace_seconds)
 
 
 async def serve_in_pod(options: argparse.Namespace) -> None:
@@ -81,6 +86,7 @@ async def serve_in_pod(options: argparse.Namespace) -> None:
                 make_tables=lambda on_change: ClusterTables(api, on_change),
                 admin=admin,
                 on_failure=stop.set,
+                holding=read_hold_settings(os.environ),
             )
             await _run(gateway, stop, gateway.start_when_ready(own, stop), drain)
     finally:
@@ -113,6 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run. Returns the exit status."""
     options = _parse(argv)
     set_up_logging()
+    raise_descriptor_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if options.platform == "kubernetes":

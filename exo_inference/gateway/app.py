@@ -26,6 +26,7 @@ from exo_inference.gateway.exchange import (
     Exchange,
     request_id_of,
 )
+from exo_inference.gateway.holding import Holding, HoldSettings
 from exo_inference.gateway.keys import authorize, bearer_token
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.patience import Patience, PatienceSettings
@@ -35,6 +36,7 @@ from exo_inference.gateway.table import Table, Tables, TableWatcher
 from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
 from exo_inference.gateway.usage import UsageLedger
+from exo_inference.listening import BACKLOG
 from exo_inference.local_settings import find_listener
 from exo_inference.state_dir import StateDir
 
@@ -45,9 +47,6 @@ MakeTables = Callable[[Callable[[Table], None]], Tables]
 
 METHODS = ("GET", "HEAD", "POST")
 """What an OpenAI-compatible engine serves under /v1."""
-
-BACKLOG = 1024
-"""Connections that may wait to be accepted; the kernel's own limit (`net.core.somaxconn`) may be lower."""
 
 LAST_CALL_SECONDS = 1.0
 """For how long after the last answer a gateway that stops serves the connections that clients keep.
@@ -69,6 +68,7 @@ class Gateway:
         admin: a socket that listens for the private side; None makes the one in `state`.
         on_failure: called when background work ends by a bug; without it, routes would go stale.
         upload_limits, patience: how long uploads and lost replicas are waited for.
+        holding: how long requests are held for a replica that is on its way.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Gateway:
         on_failure: Callable[[], None] = lambda: None,
         upload_limits: UploadLimits | None = None,
         patience: PatienceSettings | None = None,
+        holding: HoldSettings | None = None,
     ) -> None:
         self._state = state
         self._uploads = Uploads(upload_limits)
@@ -95,9 +96,14 @@ class Gateway:
         self._upstreams = UpstreamPool(state.root)
         self._ledger = UsageLedger(state.usage_file)
         self._ledger.load()
-        self._metrics = GatewayMetrics(self._ledger, self._balancer, self._tables)
+        self._holding = Holding(holding)
+        self._metrics = GatewayMetrics(
+            self._ledger, self._balancer, self._tables, lambda: self._holding.num_held
+        )
         self._patience = Patience(patience)
-        self._proxy = Proxy(self._tables, self._balancer, self._upstreams, self._patience)
+        self._proxy = Proxy(
+            self._tables, self._balancer, self._upstreams, self._patience, self._holding
+        )
         self._server = Server(self._handle, handler_cancellation=True)
         self._has_routes = asyncio.Event()
         self._runners: list[web.BaseRunner] = []
@@ -180,9 +186,10 @@ class Gateway:
 
     async def _start_admin(self, runner: web.AppRunner) -> None:
         if self._admin is not None:
-            await web.SockSite(runner, self._admin).start()
+            await web.SockSite(runner, self._admin, backlog=BACKLOG).start()
             return
-        await web.UnixSite(runner, str(_short(self._state.gateway_socket))).start()
+        path = str(_short(self._state.gateway_socket))
+        await web.UnixSite(runner, path, backlog=BACKLOG).start()
         self._state.gateway_socket.chmod(0o600)
 
     async def stop(
@@ -200,6 +207,7 @@ class Gateway:
                 await site.stop()
             self._server.is_closing = True
             self._uploads.stop()
+            self._holding.stop()
             await self._finish_within(grace_seconds, hurry or asyncio.Event())
         for task in self._tasks:
             task.cancel()
@@ -236,6 +244,7 @@ class Gateway:
     def _table_changed(self, table: Table) -> None:
         self._has_routes.set()
         self._patience.follow(table)
+        self._holding.follow()
         # A pool whose replica is gone from the table may still serve requests in flight.
         if not self._balancer.pending.keys() - table.replicas.keys():
             self._upstreams.prune({replica.address for replica in table.replicas.values()})
@@ -290,6 +299,7 @@ class Gateway:
             message = f"method {request.method} is not allowed; found under /v1: {allow['Allow']}"
             raise errors.RequestRefused(405, "method_not_allowed", message, headers=allow)
         deployment = await self._tables.settle(deployment)
+        deployment = await self._proxy.hold(exchange, deployment)
         self._balancer.check(deployment)  # a body that nobody can take is not read
         async with self._uploads.read(request) as body:
             job = await make_job(request, deployment.id, target.path, body)
@@ -306,7 +316,7 @@ class Gateway:
 
 def _refuse(refusal: errors.RequestRefused, exchange: Exchange) -> web.Response:
     response = refusal.to_response()
-    response.headers[REQUEST_ID_HEADER] = exchange.request_id
+    response.headers.update(exchange.own_headers())
     return response
 
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from exo_inference.errors import StoreError
+from exo_inference.gateway.endpoints import doubted_replicas, sort_endpoints
 from exo_inference.gateway.table import Deployment, Table, make_deployment, make_keys
 from exo_inference.kubernetes_api.client import KubernetesApi
+from exo_inference.kubernetes_api.identity import Age, Claim, Claims, identify, is_uuid
 from exo_inference.kubernetes_api.informer import Informer
-from exo_inference.kubernetes_api.objects import Age, read_object, resource_uid
+from exo_inference.kubernetes_api.objects import CREATED_ANNOTATION, read_object, resource_uid
 from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
-    ENGINE_PORT,
     UID_LABEL,
     label,
 )
@@ -31,7 +32,7 @@ from exo_inference.resources import (
     InferenceApiKey,
     InferenceDeployment,
 )
-from exo_inference.resources.states import deployment_state
+from exo_inference.resources.states import awaits_replicas, deployment_state
 from exo_inference.wire import DeploymentState, Route, RouteKey, RouteReplica
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class _Entry:
     deployment: Deployment
     is_renamed: bool
     age: Age
+    served: frozenset[str] = frozenset()
+    """Names of its replicas that were ready at some time and have not ended."""
 
 
 class ClusterTables:
@@ -72,6 +75,9 @@ class ClusterTables:
         self._on_change = on_change
         self._entries: dict[str, _Entry] = {}
         self._changed: set[str] = set()
+        self._claims = Claims()
+        self._claimed: dict[tuple[str, str], tuple[str, str]] = {}
+        self._key_scopes: dict[str, str] = {}
         self._has_changed = asyncio.Event()
         self._news = asyncio.Event()
         custom = f"/apis/{API_VERSION}/namespaces/{api.namespace}"
@@ -79,13 +85,13 @@ class ClusterTables:
             api,
             f"{custom}/{InferenceDeployment.PLURAL}",
             key_of=resource_uid,
-            on_change=lambda item: self._note(resource_uid(item)),
+            on_change=self._note_deployment,
         )
         self._keys = Informer(
             api,
             f"{custom}/{InferenceApiKey.PLURAL}",
             key_of=_scope,
-            on_change=lambda item: self._note(_scope(item)),
+            on_change=self._note_key,
         )
         self._slices = Informer(
             api,
@@ -151,6 +157,43 @@ class ClusterTables:
                     deployment = self.table.by_id.get(deployment.id, deployment)
         return deployment
 
+    def _note_deployment(self, item: Object) -> None:
+        self._note(self._claim("deployment", self._deployments, item))
+        self._note(resource_uid(item))
+
+    def _note_key(self, item: Object) -> None:
+        self._claim("key", self._keys, item)
+        name, scope = item["metadata"]["name"], _scope(item)
+        for each in {scope, self._key_scopes.pop(name, scope)}:  # what it leaves is closed to it
+            self._note(each)
+            if (named := self._deployments.get(each)) is not None:
+                self._note(resource_uid(named))
+        if self._keys.get(name) is not None:
+            self._key_scopes[name] = scope
+
+    def _claim(self, kind: str, informer: Informer, item: Object) -> str:
+        """Take note of who has which uid, as another may have what an object asks for.
+
+        Returns:
+            What an object of this name asked for before.
+        """
+        meta = item["metadata"]
+        slot = (kind, meta["name"])
+        own, before = self._claimed.pop(slot, ("", ""))
+        self._claims.drop(own)
+        known = informer.get(meta["name"])
+        if known is not None and known["metadata"]["uid"] == meta["uid"]:
+            annotations = meta.get("annotations") or {}
+            created = annotations.get(CREATED_ANNOTATION, "")
+            age = Age(meta.get("creationTimestamp", ""), created, meta["name"])
+            claim = Claim(meta["uid"], identify(item), age, f"{kind} {meta['name']}")
+            self._claims.note(claim)
+            self._claimed[slot] = (claim.own, claim.identity.uid)
+        return before
+
+    def _uid(self, item: Object) -> str:
+        return self._claims.judge(item["metadata"]["uid"])[0]
+
     def _note(self, uid: str) -> None:
         self._changed.add(uid)
         self._has_changed.set()
@@ -170,7 +213,7 @@ class ClusterTables:
 
     def _read(self, uid: str) -> _Entry | None:
         """Return what is known of a deployment; None where there is none, or it is going."""
-        found = self._deployments.by_key(uid)
+        found = [item for item in self._deployments.by_key(uid) if self._uid(item) == uid]
         if not found or _is_going(found[0]):
             return None
         stored = read_object(InferenceDeployment, found[0])
@@ -178,59 +221,56 @@ class ClusterTables:
             resource, name = stored.resource, stored.resource.metadata.name
             state, details = deployment_state(resource)
             is_expected = resource.status.ready_replicas > 0
+            is_coming = awaits_replicas(resource)
         else:  # of a newer version, or wrong: its replicas serve on, and its key opens it
             before = self._entries.get(uid)
             name = stored.name if before is None else before.deployment.name
-            state, details, is_expected = DeploymentState.UPDATING, stored.problem, False
-        ready, draining = read_endpoints(self._slices.by_key(uid))
+            state, details = DeploymentState.UPDATING, stored.problem
+            is_expected = is_coming = False
+        before = self._entries.get(uid)
+        endpoints = sort_endpoints(self._slices.by_key(uid))
+        served = (frozenset() if before is None else before.served) | endpoints.ready.keys()
+        doubted = doubted_replicas(endpoints, served)
+        self._tell_of_doubt(name, before, doubted)
         route = Route(
             deployment_id=uid,
             name=name,
             model="",
             state=state.value,
             state_details=details,
-            keys=self._own_key(found[0], uid) + self._scoped_keys(uid),
-            replicas=ready,
-            draining=draining,
+            keys=self._own_key(found[0], uid) + self._scoped_keys(uid) + self._named_keys(found[0]),
+            replicas=[*(endpoints.ready[each] for each in sorted(endpoints.ready)), *doubted],
+            draining=sorted(endpoints.draining),
+            coming=is_coming,
         )
-        deployment = make_deployment(route, is_expected=is_expected)
-        return _Entry(deployment, name != stored.name, stored.age)
+        deployment = make_deployment(
+            route, is_expected=is_expected, doubted=frozenset(replica.name for replica in doubted)
+        )
+        served &= endpoints.ready.keys() | endpoints.unready.keys()
+        return _Entry(deployment, name != stored.name, stored.age, served)
+
+    def _tell_of_doubt(
+        self, name: str, before: _Entry | None, doubted: Collection[RouteReplica]
+    ) -> None:
+        had_doubts = before is not None and bool(before.deployment.doubted)
+        if doubted and not had_doubts:
+            logger.warning(
+                "most replicas of %s are not ready all at once: those that were are kept, and "
+                "connections say which are there",
+                name,
+            )
 
     def _own_key(self, raw: Object, uid: str) -> list[RouteKey]:
         return _route_keys([(uid, raw.get("status", {}).get("keySha256", ""))])
 
+    def _named_keys(self, raw: Object) -> list[RouteKey]:
+        """Return the keys whose scope is the name of a deployment; a scope that could be an id is one."""
+        name = raw["metadata"]["name"]
+        return [] if name == PUBLIC_SCOPE or is_uuid(name) else self._scoped_keys(name)
+
     def _scoped_keys(self, scope: str) -> list[RouteKey]:
         found = [key for key in self._keys.by_key(scope) if not _is_going(key)]
-        return _route_keys([(resource_uid(key), key["spec"].get("sha256", "")) for key in found])
-
-
-def read_endpoints(slices: Iterable[Object]) -> tuple[list[RouteReplica], list[str]]:
-    """Return the replicas that get requests, and the names of those that only finish theirs.
-
-    A replica may be in two slices while the cluster moves it from one to the other.
-    """
-    ready: dict[str, RouteReplica] = {}
-    draining: set[str] = set()
-    for item in slices:
-        for endpoint in item.get("endpoints") or ():
-            name = (endpoint.get("targetRef") or {}).get("name")
-            addresses = endpoint.get("addresses")
-            if not name or not addresses:
-                continue
-            conditions = endpoint.get("conditions") or {}
-            if conditions.get("terminating"):
-                draining.add(name)
-            elif conditions.get("ready") is not False:  # not said is ready, the API says
-                ready[name] = RouteReplica(name=name, address=_url(addresses[0], item))
-    return [ready[name] for name in sorted(ready)], sorted(draining - ready.keys())
-
-
-def _url(address: str, item: Object) -> str:
-    ports = item.get("ports") or ()
-    port = next(
-        (p["port"] for p in ports if p.get("name") == "http" and p.get("port")), ENGINE_PORT
-    )
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+        return _route_keys([(self._uid(key), key["spec"].get("sha256", "")) for key in found])
 
 
 def _route_keys(found: Iterable[tuple[str, object]]) -> list[RouteKey]:

@@ -132,6 +132,25 @@ def saturated(name: str, max_pending: int) -> RequestRefused:
     )
 
 
+def busy(name: str) -> RequestRefused:
+    """429: the replicas are there, and take no more connections for the moment."""
+    return RequestRefused(
+        429,
+        "too_many_connections",
+        f"every replica of deployment {name!r} has more connections than it takes at once; "
+        "repeat later, or scale the deployment",
+        type="rate_limit_error",
+        headers={"Retry-After": "1"},
+    )
+
+
+def unreachable(name: str) -> RequestRefused:
+    """503: what the routing table names is not there."""
+    return unavailable(
+        f"no replica of deployment {name!r} can be reached at the moment", retry_after_seconds=1
+    )
+
+
 def replica_failed(message: str) -> RequestRefused:
     """502: a replica broke off and the request cannot be repeated elsewhere."""
     return RequestRefused(502, "replica_failed", message, type="server_error")

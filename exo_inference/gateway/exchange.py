@@ -11,6 +11,9 @@ from typing import Any
 from exo_inference.gateway.sse import Tokens
 
 REQUEST_ID_HEADER = "X-Request-ID"
+HELD_HEADER = "X-Exo-Held-Seconds"
+"""How long a request waited here for a replica that was on its way; absent where it did not."""
+
 CLIENT_CLOSED = 499
 """Status of requests whose client hung up before the answer's end; only in logs and metrics."""
 
@@ -26,6 +29,7 @@ class Exchange:
         deployment_id, key_id: empty until the key has been checked.
         replica: the one that answered, or the last one tried.
         status: what the client got; 499 when it hung up.
+        held_seconds: for how long it was held until there was a replica.
         retries: further replicas that were tried.
         tokens: as the engine counted them; None when it did not say.
         estimated: the engine did not come to say; `tokens` are the events that passed.
@@ -39,6 +43,7 @@ class Exchange:
     key_id: str = ""
     replica: str = ""
     status: int = 0
+    held_seconds: float = 0.0
     retries: int = 0
     streamed: bool = False
     broken: bool = False
@@ -50,6 +55,11 @@ class Exchange:
     def note_first_byte(self) -> None:
         """Remember when the answer began."""
         self.first_byte_seconds = time.perf_counter() - self.started
+
+    def own_headers(self) -> dict[str, str]:
+        """Return what every answer has of us: the request's id, and how long it was held if it was."""
+        held = {HELD_HEADER: f"{self.held_seconds:.1f}"} if self.held_seconds else {}
+        return {REQUEST_ID_HEADER: self.request_id, **held}
 
     def log_line(self, seconds: float) -> str:
         """Return the one line that people read."""
@@ -74,6 +84,7 @@ class Exchange:
             "completion_tokens": self.tokens.completion if self.tokens else None,
             "tokens_estimated": self.estimated,
             "streamed": self.streamed,
+            "held_seconds": round(self.held_seconds, 3),
             "retries": self.retries,
             "broken": self.broken,
         }

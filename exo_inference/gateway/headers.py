@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -11,6 +11,9 @@ from exo_inference.gateway.exchange import REQUEST_ID_HEADER
 
 DRAINING_HEADER = "X-Exo-Draining"
 """Set by an engine on the 503 that it answers while it finishes its last requests."""
+
+STARTING_HEADER = "X-Exo-Starting"
+"""Set by an engine on the 503 that it answers until its model is loaded."""
 
 FAILED_HEADER = "X-Exo-Failed"
 """Set by an engine on the 503 to a request that it had taken, when its core died before the answer."""
@@ -43,7 +46,17 @@ _OURS = frozenset(
         "x-request-id",
     }
 )
-_OURS_IN_ANSWERS = frozenset({"server", "date", "x-request-id", "x-exo-draining", "x-exo-failed"})
+_OURS_IN_ANSWERS = frozenset(
+    {
+        "server",
+        "date",
+        "x-request-id",
+        "x-exo-draining",
+        "x-exo-failed",
+        "x-exo-held-seconds",
+        "x-exo-starting",
+    }
+)
 
 
 def request_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
@@ -54,10 +67,10 @@ def request_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiD
     return passed
 
 
-def answer_headers(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
-    """Return what the client gets."""
+def answer_headers(headers: CIMultiDictProxy[str], own: Mapping[str, str]) -> CIMultiDict[str]:
+    """Return what the client gets: the engine's headers, and our own."""
     passed = CIMultiDict(_end_to_end(headers, _OURS_IN_ANSWERS))
-    passed[REQUEST_ID_HEADER] = request_id
+    passed.update(own)
     passed["Server"] = SERVER
     return passed
 

@@ -6,9 +6,9 @@ does; times are histograms of this process. Labels are ids: names change, and pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -23,8 +23,20 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 class GatewayMetrics:
     """Everything that `/metrics` shows."""
 
-    def __init__(self, ledger: UsageLedger, balancer: Balancer, tables: Tables) -> None:
+    def __init__(
+        self,
+        ledger: UsageLedger,
+        balancer: Balancer,
+        tables: Tables,
+        count_held: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._registry = CollectorRegistry()
+        held = Gauge(
+            "exo_gateway_held_requests",
+            "Requests that wait now for a replica that is on its way.",
+            registry=self._registry,
+        )
+        held.set_function(count_held)
         self._registry.register(_Snapshot(ledger, balancer, tables))
         labels = ["deployment_id"]
         self._duration = Histogram(

@@ -59,6 +59,8 @@ class Patience:
             since = self._lost_at.get((deployment_id, replica), now)
             lost_at[deployment_id, replica] = since
             settings = self._settings
-            seconds = settings.seconds if deployment.replicas else settings.alone_seconds
+            others = len(deployment.replicas) > len(deployment.doubted)
+            is_doubted = replica in deployment.doubted  # it may well answer: most are doubted
+            seconds = settings.seconds if others and not is_doubted else settings.alone_seconds
             limit.reschedule(since + seconds)
         self._lost_at = lost_at

@@ -8,8 +8,10 @@ before its answer began. Used by `app.py`; the answer itself is passed on by `re
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import logging
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +22,13 @@ from aiohttp import web
 
 from exo_inference.gateway import errors
 from exo_inference.gateway.exchange import Exchange
-from exo_inference.gateway.headers import DRAINING_HEADER, FAILED_HEADER, request_headers
+from exo_inference.gateway.headers import (
+    DRAINING_HEADER,
+    FAILED_HEADER,
+    STARTING_HEADER,
+    request_headers,
+)
+from exo_inference.gateway.holding import Holding
 from exo_inference.gateway.patience import Patience
 from exo_inference.gateway.relay import relay
 from exo_inference.gateway.routing import Balancer
@@ -33,7 +41,35 @@ logger = logging.getLogger(__name__)
 MAX_DEATHS = 2
 """So many further replicas get a request whose replica died on it: it may itself be the cause."""
 
+FIRST_BUSY_SECONDS = 0.01
+LAST_BUSY_SECONDS = 0.25
+MAX_BUSY_WAITS = 12
+"""Waits for replicas that are all busy: each twice as long as the one before, up to the last; 2 s in all."""
+
+_BUSY = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL})
+"""Why connecting fails although the replica is well; a unix socket with a full queue says EAGAIN."""
+
 _GENERATING = ("/v1/chat/completions", "/v1/completions")
+_HARMLESS = tuple(
+    f"/v1/{name}"
+    for name in (
+        "chat/completions",
+        "completions",
+        "responses",
+        "messages",
+        "embeddings",
+        "rerank",
+        "score",
+        "classify",
+        "pooling",
+        "moderations",
+        "audio/",
+        "tokenize",
+        "detokenize",
+    )
+)
+"""Where a request computes an answer and changes nothing; others, as loading an adapter, might."""
+
 _THREAD_BYTES = 1 << 20
 
 
@@ -45,18 +81,29 @@ class _UnreachableError(_TryAnother):
     """It is not there, or is draining: it never began."""
 
 
+class _BusyError(_TryAnother):
+    """It is there, and could not be connected to now: its queue, or our descriptors, are used up."""
+
+
 class _DiedError(_TryAnother):
     """It took the request and hung up without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to send. `path` begins with `/v1`; `strip_usage`: the client did not ask for usage."""
+    """What to send.
+
+    Attributes:
+        path: begins with `/v1`.
+        strip_usage: the client did not ask for usage.
+        may_be_repeated: a replica that ended without an answer may have done it; once more is harmless.
+    """
 
     deployment_id: str
     path: str
     body: bytes
     strip_usage: bool = False
+    may_be_repeated: bool = True
 
 
 @dataclass(slots=True)
@@ -65,8 +112,18 @@ class _Attempts:
 
     unreachable: set[str] = field(default_factory=set)
     died: set[str] = field(default_factory=set)
+    busy: set[str] = field(default_factory=set)
     count: int = 0
     deaths: int = 0
+    waits: int = 0
+
+    def busy_wait_seconds(self) -> float | None:
+        """Return how long to wait until busy replicas are tried again; None after enough waits."""
+        if self.waits >= MAX_BUSY_WAITS:
+            return None
+        longest = min(FIRST_BUSY_SECONDS * 2.0**self.waits, LAST_BUSY_SECONDS)
+        self.waits += 1
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311  # spreads a burst, guards nothing
 
 
 class Proxy:
@@ -78,11 +135,30 @@ class Proxy:
         balancer: Balancer,
         upstreams: UpstreamPool,
         patience: Patience,
+        holding: Holding,
     ) -> None:
         self._patience = patience
+        self._holding = holding
         self._tables = tables
         self._balancer = balancer
         self._upstreams = upstreams
+
+    async def hold(self, exchange: Exchange, deployment: Deployment) -> Deployment:
+        """Wait, within bounds, where no replica is ready and one is on its way; return the newest."""
+        try:
+            return await self._until_ready(exchange, deployment)
+        finally:
+            self._holding.release(exchange)
+
+    async def _until_ready(
+        self, exchange: Exchange, deployment: Deployment, num_bytes: int = 0
+    ) -> Deployment:
+        return await self._holding.until_ready(
+            exchange,
+            deployment,
+            lambda: self._deployment(exchange, deployment.id),
+            num_bytes=num_bytes,
+        )
 
     async def forward(
         self, request: web.BaseRequest, exchange: Exchange, job: Job
@@ -93,18 +169,35 @@ class Proxy:
             RequestRefused: no replica can take it now, or none did.
             ConnectionError: the client hung up.
         """
+        try:
+            return await self._forward(request, exchange, job)
+        finally:
+            self._holding.release(exchange)
+
+    async def _forward(
+        self, request: web.BaseRequest, exchange: Exchange, job: Job
+    ) -> web.StreamResponse:
         attempts = _Attempts()
         while True:
-            replica = self._next_replica(exchange, job, attempts)
+            replica = await self._next_replica(exchange, job, attempts)
             exchange.replica = replica.name
             try:
                 async with self._sent(request, exchange, job, replica) as upstream:
+                    self._holding.release(exchange)
                     return await relay(request, upstream, exchange, strip_usage=job.strip_usage)
+            except _BusyError as exc:
+                attempts.busy.add(replica.name)
+                self._log(logging.INFO, exchange, exc)
             except _UnreachableError as exc:
                 attempts.unreachable.add(replica.name)
                 self._balancer.note_unreachable(replica.name)
                 self._log(logging.INFO, exchange, exc)
             except _DiedError as exc:
+                if not job.may_be_repeated:
+                    raise errors.replica_failed(
+                        f"replica {replica.name} of deployment {exchange.deployment!r} ended before "
+                        f"it answered, and a request to {job.path[:64]} may have had an effect"
+                    ) from exc
                 attempts.died.add(replica.name)
                 attempts.deaths += 1
                 self._log(logging.WARNING, exchange, exc)
@@ -115,32 +208,46 @@ class Proxy:
         fields = {"request_id": exchange.request_id, "deployment": exchange.deployment}
         logger.log(level, "replica %s: %s", exchange.replica, exc, extra=fields)
 
-    def _next_replica(self, exchange: Exchange, job: Job, attempts: _Attempts) -> Replica:
+    async def _next_replica(self, exchange: Exchange, job: Job, attempts: _Attempts) -> Replica:
         name = exchange.deployment
         if attempts.deaths > MAX_DEATHS:
             raise errors.replica_failed(
                 f"{attempts.deaths} replicas of deployment {name!r} died on this request before "
                 f"they answered; see `exo dedicated-inference deployment logs {name}`"
             )
-        if attempts.count:
-            self._tables.refresh()  # what we know may just have become old
-        deployment = self._deployment(exchange, job)
-        tried = attempts.unreachable | attempts.died
-        # Where all have been tried, one that hung up may have closed an idle connection only.
-        for without in (tried, attempts.unreachable):
-            replica = self._balancer.acquire(deployment, without)
-            if replica is not None:
-                exchange.retries = attempts.count
-                attempts.count += 1
-                return replica
-        raise errors.unavailable(
-            f"no replica of deployment {name!r} can be reached at the moment",
-            retry_after_seconds=1,
-        )
+        while True:
+            if attempts.count:
+                self._tables.refresh()  # what we know may just have become old
+            held_seconds = exchange.held_seconds
+            deployment = await self._until_ready(
+                exchange, self._deployment(exchange, job.deployment_id), len(job.body)
+            )
+            if exchange.held_seconds != held_seconds:
+                attempts.unreachable.clear()
+            tried = attempts.unreachable | attempts.died
+            # Where all have been tried, one that hung up may have closed an idle connection only.
+            for without in (tried | attempts.busy, attempts.unreachable | attempts.busy):
+                replica = self._balancer.acquire(deployment, without)
+                if replica is not None:
+                    exchange.retries = attempts.count
+                    attempts.count += 1
+                    return replica
+            if not attempts.busy:
+                if not await self._holding.until_reachable(
+                    exchange, deployment, num_bytes=len(job.body)
+                ):
+                    raise errors.unreachable(name)
+                attempts.unreachable.clear()
+                continue
+            seconds = attempts.busy_wait_seconds()
+            if seconds is None:
+                raise errors.busy(name)
+            await asyncio.sleep(seconds)
+            attempts.busy.clear()
 
-    def _deployment(self, exchange: Exchange, job: Job) -> Deployment:
+    def _deployment(self, exchange: Exchange, deployment_id: str) -> Deployment:
         table = self._tables.table
-        deployment = table.by_id.get(job.deployment_id) if table else None
+        deployment = table.by_id.get(deployment_id) if table else None
         if deployment is None:
             raise errors.unknown_deployment(exchange.deployment)
         return deployment
@@ -157,6 +264,8 @@ class Proxy:
         try:
             upstream = await self._begin(request, exchange, job, replica)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+            if exc.errno in _BUSY:
+                raise _BusyError(f"busy, cannot connect now: {exc}") from exc
             raise _UnreachableError(f"cannot connect: {exc}") from exc
         except aiohttp.ClientConnectionError as exc:
             raise _DiedError(f"hung up before its answer: {exc!r}") from exc
@@ -170,6 +279,8 @@ class Proxy:
         try:
             if upstream.status == 503 and DRAINING_HEADER in upstream.headers:
                 raise _UnreachableError("it is draining")
+            if upstream.status == 503 and STARTING_HEADER in upstream.headers:
+                raise _UnreachableError("it has just been started and loads its model")
             if upstream.status == 503 and FAILED_HEADER in upstream.headers:
                 raise _DiedError("its core died before its answer")
             yield upstream
@@ -204,8 +315,10 @@ def _payload(body: bytes) -> bytes | io.BytesIO:
 
 async def make_job(request: web.BaseRequest, deployment_id: str, path: str, body: bytes) -> Job:
     """Return what to send; a stream that does not ask for usage is made to."""
-    if request.method != "POST" or unquote(path) not in _GENERATING or not body:
-        return Job(deployment_id, path, body)
+    plain = unquote(path)
+    if request.method != "POST" or plain not in _GENERATING or not body:
+        harmless = request.method != "POST" or plain.startswith(_HARMLESS)
+        return Job(deployment_id, path, body, may_be_repeated=harmless)
     if len(body) > _THREAD_BYTES:
         return Job(deployment_id, path, *await asyncio.to_thread(ask_for_usage, body))
     return Job(deployment_id, path, *ask_for_usage(body))

@@ -58,7 +58,7 @@ async def relay(
         if len(body) > _THREAD_BYTES
         else tokens_of_answer(body)
     )
-    headers = answer_headers(upstream.headers, exchange.request_id)
+    headers = answer_headers(upstream.headers, exchange.own_headers())
     return web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body)
 
 
@@ -110,7 +110,7 @@ async def _begin(
     *,
     drop_length: bool,
 ) -> web.StreamResponse:
-    headers = answer_headers(upstream.headers, exchange.request_id)
+    headers = answer_headers(upstream.headers, exchange.own_headers())
     if drop_length:
         headers.popall("Content-Length", None)
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)

@@ -54,9 +54,16 @@ class Deployment:
     draining: frozenset[str] | None = None
     is_expected: bool = False
     """Replicas of it are ready as the controller says, so one that is not known yet will be."""
+    doubted: frozenset[str] = frozenset()
+    """Names of `replicas` that are not ready, and kept because too many are not at once."""
+
+    is_coming: bool = False
+    """A replica of it is on its way, so requests may be held while there is none."""
 
     def has_lost(self, name: str) -> bool:
         """Whether a replica that was ready is neither that nor finishing its requests."""
+        if name in self.doubted:
+            return True
         if self.draining is None or name in self.draining:
             return False
         return all(replica.name != name for replica in self.replicas)
@@ -99,7 +106,9 @@ def parse_table(text: str | bytes) -> Table:
     )
 
 
-def make_deployment(route: Route, *, is_expected: bool = False) -> Deployment:
+def make_deployment(
+    route: Route, *, is_expected: bool = False, doubted: frozenset[str] = frozenset()
+) -> Deployment:
     """Return a route as the gateway works with it."""
     return Deployment(
         id=route.deployment_id,
@@ -111,6 +120,8 @@ def make_deployment(route: Route, *, is_expected: bool = False) -> Deployment:
         max_pending=route.max_pending_per_replica,
         draining=None if route.draining is None else frozenset(route.draining),
         is_expected=is_expected,
+        is_coming=route.coming or is_expected,
+        doubted=doubted,
     )
 
 

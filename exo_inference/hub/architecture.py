@@ -1,6 +1,7 @@
 """What a model is, for the planner: from its directory, or from the Hub without fetching it.
 
-Only config.json, hf_quant_config.json, the index and the headers of the safetensors files are read.
+Only config.json, hf_quant_config.json, the index and the headers of the safetensors files are fetched,
+and `foreign_files` reads them in a child process.
 The controller calls both ways; what they return may carry `cannot_size`, which is no error here.
 """
 
@@ -8,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import huggingface_hub
 from huggingface_hub import get_session, hf_hub_url
@@ -22,31 +23,23 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     hf_raise_for_status,
 )
 
+from exo_inference import foreign_files
 from exo_inference.errors import HubError
+from exo_inference.foreign_files import RemoteDescription
+from exo_inference.foreign_files.safetensors import MAX_HEADER_BYTES
 from exo_inference.hub.base import ModelUnusable, SourceUnreachable
 from exo_inference.hub.huggingface_errors import HTTP_ERRORS, Request, explain
+from exo_inference.hub.model_directory import explained
 from exo_inference.model_description import (
     CONFIG_NAME,
     INDEX_NAME,
     MAX_CONFIG_BYTES,
     MAX_INDEX_BYTES,
     QUANTIZATION_NAME,
-    DescriptionError,
-    describe,
-    parse_object,
-    read_config,
-    read_quantization,
-    with_checkpoint,
 )
-from exo_inference.planner import (
-    Architecture,
-    TensorSize,
-    parse_safetensors_header,
-    with_index,
-    with_tensors,
-)
+from exo_inference.planner import Architecture
 
-_SINGLE_FILE = "model.safetensors"
+T = TypeVar("T")
 
 _CLIENT_ERRORS: tuple[type[Exception], ...] = (
     HfHubHTTPError,
@@ -60,32 +53,33 @@ _UNUSABLE_HEADER: tuple[type[Exception], ...] = (
     *_CLIENT_ERRORS,
 )
 
-_MAX_HEADER_BYTES = 20_000_000
-"""Less than the format allows: more would take too long to ask for."""
+_MAX_HEADERS_BYTES = 64 * 2**20
+"""Of all headers of a model together; the largest models in use have half of it."""
 _FIRST_BYTES = 512 * 1024
 """Of each weight file: holds the whole header of most, so that one request is enough."""
-_MAX_SHARDS = 64
-"""Above it the index's total is taken, because so many headers take too long to ask for."""
 _NUM_PARALLEL = 8
+_NUM_FETCHING = 4
+"""Models that are asked for at the same time; others wait, and no other work of the process does."""
+_fetching = ThreadPoolExecutor(_NUM_FETCHING, thread_name_prefix="model-fetching")
 
 
 def read_directory(directory: Path, name: str) -> Architecture:
-    """Return the architecture of a model whose files are here.
+    """Return the architecture of a model whose files are here; waits, so not for an event loop.
 
     Weights that are damaged do not count: that is said when they are loaded.
 
     Raises:
         ModelUnusable: there is no config.json that can be read.
+        SourceUnreachable: it could not be read in time.
     """
-    try:
-        config, quantization = read_config(directory), read_quantization(directory)
-    except DescriptionError as error:
-        raise ModelUnusable(str(error)) from error
-    found = describe(config, quantization, name, str(directory / CONFIG_NAME))
-    try:
-        return with_checkpoint(found, directory)
-    except DescriptionError:
-        return found
+    with explained():
+        return foreign_files.describe_model(directory, name)
+
+
+async def read_directory_async(directory: Path, name: str) -> Architecture:
+    """Return the architecture of a model whose files are here; see `read_directory`."""
+    with explained():
+        return await foreign_files.describe_model_async(directory, name)
 
 
 async def fetch_architecture(
@@ -113,7 +107,7 @@ async def fetch_architecture(
     remote = _Remote(name, revision, token, address, deadline)
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await asyncio.to_thread(remote.read)
+            return await remote.read()
     except TimeoutError as error:
         raise SourceUnreachable(
             f"the Hub at {address} did not answer within {timeout_seconds:.0f} s",
@@ -131,59 +125,75 @@ class _Remote:
     endpoint: str
     deadline: float
 
-    def read(self) -> Architecture:
-        """Ask for everything.
+    async def read(self) -> Architecture:
+        """Ask for everything. No thread waits for the children that read it.
 
         Raises:
             HubError
         """
-        request = Request(self.name, self.revision, self.endpoint, self.token is not None)
+        files = await self._fetch(self._small_files)
+        found = await self._describe(files, ())
+        headers = await self._fetch(lambda: self._headers(found.shards))
+        return (
+            (await self._describe(files, headers)).architecture if headers else found.architecture
+        )
+
+    async def _fetch(self, what: Callable[[], T]) -> T:
+        """Fetch something in a thread of this module.
+
+        Raises:
+            HubError
+        """
         try:
-            return self._read()
+            return await asyncio.get_running_loop().run_in_executor(_fetching, what)
         except HubError:
             raise
-        except DescriptionError as error:
-            raise ModelUnusable(f"{self.name}: {error}") from error
         except _CLIENT_ERRORS as error:
+            request = Request(self.name, self.revision, self.endpoint, self.token is not None)
             raise explain(error, request) from error
 
-    def _read(self) -> Architecture:
-        config = parse_object(self._get(CONFIG_NAME, MAX_CONFIG_BYTES), CONFIG_NAME)
-        quantization = self._try_object(QUANTIZATION_NAME, MAX_CONFIG_BYTES)
-        found = describe(config, quantization, self.name, f"{self.endpoint}/{self.name}")
-        if found.cannot_size is not None:
-            return found
-        return self._with_weights(found, self._try_object(INDEX_NAME, MAX_INDEX_BYTES))
+    def _small_files(self) -> dict[str, bytes]:
+        files = {CONFIG_NAME: self._get(CONFIG_NAME, MAX_CONFIG_BYTES)}
+        for name, most in ((QUANTIZATION_NAME, MAX_CONFIG_BYTES), (INDEX_NAME, MAX_INDEX_BYTES)):
+            content = self._try_get(name, most)
+            if content is not None:
+                files[name] = content
+        return files
 
-    def _with_weights(self, found: Architecture, index: Mapping[str, Any] | None) -> Architecture:
-        shards = [_SINGLE_FILE]
-        if index is not None:
-            weight_map = index.get("weight_map")
-            names = weight_map.values() if isinstance(weight_map, dict) else ()
-            shards = sorted({str(name) for name in names})
-        headers: list[list[TensorSize] | None] = [None]
-        if len(shards) <= _MAX_SHARDS:
-            with ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="model-headers") as pool:
-                headers = list(pool.map(self._header, shards))
-        tensors = [tensor for header in headers for tensor in header or ()]
-        if tensors and None not in headers:
-            return with_tensors(found, tensors)
-        return found if index is None else with_index(found, index)
-
-    def _header(self, file: str) -> list[TensorSize] | None:
-        """Return the tensors of one weight file, None where its header cannot be had."""
+    async def _describe(
+        self, files: dict[str, bytes], headers: Sequence[bytes]
+    ) -> RemoteDescription:
         try:
-            first = self._get(file, _MAX_HEADER_BYTES, num_bytes=_FIRST_BYTES)
+            with explained():
+                return await foreign_files.describe_remote_async(
+                    files, headers, name=self.name, source=f"{self.endpoint}/{self.name}"
+                )
+        except ModelUnusable as error:
+            raise ModelUnusable(f"{self.name}: {error.message}", hint=error.hint) from error
+
+    def _headers(self, shards: Sequence[str]) -> list[bytes]:
+        """Return the headers of all weight files, or nothing where one of them cannot be had."""
+        if not shards:
+            return []
+        with ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="model-headers") as pool:
+            found = [each for each in pool.map(self._try_header, shards) if each is not None]
+        is_whole = len(found) == len(shards)
+        return found if is_whole and sum(map(len, found)) <= _MAX_HEADERS_BYTES else []
+
+    def _try_header(self, file: str) -> bytes | None:
+        """Return the JSON of one weight file's header, None where it cannot be had."""
+        try:
+            first = self._get(file, MAX_HEADER_BYTES, num_bytes=_FIRST_BYTES)
             length = 8 + int.from_bytes(first[:8], "little")
-            if len(first) < length <= _MAX_HEADER_BYTES:
-                first = self._get(file, _MAX_HEADER_BYTES, num_bytes=length)
-            return parse_safetensors_header(first)
+            if len(first) < length <= MAX_HEADER_BYTES:
+                first = self._get(file, MAX_HEADER_BYTES, num_bytes=length)
         except _UNUSABLE_HEADER:
             return None
+        return first[8:length] if 8 < length <= len(first) else None
 
-    def _try_object(self, file: str, max_bytes: int) -> dict[str, Any] | None:
+    def _try_get(self, file: str, max_bytes: int) -> bytes | None:
         try:
-            return parse_object(self._get(file, max_bytes), file)
+            return self._get(file, max_bytes)
         except EntryNotFoundError:
             return None
 

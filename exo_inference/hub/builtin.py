@@ -18,7 +18,7 @@ from exo_inference.hub.base import (
     ProgressCallback,
     ResolvedModel,
 )
-from exo_inference.hub.model_directory import check_model_directory
+from exo_inference.hub.model_directory import check_own_directory
 
 _DIRECTORY = Path(__file__).with_name("builtin_models")
 
@@ -93,7 +93,7 @@ class BuiltinSource:
 
     def _resolve(self, source: str) -> ResolvedModel:
         directory = self._find(source)
-        checked = check_model_directory(directory)
+        checked = check_own_directory(directory)
         files = []
         for file in checked.files:
             with (directory / file.path).open("rb") as opened:

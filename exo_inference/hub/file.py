@@ -5,18 +5,16 @@ The path is the user's and stays the user's: it is checked, read, and nothing is
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from exo_inference.hub.base import (
     InvalidModelName,
-    ModelNotFound,
     ModelUnusable,
     ProgressCallback,
     ResolvedModel,
 )
-from exo_inference.hub.model_directory import check_model_directory
+from exo_inference.hub.model_directory import check_user_directory
 
 _FORM_HINT = "Write file:// and an absolute path, for example file:///srv/models/my-model."
 
@@ -38,7 +36,7 @@ class FileSource:
                 "and a directory has none",
                 hint="Leave the revision out.",
             )
-        return await asyncio.to_thread(_resolve, source)
+        return await _resolve(source)
 
     async def fetch(
         self,
@@ -53,7 +51,7 @@ class FileSource:
         Raises:
             ModelNotFound, ModelUnusable
         """
-        present = await asyncio.to_thread(_resolve, model.source)
+        present = await _resolve(model.source)
         if present.revision != model.revision:
             raise ModelUnusable(
                 f"the files of {model.source} changed while the model was being prepared",
@@ -93,26 +91,6 @@ def parse_file_name(source: str) -> Path:
     return Path(path)
 
 
-def _resolve(source: str) -> ResolvedModel:
-    directory = parse_file_name(source)
-    try:
-        status_is_directory = directory.is_dir()
-        exists = directory.exists()
-        if status_is_directory:
-            next(directory.iterdir(), None)
-    except OSError as error:
-        raise ModelUnusable(
-            f"cannot read {directory}: {error.strerror}",
-            hint="Let the user that runs the control plane read the directory.",
-        ) from error
-    if not exists:
-        raise ModelNotFound(
-            f"there is no directory {directory} on the machine of the control plane",
-            hint="Check the path; it is looked up where the controller runs.",
-        )
-    if not status_is_directory:
-        raise ModelUnusable(
-            f"{directory} is not a directory", hint="Name the directory that holds config.json."
-        )
-    checked = check_model_directory(directory)
+async def _resolve(source: str) -> ResolvedModel:
+    checked = await check_user_directory(parse_file_name(source))
     return ResolvedModel(source, checked.fingerprint, checked.files)

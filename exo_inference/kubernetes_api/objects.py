@@ -3,18 +3,21 @@
 The name and the uid of a resource need not be the object's own. A deployment can be renamed, an
 object cannot: the new name is an annotation. A uid is chosen before the object exists, so that what
 is stored ahead can name it; it is bound to the object's name, and so a copy of the object under
-another name does not have it. Objects that kubectl or a GitOps tool made have the cluster's uid.
+another name does not have it (`identity.py`). Objects that kubectl or a GitOps tool made have the
+cluster's uid.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import ValidationError
 
+from exo_inference.kubernetes_api.identity import UID_ANNOTATION, Age, Claim, Identity, identify
 from exo_inference.resources import (
     API_GROUP,
     API_VERSION,
@@ -26,9 +29,6 @@ from exo_inference.resources import (
 
 UID_LABEL = f"{API_GROUP}/uid"
 """Finds an object, and what is stored beside it, by its uid."""
-
-UID_ANNOTATION = f"{API_GROUP}/uid"
-"""`<object name>/<uid>`: what makes the label true."""
 
 NAME_ANNOTATION = f"{API_GROUP}/name"
 CREATED_ANNOTATION = f"{API_GROUP}/created-at"
@@ -44,12 +44,7 @@ _HIDDEN = frozenset(
 )
 
 
-class Age(NamedTuple):
-    """What objects are ordered by."""
-
-    second: str
-    moment: str
-    name: str
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +54,26 @@ class Stored:
     Attributes:
         name, uid: the object's own.
         version: its resourceVersion; they are whole numbers that grow (KEP-5504).
+        identity: what it says of the uid that clients know it by; others may have that one.
         resource: what it means; None if it cannot be read, and `problem` says why.
-        resource_uid: what clients know it by.
     """
 
     name: str
     uid: str
     version: int
     age: Age
-    resource_uid: str
+    identity: Identity
     resource: Resource | None
     problem: str = ""
+
+    @property
+    def resource_uid(self) -> str:
+        """The uid that it has or asks for."""
+        return self.identity.uid
+
+    def claim(self, kind: str) -> Claim:
+        """Return what it has to say where uids are given out."""
+        return Claim(self.uid, self.identity, self.age, f"{kind} {self.name}")
 
     @property
     def is_renamed(self) -> bool:
@@ -82,17 +86,18 @@ def read_object(kind: type[Resource], raw: Mapping[str, Any]) -> Stored:
     meta = raw["metadata"]
     annotations = meta.get("annotations", {})
     name, uid = meta["name"], meta["uid"]
-    chosen = _chosen_uid(name, annotations)
+    identity = identify(raw)
     age = Age(meta["creationTimestamp"], annotations.get(CREATED_ANNOTATION, ""), name)
-    resource, problem = _validate(kind, raw, chosen or uid)
+    resource, problem = _validate(kind, raw, identity.uid)
+    if resource is not None and resource.metadata.name != name:
+        resource = resource.model_copy(update={"metadata": resource.metadata.kept_as(name)})
     version = int(meta["resourceVersion"])
-    return Stored(name, uid, version, age, chosen or uid, resource, problem)
+    return Stored(name, uid, version, age, identity, resource, problem)
 
 
 def resource_uid(raw: Mapping[str, Any]) -> str:
-    """Return the uid that clients know an object's resource by."""
-    meta = raw["metadata"]
-    return _chosen_uid(meta["name"], meta.get("annotations", {})) or str(meta["uid"])
+    """Return the uid that an object has or asks for."""
+    return identify(raw).uid
 
 
 def _validate(
@@ -173,11 +178,6 @@ def dump_part(resource: Resource, part: str, *, with_nulls: bool = False) -> dic
     return dumped
 
 
-def _chosen_uid(name: str, annotations: Mapping[str, str]) -> str | None:
-    owner, _, uid = annotations.get(UID_ANNOTATION, "").partition("/")
-    return uid if owner == name and uid else None
-
-
 def _metadata(kind: type[Resource], raw: Mapping[str, Any], uid: str) -> dict[str, Any]:
     meta = raw["metadata"]
     annotations = meta.get("annotations", {})
@@ -200,9 +200,10 @@ def _name(kind: type[Resource], raw: Mapping[str, Any]) -> str:
     meta = raw["metadata"]
     annotations = meta.get("annotations", {})
     if kind is InferenceDeployment:
-        return str(annotations.get(NAME_ANNOTATION, meta["name"]))
+        renamed = str(annotations.get(NAME_ANNOTATION, ""))  # which is a label of pods, too
+        return renamed if _NAME.fullmatch(renamed) else str(meta["name"])
     source = raw.get("spec", {}).get("source")
-    if kind is InferenceModel and isinstance(source, str) and UID_ANNOTATION not in annotations:
+    if kind is InferenceModel and isinstance(source, str):
         return model_object_name(source)  # the name in a manifest is for its reader alone
     return str(meta["name"])
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exo_inference.errors import ConfigurationError
+from exo_inference.listening import BACKLOG
 
 _HINT = "The chart exo-inference sets it; outside of the chart, set it yourself."
 
@@ -127,7 +128,7 @@ def _open_everywhere(
 def _listen(port: int, family: socket.AddressFamily) -> socket.socket:
     listener = _bind(port, family, socket.SO_REUSEADDR)
     try:
-        listener.listen(1024)
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -39,6 +39,7 @@ LIMITS: Mapping[str, tuple[float | None, float | None]] = {
     "available KV memory": (0.05, None),
     "KV capacity in tokens": (0.05, None),
     "KV tokens from the printed KV memory": (0.01, None),
+    "blocks for states": (0.05, None),
 }
 """Per quantity: the mean error allowed, and the error allowed in 95 % of cases."""
 
@@ -290,6 +291,10 @@ def _grade_start(
     if tokens is not None and not is_kv_type_unstated and is_deciding:
         predicted_tokens = float(result.kv_capacity_tokens)
         grades.graded.append(Graded(name, "KV capacity in tokens", predicted_tokens, float(tokens)))
+    states = observed.get("state_blocks")
+    if states is not None:
+        predicted_blocks = float(result.num_kv_blocks)
+        grades.graded.append(Graded(name, "blocks for states", predicted_blocks, float(states)))
     outcome = str(observed.get("outcome") or "")
     if outcome in ("fits", "refused", "oom", "failed_to_start"):
         verdict = result.verdict

@@ -103,7 +103,9 @@ def _unseen_lines(grades: Grades) -> list[str]:
         "## Starts that were not in the file\n",
         "Found after the constants were set, with what is known in `planner-unseen.json`. Most state "
         "too little for an end-to-end figure, so they check weights and blocks more than overheads. "
-        "new-gemma4-e2b-l4 then led to one rule (no image items, no larger step).\n",
+        "new-gemma4-e2b-l4 then led to one rule (no image items, no larger step). *Blocks for states* are those of "
+        'starts that vLLM refused with "max_num_seqs (1024) exceeds available Mamba cache blocks"; the rule is '
+        "from its source, and no constant was set on them.\n",
         "| case | quantity | predicted | printed | error |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
@@ -111,7 +113,8 @@ def _unseen_lines(grades: Grades) -> list[str]:
         form = ",.0f" if each.observed > 1000 else ".2f"
         figures = f"{each.predicted:{form}} | {each.observed:{form}} | {100 * each.error:+.1f} %"
         lines.append(f"| {each.case} | {each.quantity} | {figures} |")
-    return [*lines, ""]
+    right = sum(each.is_right for each in grades.fits)
+    return [*lines, "", f"Fit or not: right in {right} of {len(grades.fits)}.\n"]
 
 
 def _table(grades: Grades) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from exo_inference.planner import state_blocks
 from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.catalog_models import quantized_siblings
 from exo_inference.planner.engine_rules import parse_version
@@ -68,6 +69,7 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
         before: its plan.
         others: GPUs that may be taken instead.
     """
+    yield from _state_changes(wanted, before)
     yield from _length_changes(wanted, before)
     yield from _overhead_changes(wanted, before)
     yield from _share_changes(wanted, before)
@@ -89,6 +91,15 @@ def round_length(tokens: int) -> int:
         if tokens >= 8 * candidate:
             step = candidate
     return tokens // step * step
+
+
+def _state_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    """Take as many requests at once as the engine has blocks for their states: what its own refusal asks for."""
+    seqs = round_length(before.safe_max_num_seqs or 0)
+    if 0 < seqs < before.max_num_seqs:
+        changed = wanted.with_flags(max_num_seqs=seqs)
+        effect = f"at most {seqs} requests at once instead of {before.max_num_seqs}"
+        yield Change("max-num-seqs", 0.5, effect, changed)
 
 
 def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
@@ -118,6 +129,9 @@ def _cache_changes(wanted: Wanted) -> Iterator[Change]:
 
 
 def _overhead_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
+    lacks_states = any(each.code == state_blocks.CODE for each in before.problems)
+    if lacks_states and before.available_kv_bytes_low >= before.needed_kv_bytes_per_gpu:
+        return  # `_state_changes` says what is enough
     least = max(2048, wanted.model.min_batched_tokens)
     for seqs, cost in ((64, 1.6), (16, 2.4)):
         if before.max_num_seqs > seqs:
@@ -159,7 +173,8 @@ def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
     for count in (1,) if is_exo else (1, 2, 4, 8):
         is_wanted = count > wanted.gpu_count or (cannot_split and count < wanted.gpu_count)
         if is_wanted and count <= wanted.gpu.max_count:
-            effect = f"{count} GPUs per replica instead of {wanted.gpu_count}"
+            gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+            effect = f"{gpus} per replica instead of {wanted.gpu_count}"
             changed = replace(wanted, gpu_count=count)
             yield Change("gpu-count", 2.0 + 0.5 * count, effect, changed)
 

@@ -33,6 +33,7 @@ class EngineRules:
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
         latent_padding: MLA latents are padded to a multiple of this.
         absorbs_latents: MLA keeps the products of its projections beside them (0.7).
+        checks_states: it does not start where requests of a step outnumber the blocks for their states (since 0.19).
     """
 
     engine: str
@@ -49,6 +50,7 @@ class EngineRules:
     shrinks_length: bool = False
     latent_padding: int = 1
     absorbs_latents: bool = False
+    checks_states: bool = False
 
 
 _SAMPLER_COPIES_SORTING = 9.63
@@ -92,6 +94,7 @@ def rules_for(engine: str, version_text: str) -> EngineRules:
         else _SAMPLER_COPIES_SORTING,
         latent_padding=128 if is_legacy else 1,
         absorbs_latents=(0, 7, 0) <= version < (0, 8, 0),
+        checks_states=version >= (0, 19, 0),
     )
 
 

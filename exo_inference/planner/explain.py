@@ -278,6 +278,11 @@ def _block_steps(result: Plan, basis: Basis, layout: KvLayout) -> Iterator[Step]
         f"{result.num_kv_blocks:,} blocks", _CACHE_SOURCE,
     )  # fmt: skip
     needed = result.needed_kv_bytes_per_gpu // layout.bytes_per_block
+    if result.safe_max_num_seqs is not None:
+        yield Step(
+            "States", f"a block for each of {result.max_num_seqs:,} requests at once (--max-num-seqs)",
+            f"{result.safe_max_num_seqs:,} for sure", "vLLM v1/worker/gpu_model_runner.py, since 0.19.0",
+        )  # fmt: skip
     yield Step(
         f"One request of {result.max_model_len:,} tokens", f"{needed:,} blocks x {layout.bytes_per_block:,} bytes",
         _with_bytes(result.needed_kv_bytes_per_gpu), _CACHE_SOURCE,
@@ -327,7 +332,7 @@ def _capacity_formula(result: Plan, setting: Setting, layout: KvLayout) -> str:
 
 _MEANING = {
     Verdict.FITS: "even the pessimistic bound holds one request of full length",
-    Verdict.TIGHT: "the optimistic bound holds one request of full length, the pessimistic one does not",
+    Verdict.TIGHT: "the optimistic bound holds one request of full length and all states, the pessimistic one does not",
 }
 
 

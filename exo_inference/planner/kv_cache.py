@@ -30,6 +30,8 @@ class KvSettings:
     block_size: int = 16
     speculative_tokens: int = 0
     context_parallel_size: int = 1
+    state_element_bytes: int | None = None
+    """Asked for by `--mamba-ssm-cache-dtype`; None: what the checkpoint says."""
     caches_states: bool = False
     """Prefix caching asked for: a request keeps its newest state and the one before."""
 
@@ -134,7 +136,7 @@ def state_page_bytes(spec: KvSpec, settings: KvSettings) -> int:
     ranks = settings.tensor_parallel_size
     positions = spec.conv_positions + settings.speculative_tokens
     conv = positions * -(-spec.conv_elements // ranks) * settings.state_bytes
-    width = spec.state_bytes_per_element or settings.state_bytes
+    width = settings.state_element_bytes or spec.state_bytes_per_element or settings.state_bytes
     return conv + -(-spec.state_elements // ranks) * width
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -57,6 +57,7 @@ class EngineParameters:
     enable_chunked_prefill: bool | None = None
     enable_prefix_caching: bool | None = None
     cpu_offload_gb: float | None = None
+    mamba_ssm_cache_dtype: str | None = None
     enable_lora: bool | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None
@@ -109,6 +110,25 @@ class EngineParameters:
         return name if isinstance(name, str) and name else None
 
     @property
+    def records_full_graphs(self) -> bool:
+        """Whether whole decode steps are recorded as CUDA graphs, as vLLM does by default.
+
+        `-O0` records none and `-O1` pieces alone (config/vllm.py, 0.19.0); `cudagraph_mode` goes before both.
+        """
+        mode, level = None, "2"
+        for flag, value in _with_values(self.others):
+            name = _COMPILATION.get(flag.partition(".")[0])
+            if name == "optimization_level":
+                level = value
+            elif name == "compilation_config" and "." in flag:
+                mode = value if flag.endswith(".cudagraph_mode") else mode
+            elif name == "compilation_config":
+                mode = _loaded(value).get("cudagraph_mode", mode)
+        if mode is not None:
+            return "FULL" in str(mode).upper()
+        return level.strip() not in ("0", "1")
+
+    @property
     def mm_limits(self) -> Mapping[str, Any]:
         """The limits of images, videos and audio per prompt."""
         return _loaded(self.limit_mm_per_prompt)
@@ -118,8 +138,30 @@ _NOT_FLAGS = frozenset({"engine", "engine_version", "others"})
 
 
 def _loaded(text: str | None) -> Mapping[str, Any]:
-    value = json.loads(text) if text else {}
+    try:
+        value = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}  # flags that the planner does not read are judged elsewhere
     return value if isinstance(value, dict) else {}
+
+
+_COMPILATION = {
+    "--compilation-config": "compilation_config", "-cc": "compilation_config",
+    "--optimization-level": "optimization_level", "-O": "optimization_level",
+}  # fmt: skip
+
+
+def _with_values(items: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield flags with their values, written `--flag=value`, `--flag value` or `-O0`."""
+    for item, following in zip(items, [*items[1:], ""], strict=False):
+        flag, equals, value = item.partition("=")
+        if not flag.startswith("-"):
+            continue
+        if re.fullmatch(r"-O\d", flag):
+            yield "-O", flag[2:]
+            continue
+        name, dot, path = flag.partition(".")
+        yield name.replace("_", "-") + dot + path, value if equals else following
 
 
 def _written(value: object) -> str:
@@ -250,6 +292,7 @@ _READERS: Mapping[str, Callable[[str, str], Any]] = {
     "max_num_seqs": _integer,
     "max_num_batched_tokens": _integer,
     "cpu_offload_gb": _number,
+    "mamba_ssm_cache_dtype": _word,
     "max_loras": _integer,
     "max_lora_rank": _integer,
     "speculative_config": _json,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from exo_inference.planner import state_blocks
 from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.checks import check_quantization_flag, check_request
 from exo_inference.planner.gpus import GIB, Gpu
@@ -213,6 +214,8 @@ def _judge(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdict
         return Verdict.REFUSED
     if room.low_blocks < room.needed_blocks or limiting.low <= 0:
         return Verdict.TIGHT
+    if any(problem.code == state_blocks.CODE for problem in problems):
+        return Verdict.TIGHT
     return Verdict.FITS
 
 
@@ -233,10 +236,15 @@ def _conclude(
     layout, gpu, room = limiting.layout, setting.gpu, _find_room(setting, stages, limiting)
     problems += _cache_size_problem(setting, limiting) or _memory_problems(setting, limiting, room)
     problems += _free_memory_problem(setting, limiting.budget, free_bytes)
+    has_check = state_blocks.checks_states(setting, stages)
+    if has_check and limiting.high > 0:
+        blocks = (room.low_blocks, room.blocks, room.high_blocks)
+        problems += state_blocks.state_problems(setting.max_num_seqs, *blocks)
     verdict = _judge(problems, limiting, room)
     capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
     is_refused = verdict is Verdict.REFUSED
     fits = limiting.available > 0 and room.blocks >= room.needed_blocks and not is_refused
+    fits = fits and not (has_check and setting.max_num_seqs > room.blocks)
     empty = Plan(setting.model.name, gpu.name, setting.gpu_count, setting.parameters, verdict)
     sized = replace(
         empty,
@@ -252,6 +260,7 @@ def _conclude(
         max_model_len=room.length,
         largest_max_model_len=room.largest if limiting.available > 0 else 0,
         safe_max_model_len=room.safe if limiting.low > 0 else 0,
+        safe_max_num_seqs=room.low_blocks if has_check else None,
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
         max_concurrency=concurrency * setting.ranks.data,

@@ -98,6 +98,7 @@ def settle(
         block_size=parameters.block_size or _default_block(model, rules),
         speculative_tokens=speculation.num_tokens,
         context_parallel_size=parameters.decode_context_parallel_size or 1,
+        state_element_bytes=DTYPE_BYTES.get(parameters.mamba_ssm_cache_dtype or "auto"),
         caches_states=bool(parameters.enable_prefix_caching),
     )
     return Setting(

@@ -10,7 +10,7 @@ up with launching. Queueing, tokenizing and the network are not in them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.drafting import Drafting
@@ -20,6 +20,9 @@ from exo_inference.planner.shapes import KvKind
 
 MEMORY_SHARE = 0.75
 COMPUTE_SHARE = 0.55
+SLOW_SHARES = (0.60, 0.35)
+FAST_SHARES = (0.90, 0.75)
+"""Shares of memory bandwidth and arithmetic at the two ends of the band."""
 STEP_SECONDS = 0.0008
 """Scheduling, sampling and launching one step."""
 _ALLREDUCE_SECONDS = {True: 8e-6, False: 25e-6}
@@ -44,6 +47,8 @@ class PromptSpeed:
     num_tokens: int
     ttft_seconds: float
     bound_by: str
+    ttft_seconds_low: float
+    ttft_seconds_high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +61,13 @@ class BatchSpeed:
     tokens_per_second: float
     bound_by: str
     usd_per_million_tokens: float | None
+    inter_token_seconds_low: float
+    inter_token_seconds_high: float
 
 
-_SOURCE = "roofline at 75 % of memory bandwidth and 55 % of dense arithmetic"
+_SOURCE = (
+    "roofline at 75 % (60 to 90 %) of memory bandwidth and 55 % (35 to 75 %) of dense arithmetic"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,8 @@ class SpeedInputs:
     """Kernels are launched one by one (`--enforce-eager`)."""
     drafting: Drafting | None = None
     """Speculative decoding."""
+    memory_share: float = MEMORY_SHARE
+    compute_share: float = COMPUTE_SHARE
 
 
 def estimate_speed(inputs: SpeedInputs) -> Speed | None:
@@ -120,6 +131,8 @@ def arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
         rate = gpu.tflops.get(rates[native])
         if rate:
             return native, rate * 1e12
+    if gpu.vendor == "cpu" and inputs.dtype == "float32":
+        return "fp32", (gpu.tflops.get("bf16") or 0.0) * 1e12  # what is known of a CPU is its fp32
     is_half = inputs.dtype in ("float16", "half")
     wanted = "fp16" if is_half or not gpu.supports("bf16") else "bf16"
     rate = gpu.tflops.get(wanted) or gpu.tflops.get("fp16") or 0.0
@@ -135,8 +148,8 @@ def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str,
     steps = _num_steps(inputs, length)
     reads = inputs.weights_bytes * ranks.pipeline * steps
     return {
-        "compute": compute / (flops * COMPUTE_SHARE),
-        "memory bandwidth": reads / (inputs.gpu.bandwidth * MEMORY_SHARE),
+        "compute": compute / (flops * inputs.compute_share),
+        "memory bandwidth": reads / (inputs.gpu.bandwidth * inputs.memory_share),
         "offloaded weights": steps * _host_seconds(inputs),
         "kernel launches": steps * _launch_seconds(inputs),
         "communication": _communication(inputs, length, steps),
@@ -150,7 +163,7 @@ def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
     (model_executor/models/utils.py, `maybe_offload_to_cpu`). Each GPU has its own link.
     """
     moved = inputs.offloaded_bytes * share * inputs.ranks.pipeline
-    return moved / (inputs.gpu.host_bandwidth * MEMORY_SHARE)
+    return moved / (inputs.gpu.host_bandwidth * inputs.memory_share)
 
 
 def _launch_seconds(inputs: SpeedInputs) -> float:
@@ -163,21 +176,35 @@ def _num_steps(inputs: SpeedInputs, length: int) -> int:
 
 def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
     parts = prompt_times(inputs, length, flops)
+    low, total, high = (
+        _prompt_seconds(each, length, flops)
+        for each in (_with_shares(inputs, FAST_SHARES), inputs, _with_shares(inputs, SLOW_SHARES))
+    )
+    return PromptSpeed(length, total, max(parts, key=lambda name: parts[name]), low, high)
+
+
+def _prompt_seconds(inputs: SpeedInputs, length: int, flops: float) -> float:
+    parts = prompt_times(inputs, length, flops)
     reads = parts["memory bandwidth"] + parts["offloaded weights"]
     larger = max(parts["compute"], reads, parts["kernel launches"])
-    total = larger + parts["communication"] + _num_steps(inputs, length) * STEP_SECONDS
-    return PromptSpeed(length, total, max(parts, key=lambda name: parts[name]))
+    return larger + parts["communication"] + _num_steps(inputs, length) * STEP_SECONDS
+
+
+def _with_shares(inputs: SpeedInputs, shares: tuple[float, float]) -> SpeedInputs:
+    return replace(inputs, memory_share=shares[0], compute_share=shares[1])
 
 
 def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> Mapping[str, float]:
     """Return the seconds that a decode step reads, computes and sends, by resource."""
     model, ranks = inputs.model, inputs.ranks
-    bandwidth = inputs.gpu.bandwidth * MEMORY_SHARE
+    bandwidth = inputs.gpu.bandwidth * inputs.memory_share
     tokens = size * (1 + inputs.drafting.num_tokens if inputs.drafting is not None else 1)
     touched = _touched_share(model, tokens)
     reads = inputs.weights_bytes * touched * ranks.pipeline
     cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
-    compute = 2 * model.num_active_parameters * tokens / ranks.tensor / (flops * COMPUTE_SHARE)
+    compute = (
+        2 * model.num_active_parameters * tokens / ranks.tensor / (flops * inputs.compute_share)
+    )
     return {
         "weights read": reads / bandwidth,
         "cache read": cached / bandwidth,
@@ -194,11 +221,11 @@ def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) ->
     draft = inputs.drafting
     if draft is None or not draft.num_parameters:
         return 0.0
-    bandwidth = inputs.gpu.bandwidth * MEMORY_SHARE
+    bandwidth = inputs.gpu.bandwidth * inputs.memory_share
     chosen = 1 - _unchosen_share(inputs.model, size)
     cached = size * context * draft.kv_bytes_per_token
     reads = (draft.read_bytes + draft.expert_bytes * chosen + cached) / bandwidth
-    compute = 2 * draft.num_parameters * size / inputs.ranks.tensor / (flops * COMPUTE_SHARE)
+    compute = 2 * draft.num_parameters * size / inputs.ranks.tensor / (flops * inputs.compute_share)
     launches = draft.num_layers * LAUNCH_SECONDS_PER_LAYER if inputs.is_eager else 0.0
     share = draft.num_layers / len(inputs.model.layers)
     sent = _communication(inputs, size, 1) * share
@@ -206,16 +233,23 @@ def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) ->
 
 
 def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchSpeed:
-    parts = batch_times(inputs, size, context, flops)
-    seconds = step_seconds(parts)
-    bound = _bound(parts)
+    bound = _bound(batch_times(inputs, size, context, flops))
+    seconds = _token_seconds(inputs, size, context, flops)
+    low, high = (
+        _token_seconds(_with_shares(inputs, shares), size, context, flops)
+        for shares in (FAST_SHARES, SLOW_SHARES)
+    )
     replicas = inputs.ranks.data
-    if inputs.drafting is not None:
-        seconds /= inputs.drafting.expected_tokens
     rate = size * replicas / seconds
     price = inputs.gpu.price(inputs.gpu_count)
     cost = None if price is None else price / (rate * 3600) * 1e6
-    return BatchSpeed(size * replicas, context, seconds, rate, bound, cost)
+    return BatchSpeed(size * replicas, context, seconds, rate, bound, cost, low, high)
+
+
+def _token_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) -> float:
+    seconds = step_seconds(batch_times(inputs, size, context, flops))
+    drafting = inputs.drafting
+    return seconds if drafting is None else seconds / drafting.expected_tokens
 
 
 def step_seconds(parts: Mapping[str, float]) -> float:
@@ -307,7 +341,7 @@ def inter_token_seconds(inputs: SpeedInputs, context: int) -> float | None:
     _, flops = arithmetic(inputs)
     if flops <= 0 or inputs.gpu.bandwidth <= 0:
         return None
-    return _batch(inputs, 1, context, flops).inter_token_seconds
+    return _token_seconds(inputs, 1, context, flops)
 
 
 def throughput_at_most(speed: Speed | None) -> float:

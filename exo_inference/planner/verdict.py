@@ -81,6 +81,8 @@ class Plan:
         largest_max_model_len: the longest context that fits at the middle of the estimate and that the
             model allows, 0 for none.
         safe_max_model_len: the same at the pessimistic end.
+        safe_max_num_seqs: the most requests of a step whose states fit for sure, where the engine checks that
+            (`state_blocks.py`); None elsewhere.
         fits_nominally: whether the middle of the band fits.
         stages: all pipeline stages; the other figures are those of the one with least room.
         basis: for `explain`; None where nothing could be sized.
@@ -112,6 +114,7 @@ class Plan:
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     fits_nominally: bool = False
+    safe_max_num_seqs: int | None = None
     stages: tuple[StagePlan, ...] = ()
     speed: Speed | None = None
     usd_per_hour: float | None = None

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from exo_inference.errors import HubError
 from exo_inference.planner import Gpu
+from exo_inference.platforms.replica_memory import HostRoom, ReplicaNeed
 from exo_inference.resources import TokenSecretRef
 
 
@@ -22,6 +23,8 @@ class ReplicaPhase(StrEnum):
     """Where one replica stands."""
 
     STARTING = "starting"
+    PENDING = "pending"
+    """It waits for a GPU, for memory, or for its turn; nothing of it runs."""
     READY = "ready"
     DRAINING = "draining"
     BACKOFF = "backoff"
@@ -43,7 +46,11 @@ class DesiredDeployment:
             stops a draining replica only when it is in here.
         restarted_at: when a user last asked to try again: replicas that failed before it, or wait
             after a crash, are started at once. It changes nothing about those that run.
+        roll: another value than before replaces all replicas, one after the other, as another version
+            would; empty as long as nobody asked.
         model_size_bytes: of all the model's files; 0 where it is not known.
+        release: what the platform called it when it was first applied; empty before that.
+        need: what a replica takes of the machine's memory, where that was planned.
     """
 
     uid: str
@@ -59,6 +66,9 @@ class DesiredDeployment:
     unrouted: frozenset[str] = frozenset()
     restarted_at: datetime | None = None
     model_size_bytes: int = 0
+    release: str = ""
+    roll: str = ""
+    need: ReplicaNeed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,9 @@ class ObservedReplica:
         current: it was started from the desired model, engine and parameters.
         details: for people: `loading weights 43 %`, or why it failed and the next step.
         address: `unix:PATH` relative to the state directory, or `http://HOST:PORT`; None until known.
+        served: it was ready in its present run, or in its last where it does not run.
+        cause: why it failed or crashed, without the next step; empty where the details say it.
+        overdue: it makes no progress for longer than a start may take.
     """
 
     name: str
@@ -80,6 +93,9 @@ class ObservedReplica:
     pid: int | None = None
     restarts: int = 0
     started_at: datetime | None = None
+    served: bool = False
+    cause: str = ""
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,7 @@ class ObservedDeployment:
         selector: finds the replicas' pods on a cluster.
         autoscaled: the number that an autoscaler asks for, where one decides instead of what was desired.
         notice: what was noticed in this look alone and is being put right.
+        release: what the platform calls it, to be given back with every later `DesiredDeployment`.
     """
 
     replicas: tuple[ObservedReplica, ...] = ()
@@ -100,6 +117,7 @@ class ObservedDeployment:
     selector: str = ""
     autoscaled: int | None = None
     notice: str = ""
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +131,7 @@ class InstanceTypeInfo:
         engines: what else may run there; empty where it is exo-engine alone.
         largest_node: GPUs of the node that has most; None where all are on one machine.
         spans_nodes: a replica may have the GPUs of several nodes, where its engine can.
+        room: memory of the one machine that all families are on; None on a cluster.
     """
 
     family: str
@@ -125,6 +144,7 @@ class InstanceTypeInfo:
     engines: tuple[str, ...] = ()
     largest_node: int | None = None
     spans_nodes: bool = False
+    room: HostRoom | None = None
 
     @property
     def possible_engines(self) -> tuple[str, ...]:
@@ -167,9 +187,19 @@ class LogLine:
 
 
 class Platform(Protocol):
-    """The seam between the reconciler and the world. All methods may be called again at any time."""
+    """The seam between the reconciler and the world. All methods may be called again at any time.
+
+    Attributes:
+        rolls_back: it takes a change that fails back itself, and says so in `ObservedDeployment.failure`.
+    """
 
     name: str
+    rolls_back: bool
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long replicas that are removed may go on with their requests; then they are killed."""
+        ...
 
     async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
         """Take the next safe step towards `desired` and return what is so afterwards.
@@ -231,6 +261,7 @@ class DesiredModel:
         token: of the Hub; None for a model that needs none. It is kept in a Secret.
         token_secret: a Secret of the user's that has it; `token` is None then.
         attempt: another number tries a failed download again.
+        release: what the platform called it when it was first applied; empty before that.
     """
 
     uid: str
@@ -241,6 +272,7 @@ class DesiredModel:
     token: str | None = None
     attempt: int = 0
     token_secret: TokenSecretRef | None = None
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +283,7 @@ class ObservedModel:
         path: what `DesiredDeployment.model_path` takes, once ready.
         details: for people: why it failed or waits, and the next step.
         final: of a failure: trying again does not help.
+        release: what the platform calls it, to be given back with every later `DesiredModel`.
     """
 
     phase: ModelPhase
@@ -258,6 +291,7 @@ class ObservedModel:
     downloaded_bytes: int = 0
     details: str = ""
     final: bool = False
+    release: str = ""
 
 
 class ModelPlatform(Protocol):
@@ -273,6 +307,14 @@ class ModelPlatform(Protocol):
 
     async def delete_model(self, uid: str) -> bool:
         """Take the next step towards nothing being left of the model; True when so."""
+        ...
+
+    async def find_loss(self, path: str) -> str:
+        """Return why the files of a model that was ready are not there any more; empty if they are.
+
+        Raises:
+            StoreError: the platform does not answer.
+        """
         ...
 
     async def models(self) -> set[str]:

@@ -1,17 +1,15 @@
-"""InferenceApiKey: a Bearer key for one deployment or for all. Its value is kept as a hash alone."""
+"""InferenceApiKey: a Bearer key for one deployment or for all. It has its value's hash alone."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from exo_inference.resources.base import (
     Condition,
     Resource,
     ResourceModel,
-    cel_rules,
-    immutable,
     keyed_list,
     object_name,
 )
@@ -19,27 +17,17 @@ from exo_inference.resources.base import (
 PUBLIC_SCOPE = "public"
 """The scope that opens every deployment."""
 
-_ANOTHER = "create another InferenceApiKey"
-
 
 class ApiKeySpec(ResourceModel):
-    """What the key opens: `scope` is `PUBLIC_SCOPE` or a deployment's uid.
+    """What the key opens: `scope` is `PUBLIC_SCOPE`, a deployment's uid, or on a cluster its name.
 
     `sha256` is which key: the hash of its value in hex. It is part of what is wanted, so that a key
-    is complete in one write; the value is shown once and kept nowhere.
+    is complete in one write, and a rotation is one write, too.
     """
-
-    model_config = ConfigDict(
-        json_schema_extra=cel_rules(
-            immutable("displayName", _ANOTHER),
-            immutable("scope", _ANOTHER),
-            immutable("sha256", _ANOTHER),
-        )
-    )
 
     display_name: str = Field(json_schema_extra={"minLength": 1, "maxLength": 50})
     scope: str = Field(
-        description="public, or the uid of an InferenceDeployment.",
+        description="public, or the uid or the name of an InferenceDeployment.",
         json_schema_extra={"minLength": 1, "maxLength": 63},
     )
     sha256: str = Field(
@@ -55,7 +43,7 @@ class ApiKeyStatus(ResourceModel):
 
 
 class InferenceApiKey(Resource):
-    """A scoped inference key. The API gives no display name twice, so it names the object, too."""
+    """A scoped inference key. The API gives no display name twice; the first one names the object."""
 
     KIND: ClassVar[str] = "InferenceApiKey"
     PLURAL: ClassVar[str] = "inferenceapikeys"

@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic.alias_generators import to_camel
 
 API_GROUP = "inference.exo.dev"
@@ -96,10 +96,18 @@ def is_true(conditions: Sequence[Condition], type_: str) -> bool:
     return found is not None and found.status == ConditionStatus.TRUE
 
 
+class UidProblem(NamedTuple):
+    """Why an object is not known by the uid that it asks for: the reason of a condition, and its words."""
+
+    reason: str
+    message: str
+
+
 class ObjectMeta(ResourceModel):
     """Identity and life cycle of an object.
 
-    `generation` grows when `spec` changes, `resource_version` with every write.
+    `generation` grows when `spec` changes, `resource_version` with every write. Where objects can ask for
+    a uid, the store says in `uid_problem` why one does not have it; nothing is done for such an object.
     """
 
     name: str
@@ -112,6 +120,30 @@ class ObjectMeta(ResourceModel):
     finalizers: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
+    _uid_problem: UidProblem | None = PrivateAttr(default=None)
+    _object_name: str = PrivateAttr(default="")
+
+    @property
+    def uid_problem(self) -> UidProblem | None:
+        """Why the object does not have the uid that it asks for; no part of what is stored."""
+        return self._uid_problem
+
+    @property
+    def object_name(self) -> str:
+        """The name of the object in the store, which a cluster keeps after a rename."""
+        return self._object_name or self.name
+
+    def kept_as(self, object_name: str) -> ObjectMeta:
+        """Return the metadata of the object that has this name in the store."""
+        found = self.model_copy()
+        found._object_name = object_name
+        return found
+
+    def known_as(self, uid: str, problem: UidProblem | None) -> ObjectMeta:
+        """Return the metadata of the object under this uid."""
+        found = self.model_copy(update={"uid": uid})
+        found._uid_problem = problem
+        return found
 
 
 class Resource(ResourceModel):

@@ -15,7 +15,6 @@ from exo_inference.resources.base import (
     Resource,
     ResourceModel,
     cel_rules,
-    immutable,
     keyed_list,
 )
 
@@ -25,18 +24,23 @@ MAX_REPLICAS = 100
 RESTART_ANNOTATION = "inference.exo.dev/restarted-at"
 """When a user last asked to start replicas again that had failed; RFC 3339."""
 
+ROLL_ANNOTATION = "inference.exo.dev/rolled-at"
+"""When a user last asked for new replicas in place of all that run; any other value asks again."""
 
 ADMITTED_ANNOTATION = "inference.exo.dev/admitted-spec"
-"""Digest of the specification that the API admitted, `--force` included; any other has to be judged."""
+"""What the API admitted last, `--force` included: only who has its key can write it (`controller/judging.py`)."""
+
+MEMORY_ANNOTATION = "inference.exo.dev/replica-memory"
+"""What one replica was admitted with on a machine that replicas share, as `ReplicaNeed.text` writes it."""
+
+CHANGED_ANNOTATION = "inference.exo.dev/changed"
+"""Who made the last change through the API, when, and of which fields; JSON."""
 
 DEPLOYMENT_FINALIZER = "inference.exo.dev/replicas"
 """Held until no request is routed to the deployment and none of its replicas is left."""
 
 MAX_PARAMETERS = 200
 """Items of `engineParameters`."""
-
-_ANOTHER = "create another InferenceDeployment with it and delete this one"
-
 
 _DIGEST_ENGINE = "exo"
 """An engine that does not count in digests: it was the default when the first ones were written."""
@@ -46,11 +50,11 @@ class EngineRef(ResourceModel):
     """Which engine, and which version's flags."""
 
     model_config = ConfigDict(
-        # What is absent is chosen once; then it stays, too.
+        # What is absent is chosen once; taken away, it could be chosen otherwise.
         json_schema_extra=cel_rules(
             (
-                "!has(oldSelf.name) || (has(self.name) && self.name == oldSelf.name)",
-                f"engine.name cannot be changed; {_ANOTHER}",
+                "!has(oldSelf.name) || has(self.name)",
+                "engine.name cannot be taken away; name the engine that shall run",
             )
         )
     )
@@ -70,15 +74,6 @@ class EngineRef(ResourceModel):
 
 class DeploymentSpec(ResourceModel):
     """What is wanted. `model` is the source of an InferenceModel."""
-
-    model_config = ConfigDict(
-        json_schema_extra=cel_rules(
-            immutable("model", _ANOTHER),
-            immutable("gpuType", _ANOTHER),
-            immutable("gpuCount", _ANOTHER),
-            immutable("productName", _ANOTHER),
-        )
-    )
 
     model: str = Field(
         description="Source of an InferenceModel.",
@@ -112,6 +107,11 @@ class DeploymentSpec(ResourceModel):
 
     @property
     def digest(self) -> str:
+        """The beginning of the full one: tells the specifications of one deployment apart."""
+        return self.full_digest[:16]
+
+    @property
+    def full_digest(self) -> str:
         """What is the same for specifications that differ in their replicas alone.
 
         Those an autoscaler may set. Fields at their defaults do not count, so that a later version
@@ -121,7 +121,7 @@ class DeploymentSpec(ResourceModel):
         if self.engine.name == _DIGEST_ENGINE:
             del told["engine"]["name"]
             told = {key: value for key, value in told.items() if value != {}}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 class ReplicaState(ResourceModel):
@@ -144,8 +144,12 @@ class DeploymentStatus(ResourceModel):
     `current_replicas` counts `replicas`, and `selector` finds their pods on a cluster: both are what
     an autoscaler asks for. `autoscaled_replicas` is the number wanted where an autoscaler sets it on
     the pods past `spec.replicas`, which has no effect then. `key_sha256` is the hash of the
-    deployment's own key, by which the gateways of a cluster know it. `admitted_spec` is a digest of
-    the specification that was judged last and found good.
+    deployment's own key, by which the gateways of a cluster know it. `admitted_spec` is the full digest
+    of the specification that was judged last and found good; earlier versions wrote its beginning. `uid` is the id that it was taken over with,
+    and `release` what it was installed as: neither changes any more. `settled_spec` is
+    the specification, as JSON, that was in effect last; what a change needs to be taken back is kept for as
+    long. `refused_spec` is the digest of one that was taken back, `refused_reason` why, and `refused_restart`
+    the restart that had been asked for by then.
     """
 
     conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_list("type"))
@@ -159,6 +163,12 @@ class DeploymentStatus(ResourceModel):
     url: str = ""
     key_sha256: str = ""
     admitted_spec: str = ""
+    uid: str = ""
+    release: str = ""
+    settled_spec: str = ""
+    refused_spec: str = ""
+    refused_restart: str = ""
+    refused_reason: str = ""
 
 
 class InferenceDeployment(Resource):
@@ -175,3 +185,12 @@ class InferenceDeployment(Resource):
     def restart(self) -> str:
         """When a user last asked to start replicas again that had failed; empty if never."""
         return self.metadata.annotations.get(RESTART_ANNOTATION, "")
+
+    @property
+    def roll(self) -> str:
+        """Which of the requests for new replicas is the last; empty if there was none.
+
+        A digest: the annotation may hold anything that whoever wrote it liked.
+        """
+        asked = self.metadata.annotations.get(ROLL_ANNOTATION, "")
+        return hashlib.sha256(asked.encode()).hexdigest()[:16] if asked else ""

@@ -72,7 +72,8 @@ class ModelSpec(ResourceModel):
 class ModelStatus(ResourceModel):
     """What is so.
 
-    Conditions: `Resolved` (found and permitted), `Downloaded`, `Ready`.
+    Conditions: `Resolved` (found and permitted), `Downloaded`, `Ready`. `uid` is the id that it was taken
+    over with, and `release` what it was installed as: neither changes any more.
     """
 
     conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_list("type"))
@@ -81,6 +82,8 @@ class ModelStatus(ResourceModel):
     size_bytes: int = 0
     downloaded_bytes: int = 0
     path: str | None = None
+    uid: str = ""
+    release: str = ""
 
 
 class InferenceModel(Resource):

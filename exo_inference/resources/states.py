@@ -1,7 +1,9 @@
 """The state words of the API, derived from conditions. Pure; never stored.
 
 Deployments: creating, preparing, deploying, ready, scaling, updating, error. Models: created,
-creating, downloading, ready, error. The details say where it stands, for people.
+creating, downloading, ready, error. The details say where it stands, for people. The API has no
+word for what is being deleted: that is an `updating` deployment or a `created` model, and the details
+begin with `deleting`.
 """
 
 from __future__ import annotations
@@ -17,13 +19,19 @@ _PROGRESS = {
     "Updating": DeploymentState.UPDATING,
 }
 
+_REPLACING = ("Recovering", "Updating", "Scaling")
+"""Why replicas come to a deployment that has had all that were asked for."""
+
 
 def deployment_state(deployment: InferenceDeployment) -> tuple[DeploymentState, str]:
     """Return the state of a deployment and what to say about it."""
     metadata, status = deployment.metadata, deployment.status
     conditions = status.conditions
     if metadata.deletion_timestamp is not None:
-        return DeploymentState.UPDATING, f"deleting: {_message(conditions, 'Progressing')}"
+        progressing = find_condition(conditions, "Progressing")
+        if progressing is None or progressing.reason != "Deleting":
+            return DeploymentState.UPDATING, "deleting"
+        return DeploymentState.UPDATING, f"deleting: {progressing.message}"
     if not conditions:
         return DeploymentState.CREATING, "waiting for the controller"
     is_asked_again = status.observed_restart != deployment.restart
@@ -51,16 +59,33 @@ def wanted_replicas(deployment: InferenceDeployment) -> int:
     return deployment.spec.replicas if autoscaled is None else autoscaled
 
 
+def awaits_replicas(deployment: InferenceDeployment) -> bool:
+    """Whether replicas of a deployment that has served before are on their way.
+
+    Those of the first start are not meant: it may take long, and who asks wants to know how far it is.
+    """
+    conditions = deployment.status.conditions
+    if deployment.metadata.deletion_timestamp is not None or is_true(conditions, "Failed"):
+        return False
+    progressing = find_condition(conditions, "Progressing")
+    if progressing is None or not is_true(conditions, "Progressing"):
+        return False
+    return progressing.reason in _REPLACING and wanted_replicas(deployment) > 0
+
+
 def model_state(model: InferenceModel) -> tuple[ModelState, str]:
-    """Return the state of a model and what to say about it."""
-    conditions = model.status.conditions
-    state, details = _model_state(conditions)
+    """Return the state of a model and what to say about it.
+
+    One that is being deleted is no longer ready, whatever its files are.
+    """
     if model.metadata.deletion_timestamp is not None:
-        return state, _message(conditions, "Deleting") or "deleting"
-    return state, details
+        return ModelState.CREATED, _message(model.status.conditions, "Deleting") or "deleting"
+    return files_state(model)
 
 
-def _model_state(conditions: tuple[Condition, ...]) -> tuple[ModelState, str]:
+def files_state(model: InferenceModel) -> tuple[ModelState, str]:
+    """Return where a model's files stand, be it that the model is being deleted."""
+    conditions = model.status.conditions
     if not conditions:
         return ModelState.CREATED, "waiting for the controller"
     if is_true(conditions, "Failed"):

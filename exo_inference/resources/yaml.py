@@ -59,6 +59,12 @@ _COUNTS = {
 }
 """What the fields that count must be, whichever way their values are wrong."""
 
+_MAX_DEPTH = 64
+_MAX_VALUES = 100_000
+_MAX_DIGITS = 64
+_MAX_MESSAGE = 1000
+_NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
+
 FieldPath = tuple[str | int, ...]
 
 
@@ -127,6 +133,9 @@ def parse_manifests(text: str, file: str) -> tuple[list[Manifest], list[Manifest
         while loader.check_node():
             node = loader.get_node()
             assert node is not None, "check_node said that there is one"
+            if problem := _find_excess(node, file):
+                problems.append(problem)
+                continue
             document = _Document(node, file)
             value = loader.construct_document(document.node)
             if value is not None:
@@ -135,8 +144,10 @@ def parse_manifests(text: str, file: str) -> tuple[list[Manifest], list[Manifest
                 problems += document.problems
     except yaml.YAMLError as exc:
         problems.append(_syntax_problem(exc, file))
-    except (RecursionError, ValueError) as exc:
-        problems.append(ManifestProblem(file, loader.line + 1, f"cannot be read: {exc}"))
+    except (RecursionError, ValueError, TypeError, AttributeError, LookupError) as exc:
+        # The last three are the library's own, on tags whose values are not of their form.
+        text = _printable(f"cannot be read: {exc}")
+        problems.append(ManifestProblem(file, loader.line + 1, text))
     finally:
         loader.dispose()
     return manifests, problems
@@ -169,6 +180,46 @@ class _Loader(yaml.SafeLoader):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Return the text of a scalar; one that is no text is short, or it would take hours."""
+        if node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(
+                problem=f"a number of {len(node.value)} characters stands here",
+                problem_mark=node.start_mark,
+            )
+        return super().construct_scalar(node)
+
+
+def _find_excess(root: yaml.Node, file: str) -> ManifestProblem | None:
+    """Return what is beyond all manifests: nesting, or aliases that make one value of millions."""
+    sizes: dict[int, int] = {}
+
+    def measure(node: yaml.Node, depth: int) -> int:
+        if depth > _MAX_DEPTH:  # an alias inside its own anchor ends here, too
+            raise _Excess(node, f"is nested deeper than {_MAX_DEPTH} levels")
+        if not isinstance(node, yaml.CollectionNode):
+            return 1
+        if id(node) not in sizes:
+            parts = node.value
+            if isinstance(node, yaml.MappingNode):
+                parts = [each for pair in node.value for each in pair]
+            sizes[id(node)] = 1 + sum(measure(each, depth + 1) for each in parts)
+        if sizes[id(node)] > _MAX_VALUES:
+            raise _Excess(node, f"comes to more than {_MAX_VALUES} values with its aliases")
+        return sizes[id(node)]
+
+    try:
+        measure(root, 0)
+    except _Excess as excess:
+        return ManifestProblem(file, excess.line, str(excess))
+    return None
+
+
+class _Excess(Exception):
+    def __init__(self, node: yaml.Node, message: str) -> None:
+        super().__init__(message)
+        self.line = int(node.start_mark.line) + 1
+
 
 class _Document:
     """One document while it is read: its nodes, for the lines, and its problems."""
@@ -186,7 +237,7 @@ class _Document:
         """Add a problem with the value at a path, or with the nearest part above that exists."""
         where = ".".join(str(part) for part in path)
         text = f"{where} {message}" if where else message
-        self.problems.append(ManifestProblem(self.file, self._line_of(path), text))
+        self.problems.append(ManifestProblem(self.file, self._line_of(path), _printable(text)))
 
     def _line_of(self, path: FieldPath) -> int:
         node, line = self.node, self.line
@@ -286,7 +337,15 @@ def _check_name(
 def _syntax_problem(exc: yaml.YAMLError, file: str) -> ManifestProblem:
     mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
     reason = getattr(exc, "problem", None) or getattr(exc, "context", None) or "is not YAML"
-    return ManifestProblem(file, mark.line + 1 if mark else 1, str(reason))
+    return ManifestProblem(file, mark.line + 1 if mark else 1, _printable(str(reason)))
+
+
+def _printable(text: str) -> str:
+    """Return a message in which keys of the file stand, cut and without what a terminal obeys."""
+    cut = text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…"
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut
+    )
 
 
 def _short(value: Any) -> str:

@@ -27,6 +27,7 @@ from exo_inference.sdk._messages import (
 from exo_inference.wire import (
     ApiKey,
     ApiKeyList,
+    ApiKeyValue,
     ConsumptionQuota,
     CreatedApiKey,
     Deployment,
@@ -36,6 +37,7 @@ from exo_inference.wire import (
     EngineParameterList,
     EventList,
     InstanceTypeList,
+    KeyUsage,
     LogEntry,
     LogList,
     Model,
@@ -44,6 +46,7 @@ from exo_inference.wire import (
     Operation,
     PlanStart,
     PlanStartList,
+    UsageList,
     Zone,
     ZoneList,
 )
@@ -111,13 +114,35 @@ def create_deployment(
 
 
 def update_deployment(
-    deployment_id: str, fields: dict[str, Any], *, dry_run: bool, force: bool = False
+    deployment_id: str,
+    fields: dict[str, Any],
+    *,
+    dry_run: bool,
+    force: bool = False,
+    version: str | None = None,
 ) -> Call[Operation]:
     """Change some fields of a deployment; those that are None stay as they are."""
     action = f"updating deployment {deployment_id}"
     path = f"/ai/deployment/{_id(deployment_id)}"
     body = encode_json(_given(fields))
-    return _operation(Request(action, "PATCH", path, _dry(dry_run) + _forced(force), body))
+    query, headers = _dry(dry_run) + _forced(force), _based_on(version)
+    return _operation(Request(action, "PATCH", path, query, body, headers))
+
+
+def replace_deployment(
+    deployment_id: str,
+    fields: dict[str, Any],
+    *,
+    dry_run: bool,
+    force: bool = False,
+    version: str | None = None,
+) -> Call[Operation]:
+    """Let another specification take a deployment's place."""
+    action = f"replacing deployment {deployment_id}"
+    path = f"/ai/deployment/{_id(deployment_id)}"
+    body = encode_json(_given(fields))
+    query, headers = _dry(dry_run) + _forced(force), _based_on(version)
+    return _operation(Request(action, "PUT", path, query, body, headers))
 
 
 def plan_deployment(fields: dict[str, Any]) -> Call[DeploymentPlan]:
@@ -135,18 +160,35 @@ def list_plan_starts() -> Call[list[PlanStart]]:
     return Call(request, lambda answer: reader(PlanStartList, action)(answer).starts)
 
 
-def scale_deployment(deployment_id: str, replicas: int, *, dry_run: bool) -> Call[Operation]:
+def scale_deployment(
+    deployment_id: str,
+    replicas: int,
+    *,
+    dry_run: bool,
+    force: bool = False,
+    version: str | None = None,
+) -> Call[Operation]:
     """Set the number of replicas."""
     action = f"scaling deployment {deployment_id} to {replicas}"
     path = f"/ai/deployment/{_id(deployment_id)}/scale"
     body = encode_json({"replicas": replicas})
-    return _operation(Request(action, "POST", path, _dry(dry_run), body))
+    query = _dry(dry_run) + _forced(force)
+    return _operation(Request(action, "POST", path, query, body, _based_on(version)))
 
 
-def delete_deployment(deployment_id: str, *, dry_run: bool) -> Call[Operation]:
+def restart_deployment(deployment_id: str, *, dry_run: bool) -> Call[Operation]:
+    """Ask for new replicas in place of all that run (additive)."""
+    action = f"restarting deployment {deployment_id}"
+    path = f"/ai/deployment/{_id(deployment_id)}/restart"
+    return _operation(Request(action, "POST", path, _dry(dry_run)))
+
+
+def delete_deployment(
+    deployment_id: str, *, dry_run: bool, version: str | None = None
+) -> Call[Operation]:
     """Delete a deployment."""
     action = f"deleting deployment {deployment_id}"
-    return _delete(f"/ai/deployment/{_id(deployment_id)}", action, dry_run)
+    return _delete(f"/ai/deployment/{_id(deployment_id)}", action, dry_run, version)
 
 
 def reveal_api_key(deployment_id: str) -> Call[DeploymentApiKey]:
@@ -251,6 +293,27 @@ def delete_api_key(key_id: str) -> Call[Operation]:
     return _delete(f"/ai/api-key/{_id(key_id)}", f"deleting API key {key_id}", False)
 
 
+def update_api_key(key_id: str, fields: dict[str, Any]) -> Call[ApiKey]:
+    """Change name or scope of an inference key."""
+    action = f"updating API key {key_id}"
+    body = encode_json(_given(fields))
+    path = f"/ai/api-key/{_id(key_id)}"
+    return Call(Request(action, "PATCH", path, body=body), reader(ApiKey, action))
+
+
+def reveal_scoped_key(key_id: str) -> Call[ApiKeyValue]:
+    """Show the value of an inference key again."""
+    path = f"/ai/api-key/{_id(key_id)}/reveal"
+    return _get(ApiKeyValue, path, f"revealing API key {key_id}")
+
+
+def rotate_api_key(key_id: str) -> Call[ApiKeyValue]:
+    """Give an inference key a new value."""
+    action = f"rotating API key {key_id}"
+    path = f"/ai/api-key/{_id(key_id)}/rotate"
+    return Call(Request(action, "POST", path), reader(ApiKeyValue, action))
+
+
 def get_operation(operation_id: str) -> Call[Operation]:
     """Get one operation."""
     return _get(Operation, f"/operation/{_id(operation_id)}", f"reading operation {operation_id}")
@@ -259,6 +322,19 @@ def get_operation(operation_id: str) -> Call[Operation]:
 def get_quota() -> Call[ConsumptionQuota]:
     """Get the consumption quota of the organisation."""
     return _get(ConsumptionQuota, "/ai/quota", "reading the quota")
+
+
+def list_usage() -> Call[list[KeyUsage]]:
+    """List what keys have used of deployments (additive)."""
+    action = "reading the usage"
+    request = Request(action, "GET", "/ai/usage", repeatable=True)
+    return Call(request, lambda answer: reader(UsageList, action)(answer).usage)
+
+
+def get_metrics() -> Call[str]:
+    """Get the metrics of a control plane of one machine as text (additive)."""
+    request = Request("reading the metrics", "GET", "/ai/metrics", repeatable=True)
+    return Call(request, lambda answer: answer.body.decode("utf-8", "replace"))
 
 
 def get_status() -> Call[dict[str, Any]]:
@@ -281,6 +357,20 @@ def model_ref(model: str | ModelRef) -> dict[str, str]:
     if not fields:
         raise UsageError("a deployment needs the name or the id of a model")
     return fields
+
+
+def first_replicas(replicas: int) -> int:
+    """Return the number of replicas of a new deployment.
+
+    Raises:
+        UsageError: it is 0.
+    """
+    if replicas == 0:
+        raise UsageError(
+            "a deployment is created with at least 1 replica, found 0",
+            hint="Create it with 1 and scale it to 0.",
+        )
+    return replicas
 
 
 def parameter_list(parameters: Sequence[str]) -> list[str]:
@@ -313,8 +403,16 @@ def _create(
     return Call(request, reader(model, action))
 
 
-def _delete(path: str, action: str, dry_run: bool) -> Call[Operation]:
-    return _operation(Request(action, "DELETE", path, _dry(dry_run), repeatable=True))
+def _delete(path: str, action: str, dry_run: bool, version: str | None = None) -> Call[Operation]:
+    headers = _based_on(version)
+    return _operation(
+        Request(action, "DELETE", path, _dry(dry_run), headers=headers, repeatable=True)
+    )
+
+
+def _based_on(version: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the header that refuses a write where somebody else was faster."""
+    return () if version is None else (("If-Match", f'"{version}"'),)
 
 
 def _operation(request: Request) -> Call[Operation]:
@@ -322,11 +420,12 @@ def _operation(request: Request) -> Call[Operation]:
 
 
 def _dry(dry_run: bool) -> Query:
-    return (("dry-run", "true"),) if dry_run else ()
+    # A signature covers values alone: as its own value, the name is covered too.
+    return (("dry-run", "dry-run"),) if dry_run else ()
 
 
 def _forced(force: bool) -> Query:
-    return (("force", "true"),) if force else ()
+    return (("force", "force"),) if force else ()
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from exo_inference.errors import ConnectionFailed, NotReady, OperationFailed, ServerError
+from exo_inference.errors import (
+    ConnectionFailed,
+    NotFound,
+    NotReady,
+    OperationFailed,
+    Overwritten,
+    ServerError,
+)
 from exo_inference.wire import Deployment, Model, Operation, OperationState
 
 MAX_FAILED_POLLS = 5
@@ -19,11 +27,12 @@ Waitable = TypeVar("Waitable", Model, Deployment)
 
 
 def operation_interval(elapsed_seconds: float) -> float:
-    """Return the pause before the next poll of an operation: 3 s at first, 60 s after 15 minutes.
+    """Return the pause before the next poll of an operation: 1 s at first, 60 s after 15 minutes.
 
-    The curve is that of Exoscale's own clients (egoscale, `client.go`).
+    The curve is that of Exoscale's own clients (egoscale, `client.go`), which begin with 3 s; their
+    SDK for Java polls each second.
     """
-    return max(3.0, min(60.0, 57.0 / 870.0 * elapsed_seconds + 1.03))
+    return min(60.0, 57.0 / 870.0 * elapsed_seconds + 1.03)
 
 
 def ready_interval(elapsed_seconds: float) -> float:
@@ -68,14 +77,58 @@ def is_ready(obj: Model | Deployment) -> bool:
     """Whether the object can be used.
 
     Raises:
-        NotReady: it is in error, so that waiting longer is of no use.
+        NotReady: it is in error or scaled to 0, so that waiting longer is of no use.
     """
+    if isinstance(obj, Deployment) and obj.replicas == 0:
+        error = _never_ready(obj, " is scaled to 0, so nothing becomes ready")
+        error.hint = f"Run `exo dedicated-inference deployment scale {obj.name} 1`."
+        raise error
+    return _is_well(obj)
+
+
+def _is_well(obj: Model | Deployment) -> bool:
     if obj.state == "error":
         reason = obj.state_details or "the API gave no details"
         raise _never_ready(
             obj, f": {reason}" if is_rolled_back(obj) else f" cannot become ready: {reason}"
         )
     return obj.state == "ready"
+
+
+def is_in_effect(
+    obj: Model | Deployment, change: Operation | None, asked: Mapping[str, Any] | None
+) -> bool:
+    """Whether what was read has a change in it; an older state, as another server may know it, has not.
+
+    An API that tells no versions cannot be asked: then it is taken for granted.
+
+    Raises:
+        Overwritten: a later change took it back.
+    """
+    if change is None or change.generation is None or not isinstance(obj, Deployment):
+        return True
+    if obj.generation is None or obj.version == change.version:
+        return True
+    if obj.generation < change.generation:
+        return False
+    if asked is not None and all(getattr(obj, name) == value for name, value in asked.items()):
+        return True
+    raise _overwritten(obj, asked)
+
+
+def _overwritten(obj: Deployment, asked: Mapping[str, Any] | None) -> Overwritten:
+    lost = [name for name, value in (asked or {}).items() if getattr(obj, name) != value]
+    now = ", ".join(f"{name.replace('_', '-')} is {getattr(obj, name)!r} now" for name in lost)
+    last = obj.last_change
+    who = "" if last is None else f" with the key {last.by} at {last.at:%H:%M:%SZ}"
+    return Overwritten(
+        f'deployment "{obj.name}" was changed again{who}, and what was asked for is not in effect'
+        f"{': ' if now else ''}{now}",
+        state=str(obj.state),
+        state_details=obj.state_details or "",
+        hint=f"Run `exo dedicated-inference deployment show {obj.name}`, and repeat the change if it is "
+        "still wanted.",
+    )
 
 
 def is_scaled(obj: Deployment) -> bool:
@@ -85,7 +138,7 @@ def is_scaled(obj: Deployment) -> bool:
         NotReady: it is in error, so that waiting longer is of no use.
     """
     if not is_rolled_back(obj):
-        return is_ready(obj)
+        return _is_well(obj)
     failed = next((each for each in obj.replica_status or () if each.state == "failed"), None)
     if failed is not None:
         reason = failed.details or "it failed"
@@ -115,6 +168,16 @@ def not_ready_in_time(obj: Model | Deployment, timeout: float, wanted: str) -> N
         state=str(obj.state),
         state_details=obj.state_details or "",
         hint=_look_hint(obj),
+    )
+
+
+def deleted_meanwhile(obj: Model | Deployment, wanted: str) -> NotFound:
+    """Return the error of a wait whose object somebody else deleted."""
+    return NotFound(
+        f'{_kind(obj)} "{obj.name}" was deleted while it was waited for; it was {obj.state} '
+        f"and never {wanted}",
+        status_code=404,
+        hint=f"Run `exo dedicated-inference {_kind(obj)} list` to see what there is.",
     )
 
 

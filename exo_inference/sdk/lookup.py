@@ -95,3 +95,24 @@ def _check_zone(zone: Zone, endpoint: str) -> str:
             hint="Correct the server's public address, or name its https:// endpoint.",
         )
     return zone.api_endpoint.rstrip("/")
+
+
+class Versioned(Protocol):
+    """A deployment as it was read."""
+
+    @property
+    def id(self) -> str:
+        """The lower-case UUID."""
+        ...
+
+    @property
+    def version(self) -> str | None:
+        """What a change of it is based on; None where the API knows no versions."""
+        ...
+
+
+def target(deployment: str | Versioned) -> tuple[str, str | None]:
+    """Return the id of a deployment and, of one that was read, the version that a change is based on."""
+    if isinstance(deployment, str):
+        return deployment, None
+    return deployment.id, deployment.version

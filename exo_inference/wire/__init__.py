@@ -7,11 +7,13 @@ of ours, so that both sides may import it. Source of every shape: the Exoscale v
 
 from exo_inference.wire.base import WireModel
 from exo_inference.wire.deployments import (
+    REPLACES,
     CreateDeployment,
     Deployment,
     DeploymentApiKey,
     DeploymentList,
     DeploymentState,
+    LastChange,
     ModelRef,
     ReplicaView,
     ScaleDeployment,
@@ -21,7 +23,14 @@ from exo_inference.wire.errors import SIGNATURE_PROBLEM, FieldProblem, Problem
 from exo_inference.wire.events import Event, EventList
 from exo_inference.wire.help import EngineParameter, EngineParameterList
 from exo_inference.wire.instance_types import InstanceType, InstanceTypeList
-from exo_inference.wire.keys import ApiKey, ApiKeyList, CreateApiKey, CreatedApiKey
+from exo_inference.wire.keys import (
+    ApiKey,
+    ApiKeyList,
+    ApiKeyValue,
+    CreateApiKey,
+    CreatedApiKey,
+    UpdateApiKey,
+)
 from exo_inference.wire.logs import LogEntry, LogList
 from exo_inference.wire.models import CreateModel, Model, ModelList, ModelState
 from exo_inference.wire.operations import Operation, OperationReason, OperationState, Reference
@@ -47,13 +56,16 @@ from exo_inference.wire.plans import (
 )
 from exo_inference.wire.quota import ConsumptionQuota, Quota, QuotaList
 from exo_inference.wire.routes import Route, RouteKey, RouteReplica, RouteTable
+from exo_inference.wire.usage import KeyUsage, UsageList
 from exo_inference.wire.zones import Zone, ZoneList
 
 __all__ = [
     "MEMORY_CODES",
+    "REPLACES",
     "SIGNATURE_PROBLEM",
     "ApiKey",
     "ApiKeyList",
+    "ApiKeyValue",
     "BatchSpeed",
     "ConsumptionQuota",
     "CreateApiKey",
@@ -72,6 +84,8 @@ __all__ = [
     "FieldProblem",
     "InstanceType",
     "InstanceTypeList",
+    "KeyUsage",
+    "LastChange",
     "LogEntry",
     "LogList",
     "Model",
@@ -104,7 +118,9 @@ __all__ = [
     "ScaleDeployment",
     "StartMeasurements",
     "StartPrediction",
+    "UpdateApiKey",
     "UpdateDeployment",
+    "UsageList",
     "WireModel",
     "Zone",
     "ZoneList",

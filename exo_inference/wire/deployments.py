@@ -6,6 +6,9 @@ from pydantic import Field, StrictStr
 
 from exo_inference.wire.base import Count, OpenEnum, Timestamp, WireModel
 
+REPLACES = "replace-deployment"
+"""Among the `features` of `GET /ai/status` where `PUT /ai/deployment/{id}` is known (additive)."""
+
 
 class DeploymentState(OpenEnum):
     """Where a deployment stands; derived by the controller, never stored."""
@@ -36,6 +39,15 @@ class ReplicaView(WireModel):
     restarts: int = 0
 
 
+class LastChange(WireModel):
+    """Who changed last what is wanted of a deployment (additive)."""
+
+    at: Timestamp
+    by: str = Field(description="id of the API key")
+    fields: list[str]
+    generation: int
+
+
 class Deployment(WireModel):
     """A deployment as the API shows it. `list` leaves out details, parameters and version."""
 
@@ -57,6 +69,13 @@ class Deployment(WireModel):
     )
     ready_replicas: Count | None = Field(default=None, description="additive")
     replica_status: list[ReplicaView] | None = Field(default=None, description="additive")
+    version: str | None = Field(
+        default=None, description="additive: what If-Match takes; grows with what is wanted"
+    )
+    generation: int | None = Field(
+        default=None, description="additive: number of the specification"
+    )
+    last_change: LastChange | None = Field(default=None, description="additive")
     created_at: Timestamp | None = None
     updated_at: Timestamp | None = None
 

@@ -19,7 +19,7 @@ class ApiKey(WireModel):
 
 
 class CreatedApiKey(ApiKey):
-    """Answer of `POST /ai/api-key`: the only time the value is shown."""
+    """Answer of `POST /ai/api-key`."""
 
     value: str = Field(repr=False)
 
@@ -35,3 +35,16 @@ class CreateApiKey(WireModel):
 
     name: StrictStr
     scope: StrictStr
+
+
+class UpdateApiKey(WireModel):
+    """Body of `PATCH /ai/api-key/{id}`: only the fields that are sent change."""
+
+    name: StrictStr | None = None
+    scope: StrictStr | None = None
+
+
+class ApiKeyValue(WireModel):
+    """Answer of `GET /ai/api-key/{id}/reveal` and of `POST /ai/api-key/{id}/rotate`."""
+
+    value: str = Field(repr=False)

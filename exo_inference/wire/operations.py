@@ -52,3 +52,9 @@ class Operation(WireModel):
     plan: DeploymentPlan | None = Field(
         default=None, description="additive: what a created or updated deployment takes and gives"
     )
+    version: str | None = Field(
+        default=None, description="additive: the version that a changed deployment has now"
+    )
+    generation: int | None = Field(
+        default=None, description="additive: the number of the specification that was asked for"
+    )

@@ -66,6 +66,8 @@ class PromptSpeed(WireModel):
     num_tokens: int
     ttft_seconds: float
     bound_by: str
+    ttft_seconds_low: float | None = None
+    ttft_seconds_high: float | None = None
 
 
 class BatchSpeed(WireModel):
@@ -77,6 +79,8 @@ class BatchSpeed(WireModel):
     tokens_per_second: float
     bound_by: str
     usd_per_million_tokens: float | None = None
+    inter_token_seconds_low: float | None = None
+    inter_token_seconds_high: float | None = None
 
 
 class PlanSpeed(WireModel):

@@ -29,6 +29,8 @@ class Route(WireModel):
 
     `draining` names those that only finish what they have. A replica that is in neither is not
     fit to answer; None is from a controller that did not say, and then nothing is known of others.
+    `coming`: replicas of a deployment that served before are being started; while none is ready the
+    gateway may hold requests for them.
     """
 
     deployment_id: str
@@ -39,6 +41,7 @@ class Route(WireModel):
     keys: list[RouteKey]
     replicas: list[RouteReplica]
     draining: list[str] | None = None
+    coming: bool = False
     max_pending_per_replica: Count = 256
 
 

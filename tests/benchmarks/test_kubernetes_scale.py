@@ -14,6 +14,7 @@ from benchmarks.kubernetes_scale.__main__ import PAGE, read_options
 from benchmarks.kubernetes_scale.report import BEGIN, END, Quantiles, write_page
 from scripts.kubernetes import binaries
 from scripts.kubernetes.simulated import PROGRAMS
+from tests.skipping import skip_check
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ def test_a_small_run_measures_everything() -> None:
     try:
         binaries.require(PROGRAMS)
     except binaries.ProgramsMissing as exc:
-        pytest.skip(str(exc))
+        skip_check(str(exc))
     words = ["--deployments=20", "--nodes=10", "--rest=2", "--rate=1", "--changes=6"]
     ended = run(*words, "--fail-overs=1", "--json")
     assert ended.returncode == 0, ended.stderr

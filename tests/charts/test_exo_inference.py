@@ -309,7 +309,8 @@ def test_monitors_select_the_services_that_have_metrics() -> None:
     values = ("--set", "model.source=a/b,model.claimName=c")
     service = only(render("inference-deployment", *values), "Service")
     assert engines["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert engines["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    ports = [port["name"] for port in service["spec"]["ports"]]
+    assert [each["port"] in ports for each in engines["endpoints"]] == [True]
 
 
 def test_notes_end_with_the_next_command() -> None:

@@ -308,14 +308,23 @@ def test_pods_of_one_replica_reach_each_other() -> None:
     assert policy["egress"][0] == {"to": [own]}
 
 
-def test_further_peers_are_added() -> None:
-    policy = only(render(CHART, scenario="tensor-parallel"), "NetworkPolicy")["spec"]
-    gateway, monitoring = policy["ingress"][0]["from"]
-    names = [
-        peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
-        for peer in (gateway, monitoring)
-    ]
-    assert names == ["exo-system", "monitoring"]
+def test_further_peers_reach_the_metrics_and_not_the_engine() -> None:
+    """Prometheus has no key of any deployment, and the engine asks nobody for one."""
+    objects = render(CHART, scenario="tensor-parallel")
+    policy = only(objects, "NetworkPolicy")["spec"]
+    reached = {
+        rule["ports"][0]["port"]: [
+            peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+            for peer in rule["from"]
+        ]
+        for rule in policy["ingress"]
+    }
+    assert reached == {"http": ["exo-system"], "probes": ["exo-system", "monitoring"]}
+    monitors = render("exo-inference", scenario="monitoring")
+    asked = only(monitors, "ServiceMonitor", "chat-engines")["spec"]["endpoints"]
+    assert [(each["port"], each["path"]) for each in asked] == [("probes", "/metrics")]
+    ports = only(objects, "Service")["spec"]["ports"]
+    assert {port["name"]: port["targetPort"] for port in ports}["probes"] == "probes"
     assert policy["egress"][0]["to"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
 
 

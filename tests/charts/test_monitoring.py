@@ -19,6 +19,7 @@ from exo_inference.gateway.usage import UsageLedger
 from scripts.kubernetes import binaries
 from scripts.kubernetes.prerequisites import PrerequisiteMissing, unpacked_program
 from tests.charts.rendering import CHARTS, only, render
+from tests.skipping import skip_check
 
 DASHBOARDS = sorted((CHARTS / "exo-inference/files/dashboards").glob("*.json"))
 SERIES = re.compile(r"\b((?:exo_(?:gateway|controller)_|vllm:)\w+)")
@@ -127,7 +128,7 @@ def test_promtool_accepts_the_alerts_and_every_query(tmp_path: Path) -> None:
     try:
         promtool = unpacked_program("promtool", binaries.cache_dir())
     except PrerequisiteMissing as exc:
-        pytest.skip(str(exc))
+        skip_check(str(exc))
     rule = only(render("exo-inference", scenario="monitoring"), "PrometheusRule")
     queries = [
         {"record": f"dashboard:query_{number}", "expr": _without_variables(text)}

@@ -34,7 +34,13 @@ FOREIGN = (
     "gateway.networking.k8s.io",
     "monitoring.coreos.com",
 )
-CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
+CLUSTER_WIDE = (
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+)
 DRY_RUN = "dryRun=All&fieldValidation=Strict"
 MODEL = "model.source=exo/tiny-chat,model.sizeBytes=5000000"
 DEPLOYMENT = "model.source=exo/tiny-chat,model.claimName=tiny"

@@ -234,7 +234,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             status, answer = api.answer(self.command, url.path, body)
             self._send(status, answer)
 
-        do_GET = do_POST = do_PATCH = do_DELETE = handle_any  # noqa: N815
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815
 
         def _send(self, status: int, answer: Any) -> None:
             ndjson = isinstance(answer, bytes)

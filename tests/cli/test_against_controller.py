@@ -50,8 +50,10 @@ def test_a_dry_run_is_checked_by_the_server_and_changes_nothing(exo: Exo) -> Non
     assert asked.err.endswith("Deployment would be created (dry run).\n")
     assert exo("ai", "deployment", "list", "-O", "json").out == "[]\n"
     refused = exo(*CREATE, *MODEL, "--dry-run", "--replicas", "-1")
-    assert refused.code == 1
+    assert refused.code == 2
     assert "--replicas" in refused.err
+    too_many = exo(*CREATE, *MODEL, "--dry-run", "--replicas", "101")
+    assert (too_many.code, "--replicas" in too_many.err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -127,3 +129,71 @@ def test_refusal_for_memory_shows_where_it_goes(exo: Exo) -> None:
     refused = exo(*CREATE, *MODEL, *flags, "--dry-run")
     assert refused.code == 1
     assert "█ weights" in refused.err
+
+
+def test_keys_are_made_shown_once_listed_and_taken_back(exo: Exo) -> None:
+    assert exo(*CREATE, *MODEL).code == 0
+    try:
+        made = exo("ai", "api-key", "create", "phone", "--deployment", "chat", "-O", "json")
+        assert made.code == 0, made.err
+        key = json.loads(made.out)
+        assert list(key) == [
+            "id", "name", "opens", "created_at", "updated_at", "scope", "deployment", "value",
+        ]  # fmt: skip
+        assert (key["name"], key["opens"], key["deployment"]) == ("phone", "chat", "chat")
+        revealed = json.loads(exo("ai", "api-key", "reveal", "phone", "-O", "json").out)
+        assert revealed == {name: key[name] for name in ("id", "name", "value")}
+        assert exo("ai", "api-key", "create", "ci", "--all").code == 0
+        listed = exo("ai", "api-key", "list", "-O", "json")
+        assert [(k["name"], k["opens"]) for k in json.loads(listed.out)] == [
+            ("phone", "chat"),
+            ("ci", "every deployment"),
+        ]
+        assert key["value"] not in listed.out
+        assert "every deployment" in exo("ai", "api-key", "ls").out
+        shown = json.loads(exo("ai", "api-key", "show", "phone", "-O", "json").out)
+        assert shown == {name: value for name, value in key.items() if name != "value"}
+        rotated = json.loads(exo("ai", "api-key", "rotate", "phone", "-O", "json").out)
+        assert (rotated["id"], rotated["value"] == key["value"]) == (key["id"], False)
+        assert exo("ai", "api-key", "update", "phone").code == 2
+        updated = exo("ai", "api-key", "update", "phone", "--all", "--name", "tablet", "-O", "json")
+        assert (json.loads(updated.out)["opens"], json.loads(updated.out)["name"]) == (
+            "every deployment",
+            "tablet",
+        )
+        assert exo("ai", "api-key", "update", "tablet", "--name", "phone").out == (
+            "API key updated.\n"
+        )
+        gone = json.loads(exo("ai", "api-key", "delete", "phone", "ci", "-f", "-O", "json").out)
+        assert [each["kind"] for each in gone] == ["api-key", "api-key"]
+    finally:
+        exo("ai", "deployment", "delete", "chat", "-f", "--wait", "--timeout", "60")
+    assert exo("ai", "api-key", "list", "-O", "json").out == "[]\n"
+    unknown = exo("ai", "api-key", "show", "phone")
+    assert (unknown.code, "api-key list" in unknown.err) == (1, True)
+
+
+@pytest.mark.parametrize("flags", [(), ("--all", "--deployment", "chat")])
+def test_what_a_key_opens_has_to_be_said(exo: Exo, flags: tuple[str, ...]) -> None:
+    result = exo("ai", "api-key", "create", "x", *flags)
+    assert (result.code, "--deployment" in result.err) == (2, True)
+
+
+def test_events_of_a_deployment_end_when_it_is_gone(exo: Exo) -> None:
+    assert exo(*CREATE, *MODEL).code == 0
+    listed = json.loads(exo("ai", "events", "chat", "-O", "json").out)
+    assert list(listed[0]) == ["time", "type", "reason", "count", "message"]
+    assert "Created" in {event["reason"] for event in listed}
+    assert "Created" in exo("ai", "events", "chat").out
+    restarted = json.loads(exo("ai", "deployment", "restart", "chat", "-O", "json").out)
+    assert restarted["name"] == "chat"
+    follow = [sys.executable, "-m", "exo_inference.cli", "ai", "events", "chat", "-f", "-O", "json"]
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert json.loads(following.stdout.readline())["reason"] == "Created"
+        exo("ai", "deployment", "delete", "chat", "-f", "--wait", "--timeout", "60")
+        rest = following.stdout.read()  # `communicate` would leave out what is buffered
+    assert "Restarted" in {json.loads(line)["reason"] for line in rest.splitlines()}
+    assert following.returncode == 0
+    missing = exo("ai", "events", "nothing-of-that-name")
+    assert (missing.code, "no deployment and no model" in missing.err) == (1, True)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from exo_inference.cli.chat_stream import way_in
+
 from .conftest import Exo
 from .fake_api import CHAT_PIECES, FakeApi
 
@@ -50,6 +52,37 @@ def test_the_prompt_may_come_from_stdin_and_flags_are_sent(exo: Exo, api: FakeAp
         {"role": "user", "content": "Why?"},
     ]
     assert (sent["max_tokens"], sent["temperature"]) == (5, 0.0)
+
+
+def test_a_gateway_that_is_forwarded_is_asked_in_place_of_the_urls_own(
+    exo: Exo, api: FakeApi
+) -> None:
+    """As after a plain installation, whose gateway has only the name of its Service."""
+    deployment = api.add_deployment("demo")
+    inside = f"http://exo-gateway.inference.svc/inference/{deployment['id']}/v1"
+    deployment["deployment-url"] = inside
+    result = exo("ai", "chat", "demo", "Why?", "--base-url", f"{api.url}/")
+    assert (result.code, result.out) == (0, ANSWER + "\n")
+    refused = exo("ai", "chat", "demo", "Why?", "--base-url", "127.0.0.1:8081")
+    assert (refused.code, "expected http://HOST[:PORT]" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        (
+            "http://exo-gateway.inference.svc/u/v1",
+            "-n inference port-forward service/exo-gateway 8081:80`",
+        ),
+        ("http://gw.ns.svc.cluster.local:8080/u/v1", "-n ns port-forward service/gw 8081:8080`"),
+        ("https://inference.example.com/u/v1", ""),
+        ("http://127.0.0.1:8081/u/v1", ""),
+    ],
+)
+def test_a_name_of_the_cluster_has_a_hint_how_to_get_there(url: str, hint: str) -> None:
+    found = way_in(url)
+    assert hint in found
+    assert bool(hint) == ("--base-url http://127.0.0.1:8081" in found)
 
 
 def test_it_waits_until_the_deployment_is_ready(

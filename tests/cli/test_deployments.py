@@ -124,8 +124,8 @@ def test_create_leaves_ranges_to_the_server_and_names_the_flags(exo: Exo, api: F
             ],
         },
     )
-    result = exo(*CREATE, "--replicas", "-2", "--model-name", "org/m1")
-    assert api.requests[-1].body["replicas"] == -2
+    result = exo(*CREATE, "--replicas", "200", "--model-name", "org/m1")
+    assert api.requests[-1].body["replicas"] == 200
     assert (result.code, result.out) == (1, "")
     assert "Bad Request: Validation failed: request body is invalid\n" in result.err
     assert "  - --inference-engine-version: invalid value; valid values are: 0.25.0, 0.26.0\n" in (
@@ -139,7 +139,7 @@ def test_create_leaves_ranges_to_the_server_and_names_the_flags(exo: Exo, api: F
 def test_create_dry_run(exo: Exo, api: FakeApi) -> None:
     result = exo(*CREATE, "--model-name", "org/m1", "--dry-run", "--wait")
     assert (result.code, result.out) == (0, "Deployment would be created (dry run).\n")
-    assert api.lines[-1] == "POST /v2/ai/deployment?dry-run=true"
+    assert api.lines[-1] == "POST /v2/ai/deployment?dry-run=dry-run"
 
 
 def test_list_as_table_json_and_text(exo: Exo, api: FakeApi) -> None:
@@ -251,17 +251,16 @@ def test_scale_sends_the_number_and_says_so(exo: Exo, api: FakeApi) -> None:
     assert api.requests[-1].body == {"replicas": 3}
 
 
-def test_scale_passes_a_negative_number_after_two_dashes(exo: Exo, api: FakeApi) -> None:
-    api.add_deployment("d1")
-    assert exo("ai", "deployment", "scale", "d1", "--", "-1").code == 0
-    assert api.requests[-1].body == {"replicas": -1}
+def test_scale_refuses_a_negative_number_after_two_dashes_too(exo: Exo, api: FakeApi) -> None:
+    assert exo("ai", "deployment", "scale", "d1", "--", "-1").code == 2
+    assert api.requests == []
 
 
 def test_scale_dry_run(exo: Exo, api: FakeApi) -> None:
     api.add_deployment("d1")
     result = exo("ai", "deployment", "scale", "d1", "2", "--dry-run")
     assert result.out == 'Deployment "d1" would be scaled to 2 (dry run).\n'
-    assert api.requests[-1].query == {"dry-run": ["true"]}
+    assert api.requests[-1].query == {"dry-run": ["dry-run"]}
 
 
 def test_scale_of_what_does_not_exist(exo: Exo, api: FakeApi) -> None:
@@ -328,7 +327,7 @@ def test_update_dry_run(exo: Exo, api: FakeApi) -> None:
     api.add_deployment("d1")
     result = exo("ai", "deployment", "update", "d1", "--name", "x", "--dry-run")
     assert result.out == "Deployment would be updated (dry run).\n"
-    assert api.requests[-1].query == {"dry-run": ["true"]}
+    assert api.requests[-1].query == {"dry-run": ["dry-run"]}
 
 
 def test_delete_asks_in_the_words_of_the_exo_cli(exo: Exo, api: FakeApi) -> None:
@@ -353,7 +352,7 @@ def test_delete_dry_run_does_not_ask(exo: Exo, api: FakeApi) -> None:
     api.add_deployment("d1")
     result = exo("ai", "deployment", "delete", "d1", "--dry-run", "--wait")
     assert result.out == "Deployment(s) would be deleted (dry run).\n"
-    assert api.requests[-1].query == {"dry-run": ["true"]}
+    assert api.requests[-1].query == {"dry-run": ["dry-run"]}
 
 
 def test_reveal_api_key_in_each_form(exo: Exo, api: FakeApi) -> None:

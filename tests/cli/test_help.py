@@ -101,7 +101,7 @@ def test_a_group_alone_prints_its_help(exo: Exo) -> None:
 
 def test_a_flag_of_a_command_hides_the_global_one_of_that_name() -> None:
     command = COMMANDS["exo dedicated-inference deployment create"]
-    params = command.get_params(click.Context(command))
+    params = command.get_params(click.Context(command, **command.context_settings))
     timeouts = [param for param in params if "--timeout" in param.opts]
     assert [is_global(param) for param in timeouts] == [False]
 

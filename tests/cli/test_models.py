@@ -60,7 +60,7 @@ def test_create_reports_an_operation_that_fails(exo: Exo, api: FakeApi) -> None:
 def test_create_dry_run_changes_nothing_and_says_so(exo: Exo, api: FakeApi) -> None:
     result = exo("ai", "model", "create", "org/m1", "--dry-run")
     assert (result.code, result.out) == (0, "Model would be created (dry run).\n")
-    assert api.lines[-1] == "POST /v2/ai/model?dry-run=true"
+    assert api.lines[-1] == "POST /v2/ai/model?dry-run=dry-run"
 
 
 def test_create_sends_the_revision(exo: Exo, api: FakeApi) -> None:
@@ -138,7 +138,7 @@ def test_list_whose_zones_all_refuse_the_key_ends_with_4(exo: Exo, api: FakeApi)
         api.answers[f"GET {prefix}/ai/model"] = (403, {"message": "Invalid request signature"})
     result = exo("ai", "model", "list", "-O", "json")
     assert (result.code, result.out) == (4, "[]\n")
-    assert "error: 2 zone(s) failed" in result.err
+    assert '{"error":{"type":"AuthenticationFailed","message":"2 zone(s) failed"' in result.err
 
 
 def test_list_gives_up_on_a_zone_that_does_not_answer(exo: Exo, api: FakeApi) -> None:

@@ -114,8 +114,9 @@ def test_harmless_shows_what_a_terminal_would_act_on() -> None:
 
 @pytest.mark.parametrize("form", ["table", "json", "text"])
 def test_names_from_the_server_are_harmless_on_a_terminal(
-    exo: Exo, api: FakeApi, form: str
+    exo: Exo, api: FakeApi, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
     api.add_model(EVIL)
     result = exo("ai", "model", "list", "-O", form, tty=True)
     assert "\x1b" not in result.out

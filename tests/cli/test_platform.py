@@ -120,7 +120,9 @@ def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.Monkey
     assert find_all(state) == []
     assert list(state.run_dir.iterdir()) == []
     assert not list(state.root.glob(".*"))
-    assert exo("ai", "deployment", "show", "chat").err == (
+    gone = exo("ai", "deployment", "show", "chat")
+    assert gone.code == 4  # as where none was ever started
+    assert gone.err == (
         f"error: no control plane is running in {state.root}\nRun `exo dedicated-inference up`.\n"
     )
     stopped = exo("ai", "status", "-O", "json")
@@ -132,6 +134,8 @@ def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.Monkey
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
     monkeypatch.delenv("EXO_STATE_DIR")
+    by_file = exo("-C", str(state.config_file), "ai", "status", "-O", "json")
+    assert (by_file.code, json.loads(by_file.out)["endpoint"]) == (3, status["endpoint"])
     named = exo("ai", "model", "list", "--state-dir", str(state.root))
     assert named.err.endswith(f"Run `exo dedicated-inference up --state-dir '{state.root}'`.\n")
 
@@ -575,3 +579,28 @@ def test_no_simulated_gpus_have_to_be_said_in_words(exo: Exo) -> None:
     result = exo("ai", "up", "--simulate-gpus", "")
     assert result.code == 2
     assert "write --simulate-gpus none" in result.err
+
+
+@pytest.mark.parametrize("verb", ["status", "up", "down"])
+def test_a_file_that_is_not_of_a_control_plane_is_refused(
+    exo: Exo, tmp_path: Path, verb: str
+) -> None:
+    file = tmp_path / "exoscale.toml"
+    file.write_text("")
+    result = exo("ai", verb, "-C", str(file))
+    assert (result.code, result.out) == (2, "")
+    assert f"-C {file} is not the file of a control plane of this machine" in result.err
+
+
+def test_paused_is_said_and_ends_with_the_next_up(exo: Exo, state: StateDir) -> None:
+    first = up("--paused")
+    assert first.code == 0, first
+    assert "no replica is started" in first.err
+    assert state.paused_file.exists()
+    again = up()
+    assert again.code == 0, again
+    assert "already running" in again.out
+    assert not state.paused_file.exists()
+    assert up("--paused").code == 0
+    assert exo("ai", "down", "--timeout", "20s").code == 0
+    assert not state.paused_file.exists()

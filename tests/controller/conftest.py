@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,16 @@ from exo_inference.local_settings import LocalSettings, ensure_credentials
 from exo_inference.state_dir import StateDir
 from tests.controller.fakes import FakeHub, FakePlatform, FakeSource
 from tests.controller.openapi import check_response
+
+
+class DistinctAuth(ExoscaleV2Auth):
+    """Signs equal requests of one second differently, so that none is taken for the repeat of another."""
+
+    _count = itertools.count()
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        self._sign_request(request, int(time.time()) + 300 + next(self._count) % 300)
+        return request
 
 
 @dataclass
@@ -104,9 +115,15 @@ class Controller:
         self._clients.append(client)
         return client
 
+    def _distinct_client(self) -> Client:
+        """Return one for helpers: what they create again within a second is a new request."""
+        client = self.client()
+        client.http_client.auth = DistinctAuth(self.key, self.secret)
+        return client
+
     def call(self, method: str, path: str, **kwargs: Any) -> requests.Response:
         """Send one signed request and check the form of its answer."""
-        auth = ExoscaleV2Auth(self.key, self.secret)
+        auth = DistinctAuth(self.key, self.secret)
         url = f"http://127.0.0.1:{self.port}{path}"
         return requests.request(
             method, url, auth=auth, hooks={"response": check_response}, timeout=20, **kwargs
@@ -122,14 +139,14 @@ class Controller:
 
     def create_model(self, name: str = "org/m1") -> str:
         """Create a model, wait until it is ready, return its id."""
-        client = self.client()
+        client = self._distinct_client()
         uid: str = client.create_model(name=name)["reference"]["id"]
         self.wait_for(lambda: client.get_model(id=uid)["state"] == "ready")
         return uid
 
     def create_deployment(self, name: str = "chat", *, wait: bool = True, **fields: Any) -> str:
         """Create a deployment of `org/m1`, wait until it is ready, return its id."""
-        client = self.client()
+        client = self._distinct_client()
         body = {"gpu_type": "cpu", "gpu_count": 1, "replicas": 1, "model": {"name": "org/m1"}}
         uid: str = client.create_deployment(name=name, **{**body, **fields})["reference"]["id"]
         if wait:

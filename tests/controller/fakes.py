@@ -67,9 +67,15 @@ class FakePlatform:
     """Replicas that become ready after so many looks, and stop only once they are unrouted."""
 
     name: str = "fake"
+    rolls_back: bool = False
     looks_until_ready: int = 2
+    drain_seconds: float = 60.0
+    has_endless_requests: bool = False
+    cannot_delete: str | None = None
     refuses: str | None = None
     fails: str | None = None
+    fails_model: str | None = None
+    slots: int | None = None
     rolled_back: str | None = None
     replicas: dict[str, list[FakeReplica]] = field(default_factory=dict)
     applied: list[DesiredDeployment] = field(default_factory=list)
@@ -89,7 +95,12 @@ class FakePlatform:
         if self.refuses is not None:
             raise PlatformError(self.refuses, hint="Wait.")
         mine = self.replicas.setdefault(desired.uid, [])
-        made_from = (desired.model_path, desired.engine_version, desired.engine_parameters)
+        made_from = (
+            desired.model_path,
+            desired.engine_version,
+            desired.engine_parameters,
+            desired.roll,
+        )
         for replica in [r for r in mine if r.draining and r.name in desired.unrouted]:
             mine.remove(replica)
             self.stopped.append(replica.name)
@@ -100,8 +111,11 @@ class FakePlatform:
         current = [r for r in mine if r.made_from == made_from and not r.draining]
         wanted = desired.replicas if self.autoscaled is None else self.autoscaled
         while len(current) < wanted:
+            if self.slots is not None and len(mine) >= self.slots:  # no room beside the old one
+                self.stopped.append(mine.pop(0).name)
             self.count += 1
-            replica = FakeReplica(f"{desired.name}-{self.count}", made_from, failure=self.fails)
+            failure = "wings are missing" if desired.model_name == self.fails_model else self.fails
+            replica = FakeReplica(f"{desired.name}-{self.count}", made_from, failure=failure)
             mine.append(replica)
             current.append(replica)
         for replica in current[wanted:]:
@@ -139,6 +153,10 @@ class FakePlatform:
         )
 
     async def delete(self, uid: str) -> bool:
+        if self.cannot_delete is not None:
+            raise PlatformError(self.cannot_delete)
+        if self.has_endless_requests:
+            return not self.replicas.get(uid)
         mine = self.replicas.pop(uid, [])
         self.stopped += [replica.name for replica in mine]
         return not mine

@@ -132,7 +132,7 @@ def test_ways_out_name_only_what_the_machine_has(controller: Controller) -> None
 
 
 def test_force_admits_what_memory_refuses_and_records_a_warning(controller: Controller) -> None:
-    operation = create(controller, "?force=true")
+    operation = create(controller, "?force=force")
     assert operation["plan"]["verdict"] == "refused"
     event = planned(operation)
     assert event["type"] == "Warning"
@@ -141,14 +141,14 @@ def test_force_admits_what_memory_refuses_and_records_a_warning(controller: Cont
 
 def test_force_never_admits_a_wrong_flag(controller: Controller) -> None:
     wire = {key.replace("_", "-"): value for key, value in body(flags=["--nope"]).items()}
-    answer = controller.call("POST", "/v2/ai/deployment?force=true", json=wire)
+    answer = controller.call("POST", "/v2/ai/deployment?force=force", json=wire)
     assert answer.status_code == 400
     answer = controller.call("POST", "/v2/ai/deployment?force=perhaps", json=wire)
     assert answer.json()["errors"][0]["location"] == "$['force']"
 
 
 def test_a_dry_run_answers_the_plan_and_records_nothing(controller: Controller) -> None:
-    operation = create(controller, "?dry-run=true", flags=["--max-model-len=60000"])
+    operation = create(controller, "?dry-run=dry-run", flags=["--max-model-len=60000"])
     assert "reference" not in operation
     assert operation["plan"]["kv-capacity-tokens"] > 60000
 
@@ -221,8 +221,8 @@ def test_an_update_is_judged_by_its_new_flags(controller: Controller) -> None:
     ways = [entry["detail"] for entry in refused.json()["errors"]]
     assert ways
     assert all(way.startswith("--inference-engine-params=") for way in ways)
-    assert "plan" in controller.call("PATCH", f"{path}?dry-run=true", json={"name": "v"}).json()
-    assert controller.call("PATCH", f"{path}?force=true", json=longer).status_code == 200
+    assert "plan" in controller.call("PATCH", f"{path}?dry-run=dry-run", json={"name": "v"}).json()
+    assert controller.call("PATCH", f"{path}?force=force", json=longer).status_code == 200
     # What was admitted before is not refused when something else changes, or when it is repeated.
     assert controller.call("PATCH", path, json={"name": "up2"}).status_code == 200
     assert controller.call("PATCH", path, json={}).status_code == 200

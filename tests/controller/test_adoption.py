@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from starlette.requests import Request
 
 from exo_inference.controller.adoption import adopt_deployment, adopt_model, choose_engine
+from exo_inference.controller.context import Context
+from exo_inference.controller.problems import Refused
+from exo_inference.controller.routes.deployments import reveal_api_key
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
 from exo_inference.controller.stores.base import VersionConflict
 from exo_inference.controller.stores.sqlite import SqliteStore
@@ -19,7 +24,9 @@ from exo_inference.resources import (
     InferenceModel,
     ModelSpec,
     ObjectMeta,
+    Resource,
 )
+from exo_inference.resources.base import UidProblem
 from tests.controller.stores.objects import deployment, with_replicas
 
 BOX = SecretBox(b"k" * 32)
@@ -43,6 +50,32 @@ async def test_a_deployment_gets_a_finalizer_and_a_key_once(store: SqliteStore) 
     assert await adopt_deployment(store, BOX, adopted) == adopted
     assert await store.get_secret(uid, KEY_SECRET) == sealed
     assert [event.reason for event in await store.list_events(uid)] == ["Adopted"]
+
+
+@pytest.mark.parametrize("problem", [None, UidProblem("UidTaken", "its uid is another's")])
+async def test_the_key_of_one_that_is_not_adopted_is_refused_in_words(
+    store: SqliteStore, problem: UidProblem | None
+) -> None:
+    made = await store.create(deployment())
+    # The store of one machine has no such objects, so that of a cluster is stood in for.
+    found = made.model_copy(update={"metadata": made.metadata.known_as(made.metadata.uid, problem)})
+
+    class Given:
+        async def get(self, kind: type[Resource], uid: str) -> Resource:
+            assert uid == made.metadata.uid
+            return found
+
+        get_secret = store.get_secret
+
+    context = Mock(spec=Context)
+    context.store, context.secret_box = Given(), BOX
+    parts = {"path_params": {"id": made.metadata.uid}, "state": {"context": context}}
+    scope = {"type": "http", **parts}
+    with pytest.raises(Refused) as caught:
+        await reveal_api_key(Request(scope))
+    assert caught.value.status_code == 412
+    words = "not taken over yet" if problem is None else "its uid is another's"
+    assert words in str(caught.value)
 
 
 async def test_a_deployment_applied_with_our_finalizer_still_gets_its_key(

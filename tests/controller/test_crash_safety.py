@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 import requests
-from exoscale_auth import ExoscaleV2Auth
 
 from exo_inference.local_settings import LocalSettings, ensure_credentials, save_settings
 from exo_inference.state_dir import StateDir
+from tests.controller.conftest import DistinctAuth
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +34,7 @@ class Ledger:
     Attributes:
         replicas: the last acknowledged number of replicas of each live deployment.
         keys: its inference key, which must never change.
+        flags: those of the last acknowledged replacement of each.
         doubtful: deployments with a request that was never answered.
     """
 
@@ -41,6 +42,7 @@ class Ledger:
     replicas: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
+    flags: dict[str, list[str]] = field(default_factory=dict)
     doubtful: set[str] = field(default_factory=set)
 
 
@@ -55,7 +57,7 @@ class CrashingController:
         settings = LocalSettings(port=port, gateway_port=1)
         save_settings(state, settings)
         credentials = ensure_credentials(state, settings)
-        self.auth = ExoscaleV2Auth(credentials.key, credentials.secret)
+        self.auth = DistinctAuth(credentials.key, credentials.secret)
         self.endpoint = settings.endpoint
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -108,7 +110,7 @@ def crashing(tmp_path: Path) -> Iterator[CrashingController]:
 def write_until_killed(
     controller: CrashingController, ledger: Ledger, names: Iterator[str], seed: int
 ) -> None:
-    """Create, scale and delete until a request finds nobody; note each acknowledgement at once."""
+    """Create, scale, replace and delete until a request finds nobody; note each acknowledgement at once."""
     chance = random.Random(seed)
     while True:
         live = [uid for uid in list(ledger.replicas) if uid not in ledger.doubtful]
@@ -124,6 +126,15 @@ def write_until_killed(
                 ledger.keys[uid] = controller.call("GET", f"/ai/deployment/{uid}/api-key")[
                     "api-key"
                 ]
+            elif choice < 0.6:
+                count, flags = 1 + chance.randrange(2), [f"--seed={chance.randrange(10**9)}"]
+                body = {"model": {"name": "org/m1"}, "gpu-type": "gpua5000", "gpu-count": count}
+                body |= {"inference-engine-parameters": flags}
+                ledger.doubtful.add(uid)
+                made = controller.call("PUT", f"/ai/deployment/{uid}", body)
+                ledger.operations.append(made["id"])
+                ledger.flags[uid] = flags
+                ledger.doubtful.discard(uid)
             elif choice < 0.85:
                 wanted = chance.randrange(5)
                 ledger.doubtful.add(uid)
@@ -148,6 +159,9 @@ def check(controller: CrashingController, ledger: Ledger) -> None:
             continue
         assert uid in stored, f"acknowledged deployment {uid} is lost"
         assert stored[uid]["replicas"] == replicas
+        if uid in ledger.flags:
+            shown = controller.call("GET", f"/ai/deployment/{uid}")
+            assert shown["inference-engine-parameters"] == ledger.flags[uid]
         if uid in ledger.keys:
             key = controller.call("GET", f"/ai/deployment/{uid}/api-key")["api-key"]
             assert key == ledger.keys[uid]

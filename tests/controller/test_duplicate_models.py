@@ -36,10 +36,14 @@ class Volumes:
 
     def __init__(self) -> None:
         self.brought: list[str] = []
+        self.loss = ""
 
     async def apply_model(self, desired: DesiredModel) -> ObservedModel:
         self.brought.append(desired.name)
         return ObservedModel(ModelPhase.READY, path=f"pvc:models/{desired.name}")
+
+    async def find_loss(self, path: str) -> str:
+        return self.loss
 
     async def delete_model(self, uid: str) -> bool:
         return True

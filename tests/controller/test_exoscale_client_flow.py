@@ -162,3 +162,15 @@ def test_a_trailing_slash_of_the_endpoint_is_forgiven(controller: Controller) ->
     client = Client(controller.key, controller.secret, url=controller.endpoint + "/")
     assert client.list_models() == {"models": []}
     assert client.list_zones()["zones"][0]["name"] == "ch-dk-2"
+
+
+def test_no_replicas_are_one_and_the_operation_says_so(controller: Controller) -> None:
+    """The vendor's program sends 0 when its user says nothing."""
+    controller.create_model()
+    client = controller.client()
+    body = {"gpu_type": "cpu", "gpu_count": 1, "model": {"name": "org/m1"}}
+    made = client.create_deployment(name="none", replicas=0, **body)
+    assert "0 was taken as 1" in made["message"]
+    assert "0 was taken as 1" in client.get_operation(id=made["id"])["message"]
+    assert client.get_deployment(id=made["reference"]["id"])["replicas"] == 1
+    assert "message" not in client.create_deployment(name="one", replicas=1, **body)

@@ -17,16 +17,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
-from exoscale_auth import ExoscaleV2Auth
 
 from exo_inference.controller.settings import read_settings
 from exo_inference.errors import ConfigurationError
+from exo_inference.resources import ADMITTED_ANNOTATION as ADMITTED
+from exo_inference.resources import InferenceDeployment
 from tests.charts.service_accounts import kubeconfig_of
+from tests.controller.conftest import DistinctAuth
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes_api import KubernetesApi
 
@@ -161,7 +164,7 @@ class ControlPlane:
 
     def call(self, process: Process, method: str, path: str, body: Any = None) -> Any:
         secret = self.secret(CREDENTIALS)
-        auth = ExoscaleV2Auth(secret["api-key"], secret["api-secret"])
+        auth = DistinctAuth(secret["api-key"], secret["api-secret"])
         url = f"http://127.0.0.1:{process.port}/v2{path}"
         answer = requests.request(method, url, auth=auth, json=body, timeout=20)
         assert answer.status_code < 400, answer.text
@@ -174,11 +177,11 @@ class ControlPlane:
     def deployments(self) -> list[Any]:
         return list(self.api.request("GET", self.path("deployments", group="apps/v1"))["items"])
 
-    def apply(self, name: str, **spec: Any) -> None:
+    def apply(self, name: str, annotations: dict[str, str] | None = None, **spec: Any) -> None:
         body = {
             "apiVersion": GROUP,
             "kind": "InferenceDeployment",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "annotations": annotations or {}},
             "spec": {"model": "exo/tiny-chat", "gpuType": "cpu", **spec},
         }
         self.api.kubectl("apply", "-f", "-", stdin=json.dumps(body))
@@ -198,6 +201,10 @@ class ControlPlane:
         }
         client.request("PATCH", "/api/v1/nodes/node-1/status", {"status": status}, MERGE)
 
+    def set_node_memory(self, memory: str) -> None:
+        status = {"allocatable": {"memory": memory}, "capacity": {"memory": memory}}
+        self.api.client.request("PATCH", "/api/v1/nodes/node-1/status", {"status": status}, MERGE)
+
     def create_ready_model(self, process: Process | None = None) -> str:
         """Create the built-in model and end its download well."""
         asked = process or self.other
@@ -206,7 +213,7 @@ class ControlPlane:
         jobs = self.path("jobs", group="batch/v1")
         wait_for(lambda: self.api.request("GET", jobs)["items"], seconds=60)
         (job,) = self.api.request("GET", jobs)["items"]
-        now = "2026-11-21T20:00:00Z"
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         conditions = [
             {"type": kind, "status": "True", "reason": "", "lastTransitionTime": now}
             for kind in ("SuccessCriteriaMet", "Complete")
@@ -217,7 +224,7 @@ class ControlPlane:
         wait_for(lambda: self.call(asked, "GET", f"/ai/model/{uid}")["state"] == "ready")
         return str(uid)
 
-    def create_deployment(self, process: Process, name: str = "chat") -> str:
+    def create_deployment(self, process: Process, name: str = "chat", query: str = "") -> str:
         body = {
             "name": name,
             "gpu-type": "cpu",
@@ -225,7 +232,8 @@ class ControlPlane:
             "replicas": 1,
             "model": {"name": "exo/tiny-chat"},
         }
-        return str(self.call(process, "POST", "/ai/deployment", body)["reference"]["id"])
+        made = self.call(process, "POST", f"/ai/deployment{query}", body)
+        return str(made["reference"]["id"])
 
 
 def _free_port() -> int:
@@ -347,6 +355,65 @@ def test_what_kubectl_applied_wrongly_is_refused_until_it_is_mended(
     plane.apply("chat", **mended)
     wait_for(plane.deployments, seconds=60)
     assert plane.conditions("chat")["Admitted"]["status"] == "True"
+
+
+def read_deployment(plane: ControlPlane, name: str) -> InferenceDeployment:
+    """Return a deployment with its own specification, to compute what anybody can."""
+    raw = plane.api.request("GET", plane.path("inferencedeployments", name))
+    return InferenceDeployment.model_validate(
+        {
+            "metadata": {"name": name, "annotations": raw["metadata"]["annotations"]},
+            "spec": raw["spec"],
+            "status": raw.get("status") or {},
+        }
+    )
+
+
+def test_force_of_the_api_holds_and_what_kubectl_writes_of_it_is_worth_nothing(
+    plane: ControlPlane,
+) -> None:
+    plane.create_ready_model()
+    plane.set_node_memory("16Mi")
+    plane.create_deployment(plane.other, "forced", "?force=force")
+    (installed,) = wait_for(plane.deployments, seconds=60)
+    wait_for(lambda: read_deployment(plane, "forced").status.admitted_spec)
+    forced = read_deployment(plane, "forced")
+    assert forced.status.admitted_spec == forced.spec.full_digest
+    texts = (forced.spec.digest, forced.spec.full_digest, forced.metadata.annotations[ADMITTED])
+    spec = {"engine": {"name": forced.spec.engine.name}}
+    for number, text in enumerate(texts):
+        name = f"forged-{number}"
+        plane.apply(name, {ADMITTED: text}, **spec)
+        admitted = wait_for(lambda name=name: plane.conditions(name).get("Admitted"))
+        assert read_deployment(plane, name).spec.full_digest == forced.spec.full_digest
+        assert (admitted["status"], admitted["reason"]) == ("False", "SpecRefused"), text
+        plane.api.kubectl("delete", "idep", name)
+    assert [item["metadata"]["uid"] for item in plane.deployments()] == [
+        installed["metadata"]["uid"]
+    ]
+
+
+def test_what_an_earlier_version_admitted_runs_on(plane: ControlPlane) -> None:
+    plane.create_ready_model()
+    plane.create_deployment(plane.other)
+    wait_for(plane.deployments, seconds=60)
+    wait_for(lambda: read_deployment(plane, "chat").status.admitted_spec)
+    before = plane.deployments()[0]
+    leader, other = plane.leader, plane.other
+    leader.popen.send_signal(signal.SIGSTOP)  # nobody acts on what an earlier version wrote
+    short = read_deployment(plane, "chat").spec.digest
+    path = plane.path("inferencedeployments", "chat")
+    client = plane.api.client
+    client.request("PATCH", path, {"metadata": {"annotations": {ADMITTED: short}}}, MERGE)
+    client.request("PATCH", f"{path}/status", {"status": {"admittedSpec": short}}, MERGE)
+    plane.set_node_memory("16Mi")  # judged now it would be refused
+    leader.popen.kill()
+    wait_for(lambda: other.is_leading, seconds=FAIL_OVER_SECONDS)
+    wait_for(lambda: len(read_deployment(plane, "chat").status.admitted_spec) == 64)
+    assert plane.conditions("chat")["Admitted"]["status"] == "True"
+    (after,) = plane.deployments()
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["spec"] == before["spec"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from exo_inference.controller.plan import (
     TearDown,
     assess_deployment,
     blocked_conditions,
+    is_restarting,
     plan_deployment,
 )
-from exo_inference.platforms.base import ObservedDeployment
+from exo_inference.platforms.base import ObservedDeployment, ObservedReplica, ReplicaPhase
 from exo_inference.resources import ConditionStatus, InferenceDeployment, find_condition, is_true
 from exo_inference.resources.states import deployment_state
 from tests.controller.builders import NOW, assess, deployment, model, ready_model, replica
@@ -112,6 +113,11 @@ def test_one_cause_is_one_event() -> None:
     assert changes(conditions, conditions) == []
 
 
+def test_an_update_that_was_rolled_back_is_a_warning() -> None:
+    (event,) = changes((), [condition("Failed", True, "ChangeFailed", "it was rolled back")])
+    assert (event.type, event.reason) == ("Warning", "ChangeFailed")
+
+
 SERVING = assess(deployment(), replica("a"))
 
 
@@ -155,3 +161,20 @@ def test_a_deployment_that_waits_for_its_model_is_not_ready_and_says_the_same() 
 def test_the_sum_is_made_anew_each_time() -> None:
     once = with_ready(SERVING.status.conditions)
     assert with_ready(once) == once
+
+
+@pytest.mark.parametrize(
+    ("phase", "served", "is_coming"),
+    [
+        (ReplicaPhase.BACKOFF, True, True),
+        (ReplicaPhase.BACKOFF, False, False),  # a crash loop: it was never ready
+        (ReplicaPhase.FAILED, True, False),
+        (ReplicaPhase.READY, True, False),
+    ],
+)
+def test_replica_that_served_is_on_its_way_however_often_it_crashed(
+    phase: ReplicaPhase, served: bool, is_coming: bool
+) -> None:
+    crashed = ObservedReplica("a", phase, current=True, restarts=40, served=served)
+    assert is_restarting(ObservedDeployment((crashed,))) is is_coming
+    assert not is_restarting(None)

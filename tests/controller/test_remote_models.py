@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+from exo_inference.controller import architectures as module
 from exo_inference.controller.architectures import Architectures
 from exo_inference.errors import HubError
+from exo_inference.hub.architecture import read_directory_async
 from exo_inference.planner import Architecture, find_model
 from exo_inference.resources import (
     DeploymentSpec,
@@ -33,11 +38,13 @@ class Hub:
         return find_model("meta-llama/Llama-3.1-8B-Instruct")
 
 
-def model(source: str, revision: str | None = "c" * 40) -> InferenceModel:
+def model(
+    source: str, revision: str | None = "c" * 40, *, path: str = "pvc:models/u"
+) -> InferenceModel:
     return InferenceModel(
         metadata=ObjectMeta(name="m", uid="u"),
         spec=ModelSpec(source=source),
-        status=ModelStatus(revision=revision, path="pvc:models/u"),
+        status=ModelStatus(revision=revision, path=path),
     )
 
 
@@ -54,12 +61,55 @@ async def test_the_hub_is_asked_once_for_one_content_and_with_the_models_token()
 async def test_without_the_hub_the_catalogue_has_to_do_and_the_hub_is_asked_again() -> None:
     hub = Hub()
     hub.is_away = True
-    architectures = Architectures(hub.fetch)
-    unknown = await architectures.of_remote(model("org/unheard-of"))
-    assert unknown.architecture is None
-    assert "cannot reach the Hub" in unknown.reason
+    now = [0.0]
+    architectures = Architectures(hub.fetch, clock=lambda: now[0])
+    for now[0] in (0.0, 59.0):
+        unknown = await architectures.of_remote(model("org/unheard-of"))
+        assert unknown.architecture is None
+        assert "cannot reach the Hub" in unknown.reason
+        assert len(hub.asked) == 1
+    await architectures.of_remote(model("org/unheard-of"), token="another")
+    assert len(hub.asked) == 2
     hub.is_away = False
+    now[0] = 61.0
     assert (await architectures.of_remote(model("org/unheard-of"))).architecture is not None
+
+
+async def test_many_who_ask_at_once_are_one_question_that_outlives_each_of_them() -> None:
+    hub = Hub()
+    architectures = Architectures(hub.fetch)
+    asking = [
+        asyncio.create_task(architectures.of_hub("org/m", revision="main")) for _ in range(50)
+    ]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    for known in await asyncio.gather(*asking[1:]):
+        assert known.architecture is not None
+        assert known.revision_pinned is False
+    assert len(hub.asked) == 1
+
+
+async def test_a_folder_that_cannot_be_read_is_read_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{")
+    read = []
+
+    async def count(directory: Path, name: str) -> Architecture:
+        read.append(directory)
+        return await read_directory_async(directory, name)
+
+    monkeypatch.setattr(module, "read_directory_async", count)
+    found = model(tmp_path.as_uri(), path=str(tmp_path))
+    now = [0.0]
+    architectures = Architectures(clock=lambda: now[0])
+    for now[0], times in ((0.0, 1), (59.0, 1), (61.0, 2)):
+        known = await architectures.of_model(found)
+        assert known.architecture is None
+        assert "config.json is not JSON" in known.reason
+        assert len(read) == times
+    (tmp_path / "config.json").write_text('{"model_type": "from-the-future"}')
+    assert (await architectures.of_model(found)).architecture is not None
 
 
 async def test_a_built_in_model_is_read_from_the_package() -> None:

@@ -31,7 +31,7 @@ def model(idle_controller: Controller) -> None:
 def create(controller: Controller, **changes: Any) -> Any:
     body = {**WHOLE, **{key.replace("_", "-"): value for key, value in changes.items()}}
     body = {key: value for key, value in body.items() if value is not ...}
-    return controller.call("POST", "/v2/ai/deployment?dry-run=true", json=body)
+    return controller.call("POST", "/v2/ai/deployment?dry-run=dry-run", json=body)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_update_refuses_what_it_cannot_change(controller: Controller) -> None
     problems = {entry["location"]: entry["detail"] for entry in answer.json()["errors"]}
     assert problems.keys() == {f"$['{key}']" for key in body}
     assert "deployment scale" in problems["$['replicas']"]
-    assert "create another deployment" in problems["$['model']"]
+    assert "replace the deployment instead" in problems["$['model']"]
     assert controller.call("GET", path).json()["name"] == "chat"
     ignored = {"replicas": None, "nobody-knows": 7}
     assert controller.call("PATCH", path, json=ignored).status_code == 200
@@ -264,8 +264,8 @@ fields = st.sampled_from(
     ]
 )
 ROUTES = [
-    ("POST", "/v2/ai/deployment?dry-run=true"),
-    ("POST", "/v2/ai/model?dry-run=true"),
+    ("POST", "/v2/ai/deployment?dry-run=dry-run"),
+    ("POST", "/v2/ai/model?dry-run=dry-run"),
     ("POST", "/v2/ai/api-key"),
     ("POST", "/v2/ai/deployment/x/scale"),
     ("PATCH", "/v2/ai/deployment/x"),

@@ -203,6 +203,40 @@ async def test_a_key_is_waited_for_as_long_as_no_table_has_it(
     await table.wait_for_key("unknown", accepted=False)
 
 
+async def test_a_key_that_moves_is_waited_for_until_it_opens_nothing_else(
+    table: RoutingTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway is asked as soon as the table is as the key's scope says, and not before."""
+    asked = []
+
+    async def is_asked() -> None:
+        asked.append(table.version)
+
+    monkeypatch.setattr(table, "wait_until_applied", is_asked)
+
+    async def is_followed(scope: str) -> bool:
+        asked.clear()
+        await table.wait_for_scope("ab", scope)
+        return bool(asked)
+
+    closed = {"keys": []}
+    await table.set_route(route(deployment="d1"))
+    await table.set_route(route(deployment="d2").model_copy(update=closed))
+    assert await is_followed("d1")
+    assert not await is_followed("d2")
+    await table.set_route(route(deployment="d2"))
+    assert not await is_followed("d2")  # it opens both
+    await table.set_route(route(deployment="d1").model_copy(update=closed))
+    assert await is_followed("d2")
+    assert not await is_followed("public")
+    await table.set_public_keys([RouteKey(id="k", sha256="ab")])
+    assert not await is_followed("public")
+    await table.set_route(route(deployment="d2").model_copy(update=closed))
+    assert await is_followed("public")
+    await table.set_public_keys([])
+    assert await is_followed("not-routed-yet")
+
+
 async def test_no_gateway_is_no_answer(tmp_path: Path) -> None:
     assert await SocketGatewayLink(tmp_path / "no/run/gateway.sock").applied_version() is None
     assert await SocketGatewayLink(tmp_path / "gateway.sock").applied_version() is None

@@ -6,7 +6,7 @@ import pytest
 
 from exo_inference.controller.conditions import condition
 from exo_inference.resources import InferenceDeployment
-from exo_inference.resources.states import deployment_state, model_state
+from exo_inference.resources.states import awaits_replicas, deployment_state, model_state
 from tests.controller.builders import assess, deployment, model, ready_model, replica
 
 
@@ -166,3 +166,22 @@ def test_model_states(conditions: list, state: str, words: str) -> None:
     found, details = model_state(model(*conditions))
     assert found == state
     assert words in details
+
+
+@pytest.mark.parametrize(
+    ("obj", "awaits"),
+    [
+        pytest.param(assess(deployment(), replica("a", "starting")), False, id="first start"),
+        pytest.param(SETTLED, False, id="all ready"),
+        pytest.param(assess(SETTLED, replica("a", "backoff")), True, id="it crashed"),
+        pytest.param(assess(SETTLED), True, id="it is gone"),
+        pytest.param(assess(SETTLED, replica("a", "starting")), True, id="it starts again"),
+        pytest.param(
+            assess(SETTLED, replica("a", "backoff", restarts=3)), False, id="it crashes in a loop"
+        ),
+        pytest.param(assess(SETTLED, replica("a", "failed")), False, id="it cannot work"),
+        pytest.param(assess(scaled(SETTLED, 0)), False, id="scaled to nothing"),
+    ],
+)
+def test_requests_wait_for_a_replacement_only(obj, awaits):
+    assert awaits_replicas(obj) is awaits

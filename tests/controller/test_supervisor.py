@@ -255,6 +255,8 @@ async def test_servers_of_a_killed_supervisor_are_adopted_not_doubled(state):
         first = begin(command, log)
         try:
             await eventually(lambda: len(order(state)) == 2)
+            # A server says that it runs a moment before it is recorded.
+            await eventually(lambda: running(state, "gateway") and running(state, "controller"))
         finally:
             first.kill()
             first.wait()
@@ -423,3 +425,17 @@ def test_supervisor_of_a_directory_that_was_deleted_keeps_others_away(state):
     finally:
         other.kill()
         other.communicate()
+
+
+async def test_log_says_who_came_before_and_why_it_stops(state, caplog):
+    caplog.set_level("INFO")
+    ended = begin(["true"])
+    ended.wait()
+    state.write_record("supervisor", ended.pid)
+    async with supervised(state) as (supervisor, _):
+        await eventually(lambda: len(order(state)) == 2)
+        supervisor.request_stop("SIGTERM came")
+    assert f"the supervisor before (pid {ended.pid}) ended without stopping" in caplog.text
+    assert f"started (pid {os.getpid()}) for {state.root}" in caplog.text
+    assert "SIGTERM came: stopping controller, engines and gateway" in caplog.text
+    assert f"stopped (pid {os.getpid()})" in caplog.text

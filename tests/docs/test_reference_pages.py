@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.routes import api_keys, deployments, logs, models, plans, platform
+from exo_inference.controller.routes import (
+    api_keys,
+    deployments,
+    figures,
+    logs,
+    models,
+    plans,
+    platform,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
@@ -18,7 +26,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("exam
 def test_every_route_is_in_the_http_reference_and_none_besides() -> None:
     served = {
         f"{method} {route.path}"
-        for nouns in (api_keys, deployments, logs, models, plans, platform)
+        for nouns in (api_keys, deployments, figures, logs, models, plans, platform)
         for route in nouns.ROUTES
         for method in route.methods or ()
         if method != "HEAD"

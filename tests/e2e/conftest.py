@@ -48,25 +48,30 @@ class Stack:
 
 
 def run_exo(
-    state_dir: Path, *args: str, check: bool = True, timeout: float = 120, **kwargs: Any
+    state_dir: Path,
+    *args: str,
+    check: bool = True,
+    timeout: float = 120,
+    variables: dict[str, str] | None = None,
+    **kwargs: Any,
 ) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
         [sys.executable, "-m", "exo_inference.cli", "dedicated-inference", *args],
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=clean_environment(state_dir),
+        env={**clean_environment(state_dir), **(variables or {})},
         **kwargs,
     )
     assert not check or result.returncode == 0, (args, result.stdout, result.stderr)
     return result
 
 
-def start_stack(state_dir: Path, *flags: str) -> Stack:
+def start_stack(state_dir: Path, *flags: str, variables: dict[str, str] | None = None) -> Stack:
     """Run `up` with some flags, and read the secret from the one file that has it."""
     import tomllib
 
-    run_exo(state_dir, "up", *flags)
+    run_exo(state_dir, "up", *flags, variables=variables)
     status = json.loads(run_exo(state_dir, "status", "-O", "json").stdout)
     account = tomllib.loads(Path(status["config_file"]).read_text())["accounts"][0]
     return Stack(

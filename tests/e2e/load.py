@@ -38,6 +38,7 @@ class Load:
     key: str
     num_workers: int = 3
     pause_seconds: float = 0.02
+    timeout_seconds: float = 60.0
     outcomes: list[Outcome] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -62,7 +63,7 @@ class Load:
                 stop.set()
 
     async def _work(self, stop: asyncio.Event, worker: int) -> None:
-        timeout = aiohttp.ClientTimeout(total=60)
+        timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
         headers = {"Authorization": f"Bearer {self.key}"}
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             while not stop.is_set():

@@ -197,12 +197,14 @@ async def start_deployment(client: AsyncClient) -> str:
     return created.reference.id
 
 
-async def restart_supervisor(stack: Stack, state: StateDir) -> None:
+async def restart_supervisor(
+    stack: Stack, state: StateDir, variables: dict[str, str] | None = None
+) -> None:
     """Kill the supervisor, too; `up` must adopt what runs and double nothing."""
     names = ("controller", "gateway")
     before = {name: state.read_record(name).pid for name in names}
     os.kill(state.read_record("supervisor").pid, signal.SIGKILL)
-    await asyncio.to_thread(stack.exo, "up")
+    await asyncio.to_thread(stack.exo, "up", variables=variables)
     assert {name: state.read_record(name).pid for name in names} == before
 
 

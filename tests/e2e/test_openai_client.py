@@ -85,3 +85,39 @@ def test_scaled_to_zero_is_503_and_back(client: openai.OpenAI, stack: Stack) -> 
         ask(client)
     stack.exo("deployment", "scale", "talk", "1", "--wait")
     assert ask(client)
+
+
+def test_usage_counts_each_key_and_metrics_have_everybody(
+    stack: Stack, deployment: dict[str, str]
+) -> None:
+    made = stack.exo("api-key", "create", "phone", "--deployment", "talk", "-O", "json")
+    key = json.loads(made.stdout)
+    try:
+        with openai.OpenAI(
+            base_url=deployment["deployment_url"], api_key=key["value"], max_retries=5
+        ) as client:
+            ask(client)
+        rows = json.loads(stack.exo("usage", "talk", "-O", "json").stdout)
+        (row,) = [each for each in rows if each["key"] == "phone"]
+        assert (row["deployment"], row["key_id"]) == ("talk", key["id"])
+        assert row["requests"] >= 1
+        assert row["completion_tokens"] > 5
+        shown = stack.exo("usage").stdout
+        assert "phone" in shown
+        page = json.loads(stack.exo("metrics", "-O", "json").stdout)
+        up = {
+            each["labels"]["replica"]: each["value"]
+            for each in page
+            if each["name"] == "exo_scrape_up"
+        }
+        assert set(up.values()) == {1.0}
+        assert "gateway" in up
+        names = {each["name"] for each in page}
+        assert {"exo_gateway_requests_total", "exo_deployment_ready_replicas"} <= names
+        of_engines = [
+            each for each in page if each["labels"].get("replica", "gateway") != "gateway"
+        ]
+        assert len({each["name"] for each in of_engines}) > 5
+        assert {each["labels"]["deployment_id"] for each in of_engines} == {deployment["id"]}
+    finally:
+        stack.exo("api-key", "delete", "phone", "--force")

@@ -53,24 +53,28 @@ def errors_of(stack: Stack, replica: str, count: int) -> list[dict[str, Any]]:
 
 def test_a_start_is_recorded_and_its_plan_was_right(stack: Stack, replica: dict[str, Any]) -> None:
     graded = errors_of(stack, replica["name"], 1)
-    found = {each["quantity"]: each for each in graded}
-    assert len(found) == len(graded) == 3
-    assert abs(found["weights, known checkpoint"]["error"]) < 0.02
-    assert abs(found["available KV memory"]["error"]) < 0.05
-    tokens = found["KV capacity in tokens"]
-    assert tokens["predicted"] == tokens["measured"] == 8 * 1024
+    num_starts = len(graded) // 3  # another test lets it crash
+    limits = {
+        "weights, known checkpoint": 0.02,
+        "available KV memory": 0.05,
+        "KV capacity in tokens": 0.0,
+    }
+    assert sorted(each["quantity"] for each in graded) == sorted([*limits] * num_starts)
     for each in graded:
+        assert abs(each["error"]) <= limits[each["quantity"]]
+        if each["quantity"] == "KV capacity in tokens":
+            assert each["predicted"] == each["measured"] == 8 * 1024
         print(f"{each['quantity']}: {each['predicted']:.6g}, measured {each['measured']:.6g}")
 
 
 def test_a_replica_that_crashed_has_a_record_for_each_run(
     stack: Stack, replica: dict[str, Any]
 ) -> None:
-    errors_of(stack, replica["name"], 1)
+    before = len(errors_of(stack, replica["name"], 1)) // 3
     os.kill(replica["pid"], signal.SIGKILL)
-    graded = errors_of(stack, replica["name"], 2)
+    graded = errors_of(stack, replica["name"], before + 1)
     assert shown(stack)["pid"] != replica["pid"]
-    assert len(graded) == 6
+    assert len(graded) == 3 * (before + 1)
 
 
 def test_recorded_starts_can_be_exported_and_graded_elsewhere(
@@ -80,8 +84,12 @@ def test_recorded_starts_can_be_exported_and_graded_elsewhere(
     path = tmp_path / "starts.json"
     stack.exo("plan", "accuracy", "--export", str(path))
     wanted = {"max_num_seqs": 8, "max_model_len": 1024}
-    cases = [each for each in json.loads(path.read_text())["cases"] if each.get("flags") == wanted]
+    exported = json.loads(path.read_text())["cases"]
+    cases = [each for each in exported if wanted.items() <= each.get("flags", {}).items()]
     assert cases
+    # On the CPU the platform sizes the cache, so whoever grades it has to know the size.
+    assert {len(each["flags"]) for each in cases} == {3}
+    assert all(each["flags"]["kv_cache_memory_bytes"] > 0 for each in cases)
     assert "graded" not in path.read_text()
     elsewhere = accuracy(stack, "--cases", str(path))["not_graded"]
     assert not {each["case"] for each in elsewhere} & {case["id"] for case in cases}

@@ -68,6 +68,16 @@ async def test_scaling_and_updating_under_load_loses_no_request(stack: Stack) ->
                 await client.deployments.update(uid, engine_parameters=[BLOCKS, "--max-num-seqs=9"])
                 await asyncio.sleep(0.5)
                 await until_settled(client, uid, 1)
+                before = {
+                    each.name for each in (await client.deployments.get(uid)).replica_status or ()
+                }
+                await client.deployments.restart(uid)
+                await asyncio.sleep(0.5)
+                await until_settled(client, uid, 1)
+                after = {
+                    each.name for each in (await client.deployments.get(uid)).replica_status or ()
+                }
+                assert before.isdisjoint(after)
                 await client.deployments.update(uid, name="rolled")
                 await asyncio.sleep(1)
         finally:

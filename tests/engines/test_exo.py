@@ -80,7 +80,7 @@ def test_there_is_no_other_engine() -> None:
         (71, ["exo-engine: error: 3 GiB needed, 1 GiB free"], True, "3 GiB needed"),
         (70, ["Traceback"], True, "internal error (exit code 70)"),
         (1, ["torch.OutOfMemoryError: CUDA out of memory."], True, "out of memory: torch"),
-        (-9, [], True, "memory runs out"),
+        (-9, [], True, "killed (SIGKILL)"),
         (-11, [], True, "SIGSEGV"),
         (-99, [], True, "signal 99"),
         (0, [], True, "without being asked"),

@@ -8,15 +8,18 @@ import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 from aiohttp import web
 
 from exo_inference.gateway.app import Gateway
+from exo_inference.gateway.holding import HoldSettings
 from exo_inference.state_dir import StateDir, write_atomically
 
 KEY = "sk-chat"
@@ -33,6 +36,9 @@ USAGE = (
     b'"usage":{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12}}\n\n'
 )
 DONE = b"data: [DONE]\n\n"
+
+QUICK_HOLD = HoldSettings(seconds=20.0, unseen_seconds=0.2)
+"""Tests that have no replica to reach need not wait long for what the controller would find."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,13 +58,13 @@ class FakeEngine:
     bodies: list[bytes] = field(default_factory=list)
     runner: web.AppRunner | None = None
 
-    async def start(self) -> None:
+    async def start(self, backlog: int = 128) -> None:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", self._handle)
         self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self.runner.setup()
         self.socket.parent.mkdir(exist_ok=True)
-        await web.UnixSite(self.runner, str(self.socket)).start()
+        await web.UnixSite(self.runner, str(self.socket), backlog=backlog).start()
 
     async def stop(self) -> None:
         if self.runner is not None:
@@ -193,6 +199,31 @@ def state() -> Iterator[StateDir]:
 @pytest.fixture
 async def stack(state: StateDir) -> AsyncIterator[Stack]:
     """Two engines, a gateway, and a client that has the key of `chat`."""
+    async with running_stack(state) as stack:
+        yield stack
+
+
+@pytest.fixture
+def on_uvloop(state: StateDir) -> Callable[[Callable[[Stack], Awaitable[None]]], None]:
+    """Runs a test with a stack on the loop that gateways run on.
+
+    It differs where it connects to a unix socket whose queue is full: asyncio takes that for a connection.
+    """
+
+    async def with_stack(test: Callable[[Stack], Awaitable[None]]) -> None:
+        # uvloop wakes up for no signal of pytest-timeout.
+        async with asyncio.timeout(110), running_stack(state) as stack:
+            await test(stack)
+
+    def run(test: Callable[[Stack], Awaitable[None]]) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(with_stack(test))
+
+    return run
+
+
+@asynccontextmanager
+async def running_stack(state: StateDir) -> AsyncIterator[Stack]:
     engines = [
         FakeEngine(name, state.replicas_dir / name / "engine.sock") for name in ("chat-a", "chat-b")
     ]
@@ -201,7 +232,7 @@ async def stack(state: StateDir) -> AsyncIterator[Stack]:
     client = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {KEY}"}, timeout=aiohttp.ClientTimeout(total=20)
     )
-    stack = Stack(state, engines, Gateway(state), client)
+    stack = Stack(state, engines, Gateway(state, holding=QUICK_HOLD), client)
     stack.write_table()
     port = await stack.gateway.start("127.0.0.1", 0)
     stack.url = f"http://127.0.0.1:{port}"

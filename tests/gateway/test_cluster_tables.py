@@ -14,17 +14,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
 
 from exo_inference.errors import ConfigurationError
-from exo_inference.gateway.cluster_tables import ClusterTables, read_endpoints
-from exo_inference.gateway.table import Deployment, Table
+from exo_inference.gateway.cluster_tables import ClusterTables
+from exo_inference.gateway.endpoints import doubted_replicas, sort_endpoints
+from exo_inference.gateway.table import Deployment, Replica, Table
 from exo_inference.kubernetes_api.client import KubernetesApi as Client
+from exo_inference.kubernetes_api.identity import UID_ANNOTATION
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION
 from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, read_pod
 from tests.charts.service_accounts import kubeconfig_of
@@ -68,8 +73,8 @@ def endpoint(name: str, address: str = "10.0.0.1", **conditions: bool) -> dict[s
 def test_conditions_of_an_endpoint_say_who_gets_requests(
     conditions: dict[str, bool], ready: list[str], draining: list[str]
 ) -> None:
-    found = read_endpoints([{"endpoints": [endpoint("a", **conditions)]}])
-    assert ([replica.name for replica in found[0]], found[1]) == (ready, draining)
+    found = sort_endpoints([{"endpoints": [endpoint("a", **conditions)]}])
+    assert (sorted(found.ready), sorted(found.draining)) == (ready, draining)
 
 
 def test_a_replica_that_moves_between_slices_is_one_replica() -> None:
@@ -77,7 +82,7 @@ def test_a_replica_that_moves_between_slices_is_one_replica() -> None:
         {"endpoints": [endpoint("a", ready=True)]},
         {"endpoints": [endpoint("a", ready=True)]},
     ]
-    assert [replica.name for replica in read_endpoints(slices)[0]] == ["a"]
+    assert list(sort_endpoints(slices).ready) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_a_replica_that_moves_between_slices_is_one_replica() -> None:
 )
 def test_addresses_of_both_families(address: str, ports: Any, expected: str) -> None:
     slices = [{"ports": ports, "endpoints": [endpoint("a", address)]}]
-    assert read_endpoints(slices)[0][0].address == expected
+    assert sort_endpoints(slices).ready["a"].address == expected
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,53 @@ def test_addresses_of_both_families(address: str, ports: Any, expected: str) -> 
     ],
 )
 def test_slices_without_pods_are_passed_over(item: dict[str, Any]) -> None:
-    assert read_endpoints([item]) == ([], [])
+    found = sort_endpoints([item])
+    assert (found.ready, found.unready, found.draining) == ({}, {}, frozenset())
+
+
+def doubted(known: str, **ready: bool) -> str:
+    """Return the names of the replicas that are kept, of those that are ready or are not."""
+    endpoints = [endpoint(name, ready=is_ready) for name, is_ready in ready.items()]
+    found = doubted_replicas(sort_endpoints([{"endpoints": endpoints}]), known)
+    return "".join(replica.name for replica in found)
+
+
+@pytest.mark.parametrize(
+    ("ready", "kept"),
+    [
+        pytest.param({"a": False, "b": False, "c": False}, "abc", id="all at once"),
+        pytest.param({"a": True, "b": False, "c": False}, "bc", id="most"),
+        pytest.param({"a": True, "b": True, "c": False}, "", id="one of three"),
+        pytest.param({"a": True, "b": False}, "", id="one of two"),
+        pytest.param({"a": False}, "a", id="the only one"),
+        pytest.param({"a": True, "b": True, "c": True}, "", id="none"),
+    ],
+)
+def test_replicas_are_kept_when_most_are_not_ready_at_once(
+    ready: dict[str, bool], kept: str
+) -> None:
+    assert doubted("abc", **ready) == kept
+
+
+def test_replicas_that_only_start_are_not_kept() -> None:
+    assert doubted("", a=False, b=False) == ""
+    assert doubted("a", a=True, b=False, c=False, d=False) == ""
+
+
+def test_replicas_that_end_are_not_kept() -> None:
+    ends = [endpoint(name, ready=False, terminating=True) for name in "abc"]
+    found = sort_endpoints([{"endpoints": ends}])
+    assert doubted_replicas(found, "abc") == []
+    assert found.draining == {"a", "b", "c"}
+
+
+def test_doubted_replica_counts_as_lost_for_the_requests_that_wait_for_it() -> None:
+    replicas = (Replica("a", "http://a"), Replica("b", "http://b"))
+    deployment = Deployment(
+        "d", "chat", "ready", "", (), replicas, 8, frozenset(), doubted=frozenset("a")
+    )
+    assert deployment.has_lost("a")
+    assert not deployment.has_lost("b")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +193,68 @@ def test_a_gateway_without_its_environment_says_so_and_does_not_start() -> None:
     ended = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
     assert ended.returncode == os.EX_CONFIG
     assert "EXO_POD_NAMESPACE is not set" in ended.stderr.splitlines()[-1]
+
+
+# -- what the watches tell, as it is told
+
+
+class Told:
+    """A table whose watches are told by the test, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.tables = ClusterTables(Client(ApiClient(Configuration()), "exo"))
+        self.tables.problem = ""
+        self._version = 0
+
+    def deployment(self, name: str) -> str:
+        uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+        item = self._object(name, uid, {"model": "org/m", "gpuType": "cpu"})
+        self.tables._deployments.observe(item)
+        return uid
+
+    def key(self, scope: str, value: str = "sk-1") -> dict[str, Any]:
+        uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, "key"))
+        spec = {"displayName": "key", "scope": scope, "sha256": sha256(value)}
+        item = self._object("key", uid, spec)
+        self.tables._keys.observe(item)
+        return item
+
+    def opened(self) -> dict[str, list[str]]:
+        """Return the keys that open each deployment, and all of them."""
+        self.tables.refresh()
+        table = self.tables.table
+        assert table is not None
+        keys = {d.name: d.keys for d in table.by_id.values()} | {"public": table.public_keys}
+        return {name: [key.digest.hex() for key in found] for name, found in keys.items()}
+
+    def _object(self, name: str, uid: str, spec: dict[str, Any]) -> dict[str, Any]:
+        self._version += 1
+        metadata = {
+            "name": name,
+            "uid": uid,
+            "resourceVersion": str(self._version),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        }
+        return {"apiVersion": GROUP, "metadata": metadata, "spec": spec}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_key_whose_scope_moves_opens_only_what_it_names_now(by_name: bool) -> None:
+    told = Told()
+    uids = {name: told.deployment(name) for name in ("a", "b")}
+    scopes = {name: name if by_name else uid for name, uid in uids.items()}
+    old, new = [sha256("sk-1")], [sha256("sk-2")]
+    told.key(scopes["a"])
+    assert told.opened() == {"a": old, "b": [], "public": []}
+    told.key(scopes["b"], "sk-2")
+    assert told.opened() == {"a": [], "b": new, "public": []}
+    told.key("public")
+    assert told.opened() == {"a": [], "b": [], "public": old}
+    told.key(scopes["a"])
+    last = told.key(scopes["b"])  # twice before the table is made
+    assert told.opened() == {"a": [], "b": old, "public": []}
+    told.tables._keys.observe_deletion(last)
+    assert told.opened() == {"a": [], "b": [], "public": []}
 
 
 # -- on a real API server
@@ -270,6 +383,26 @@ async def test_changes_of_endpoints_are_followed_within_a_second(cluster: Cluste
     assert statistics.median(took) < 1.0  # one of them may have met a busy machine
 
 
+async def test_replicas_stay_when_a_cluster_that_was_away_calls_them_not_ready(
+    cluster: Cluster,
+) -> None:
+    uid = cluster.create_deployment("chat", "sk-own")
+    async with following(cluster) as tables:
+        # One after the other, as the node controller does it; "new" was never ready.
+        for not_ready in ("", "a", "ab", "abc"):
+            found = [endpoint(name, ready=name not in not_ready) for name in "abc"]
+            await asyncio.to_thread(
+                cluster.set_endpoints, uid, *found, endpoint("new", ready=False)
+            )
+            kept = list("abc") if len(not_ready) != 1 else ["b", "c"]
+            await until(tables, lambda table, kept=kept: sorted(replicas(table, uid)) == kept)
+        # All three were there before the last change came, too.
+        await until(tables, lambda table: table.by_id[uid].doubted == frozenset("abc"))
+        ended = [endpoint(name, ready=False, terminating=True) for name in "abc"]
+        await asyncio.to_thread(cluster.set_endpoints, uid, *ended)
+        await until(tables, lambda table: replicas(table, uid) == [])
+
+
 async def test_a_deployment_that_is_going_gets_no_more_requests(cluster: Cluster) -> None:
     uid = cluster.create_deployment("chat", "sk-own")
     path = cluster.path("inferencedeployments", "chat")
@@ -282,6 +415,26 @@ async def test_a_deployment_that_is_going_gets_no_more_requests(cluster: Cluster
     cluster.patch(path, {"metadata": {"finalizers": None}})
 
 
+async def test_the_scope_of_a_key_may_be_the_name_of_its_deployment(cluster: Cluster) -> None:
+    """Which Git can know; the key may be there first."""
+    cluster.create_key("first", "chat", "sk-first")
+    cluster.create_key("other", "chat2", "sk-other")
+    async with following(cluster) as tables:
+        uid = await asyncio.to_thread(cluster.create_deployment, "chat", "sk-own")
+        await asyncio.to_thread(cluster.create_key, "later", "chat", "sk-later")
+        wanted = {sha256(value) for value in ("sk-own", "sk-first", "sk-later")}
+
+        def is_so(found: Table) -> bool:
+            keys = found.by_id[uid].keys if uid in found.by_id else ()
+            return {key.digest.hex() for key in keys} == wanted
+
+        await until(tables, is_so)
+        path = cluster.path("inferenceapikeys", "first")
+        await asyncio.to_thread(cluster.api.request, "DELETE", path)
+        wanted.remove(sha256("sk-first"))
+        await until(tables, is_so)
+
+
 async def test_a_revoked_key_opens_nothing(cluster: Cluster) -> None:
     cluster.create_key("all", "public", "sk-public")
     async with following(cluster) as tables:
@@ -289,6 +442,23 @@ async def test_a_revoked_key_opens_nothing(cluster: Cluster) -> None:
         path = cluster.path("inferenceapikeys", "all")
         await asyncio.to_thread(cluster.api.request, "DELETE", path)
         await until(tables, lambda found: not found.public_keys)
+
+
+async def test_a_key_that_moved_and_was_deleted_then_opens_nothing(cluster: Cluster) -> None:
+    uids = [cluster.create_deployment(name, f"sk-{name}") for name in "ab"]
+    cluster.create_key("moves", uids[0], "sk-moves")
+    path = cluster.path("inferenceapikeys", "moves")
+
+    def opened(table: Table) -> list[str]:
+        wanted = sha256("sk-moves")
+        return [d.name for d in table.by_id.values() if wanted in {k.digest.hex() for k in d.keys}]
+
+    async with following(cluster) as tables:
+        await until(tables, lambda table: opened(table) == ["a"])
+        await asyncio.to_thread(cluster.patch, path, {"spec": {"scope": uids[1]}})
+        await until(tables, lambda table: opened(table) == ["b"])
+        await asyncio.to_thread(cluster.api.request, "DELETE", path)
+        await until(tables, lambda table: opened(table) == [])
 
 
 async def test_a_name_belongs_to_its_own_object_before_one_that_was_renamed(
@@ -301,6 +471,27 @@ async def test_a_name_belongs_to_its_own_object_before_one_that_was_renamed(
         own = await asyncio.to_thread(cluster.create_deployment, "chat", "sk-2")
         table = await until(tables, lambda found: own in found.by_id)
         assert table.by_name["chat"].id == own
+
+
+async def test_who_asks_for_the_uid_of_another_gets_none_of_its_requests(cluster: Cluster) -> None:
+    chosen = "7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11"
+    cluster.create_deployment("chat", "sk-own", **{UID_ANNOTATION: f"chat/{chosen}"})
+    cluster.set_status("chat", uid=chosen)
+    cluster.set_endpoints(chosen, endpoint("a", ready=True))
+    own = cluster.create_deployment("first", "sk-1", **{UID_ANNOTATION: f"first/{chosen}"})
+    async with following(cluster) as tables:
+        table = await until(tables, lambda found: replicas(found, chosen) == ["a"])
+        assert [key.digest.hex() for key in table.by_id[chosen].keys] == [sha256("sk-own")]
+        path = cluster.path("inferencedeployments", "chat")
+        body = {"metadata": {"annotations": {UID_ANNOTATION: f"chat/{own}"}}}
+        await asyncio.to_thread(cluster.patch, path, body)  # another one, later
+        await asyncio.to_thread(
+            cluster.create_deployment, "last", "sk-2", **{UID_ANNOTATION: f"last/{chosen}"}
+        )
+        await asyncio.to_thread(cluster.set_endpoints, chosen, endpoint("b", ready=True))
+        table = await until(tables, lambda found: replicas(found, chosen) == ["b"])
+        assert [key.digest.hex() for key in table.by_id[chosen].keys] == [sha256("sk-own")]
+        assert table.by_name["chat"].id == chosen
 
 
 async def test_routes_stay_while_the_api_is_away_and_go_on_afterwards(cluster: Cluster) -> None:

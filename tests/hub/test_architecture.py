@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from exo_inference.foreign_files import asking, child
+from exo_inference.foreign_files.pool import Pool
 from exo_inference.hub import architecture
 from exo_inference.hub.architecture import fetch_architecture, read_directory
 from exo_inference.hub.base import ModelGated, ModelNotFound, ModelUnusable, SourceUnreachable
@@ -175,6 +177,24 @@ async def test_a_configuration_beyond_all_measure_is_not_read(
     monkeypatch.setattr(architecture, "MAX_CONFIG_BYTES", 100)
     with pytest.raises(ModelUnusable, match="larger than 100 bytes"):
         await fetch_architecture("acme/qwen", endpoint=hub.url)
+
+
+async def test_readers_that_do_not_answer_hold_up_no_other_work(
+    hub: HubServer, repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "silent.py").write_text("import sys\nsys.stdin.buffer.read()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(child, "_MODULE", "silent")
+    pool = Pool()
+    monkeypatch.setattr(asking, "pool", pool)
+    asked = [
+        fetch_architecture("acme/qwen", endpoint=hub.url, timeout_seconds=2) for _ in range(40)
+    ]
+    for failed in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(failed, SourceUnreachable)
+    assert pool.num_children > 0
+    async with asyncio.timeout(15):  # a silent child is ended after 30 s
+        assert await asyncio.to_thread(len, "abc") == 3
 
 
 async def test_a_silent_hub_is_given_up() -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from exo_inference.foreign_files import ForeignFileError
+from exo_inference.foreign_files.model_directory import check_model_directory
 from exo_inference.hub import source_for
 from exo_inference.hub.base import InvalidModelName, ModelNotFound, ModelUnusable
 from exo_inference.hub.file import FileSource
@@ -96,12 +98,12 @@ async def test_revision_of_a_directory_is_refused(model: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes to another user, which only root may")
-async def test_unreadable_directory_says_what_is_missing(model: Path) -> None:
+def test_unreadable_directory_says_what_is_missing(model: Path) -> None:
     model.chmod(0o700)
     os.seteuid(65534)
     try:
-        with pytest.raises(ModelUnusable, match="Permission denied"):
-            await resolve(model)
+        with pytest.raises(ForeignFileError, match="Permission denied"):
+            check_model_directory(model)
     finally:
         os.seteuid(0)
 
@@ -178,8 +180,8 @@ def _wrong_index(model: Path) -> None:
         (_malformed_entry, "tensor 'a' is malformed"),
         (_no_weights, r"holds no \.safetensors file"),
         (_no_config, r"holds no config\.json"),
-        (_bad_config, r"config\.json is not valid JSON"),
-        (_list_config, r"config\.json is not a JSON object"),
+        (_bad_config, r"config\.json is not JSON"),
+        (_list_config, r"config\.json holds a list of 0 entries, expected a JSON object"),
         (_missing_shard, r"names model-2\.safetensors, which is missing"),
         (_wrong_index, "tensor 'z' is in model.safetensors, and it is not"),
     ],

@@ -213,6 +213,21 @@ def test_what_a_start_has_measured_is_told_beside_the_probes(
     assert found == ((200, "of the engine itself") if status == 200 else (404, ""))
 
 
+def test_metrics_are_told_beside_the_probes(start: Start) -> None:
+    """So that Prometheus needs no way to the engine itself, which asks nobody for a key."""
+    container = start()
+    wait_for(lambda: container.has("argv"), "the engine's program runs")
+    url = f"http://127.0.0.1:{container.probe_port}/metrics"
+    assert container.probe("/metrics")[0] == 404
+    container.show(busy=1, progress=5)
+    container.become_ready()
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert answer.read().decode() == (container.stub / "metrics").read_text()
+    with pytest.raises(urllib.error.HTTPError):  # nothing else of the engine
+        urllib.request.urlopen(url.replace("/metrics", "/v1/models"), timeout=10)
+
+
 def test_an_engine_that_stalls_is_not_alive(start: Start) -> None:
     container = start(EXO_STALL_SECONDS="1")
     container.show(busy=0, progress=5)

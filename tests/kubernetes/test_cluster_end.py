@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scripts.kubernetes import binaries, prerequisites
+from tests.skipping import skip_check
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,9 +24,9 @@ def can_run() -> None:
     try:
         binaries.require(binaries.all_programs())
     except binaries.ProgramsMissing as exc:
-        pytest.skip(str(exc))
+        skip_check(str(exc))
     if os.geteuid() != 0 or prerequisites.missing_packages(prerequisites.CLUSTER):
-        pytest.skip("a cluster needs root and Debian packages. Run `make test-kubernetes`.")
+        skip_check("a cluster needs root and Debian packages. Run `make test-kubernetes`.")
 
 
 def start(*command: str) -> subprocess.Popen[str]:

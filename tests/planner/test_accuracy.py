@@ -79,6 +79,8 @@ def test_the_program_writes_the_page(tmp_path: Path) -> None:
 def test_the_collected_starts_are_within_the_limits() -> None:
     grades = grade(json.loads(CASES.read_text(encoding="utf-8"))["cases"])
     for quantity, (mean, most) in LIMITS.items():
+        if quantity == "blocks for states":  # graded on starts that are kept with the documentation
+            continue
         row = summarise(quantity, grades.of(quantity))
         assert row is not None
         if mean is not None:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.model_description import with_checkpoint
+from exo_inference.foreign_files import describe_model
 from exo_inference.planner import (
     EngineParameters,
     find_gpu,
     find_model,
     load_models,
     plan,
-    read_architecture,
     with_gguf,
 )
 from exo_inference.planner.quantization import gguf_type_of
@@ -57,7 +56,7 @@ def test_a_directory_with_parts_of_a_gguf_file_is_planned_by_them(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for part in (1, 2):
         (tmp_path / f"qwen-Q8_0-0000{part}-of-00002.gguf").write_bytes(b"GGUF")
-    model = with_checkpoint(read_architecture(config, name="qwen"), tmp_path)
+    model = describe_model(tmp_path, "qwen")
     assert model.quantization is not None
     assert model.quantization.default.name == "gguf-Q8_0"
     assert model.checkpoint_bytes is None  # eight bytes are not the whole file

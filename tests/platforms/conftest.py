@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -105,6 +106,13 @@ class Rig:
 
     def directory(self, name: str) -> Path:
         return self.state_dir.replicas_dir / name
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def edit(self, file: Path, **changes: object) -> None:
+        """Change fields of one of a replica's documents."""
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
     def processes(self) -> list[int]:
         """Return all processes of all replicas, strays of removed ones included."""

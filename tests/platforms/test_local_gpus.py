@@ -111,7 +111,7 @@ async def test_replica_waits_for_a_gpu_and_takes_the_next_free_one(rig: Rig) -> 
     await rig.until_ready(first)
     second = rig.desired(1, gpu_type="gpu3", uid="2", name="other")
     waiting = await rig.until(second, lambda now: bool(now.replicas))
-    assert waiting.replicas[0].phase is ReplicaPhase.STARTING
+    assert waiting.replicas[0].phase is ReplicaPhase.PENDING
     assert waiting.replicas[0].details == "waiting for a free GPU: 1 gpu3 needed, 0 of 1 free"
     while not await rig.platform.delete(first.uid):
         await rig.platform.apply(second)

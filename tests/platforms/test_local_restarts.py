@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -14,6 +15,7 @@ from exo_inference.platforms.local.settings import LocalPlatformSettings
 
 SETTINGS = LocalPlatformSettings()
 BOOT = "boot"
+LAUNCH = Launch(3, 0, BOOT, 1000.0, ("x",), {}, 60, 1000, 3)
 
 
 def facts(
@@ -101,3 +103,32 @@ def test_back_off_grows_up_to_its_ceiling(failures: int, run: int) -> None:
 def test_replicas_that_crash_together_do_not_start_together(failures: int) -> None:
     waits = {backoff_seconds(f"r{n}", 1, failures, SETTINGS) for n in range(20)}
     assert len(waits) == 20
+
+
+def killed(oom_kills: int, *, exit_code: int = -9, killed: bool = False) -> ReplicaFacts:
+    ended = Exit(3, exit_code, False, killed, 1000.0, 1005.0, oom_kills)
+    return replace(facts(), exit=ended)
+
+
+@pytest.mark.parametrize("exit_code", [-9, 137, 71], ids=["engine", "by a shell", "its core"])
+def test_after_an_out_of_memory_kill_the_wait_is_long(exit_code: int) -> None:
+    found = plan(killed(1, exit_code=exit_code), now=1005.0)
+    assert found.out_of_memory
+    assert 22.5 <= found.wait_seconds <= 37.5
+    again = plan(replace(killed(1), launch=replace(LAUNCH, failures=9)), now=1005.0)
+    assert again.wait_seconds == SETTINGS.max_backoff_out_of_memory_seconds
+
+
+def test_a_replica_that_had_served_waits_as_long_when_memory_ran_out() -> None:
+    assert plan(replace(killed(1), ready_run=3), now=1005.0).wait_seconds > 20
+
+
+@pytest.mark.parametrize(
+    "replica",
+    [killed(0), killed(1, exit_code=1), killed(1, killed=True)],
+    ids=["no kill was counted", "it ended by itself", "the shim killed it"],
+)
+def test_other_ends_are_not_laid_to_memory(replica: ReplicaFacts) -> None:
+    found = plan(replica, now=1005.0)
+    assert not found.out_of_memory
+    assert found.wait_seconds < 2

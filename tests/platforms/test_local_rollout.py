@@ -23,6 +23,7 @@ def world(text: str) -> list[RolloutReplica]:
                 ready=state == "ready",
                 draining=state == "draining",
                 created_at=float(age),
+                waiting=state == "waiting",
             )
         )
     return replicas
@@ -101,6 +102,22 @@ def test_next_step(
     there: str, wanted: int, free_slots: int | None, drain: tuple[str, ...], num_starts: int
 ) -> None:
     assert plan_rollout(world(there), wanted, free_slots) == RolloutStep(drain, num_starts)
+
+
+@pytest.mark.parametrize(
+    ("there", "drain"),
+    [
+        pytest.param("old:ready old:ready new:waiting", ("r0",), id="an old one gives its GPUs"),
+        pytest.param("old:ready new:starting new:waiting", (), id="not before the first serves"),
+        pytest.param("old:ready new:ready new:waiting", ("r0",), id="then the next"),
+        pytest.param("old:draining old:ready new:waiting", (), id="those that come are waited for"),
+    ],
+)
+def test_an_old_one_goes_for_a_new_one_that_waits_for_its_gpus(
+    there: str, drain: tuple[str, ...]
+) -> None:
+    """New replicas need more GPUs than old ones, or more replicas are wanted than there are GPUs."""
+    assert plan_rollout(world(there), 3, 0).drain == drain
 
 
 @dataclass
@@ -246,3 +263,14 @@ def test_update_with_a_spare_gpu_never_has_fewer_ready_than_wanted(wanted: int) 
         assert simulation.num_ready >= wanted
         simulation.finish_start(0)
     settle(simulation, wanted)
+
+
+@pytest.mark.parametrize("num_old", [1, 2])
+def test_what_waits_for_the_room_of_the_old_ones_gets_it(num_old: int) -> None:
+    """Fewer serve than are wanted, and no room comes unless one of them goes."""
+    old = [RolloutReplica(f"old-{n}", False, True, False, n) for n in range(num_old)]
+    new = [RolloutReplica(f"new-{n}", True, False, False, 9, waiting=True) for n in range(2)]
+    assert plan_rollout([*old, *new], 2, 0).drain == ("old-0",)
+    assert plan_rollout([*old, *new], 2, 1).drain == ()
+    starting = replace(new[0], waiting=False)
+    assert plan_rollout([*old, starting, new[1]], 2, 0).drain == ()

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 import yaml
 
+from benchmarks.foreign_files.mutations import mutate_yaml, mutated, passes_first_parser
+from exo_inference.resources.base import API_VERSION
 from exo_inference.resources.yaml import dump_manifest, parse_manifests
 
 MODEL = """\
@@ -180,3 +184,58 @@ def test_what_is_written_reads_back_the_same():
     assert found == []
     assert manifests[0].spec == spec
     assert list(yaml.safe_load(text)) == ["apiVersion", "kind", "metadata", "spec"]
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"{BOMB}kind: *i\n", "more than 100000 values with its aliases"),
+        ("kind: &a [*a]\n", "nested deeper than 64 levels"),
+        ("&a {*a : *a}\n", "nested deeper than 64 levels"),
+        ("kind: " + "[" * 200 + "]" * 200, "nested deeper than 64 levels"),
+        ("kind: " + "1:" * 100_000 + "1\n", "a number of 200001 characters"),
+        ("kind: " + "1:" * 100_000 + "1.5\n", "a number of 200003 characters"),
+        ("kind: 0x" + "f" * 100_000 + "\n", "a number of 100002 characters"),
+        ("kind: !!int '" + "1" * 100_000 + "'\n", "a number of 100000 characters"),
+        ("kind: !!python/object/apply:os.system [id]\n", "could not determine a constructor"),
+    ],
+    ids=["bomb", "itself", "key", "deep", "base 60", "float", "hex", "tagged", "object"],
+)
+def test_what_would_take_hours_is_refused_at_once(text: str, words: str) -> None:
+    before = time.process_time()
+    manifests, problems = parse_manifests(text, "f.yaml")
+    assert not manifests
+    assert any(words in problem.message for problem in problems), problems
+    assert time.process_time() - before < 5.0
+
+
+def test_aliases_in_use_are_taken() -> None:
+    labels = "&l {a: b}\n  annotations: *l"
+    text = (
+        f"apiVersion: {API_VERSION}\nkind: InferenceModel\nmetadata:\n  name: m\n  labels: {labels}\n"
+        "spec:\n  source: org/m\n"
+    )
+    assert len(parse_manifests(text, "f.yaml")[0]) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mutated_manifest_is_taken_or_refused_in_words(seed: int) -> None:
+    text = dump_manifest(
+        "InferenceDeployment", "chat", {"model": {"name": "org/m"}, "gpuType": "cpu", "gpuCount": 1}
+    )
+    num_refused = num_past = 0
+    for content in mutated(text.encode(), mutate_yaml, 60, seed=seed):
+        num_past += passes_first_parser("m.yaml", content)
+        _, problems = parse_manifests(content.decode("utf-8", "replace"), "m.yaml")
+        num_refused += bool(problems)
+        for problem in problems:
+            assert len(problem.message) < 8000, content
+            assert problem.message.isprintable(), content
+    assert num_past >= 20
+    assert num_refused > 10

@@ -26,7 +26,6 @@ def sent(api: FakeApi) -> object:
 
 def test_public_surface_is_pinned():
     assert sdk.__all__ == ["AsyncClient", "Client"]
-    assert exo_inference.__all__ == ["AsyncClient", "Client", "ExoError", "__version__"]
     assert exo_inference.Client is Client
 
 
@@ -236,9 +235,9 @@ def test_dry_run_is_asked_for_in_the_query(api: FakeApi, client: Client):
     api.on("POST", "/ai/model", OPERATION)
     api.on("DELETE", "/ai/deployment/d-1", OPERATION)
     client.models.create("org/x", dry_run=True)
-    assert api.seen[-1].query == {"dry-run": "true"}
+    assert api.seen[-1].query == {"dry-run": "dry-run"}
     client.deployments.delete("d-1", dry_run=True)
-    assert api.seen[-1].query == {"dry-run": "true"}
+    assert api.seen[-1].query == {"dry-run": "dry-run"}
     assert len(api.requests("GET", "/ai/status")) == 1
 
 
@@ -281,3 +280,19 @@ def test_proxy_of_the_environment_is_not_asked_for_this_machine(
     api.on("GET", "/ai/model", {"models": []})
     with Client("EXOk", "s", endpoint=api.endpoint) as client:
         assert client.models.list() == []
+
+
+def test_equal_writes_of_one_moment_are_signed_differently(api: FakeApi, client: Client):
+    """Else a server would take the second for a repeat of the first."""
+    api.on("POST", "/ai/deployment/d-1/scale", {"id": "o-1", "state": "success"})
+    for _ in range(50):
+        client.deployments.scale("d-1", 2)
+    signatures = {request.headers["authorization"] for request in api.seen}
+    assert len(signatures) == 50
+
+
+def test_a_deployment_is_never_created_with_no_replicas(api: FakeApi, client: Client):
+    """Servers take 0 for 1, because the vendor's program sends it when its user says nothing."""
+    with pytest.raises(errors.UsageError, match="at least 1 replica"):
+        client.deployments.create("chat", model="org/m1", gpu_type="cpu", replicas=0)
+    assert api.seen == []

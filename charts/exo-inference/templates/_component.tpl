@@ -76,8 +76,12 @@ spec:
       terminationGracePeriodSeconds: {{ add 5 $grace 10 }}
       securityContext:
         runAsNonRoot: true
-        runAsUser: {{ int64 $root.Values.podSecurity.runAsUser }}
-        runAsGroup: {{ int64 $root.Values.podSecurity.runAsGroup }}
+        {{- with $root.Values.podSecurity.runAsUser }}
+        runAsUser: {{ int64 . }}
+        {{- end }}
+        {{- with $root.Values.podSecurity.runAsGroup }}
+        runAsGroup: {{ int64 . }}
+        {{- end }}
         seccompProfile:
           type: RuntimeDefault
       containers:

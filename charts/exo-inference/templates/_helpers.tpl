@@ -50,9 +50,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- default (printf "%s-credentials" (include "exo-inference.fullname" .)) .Values.credentials.existingSecret -}}
 {{- end -}}
 
-{{/* Name of the objects that belong to no namespace: unique in the cluster. */}}
+{{/*
+Name of the objects that belong to no namespace: unique in the cluster. Where name and namespace are too
+long together for a label's length, a hash of both stands for what is cut off.
+*/}}
 {{- define "exo-inference.clusterName" -}}
-{{- printf "%s-%s" (include "exo-inference.fullname" .) .Release.Namespace | trunc 63 | trimSuffix "-" -}}
+{{- $name := printf "%s-%s" (include "exo-inference.fullname" .) .Release.Namespace -}}
+{{- if gt (len $name) 63 -}}
+{{- $both := printf "%s/%s" .Release.Namespace (include "exo-inference.fullname" .) -}}
+{{- printf "%s-%s" ($name | trunc 52 | trimSuffix "-") ($both | sha256sum | trunc 10) -}}
+{{- else -}}
+{{- $name -}}
+{{- end -}}
 {{- end -}}
 
 {{/*
@@ -76,6 +85,30 @@ two control planes that are given the same namespace do not both reconcile it.
 {{- $port := int64 $gateway.service.port -}}
 {{- printf "http://%s-gateway.%s.svc%s" (include "exo-inference.fullname" .) .Release.Namespace (eq $port 80 | ternary "" (printf ":%d" $port)) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Base URLs that clients may reach the API under: names of its Service, its Ingress, its route. */}}
+{{- define "exo-inference.apiAddresses" -}}
+{{- $controller := .Values.controller -}}
+{{- $port := int64 $controller.service.port -}}
+{{- $suffix := eq $port 80 | ternary "" (printf ":%d" $port) -}}
+{{- $service := printf "%s-controller" (include "exo-inference.fullname" .) -}}
+{{- $full := printf "%s.%s" $service .Release.Namespace -}}
+{{- $found := list -}}
+{{- range $name := list $service $full (printf "%s.svc" $full) (printf "%s.svc.cluster.local" $full) -}}
+{{- $found = append $found (printf "http://%s%s" $name $suffix) -}}
+{{- end -}}
+{{- if $controller.ingress.enabled -}}
+{{- range $controller.ingress.hosts -}}
+{{- $found = append $found (printf "%s://%s" ($controller.ingress.tlsSecretName | empty | ternary "http" "https") .) -}}
+{{- end -}}
+{{- end -}}
+{{- if $controller.httpRoute.enabled -}}
+{{- range $controller.httpRoute.hostnames -}}
+{{- $found = append $found (printf "https://%s" .) -}}
+{{- end -}}
+{{- end -}}
+{{- join " " $found -}}
 {{- end -}}
 
 {{/* How many processes a pod of a component has. Takes a dict: root, component. */}}
@@ -124,6 +157,8 @@ metrics{{ with . }}-{{ . }}{{ end }}
   value: {{ include "exo-inference.credentialsSecret" $root }}
 - name: EXO_GATEWAY_URL
   value: {{ include "exo-inference.gatewayUrl" $root | quote }}
+- name: EXO_API_ADDRESSES
+  value: {{ include "exo-inference.apiAddresses" $root | quote }}
 - name: EXO_GATEWAY_NAMESPACE
   value: {{ $root.Release.Namespace }}
 - name: EXO_PLATFORM_FILE

@@ -68,9 +68,15 @@ spec:
   terminationGracePeriodSeconds: {{ add (int64 $values.drain.preStopSeconds) (int64 $values.drain.timeoutSeconds) 30 }}
   securityContext:
     runAsNonRoot: true
-    runAsUser: {{ int64 $values.podSecurity.runAsUser }}
-    runAsGroup: {{ int64 $values.podSecurity.runAsGroup }}
-    fsGroup: {{ int64 $values.podSecurity.fsGroup }}
+    {{- with $values.podSecurity.runAsUser }}
+    runAsUser: {{ int64 . }}
+    {{- end }}
+    {{- with $values.podSecurity.runAsGroup }}
+    runAsGroup: {{ int64 . }}
+    {{- end }}
+    {{- with $values.podSecurity.fsGroup }}
+    fsGroup: {{ int64 . }}
+    {{- end }}
     fsGroupChangePolicy: OnRootMismatch
     seccompProfile:
       type: RuntimeDefault

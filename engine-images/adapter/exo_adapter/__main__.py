@@ -55,7 +55,7 @@ class Adapter:
         self.probes = ProbeServer(
             settings.probe_port,
             {"/health": self._health, "/live": self._live},
-            {"/measurements": self._watcher.measurements},
+            {"/measurements": self._watcher.measurements, "/metrics": self._watcher.metrics},
         )
 
     def run(self) -> int:

@@ -1,6 +1,7 @@
 """The adapter's own HTTP server: `/health` and `/live`, from what the watcher saw last.
 
-`/measurements` is the engine's own answer: whoever may reach this port need not reach the engine.
+`/measurements` and `/metrics` are the engine's own answers: whoever may reach this port, such as Prometheus,
+need not reach the engine, which asks nobody for a key.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Answer = tuple[int, str]
 
+_JSON = "application/json"
+_OF_RELAYS = {"/metrics": "text/plain; version=0.0.4; charset=utf-8"}
+
 
 class ProbeServer:
     """Answers probes from a thread, until the process ends.
@@ -19,7 +23,7 @@ class ProbeServer:
     Args:
         port: where to listen, on all addresses; 0 takes a free one.
         answers: status and detail by path.
-        relays: status and JSON of the engine by path.
+        relays: status and text of the engine by path.
 
     Raises:
         OSError: the port cannot be listened on.
@@ -39,9 +43,12 @@ class ProbeServer:
                 relay = relays.get(path)
                 answer = relay or answers.get(path)
                 status, text = answer() if answer else (404, "there are /health and /live")
-                body = (text if relay and text else json.dumps({"detail": text})).encode()
+                is_relayed = bool(relay and text)
+                body = (text if is_relayed else json.dumps({"detail": text})).encode()
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header(
+                    "Content-Type", _OF_RELAYS.get(path, _JSON) if is_relayed else _JSON
+                )
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Connection", "close")
                 self.end_headers()

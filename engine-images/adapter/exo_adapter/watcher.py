@@ -102,6 +102,13 @@ class Watcher:
         status, text = self._get(path)
         return (status, text) if status == 200 else (404, "")
 
+    def metrics(self) -> tuple[int, str]:
+        """Return the engine's own metrics in Prometheus' text format, with their status."""
+        if not self.state.has_started:
+            return 404, ""
+        status, text = self._get(self._engine.metrics_path)
+        return (status, text) if status == 200 else (503, "")
+
     def seconds_without_progress(self) -> float:
         """Return for how long the engine should have got on and did not."""
         return self._clock() - self.state.moved_at

@@ -18,6 +18,7 @@ _HERE = "exo_inference.cli.deployment"
         Member("list", f"{_HERE}.list:list_deployments", aliases=("ls",)),
         Member("show", f"{_HERE}.show:show", aliases=("get",)),
         Member("scale", f"{_HERE}.scale:scale"),
+        Member("restart", f"{_HERE}.restart:restart"),
         Member("update", f"{_HERE}.update:update"),
         Member("delete", f"{_HERE}.delete:delete", aliases=("del", "rm")),
         Member("logs", f"{_HERE}.logs:logs"),

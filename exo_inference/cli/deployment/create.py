@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,10 +16,20 @@ from exo_inference.cli.deployment.engine_flags import (
     split_parameters,
     wants_parameter_help,
 )
+from exo_inference.cli.results import Answer, resulting, show_deployment
 from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
+from exo_inference.cli.views import DEPLOYMENT
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
-from exo_inference.cli.writing import changed_id, dry_run_option, finish, override_option
+from exo_inference.cli.writing import (
+    MAX_REPLICAS,
+    changed_id,
+    dry_run_option,
+    finish,
+    override_option,
+    titled,
+)
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,6 +79,16 @@ class CreateOptions:
             "--gpu-type gpua5000 --gpu-count 1 --dry-run",
         ),
         Example(
+            "Write the manifest that `apply` takes",
+            "exo ai deployment create chat --model-name Qwen/Qwen3-0.6B "
+            "--gpu-type gpua5000 --gpu-count 1 --dry-run -O yaml > chat.yaml",
+        ),
+        Example(
+            "Give its URL to a script",
+            "exo ai deployment create chat --model-name Qwen/Qwen3-0.6B "
+            "--gpu-type gpua5000 --gpu-count 1 --wait -O json | jq -r .deployment_url",
+        ),
+        Example(
             "See which flags the engine takes",
             "exo ai deployment create --inference-engine-parameter-help",
         ),
@@ -94,9 +114,10 @@ class CreateOptions:
 @click.option(
     "--replicas",
     metavar="<number>",
-    type=int,
+    type=click.IntRange(min=1),
     default=1,
-    help="Engines that share the requests (default 1).",
+    help=f"Engines that share the requests, 1 to {MAX_REPLICAS} (default 1). None at all is "
+    "for later: `deployment scale <name> 0`.",
 )
 @click.option(
     "--model-name",
@@ -166,20 +187,30 @@ def run(session: Session, options: CreateOptions) -> None:
     """Create the deployment, and wait for it when asked to."""
     from exo_inference.cli.planning import telling
 
+    output = telling.output_of(session, DEPLOYMENT, dry_run=options.dry_run)
     with session.connect() as client:
         operation = _send(session, client, options)
         plan = operation.plan or _plan_here(options)
+        if options.dry_run and output.format == "yaml" and output.template is None:
+            print_data(_manifest(options))
+            session.remark("Deployment would be created (dry run).")
+            return
         if options.dry_run:
-            outcome = "Deployment would be created (dry run)."
+            outcome = Answer("deployment", "", options.name, "would be created", dry_run=True)
             line_of = partial(_line, session, options)
             telling.conclude_dry_run(session, outcome, plan, line_of, options.replicas)
             return
         session.success("Deployment created.")
+        if operation.message:
+            session.remark(operation.message)
         if plan is not None:
             telling.tell(session, plan)
-        if options.wait:
-            deployment_id = changed_id(operation) or client.deployments.find(options.name).id
-            wait_for_deployment(session, client, options.name, deployment_id, options.wait_seconds)
+        if not options.wait and not output.is_for_programs:
+            return
+        made = changed_id(operation) or client.deployments.find(options.name).id
+        with resulting(output, lambda: show_deployment(output, client.deployments.get(made))):
+            if options.wait:
+                wait_for_deployment(session, client, options.name, made, options.wait_seconds)
 
 
 def _send(session: Session, client: Client, options: CreateOptions) -> Operation:
@@ -191,7 +222,7 @@ def _send(session: Session, client: Client, options: CreateOptions) -> Operation
         return finish(
             session,
             client,
-            f'Creating deployment "{options.name}"',
+            titled(f'Creating deployment "{options.name}"', dry_run=options.dry_run),
             lambda: client.deployments.create(
                 options.name,
                 model=ModelRef(id=options.model_id, name=options.model_name),
@@ -205,6 +236,23 @@ def _send(session: Session, client: Client, options: CreateOptions) -> Operation
                 force=options.force,
             ),
         )
+
+
+def _manifest(options: CreateOptions) -> str:
+    """Return what `apply` takes to create this deployment."""
+    from exo_inference.cli.gitops.live import DEPLOYMENT_KIND, LiveObject
+
+    engine = {"name": options.engine, "version": options.engine_version}
+    spec: dict[str, Any] = {
+        "model": options.model_name or options.model_id,
+        "gpuType": options.gpu_type,
+        "gpuCount": options.gpu_count,
+        "replicas": options.replicas,
+        "engine": {name: value for name, value in engine.items() if value is not None},
+        "engineParameters": list(options.parameters),
+    }
+    given = {name: value for name, value in spec.items() if value not in ({}, [])}
+    return LiveObject(DEPLOYMENT_KIND, options.name, "", given).manifest()
 
 
 def _plan_here(options: CreateOptions) -> DeploymentPlan | None:

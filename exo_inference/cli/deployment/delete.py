@@ -8,7 +8,7 @@ from exo_inference.cli.completing import complete_deployments
 from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import follow, wait_options
+from exo_inference.cli.waiting import wait_options
 from exo_inference.cli.writing import dry_run_option, force_option
 
 
@@ -45,19 +45,19 @@ def delete(
 ) -> None:
     """Delete deployments; their models stay.
 
-    Requests in flight are served first; the key stops to work at once. Without `--force` each
-    deletion is asked about, and one no deletes nothing; with it, unknown names are only warned
-    about.
+    Requests in flight are served first; the key stops to work at once. The command returns when the
+    deployments are gone, and ends with exit code 8 if that takes longer than `--timeout`. Without
+    `--force` each deletion is asked about, and one no deletes nothing; with it, unknown names are
+    only warned about.
     """
     with session.connect() as client:
         what = Deletable(
             kind="deployment",
             listed=client.deployments.list,
             delete=lambda deployment_id, dry: client.deployments.delete(deployment_id, dry_run=dry),
+            wait_until_deleted=client.deployments.wait_until_deleted,
         )
-        deleted = delete_all(session, client, what, DeleteOptions(deployments, force, dry_run))
-        if wait and not dry_run:
-            for target in deleted:
-                title = f'Waiting until deployment "{target.name}" is gone'
-                until = client.deployments.wait_until_deleted
-                follow(session, title, until, target.id, wait_timeout)
+        options = DeleteOptions(
+            deployments, force, dry_run, wait_timeout if wait else None, wait_timeout
+        )
+        delete_all(session, client, what, options)

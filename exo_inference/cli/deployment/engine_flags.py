@@ -123,7 +123,7 @@ def print_parameter_help(
         try:
             with session.connect() as client:
                 parameters = client.deployments.parameters(version or None, gpu_type=gpu_type)
-            print_parameters(parameters, search)
+            print_parameters(session, parameters, search)
             return
         except (ConfigurationError, ConnectionFailed) as error:
             engine = "exo" if gpu_type == "cpu" else "vllm"
@@ -132,16 +132,22 @@ def print_parameter_help(
             )
     from exo_inference.engines import get_engine
 
-    print_parameters(get_engine(engine).parameters(version or None), search)
+    print_parameters(session, get_engine(engine).parameters(version or None), search)
 
 
-def print_parameters(parameters: Sequence[EngineParameter], search: str | None) -> None:
+def print_parameters(
+    session: Session, parameters: Sequence[EngineParameter], search: str | None
+) -> None:
     """Print flags by section, or those about a text; that there are none is said on stderr."""
     from exo_inference.engines.searching import search_parameters
 
     found = search_parameters(parameters, search or "")
     if not found:
         click.echo(f"No flag is about {search!r}.", err=True)
+    if session.known_format in ("json", "yaml"):
+        output = session.output((), configured=False)
+        output.print_value([each.model_dump(mode="json", by_alias=True) for each in found])
+        return
     print_data(format_parameters(found, text_width()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.deployment.log_lines import readable
 from exo_inference.cli.durations import Moment
 from exo_inference.cli.output import Field, Record
 from exo_inference.cli.session import Session, pass_session
@@ -84,8 +86,9 @@ def logs(
 ) -> None:
     """Show what the engines of a deployment wrote.
 
-    Lines come oldest first; with `-O json`, each as one JSON object. `--follow` survives restarts of the control plane and of replicas; it
-    ends when the deployment is deleted.
+    Lines come oldest first; with `-O json`, each as one JSON object. A terminal shows what engines write
+    as JSON in a form that reads well; into a pipe lines go as they were written. `--follow` survives
+    restarts of the control plane and of replicas; it ends when the deployment is deleted.
     """
     if follow and previous:
         raise UsageError(
@@ -99,6 +102,7 @@ def logs(
 def run(session: Session, options: LogOptions) -> None:
     """Print the lines as they come."""
     output = session.output(_FIELD_NAMES, configured=False)
+    for_people = sys.stdout.isatty() and output.format == "table"
     with session.connect() as client:
         found = client.deployments.find(options.deployment)
         if options.replica is not None:
@@ -115,10 +119,10 @@ def run(session: Session, options: LogOptions) -> None:
         with by_name(found):
             for entry in entries:
                 is_empty = False
-                if output.format == "json" or output.template is not None:
+                if output.is_for_programs:
                     output.show_line(_record(entry))
                 else:
-                    print_data(format_entry(entry, options.timestamps) + "\n")
+                    print_data(format_entry(entry, options.timestamps, for_people) + "\n")
         if is_empty and options.previous and options.since is None:
             session.remark(
                 "No engine has run before the present one; the log of a replica that is gone is not "
@@ -155,10 +159,11 @@ def _record(entry: LogEntry) -> Record:
     )
 
 
-def format_entry(entry: LogEntry, timestamps: bool) -> str:
+def format_entry(entry: LogEntry, timestamps: bool, for_people: bool = False) -> str:
     """Return one line of the log as it is printed."""
+    message = readable(entry.message) if for_people else entry.message
     if not timestamps:
-        return entry.message
+        return message
     from exo_inference.wire.base import format_time
 
-    return f"{format_time(entry.time)} {entry.message}"
+    return f"{format_time(entry.time)} {message}"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.results import Answer, conclude, resulting, show_deployment
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import follow, wait_options
-from exo_inference.cli.writing import by_name, dry_run_option, finish
+from exo_inference.cli.views import DEPLOYMENT
+from exo_inference.cli.waiting import Followed, follow, wait_options
+from exo_inference.cli.writing import by_name, dry_run_option, finish, room_option, titled
 
 
 @command(
@@ -20,9 +24,10 @@ from exo_inference.cli.writing import by_name, dry_run_option, finish
     ],
 )
 @click.argument("deployment", metavar="<name-or-id>", shell_complete=complete_deployments)
-@click.argument("replicas", metavar="<replicas>", type=int)
+@click.argument("replicas", metavar="<replicas>", type=click.IntRange(min=0))
 @wait_options("all replicas are ready")
 @dry_run_option
+@room_option
 @pass_session
 def scale(
     session: Session,
@@ -31,25 +36,36 @@ def scale(
     wait: bool,
     wait_timeout: float,
     dry_run: bool,
+    force: bool,
 ) -> None:
     """Change the number of replicas.
 
-    Requests in flight are finished: a replica that has to go first stops to take new ones. With 0
-    the deployment keeps its URL and its key, and answers that it is scaled to zero.
+    From 0 to 100. Requests in flight are finished: a replica that has to go first stops to take new
+    ones. With 0 the deployment keeps its URL and its key, and answers that it is scaled to zero.
     """
+    output = session.output(DEPLOYMENT.field_names)
     with session.connect() as client:
         found = client.deployments.find(deployment)
         with by_name(found):
-            finish(
+            operation = finish(
                 session,
                 client,
-                f"Scaling deployment {deployment} to {replicas}",
-                lambda: client.deployments.scale(found.id, replicas, dry_run=dry_run),
+                titled(f"Scaling deployment {deployment} to {replicas}", dry_run=dry_run),
+                lambda: client.deployments.scale(found, replicas, dry_run=dry_run, force=force),
             )
         if dry_run:
             session.success(f'Deployment "{found.name}" would be scaled to {replicas} (dry run).')
+            would = f"would be scaled to {replicas}"
+            conclude(output, Answer("deployment", found.id, found.name, would, dry_run=True))
             return
         session.success(f'Deployment "{found.name}" scaled to {replicas}.')
-        if wait:
-            title = f'Waiting for deployment "{found.name}"'
-            follow(session, title, client.deployments.wait_until_scaled, found.id, wait_timeout)
+        with (
+            by_name(found),
+            resulting(output, lambda: show_deployment(output, client.deployments.get(found.id))),
+        ):
+            if wait:
+                asked = {"replicas": replicas}
+                wait_until = client.deployments.wait_until_scaled
+                until = partial(wait_until, change=operation, asked=asked)
+                scaled = Followed("deployment", found.name, until)
+                follow(session, scaled, found.id, wait_timeout)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.results import show_deployment
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import DEPLOYMENT, replica_rows
+from exo_inference.cli.views import DEPLOYMENT
 
 
 @command(
@@ -33,4 +34,4 @@ def show(session: Session, deployment: str) -> None:
     output = session.output(DEPLOYMENT.field_names)
     with session.connect() as client:
         found = client.deployments.get(client.deployments.find(deployment).id)
-    output.show(DEPLOYMENT.record(found), rows=replica_rows(found))
+    show_deployment(output, found)

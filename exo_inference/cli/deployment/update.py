@@ -16,10 +16,12 @@ from exo_inference.cli.deployment.engine_flags import (
     wants_parameter_help,
 )
 from exo_inference.cli.deployment.migrating import migrated_flags, tell_changes
+from exo_inference.cli.results import Answer, resulting, show_deployment
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_for_deployment, wait_options
-from exo_inference.cli.writing import by_name, dry_run_option, finish, override_option
+from exo_inference.cli.views import DEPLOYMENT
+from exo_inference.cli.waiting import Followed, follow, wait_for_deployment, wait_options
+from exo_inference.cli.writing import by_name, dry_run_option, finish, override_option, titled
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +44,16 @@ class UpdateOptions:
     dry_run: bool
     force: bool
     migrate: bool
+
+    @property
+    def asked(self) -> dict[str, object]:
+        """What has to hold once it is in effect, by fields of `Deployment`."""
+        given = {
+            "name": self.name,
+            "inference_engine_parameters": None if self.parameters is None else [*self.parameters],
+            "inference_engine_version": self.engine_version,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @command(
@@ -147,6 +159,7 @@ def run(session: Session, options: UpdateOptions) -> None:
     """Change the deployment, and wait until the change is in effect when asked to."""
     from exo_inference.cli.planning import telling
 
+    output = telling.output_of(session, DEPLOYMENT, dry_run=options.dry_run)
     with session.connect() as client:
         found = client.deployments.find(options.deployment)
         changes: tuple[Change, ...] = ()
@@ -156,19 +169,41 @@ def run(session: Session, options: UpdateOptions) -> None:
                 session, present, options.engine_version, migrate=options.migrate
             )
             options = replace(options, parameters=flags)
-        plan = _send(session, client, found, options).plan or _plan_here(found, options)
+            found = found.model_copy(update={"version": present.version})  # what they are made of
+        operation = _send(session, client, found, options)
+        plan = operation.plan or _plan_here(found, options)
         tell_changes(session, changes)
         if options.dry_run:
-            outcome = "Deployment would be updated (dry run)."
+            outcome = Answer("deployment", found.id, found.name, "would be updated", dry_run=True)
             line_of = partial(_line, session, found, options)
             telling.conclude_dry_run(session, outcome, plan, line_of, found.replicas or 1)
             return
         session.success("Deployment updated.")
         if plan is not None:
             telling.tell(session, plan)
-        if options.wait:
-            name = options.name or found.name
-            wait_for_deployment(session, client, name, found.id, options.wait_seconds)
+        name = options.name or found.name
+        with (
+            by_name(found),
+            resulting(output, lambda: show_deployment(output, client.deployments.get(found.id))),
+        ):
+            if options.wait and found.replicas == 0:
+                _wait_without_replicas(session, client, found, options, operation)
+            elif options.wait:
+                limit, asked = options.wait_seconds, options.asked
+                wait_for_deployment(session, client, name, found.id, limit, operation, asked)
+
+
+def _wait_without_replicas(
+    session: Session,
+    client: Client,
+    found: Deployment,
+    options: UpdateOptions,
+    change: Operation,
+) -> None:
+    """Wait until a change is taken in that no replica has to be replaced for."""
+    wait = partial(client.deployments.wait_until_scaled, change=change, asked=options.asked)
+    settled = Followed("deployment", found.name, wait)
+    follow(session, settled, found.id, options.wait_seconds)
 
 
 def _send(session: Session, client: Client, found: Deployment, options: UpdateOptions) -> Operation:
@@ -179,9 +214,9 @@ def _send(session: Session, client: Client, found: Deployment, options: UpdateOp
         return finish(
             session,
             client,
-            f'Updating deployment "{options.deployment}"',
+            titled(f'Updating deployment "{options.deployment}"', dry_run=options.dry_run),
             lambda: client.deployments.update(
-                found.id,
+                found,
                 name=options.name,
                 engine_parameters=options.parameters,
                 engine_version=options.engine_version,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from exo_inference.cli.gitops.plan import Change
     from exo_inference.cli.gitops.report import Report
     from exo_inference.sdk import Client
+    from exo_inference.wire import Operation
+
+
+IN_PLACE, DELETE_FIRST = "in-place", "delete-first"
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class ApplyOptions:
 
     filenames: tuple[str, ...]
     prune: bool
-    replace: bool
+    replace: str | None
     yes: bool
     dry_run: str | None
     token_file: Path | None
@@ -52,8 +57,13 @@ class ApplyOptions:
 @file_options
 @click.option(
     "--replace",
-    is_flag=True,
-    help="Delete and create anew what cannot be changed in place; its endpoint and key change.",
+    type=click.Choice([IN_PLACE, DELETE_FIRST]),
+    is_flag=False,
+    flag_value=IN_PLACE,
+    default=None,
+    help="Also change model, GPU type, GPU count and engine; the control plane puts the new "
+    "deployment in the old one's place, with its id, URL and key. `delete-first` is for an API that "
+    "cannot: it deletes and creates anew, and id, URL and key change.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before anything is deleted.")
 @click.option(
@@ -76,7 +86,7 @@ def apply(
     session: Session,
     filenames: tuple[str, ...],
     prune: bool,
-    replace: bool,
+    replace: str | None,
     yes: bool,
     dry_run: str | None,
     huggingface_token_file: Path | None,
@@ -87,9 +97,11 @@ def apply(
 
     The files hold InferenceModel and InferenceDeployment objects, several to a file if you like. A
     field that a file does not name is left as it is. All files are checked before anything
-    is changed. What the API cannot change in place (model, GPU type, GPU count, engine) is refused
-    unless `--replace` is given. Exits with 0 when all objects are as wanted, 1 when some could not
-    be changed, 2 when the files are wrong, 8 when `--wait` ran out.
+    is changed. A change of model, GPU type, GPU count or engine is refused unless `--replace` is
+    given; then the new deployment is admitted before the old one is touched, starts beside it where
+    there is room, and the old one comes back if the new one does not become ready. When an object
+    fails, nothing is pruned. Exits with 0 when all objects are as wanted, 1 when some could not be
+    changed, 2 when the files are wrong, 8 when `--wait` ran out.
     """
     options = ApplyOptions(
         filenames, prune, replace, yes, dry_run, huggingface_token_file, wait, wait_timeout
@@ -105,46 +117,57 @@ def run(session: Session, options: ApplyOptions) -> None:
     token = read_token(TokenSources(file=options.token_file))
     with session.connect() as client:
         changes = plan_from_files(client, options.filenames, prune=options.prune)
-        _check_replacements(changes, options)
-        if not _confirmed(changes, options):
+        _check_replacements(client, changes, options)
+        if not _confirmed(session, changes, options):
             click.echo("Nothing was changed.", err=True)
+            Report(session, options.dry_run).finish(client)
             return
         report = Report(session, options.dry_run)
         try:
-            ids = Executor(client, report, options.dry_run, token).run(changes)
+            deletes_first = options.replace == DELETE_FIRST
+            executor = Executor(client, report, options.dry_run, token, deletes_first)
+            ids = executor.run(changes)
+            _raise_failures(report, len(changes))
+            if options.wait and options.dry_run is None:
+                _wait(session, client, changes, ids, executor.made, options.wait_seconds)
         finally:
-            report.finish()
-        _raise_failures(report, len(changes))
-        if options.wait and options.dry_run is None:
-            _wait(session, client, changes, ids, options.wait_seconds)
+            report.finish(client)
 
 
-def _check_replacements(changes: Sequence[Change], options: ApplyOptions) -> None:
-    """Refuse the whole plan if it needs a replacement that was not allowed."""
+def _check_replacements(client: Client, changes: Sequence[Change], options: ApplyOptions) -> None:
+    """Refuse the whole plan if it needs a replacement that was not allowed, or is not known there."""
+    from exo_inference.cli.gitops.live import MODEL_KIND
     from exo_inference.cli.gitops.plan import Action
 
-    refused = [change for change in changes if change.action == Action.REPLACE]
-    if not refused or options.replace or options.dry_run == "client":
+    wanted = [change for change in changes if change.action == Action.REPLACE]
+    if not wanted or options.replace == DELETE_FIRST or options.dry_run == "client":
+        return
+    can_replace = client.can_replace()
+    if options.replace == IN_PLACE:
+        wanted = [] if can_replace else [c for c in wanted if c.kind != MODEL_KIND]
+    if not wanted:
         return
     lines = [
         f"  {change.label}: {field}"
-        for change in refused
+        for change in wanted
         for field in change.fields
         if not field.in_place
     ]
+    what = "need --replace" if can_replace else "cannot be changed by this API"
     raise ExoError(
-        "these fields cannot be changed in place; nothing was changed\n" + "\n".join(lines),
-        hint="Use --replace to delete these objects and create them anew; "
-        "they are down meanwhile, and a deployment gets another endpoint and key.",
+        f"these fields {what}; nothing was changed\n" + "\n".join(lines),
+        hint="Use --replace: a deployment keeps its id, URL and key; a model is deleted and fetched anew."
+        if can_replace
+        else "Use --replace=delete-first to delete these objects and create them anew; they are down "
+        "meanwhile, and a deployment gets another id, URL and key.",
     )
 
 
-def _confirmed(changes: Sequence[Change], options: ApplyOptions) -> bool:
+def _confirmed(session: Session, changes: Sequence[Change], options: ApplyOptions) -> bool:
     """Ask before anything is deleted, unless nothing is or `--yes` was given."""
-    from exo_inference.cli.gitops.plan import Action
     from exo_inference.cli.prompts import confirm
 
-    doomed = [c.label for c in changes if c.action in (Action.DELETE, Action.REPLACE)]
+    doomed = [c.label for c in changes if _is_deleted(c, options)]
     if not doomed or options.yes or options.dry_run is not None:
         return True
     if "-" in options.filenames:
@@ -152,20 +175,30 @@ def _confirmed(changes: Sequence[Change], options: ApplyOptions) -> bool:
             f"this would delete {', '.join(doomed)}, and stdin is taken by the files",
             hint="Look at `diff` with the same files first, then use --yes.",
         )
-    return confirm(f"Are you sure you want to delete {', '.join(doomed)}?", instead="--yes")
+    question = f"Are you sure you want to delete {', '.join(doomed)}?"
+    for_programs = session.output(()).is_for_programs
+    return confirm(question, instead="--yes", on_stderr=for_programs)
+
+
+def _is_deleted(change: Change, options: ApplyOptions) -> bool:
+    from exo_inference.cli.gitops.live import MODEL_KIND
+    from exo_inference.cli.gitops.plan import Action
+
+    if change.action == Action.REPLACE:
+        return change.kind == MODEL_KIND or options.replace == DELETE_FIRST
+    return change.action == Action.DELETE
 
 
 def _raise_failures(report: Report, num_changes: int) -> None:
     """Raise the one error, or print all and raise their number."""
-    from exo_inference.cli.failures import describe
+    from exo_inference.cli.failures import SeveralFailed
 
     if not report.failures:
         return
     if len(report.failures) == 1:
         raise report.failures[0][1]
-    for _, error in report.failures:
-        click.echo(describe(error), err=True)
-    raise ExoError(f"{len(report.failures)} of {num_changes} objects could not be applied")
+    errors = [error for _, error in report.failures]
+    raise SeveralFailed(f"{len(errors)} of {num_changes} objects could not be applied", errors)
 
 
 def _wait(
@@ -173,12 +206,13 @@ def _wait(
     client: Client,
     changes: Sequence[Change],
     ids: dict[str, str],
+    made: Mapping[str, Operation],
     timeout_seconds: float,
 ) -> None:
     """Wait until the objects of the files are ready and the pruned ones gone, all in one time."""
     from exo_inference.cli.gitops.live import MODEL_KIND
-    from exo_inference.cli.gitops.plan import Action
-    from exo_inference.cli.waiting import follow
+    from exo_inference.cli.gitops.plan import Action, shown_fields
+    from exo_inference.cli.waiting import Followed, follow
 
     end = time.monotonic() + timeout_seconds
     for change in changes:
@@ -187,8 +221,17 @@ def _wait(
         noun, objects = ("model", client.models) if is_model else ("deployment", client.deployments)
         if change.action == Action.DELETE:
             assert change.live is not None, "only what exists is deleted"
-            title = f'Waiting until {noun} "{change.name}" is gone'
-            follow(session, title, objects.wait_until_deleted, change.live.id, left)
+            gone = Followed(noun, change.name, objects.wait_until_deleted, until_gone=True)
+            follow(session, gone, change.live.id, left)
+        elif is_model:
+            fetched = Followed(noun, change.name, client.models.wait_until_ready)
+            follow(session, fetched, ids[change.label], left)
         else:
-            title = f'Waiting for {noun} "{change.name}"'
-            follow(session, title, objects.wait_until_ready, ids[change.label], left)
+            wanted = change.manifest.spec.get("replicas") if change.manifest is not None else None
+            is_off = wanted == 0
+            deployments = client.deployments
+            served = deployments.wait_until_scaled if is_off else deployments.wait_until_ready
+            operation = made.get(change.label)
+            until = partial(served, change=operation, asked=shown_fields(change))
+            ready = Followed(noun, change.name, until)
+            follow(session, ready, ids[change.label], left)

@@ -41,24 +41,25 @@ def diff(session: Session, filenames: tuple[str, ...], prune: bool) -> int:
     try:
         return run(session, filenames, prune=prune)
     except ExoError as error:
-        from exo_inference.cli.failures import describe
+        from exo_inference.cli.failures import print_error
 
         # 1 stands for a difference here, so a failure needs a code of its own.
-        click.echo(describe(error), err=True)
+        print_error(error, as_json=session.known_format == "json")
         return max(FAILURE, error.exit_code)
 
 
 def run(session: Session, filenames: tuple[str, ...], *, prune: bool) -> int:
     """Print the differences and return the exit code."""
     from exo_inference.cli.gitops.plan import Action
-    from exo_inference.cli.gitops.report import as_json, print_json
+    from exo_inference.cli.gitops.report import as_json
     from exo_inference.cli.terminal import for_stream
 
     with session.connect() as client:
         changes = plan_from_files(client, filenames, prune=prune)
     different = [change for change in changes if change.action != Action.UNCHANGED]
-    if session.output(()).format == "json":
-        print_json([as_json(change) for change in different])
+    output = session.output(())
+    if output.is_structured:
+        output.print_value([as_json(change) for change in different])
     else:
         for change in different:
             click.echo(for_stream(unified_diff(change), sys.stdout), nl=False)

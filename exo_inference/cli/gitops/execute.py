@@ -7,12 +7,13 @@ refused key does, because every other one would fail alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from exo_inference.cli.gitops.live import MODEL_KIND, is_on_the_hub
+from exo_inference.cli.gitops.live import MODEL_KIND, LiveObject, is_on_the_hub
 from exo_inference.cli.gitops.plan import Action, Change, merged_spec
-from exo_inference.errors import AuthenticationFailed, ConnectionFailed, ExoError
+from exo_inference.cli.writing import by_name
+from exo_inference.errors import AuthenticationFailed, Conflict, ConnectionFailed, ExoError
 from exo_inference.wire import Operation
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Executor:
         client: of the zone.
         report: told what became of each object.
         dry_run: `client` asks nobody, `server` asks for admission only, None makes the changes.
+        deletes_first: what cannot be changed in place is deleted and created anew, as asked for.
+        made: the last change of each object that was changed in place, by its label.
         huggingface_token: for models from the Hub.
     """
 
@@ -39,6 +42,8 @@ class Executor:
     report: Report
     dry_run: str | None = None
     huggingface_token: str | None = field(default=None, repr=False)
+    deletes_first: bool = False
+    made: dict[str, Operation] = field(default_factory=dict)
 
     def run(self, changes: Sequence[Change]) -> dict[str, str]:
         """Make the changes, and return the ids of the objects of the files by their labels.
@@ -52,6 +57,10 @@ class Executor:
         failed: set[str] = set()
         for change in changes:
             try:
+                if change.action == Action.DELETE and (failures := self.report.failures):
+                    # What failed may be what takes its place.
+                    first = failures[0][0].label
+                    raise ExoError(f"{change.label} was not pruned: {first} failed")
                 if change.manifest and (model := change.manifest.spec.get("model")) in failed:
                     raise ExoError(f"{change.label} was not tried: its model {model} failed")
                 if self.dry_run is None:
@@ -67,7 +76,7 @@ class Executor:
                 self.report.failed(change, exc)
                 failed |= {change.name} if change.kind == MODEL_KIND else set()
             else:
-                self.report.done(change)
+                self.report.done(change, ids.get(change.label))
         return ids
 
     def _make(self, change: Change) -> str | None:
@@ -79,12 +88,12 @@ class Executor:
             self._wait(self._delete(change, dry_run=False))
             return None
         if change.action == Action.REPLACE:
-            self._wait(self._delete(change, dry_run=False))
-            self._wait_until_gone(change)
-            return self._create(change)
+            if self._replaces_in_place(change):
+                self.made[change.label] = self._wait(self._replace(change, dry_run=False))
+                return change.live.id
+            return self._delete_first(change)
         if change.action == Action.UPDATE:
-            for operation in self._update(change, dry_run=False):
-                self._wait(operation)
+            self._update(change, dry_run=False)
         return change.live.id
 
     def _ask(self, change: Change, missing_models: set[str]) -> None:
@@ -99,8 +108,91 @@ class Executor:
                 self._send_create(change, dry_run=True)
         elif change.action == Action.UPDATE:
             self._update(change, dry_run=True)
-        elif change.action in (Action.DELETE, Action.REPLACE) and change.kind != MODEL_KIND:
+        elif change.action == Action.REPLACE:
+            if change.kind == MODEL_KIND or self._wanted(change).get("model") not in missing_models:
+                self._check_successor(change)
+        elif change.action == Action.DELETE and change.kind != MODEL_KIND:
             self._delete(change, dry_run=True)
+
+    def _replaces_in_place(self, change: Change) -> bool:
+        return change.kind != MODEL_KIND and not self.deletes_first
+
+    def _replace(self, change: Change, *, dry_run: bool) -> Operation:
+        """Let the server put the new deployment in the old one's place."""
+        assert change.live is not None, "only what exists is replaced"
+        spec = merged_spec(change)
+        # What the file does not say of the engine the server leaves, or chooses for other GPUs.
+        engine = change.manifest.spec.get("engine", {}) if change.manifest else {}
+        with by_name(change.live):
+            operation = self.client.deployments.replace(
+                change.live,
+                model=spec["model"],
+                gpu_type=spec["gpuType"],
+                gpu_count=spec.get("gpuCount", 1),
+                replicas=spec.get("replicas"),
+                engine_parameters=spec.get("engineParameters", ()),
+                engine_version=engine.get("version"),
+                engine=engine.get("name"),
+                product_name=spec.get("productName"),
+                dry_run=dry_run,
+            )
+        self.report.planned(change, operation.plan)
+        return operation
+
+    def _delete_first(self, change: Change) -> str | None:
+        """Delete an object, then create its successor; should that fail, what was there before."""
+        assert change.live is not None, "only what exists is replaced"
+        self._check_successor(change)
+        if change.kind != MODEL_KIND:
+            self.report.session.remark(
+                f"{change.label} is deleted first: its id {change.live.id}, URL and key end with it"
+            )
+        self._wait(self._delete(change, dry_run=False))
+        self._wait_until_gone(change)
+        try:
+            return self._create(change)
+        except ExoError as exc:
+            raise self._restore(change, change.live, exc) from exc
+
+    def _check_successor(self, change: Change) -> None:
+        """Have the server judge what shall take an object's place, as far as it can, before it is deleted.
+
+        Raises:
+            ExoError: it would be refused; nothing was changed.
+        """
+        if change.kind == MODEL_KIND:
+            try:
+                self._send_create(change, dry_run=True)
+            except Conflict:  # all is well but that the present one has the name
+                return
+        elif self.client.can_replace():
+            self._replace(change, dry_run=True)
+        else:
+            families = [each.family for each in self.client.deployments.instance_types()]
+            wanted = merged_spec(change).get("gpuType")
+            if wanted not in families:
+                raise ExoError(
+                    f"{change.label} was not deleted: there is no GPU type {wanted!r} for the new one",
+                    hint=f"Choose one of: {', '.join(families)}.",
+                )
+
+    def _restore(self, change: Change, before: LiveObject, exc: ExoError) -> ExoError:
+        """Create again what was deleted for a successor that was refused; return what is told of it."""
+        lost = "" if change.kind == MODEL_KIND else ", its URL and its key are gone"
+        text = (
+            f"{change.label} was deleted (its id {before.id}{lost}), and the new one failed: {exc}"
+        )
+        try:
+            made = self._create(replace(change, manifest=None))
+        except ExoError as failure:
+            return ExoError(
+                f"{text}\nWhat was there before could not be created again either: {failure}",
+                hint="Correct the file and apply it again, which creates it.",
+            )
+        return ExoError(
+            f"{text}\nWhat was there before was created again, with the id {made}.",
+            hint="Correct the file and apply it again.",
+        )
 
     def _create(self, change: Change) -> str | None:
         operation = self._wait(self._send_create(change, dry_run=False))
@@ -141,29 +233,32 @@ class Executor:
         self.report.planned(change, operation.plan or _plan_here(spec))
         return operation
 
-    def _update(self, change: Change, *, dry_run: bool) -> list[Operation]:
+    def _update(self, change: Change, *, dry_run: bool) -> None:
+        """Change flags and replicas; each write is based on what was there before it."""
         assert change.live is not None, "only what exists is updated"
         after = {field.field: field.after for field in change.fields}
-        deployments, object_id = self.client.deployments, change.live.id
-        operations = []
-        if after.keys() - {"replicas"}:
-            operation = deployments.update(
-                object_id,
-                engine_parameters=after.get("engineParameters"),
-                engine_version=after.get("engine.version"),
-                dry_run=dry_run,
-            )
-            self.report.planned(change, operation.plan or _plan_here(merged_spec(change)))
-            operations.append(operation)
-        if "replicas" in after:
-            operations.append(deployments.scale(object_id, after["replicas"], dry_run=dry_run))
-        return operations
+        deployments, live = self.client.deployments, change.live
+        with by_name(live):
+            if after.keys() - {"replicas"}:
+                operation = deployments.update(
+                    live,
+                    engine_parameters=after.get("engineParameters"),
+                    engine_version=after.get("engine.version"),
+                    dry_run=dry_run,
+                )
+                self.report.planned(change, operation.plan or _plan_here(merged_spec(change)))
+                self.made[change.label] = self._wait(operation)
+                live = replace(live, version=operation.version or live.version)
+            if "replicas" in after:
+                operation = deployments.scale(live, after["replicas"], dry_run=dry_run)
+                self.made[change.label] = self._wait(operation)
 
     def _delete(self, change: Change, *, dry_run: bool) -> Operation:
         assert change.live is not None, "only what exists is deleted"
         if change.kind == MODEL_KIND:
             return self.client.models.delete(change.live.id, dry_run=dry_run)
-        return self.client.deployments.delete(change.live.id, dry_run=dry_run)
+        with by_name(change.live):
+            return self.client.deployments.delete(change.live, dry_run=dry_run)
 
     def _wait_until_gone(self, change: Change) -> None:
         assert change.live is not None, "only what exists is replaced"
@@ -176,6 +271,9 @@ class Executor:
         return self.client.operations.wait(operation)
 
     def _wanted(self, change: Change) -> dict[str, Any]:
+        """Return what is created: what the file has, or what was there before it was deleted."""
+        if change.action == Action.REPLACE:
+            return merged_spec(change)  # with no file, that which was there
         assert change.manifest is not None, "only what the files have is created"
         return change.manifest.spec
 

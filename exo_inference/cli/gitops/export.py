@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ import click
 
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.errors import ExoError
+from exo_inference.errors import ExoError, UsageError
 
 if TYPE_CHECKING:
     from exo_inference.cli.gitops.live import LiveObject
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
 def export(session: Session, filename: str) -> None:
     """Write models and deployments as YAML that `apply` takes.
 
-    Status is left out: applying what was exported changes nothing. Files of the same name are
-    overwritten, others are left alone.
+    Status is left out: applying what was exported changes nothing. An object that the file or the
+    directory has already keeps its name and its place there; a file that is written to is overwritten
+    whole, others are left alone.
     """
     run(session, filename)
 
@@ -52,34 +55,86 @@ def run(session: Session, filename: str) -> None:
 
     with session.connect() as client:
         objects = read_live(client)
-    if session.output(()).format == "json" and filename == "-":
-        from exo_inference.cli.gitops.report import print_json
-
-        print_json([_document(obj) for obj in objects])
+    output = session.output(())
+    if output.format == "json" and filename == "-":
+        output.print_value([_document(obj) for obj in objects])
         return
     try:
-        _write(session, filename, objects)
+        written = _write(session, filename, objects)
     except OSError as exc:
         raise ExoError(
             f"cannot write {exc.filename or filename}: {exc.strerror or exc}",
             hint="Name another place with -f.",
         ) from exc
+    if written and output.is_structured:
+        output.print_value(written)
 
 
-def _write(session: Session, filename: str, objects: Sequence[LiveObject]) -> None:
+def _write(
+    session: Session, filename: str, objects: Sequence[LiveObject]
+) -> list[dict[str, object]]:
+    """Write the objects, and return which file each is in; none for stdout."""
     if filename == "-":
         click.echo("---\n".join(_text(obj) for obj in objects), nl=False)
-        return
+        return []
     path = Path(filename)
+    objects, places = _as_in_files(path, objects)
     if not filename.endswith(os.sep) and not path.is_dir():
         _write_file(path, "---\n".join(_text(obj) for obj in objects))
         session.success(f"{len(objects)} objects written to {path}")
-        return
+        return [_written(obj, path) for obj in objects]
     path.mkdir(parents=True, exist_ok=True)
+    written = []
     for obj in objects:
-        file = path / f"{obj.kind.lower()}-{object_file_name(obj)}.yaml"
+        file = places.get(obj.label) or path / f"{obj.kind.lower()}-{object_file_name(obj)}.yaml"
         _write_file(file, _text(obj))
         session.success(f"{obj.label} written to {file}")
+        written.append(_written(obj, file))
+    return written
+
+
+def _as_in_files(
+    path: Path, objects: Sequence[LiveObject]
+) -> tuple[list[LiveObject], dict[str, Path]]:
+    """Give objects the names that they have in the files there, and say which file is one's own.
+
+    The API knows a model by its source alone; its `metadata.name` is the files'. A file that holds
+    several objects is nobody's own: to write one would lose the others.
+    """
+    from exo_inference.cli.gitops.live import MODEL_KIND, label
+    from exo_inference.resources.manifest_files import load_manifests
+
+    if not path.exists():
+        return list(objects), {}
+    try:
+        manifests = load_manifests([str(path)])
+    except UsageError:
+        return list(objects), {}  # nothing that could be kept
+    in_files = Counter(manifest.file for manifest in manifests)
+    names, places = {}, {}
+    for manifest in manifests:
+        resource = manifest.resource
+        is_model = resource.kind == MODEL_KIND
+        key = label(
+            resource.kind, str(manifest.spec["source"]) if is_model else resource.metadata.name
+        )
+        names[key] = resource.metadata.name
+        if in_files[manifest.file] == 1:
+            places[key] = Path(manifest.file)
+    shared = {key for key in names if key not in places}
+    kept = [replace(obj, file_name=names.get(obj.label, "")) for obj in objects]
+    if path.is_dir() and shared:
+        told = ", ".join(sorted(shared & {obj.label for obj in objects}))
+        if told:
+            raise ExoError(
+                f"{path} has files with several objects: {told} would be there twice",
+                hint="Give each object a file of its own, or export into another directory.",
+            )
+    return kept, places
+
+
+def _written(obj: LiveObject, file: Path) -> dict[str, object]:
+    return {"kind": obj.kind, "name": obj.name, "id": obj.id, "file": str(file)}
 
 
 def object_file_name(obj: LiveObject) -> str:

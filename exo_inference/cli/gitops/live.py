@@ -25,12 +25,16 @@ class LiveObject:
         kind, id: what and which it is.
         name: what users call it: a deployment's name, a model's source.
         spec: its fields as a manifest would have them; those that the API does not show are absent.
+        version: of a deployment; None where the API tells none.
+        file_name: its `metadata.name` in the files that it is compared with or written to, if any.
     """
 
     kind: str
     name: str
     id: str
     spec: dict[str, Any]
+    version: str | None = None
+    file_name: str = ""
 
     @property
     def label(self) -> str:
@@ -40,7 +44,14 @@ class LiveObject:
     @property
     def object_name(self) -> str:
         """Its `metadata.name` in a manifest."""
-        return model_object_name(self.name) if self.kind == MODEL_KIND else self.name
+        made = model_object_name(self.name) if self.kind == MODEL_KIND else self.name
+        return self.file_name or made
+
+    def manifest(self) -> str:
+        """Return it as YAML that `apply` takes."""
+        from exo_inference.resources.yaml import dump_manifest
+
+        return dump_manifest(self.kind, self.object_name, self.spec)
 
 
 def label(kind: str, name: str) -> str:
@@ -108,7 +119,8 @@ def live_deployment(deployment: Deployment) -> LiveObject:
         ),
         "engineParameters": list(deployment.inference_engine_parameters or []),
     }
-    return LiveObject(DEPLOYMENT_KIND, deployment.name, deployment.id, _given(spec))
+    name, version = deployment.name, deployment.version
+    return LiveObject(DEPLOYMENT_KIND, name, deployment.id, _given(spec), version)
 
 
 def _is_left_out(state_details: str | None) -> bool:

@@ -109,6 +109,18 @@ def merged_spec(change: Change) -> dict[str, Any]:
     return merged
 
 
+def shown_fields(change: Change) -> dict[str, Any]:
+    """Return what a change asks for, by the fields that the API shows of a deployment."""
+    names = {
+        "gpuType": "gpu_type",
+        "gpuCount": "gpu_count",
+        "replicas": "replicas",
+        "engineParameters": "inference_engine_parameters",
+        "engine.version": "inference_engine_version",
+    }
+    return {names[each.field]: each.after for each in change.fields if each.field in names}
+
+
 def _plan_one(manifest: Manifest, present: dict[tuple[str, str], LiveObject]) -> Change:
     kind, name = manifest.resource.kind, object_name(manifest)
     live = present.get((kind, name))

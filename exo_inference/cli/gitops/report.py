@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from exo_inference.cli.gitops.plan import Action, Change
-from exo_inference.cli.terminal import for_stream
 from exo_inference.errors import ApiError, ExoError
 
 if TYPE_CHECKING:
+    from exo_inference.cli.output import Output
     from exo_inference.cli.session import Session
+    from exo_inference.sdk import Client
     from exo_inference.wire import DeploymentPlan
 
 _PAST = {
@@ -54,16 +51,17 @@ class Report:
         if plan is not None:
             self._plans[change.label] = plan
 
-    def done(self, change: Change) -> None:
-        """Note that an object is as it was wanted."""
+    def done(self, change: Change, object_id: str | None) -> None:
+        """Note that an object is as it was wanted; it has no id in a dry run and when it is gone."""
         plan = self._plans.get(change.label)
         verdict = None if plan is None else str(plan.verdict)
-        self._entries.append(as_json(change, dry_run=self.dry_run, error=None, verdict=verdict))
+        entry = as_json(change, dry_run=self.dry_run, error=None, verdict=verdict)
+        self._entries.append(entry | {"id": object_id})
         if plan is not None:
             from exo_inference.cli.planning.telling import tell
 
             tell(self.session, plan, change.label)
-        if not self._is_json:
+        if not self._output.is_structured:
             suffix = f" ({self.dry_run} dry run)" if self.dry_run else ""
             self.session.success(f"{change.label} {_PAST[change.action]}{suffix}")
 
@@ -72,20 +70,30 @@ class Report:
         plan = error.plan if isinstance(error, ApiError) else None
         verdict = None if plan is None else str(plan.verdict)
         entry = as_json(change, dry_run=self.dry_run, error=str(error), verdict=verdict)
-        self._entries.append(entry)
+        self._entries.append(entry | {"id": change.live.id if change.live is not None else None})
         self.failures.append((change, error))
 
-    def finish(self) -> None:
-        """Print what is printed at the end."""
-        if self._is_json:
-            print_json(self._entries)
+    def finish(self, client: Client) -> None:
+        """Print what is printed at the end: for programs all objects, with where they stand."""
+        if self._output.is_structured:
+            standing = _standing(client) if any(entry["id"] for entry in self._entries) else {}
+            nothing = {"state": None, "deployment_url": None}
+            entries = [{**each, **standing.get(each["id"], nothing)} for each in self._entries]
+            self._output.print_value(entries)
 
     @property
-    def _is_json(self) -> bool:
-        return self.session.output(()).format == "json"
+    def _output(self) -> Output:
+        return self.session.output(())
 
 
-def print_json(value: Any) -> None:
-    """Print data on stdout as one line of JSON."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    click.echo(for_stream(text, sys.stdout))
+def _standing(client: Client) -> dict[str, dict[str, Any]]:
+    """Return state and URL of what there is, by id; nothing where the API cannot be asked."""
+    try:
+        found = {
+            each.id: {"state": str(each.state), "deployment_url": each.deployment_url}
+            for each in client.deployments.list()
+        }
+        models = client.models.list()
+    except ExoError:
+        return {}
+    return found | {m.id: {"state": str(m.state), "deployment_url": None} for m in models}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from exo_inference.cli.hub_token import TokenSources, read_token
+from exo_inference.cli.results import ANSWER, Answer, resulting, show_model
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import follow, wait_options
-from exo_inference.cli.writing import changed_id, dry_run_option, finish
+from exo_inference.cli.views import MODEL
+from exo_inference.cli.waiting import Followed, follow, wait_options
+from exo_inference.cli.writing import changed_id, dry_run_option, finish, titled
 from exo_inference.errors import UsageError
 
 
@@ -92,11 +96,12 @@ def run(session: Session, options: CreateOptions) -> None:
     if not options.name:
         raise UsageError("<name> is empty", hint="Give the model's name, such as Qwen/Qwen3-0.6B.")
     token = read_token(options.token)
+    output = session.output(MODEL.field_names)
     with session.connect() as client:
         operation = finish(
             session,
             client,
-            f'Creating model "{options.name}"',
+            titled(f'Creating model "{options.name}"', dry_run=options.dry_run),
             lambda: client.models.create(
                 options.name,
                 huggingface_token=token,
@@ -106,10 +111,25 @@ def run(session: Session, options: CreateOptions) -> None:
         )
         if options.dry_run:
             session.success("Model would be created (dry run).")
+            would = Answer("model", "", options.name, "would be created", dry_run=True)
+            manifest = partial(_manifest, options)
+            if output.is_for_programs:
+                output.show(ANSWER.record(would), manifest=manifest)
             return
         session.success("Model created.")
-        if options.wait:
+        if options.wait or output.is_for_programs:
             model_id = changed_id(operation) or client.models.find(options.name).id
-            title = f'Waiting for model "{options.name}"'
-            wait = client.models.wait_until_ready
-            follow(session, title, wait, model_id, options.wait_seconds)
+            with resulting(output, lambda: show_model(output, client.models.get(model_id))):
+                if options.wait:
+                    followed = Followed("model", options.name, client.models.wait_until_ready)
+                    follow(session, followed, model_id, options.wait_seconds)
+
+
+def _manifest(options: CreateOptions) -> str:
+    """Return what `apply` takes to create this model."""
+    from exo_inference.cli.gitops.live import MODEL_KIND, LiveObject
+
+    spec: dict[str, Any] = {"source": options.name}
+    if options.revision is not None:
+        spec["revision"] = options.revision
+    return LiveObject(MODEL_KIND, options.name, "", spec).manifest()

@@ -8,7 +8,7 @@ from exo_inference.cli.completing import complete_models
 from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import follow, wait_options
+from exo_inference.cli.waiting import wait_options
 from exo_inference.cli.writing import dry_run_option, force_option
 
 
@@ -40,18 +40,19 @@ def delete(
 ) -> None:
     """Delete models and the files fetched for them.
 
-    A model that a deployment uses is refused, with the deployments named. Without `--force` each
-    deletion is asked about, and one no deletes nothing; with it, unknown names are only warned
-    about.
+    A model that a deployment uses is refused, with the deployments named. The command returns when
+    the models are gone, and ends with exit code 8 if that takes longer than `--timeout`. Without
+    `--force` each deletion is asked about, and one no deletes nothing; with it, unknown names are
+    only warned about.
     """
     with session.connect() as client:
         what = Deletable(
             kind="model",
             listed=client.models.list,
             delete=lambda model_id, dry: client.models.delete(model_id, dry_run=dry),
+            wait_until_deleted=client.models.wait_until_deleted,
         )
-        deleted = delete_all(session, client, what, DeleteOptions(models, force, dry_run))
-        if wait and not dry_run:
-            for target in deleted:
-                title = f'Waiting until model "{target.name}" is gone'
-                follow(session, title, client.models.wait_until_deleted, target.id, wait_timeout)
+        options = DeleteOptions(
+            models, force, dry_run, wait_timeout if wait else None, wait_timeout
+        )
+        delete_all(session, client, what, options)

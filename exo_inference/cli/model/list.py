@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from exo_inference.cli.results import model_manifest
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.views import MODEL_LIST
@@ -27,4 +28,4 @@ def list_models(session: Session) -> None:
     All zones are asked at the same time, or the one of `--zone`. A zone that cannot be reached is a
     warning, and the command then ends with an error after printing what the others have.
     """
-    print_list(session, MODEL_LIST, lambda client: client.models.list())
+    print_list(session, MODEL_LIST, lambda client: client.models.list(), model_manifest)

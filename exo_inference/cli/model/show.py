@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from exo_inference.cli.completing import complete_models
+from exo_inference.cli.results import show_model
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import MODEL, model_rows
+from exo_inference.cli.views import MODEL
 
 
 @command(
@@ -33,4 +34,4 @@ def show(session: Session, model: str) -> None:
     output = session.output(MODEL.field_names)
     with session.connect() as client:
         found = client.models.get(client.models.find(model).id)
-    output.show(MODEL.record(found), rows=model_rows(found))
+    show_model(output, found)

@@ -35,13 +35,13 @@ def check(session: Session, version: str | None, flags: tuple[str, ...]) -> int:
     Everything that is wrong is told at once, each with what to write instead. Exits with 0 when the
     release takes the flags, and with 1 when it does not. Memory and models are not looked at.
     """
-    from exo_inference.cli.gitops.report import print_json
     from exo_inference.engines import vllm
 
     problems = vllm.check(flags, version or None)
-    if session.output((), configured=False).format == "json":
+    output = session.output((), configured=False)
+    if output.is_structured:
         fields = ("index", "flag", "reason", "detail")
-        print_json([{name: getattr(p, name) for name in fields} for p in problems])
+        output.print_value([{name: getattr(p, name) for name in fields} for p in problems])
     elif problems:
         print_data("".join(f"{problem.detail}\n" for problem in problems))
     else:

@@ -31,13 +31,7 @@ def list_parameters(session: Session, version: str | None, search: str | None) -
     such as the port, are left out.
     """
     from exo_inference.cli.deployment.engine_flags import print_parameters
-    from exo_inference.cli.gitops.report import print_json
     from exo_inference.engines import vllm
-    from exo_inference.engines.searching import search_parameters
 
     parameters = vllm.parameters(version or None)
-    if session.output((), configured=False).format == "json":
-        found = search_parameters(parameters, search or "")
-        print_json([parameter.model_dump(mode="json", by_alias=True) for parameter in found])
-    else:
-        print_parameters(parameters, search)
+    print_parameters(session, parameters, search)

@@ -46,14 +46,14 @@ def migrate(session: Session, old: str, new: str, flags: tuple[str, ...]) -> int
     Says what was removed, what was renamed and which defaults change, and prints the flags to use.
     Exits with 1 when some of them are not taken by the other release and nothing replaces them.
     """
-    from exo_inference.cli.gitops.report import print_json
     from exo_inference.engines.migration import migrate as migrate_flags
 
     result = migrate_flags(flags, old, new)
-    if session.output((), configured=False).format == "json":
+    output = session.output((), configured=False)
+    if output.is_structured:
         fields = ("kind", "flag", "detail")
         changes = [{name: getattr(change, name) for name in fields} for change in result.changes]
-        print_json({"flags": list(result.flags), "changes": changes})
+        output.print_value({"flags": list(result.flags), "changes": changes})
     else:
         print_data(_format(result, new))
     return 0 if result.is_clean else REFUSED

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from exo_inference.cli.gitops.report import print_json
 from exo_inference.cli.planning.report import align, page_width, print_page
 from exo_inference.cli.terminal import harmless
 from exo_inference.cli.views import Column, View
@@ -57,8 +56,8 @@ def print_grades(output: Output, grades: Grades, what: str) -> None:
         grades: of all starts.
         what: the starts are, for people.
     """
-    if output.template is None and output.format == "json":
-        print_json(as_json(grades))
+    if output.is_structured:
+        output.print_value(as_json(grades))
     elif output.template is not None or output.format == "text":
         output.show_list([QUANTITY.record(row) for row in _summaries(grades)], QUANTITY.headers)
     else:

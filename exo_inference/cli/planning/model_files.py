@@ -6,18 +6,11 @@ Damaged files are refused with their names, so that no plan is made of half a mo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from exo_inference import foreign_files
 from exo_inference.errors import UsageError
-from exo_inference.model_description import (
-    CONFIG_NAME,
-    MAX_CONFIG_BYTES,
-    DescriptionError,
-    describe,
-    read_object,
-    read_quantization,
-    with_checkpoint,
-)
+from exo_inference.foreign_files import ForeignFileError, ReadingFailed
+from exo_inference.model_description import CONFIG_NAME
 from exo_inference.planner import Architecture
 
 
@@ -38,25 +31,9 @@ def read_model(path: Path) -> Architecture:
             hint="Give the directory that the model was saved in, or its config.json.",
         )
     try:
-        return _read(path)
-    except DescriptionError as error:
+        return foreign_files.describe_model(path, is_strict=True)
+    except (ForeignFileError, ReadingFailed) as error:
         raise UsageError(
-            f"--model: {error}",
+            f"--model: {error.message}",
             hint="Mend or fetch that file again; a config.json alone can be planned as well.",
         ) from error
-
-
-def _read(path: Path) -> Architecture:
-    config_file = path / CONFIG_NAME if path.is_dir() else path
-    config = read_object(config_file, MAX_CONFIG_BYTES)
-    quantization = read_quantization(path) if path.is_dir() else None
-    model = describe(config, quantization, _name(config, path), str(config_file))
-    return with_checkpoint(model, path) if path.is_dir() else model
-
-
-def _name(config: dict[str, Any], path: Path) -> str:
-    own = config.get("_name_or_path")
-    if isinstance(own, str) and own and not Path(own).is_absolute():
-        return own
-    resolved = path.resolve()
-    return resolved.name if path.is_dir() else resolved.parent.name

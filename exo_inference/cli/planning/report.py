@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -87,7 +87,7 @@ def _spaced(sections: Sequence[Sequence[Text]]) -> list[Text]:
 def _details(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     for problem in plan.problems:
         yield from wrapped(f"- {problem.detail}", width, 2)
-    if plan.verdict == PlanVerdict.TIGHT:
+    if plan.verdict == PlanVerdict.TIGHT and wording.lacks_cache(plan):
         yield from wrapped(f"- {wording.tight_warning(plan)}", width, 2)
 
 
@@ -143,23 +143,45 @@ def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     yield Text("Speed of one replica, estimated", "bold")
     yield from wrapped(speed.source, width, 0)
     prompts = [
-        (f"{each.num_tokens:,}", wording.seconds(each.ttft_seconds), each.bound_by)
+        (
+            f"{each.num_tokens:,}",
+            wording.seconds(each.ttft_seconds),
+            _band(each.ttft_seconds_low, each.ttft_seconds_high, wording.seconds),
+            each.bound_by,
+        )
         for each in speed.prompts
     ]
-    yield from align(("prompt tokens", "first token", "bound by"), prompts)
+    yield from align(("prompt tokens", "first token", "likely", "bound by"), prompts)
     yield Text()
     batches = [
         (
             f"{each.batch:,}",
             wording.seconds(each.inter_token_seconds),
+            _band(each.inter_token_seconds_low, each.inter_token_seconds_high, wording.seconds),
             f"{each.tokens_per_second:,.0f}",
-            wording.usd(each.usd_per_million_tokens),
+            _band(*_cost_band(each), wording.usd),
             each.bound_by,
         )
         for each in _sample(speed.batches)
     ]
-    heads = ("requests", "between tokens", "tokens/s", "USD/M tokens", "bound by")
+    heads = ("requests", "between tokens", "likely", "tokens/s", "USD/M tokens", "bound by")
     yield from align(heads, batches)
+
+
+def _band(low: float | None, high: float | None, say: Callable[[float], str]) -> str:
+    if low is None or high is None:
+        return "-"
+    first, last = say(low), say(high)
+    unit = last[last.find(" ") :] if " " in last else ""
+    return f"{first.removesuffix(unit) if unit else first}-{last}"
+
+
+def _cost_band(batch: BatchSpeed) -> tuple[float | None, float | None]:
+    """Return what a million tokens cost at both ends of the band: the price is of time."""
+    cost, middle = batch.usd_per_million_tokens, batch.inter_token_seconds
+    ends = (batch.inter_token_seconds_low, batch.inter_token_seconds_high)
+    low, high = (None if cost is None or not end else cost * end / middle for end in ends)
+    return low, high
 
 
 def _sample(batches: Sequence[BatchSpeed]) -> list[BatchSpeed]:

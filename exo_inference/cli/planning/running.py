@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from exo_inference.cli.gitops.report import print_json
 from exo_inference.cli.planning import wording
 from exo_inference.cli.planning.asking import PlanOptions
 from exo_inference.cli.planning.comparison import compare, table
@@ -65,8 +64,8 @@ def print_plan(
         replicas: how many of them.
         steps: the arithmetic, where it was asked for.
     """
-    if output.template is None and output.format == "json":
-        print_json(as_json(plan, steps))
+    if output.is_structured:
+        output.print_value(as_json(plan, steps))
     elif output.template is not None or output.format == "text":
         output.show(PLAN.record(plan))
     else:
@@ -76,8 +75,8 @@ def print_plan(
 
 
 def _print_comparison(output: Output, plans: Sequence[DeploymentPlan], replicas: int) -> None:
-    if output.template is None and output.format == "json":
-        print_json([as_json(plan) for plan in plans])
+    if output.is_structured:
+        output.print_value([as_json(plan) for plan in plans])
     elif output.template is not None or output.format == "text":
         output.show_list([PLAN.record(plan) for plan in plans], PLAN.headers)
     else:

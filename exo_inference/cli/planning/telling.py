@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exo_inference.cli.planning import wording
+from exo_inference.cli.results import Answer, conclude
 from exo_inference.errors import ApiError, UsageError
 from exo_inference.wire import DeploymentPlan, PlanVerdict
 
 if TYPE_CHECKING:
+    from exo_inference.cli.output import Output
     from exo_inference.cli.planning.pasting import CommandLine
     from exo_inference.cli.session import Session
+    from exo_inference.cli.views import View
+
+
+_OF_THE_MACHINE = ("room", "cores")
+"""Codes of what is wrong with the number of replicas, not with one of them."""
 
 
 def tell(session: Session, plan: DeploymentPlan, subject: str = "") -> None:
@@ -32,11 +39,27 @@ def tell(session: Session, plan: DeploymentPlan, subject: str = "") -> None:
         warning = "" if plan.verdict == PlanVerdict.FITS else "warning: "
         before = f"{subject}: " if subject else ""
         session.remark(f"{warning}{before}{wording.summary(plan)}")
+        for problem in plan.problems:
+            if problem.code in _OF_THE_MACHINE:
+                session.remark(f"warning: {before}{problem.detail}")
+
+
+def output_of(session: Session, view: View[Any], *, dry_run: bool) -> Output:
+    """Return how to print what a change results in; a template is checked against that.
+
+    Args:
+        session: the flags.
+        view: the object that results.
+        dry_run: the plan results instead.
+    """
+    from exo_inference.cli.planning.fields import PLAN
+
+    return session.output((PLAN if dry_run else view).field_names)
 
 
 def conclude_dry_run(
     session: Session,
-    outcome: str,
+    outcome: Answer,
     plan: DeploymentPlan | None,
     line_of: Callable[[DeploymentPlan], CommandLine],
     replicas: int,
@@ -45,21 +68,24 @@ def conclude_dry_run(
 
     Args:
         session: the flags.
-        outcome: what would have happened.
+        outcome: what would have happened; programs get it where there is no plan.
         plan: None where nobody could plan.
         line_of: the command that asks for a plan's deployment.
         replicas: how many of them.
     """
-    if plan is None:
-        session.success(outcome)
-        return
     from exo_inference.cli.planning.fields import PLAN
     from exo_inference.cli.planning.running import print_plan
+
+    said = f"Deployment {outcome.state} (dry run)."
+    if plan is None:
+        session.success(said)
+        conclude(session.output(PLAN.field_names), outcome)
+        return
 
     print_plan(session.output(PLAN.field_names), plan, line_of(plan), replicas)
     if plan.verdict != PlanVerdict.FITS:
         tell(session, plan)
-    session.remark(outcome)  # stdout is the plan's
+    session.remark(said)  # stdout is the plan's
 
 
 @contextmanager
@@ -85,7 +111,7 @@ def explaining(
             line, output = line_of(error.plan), session.output(PLAN.field_names)
             if dry_run and (output.format != "table" or output.template is not None):
                 print_plan(output, error.plan, line, replicas=1)
-            else:
+            elif output.format != "json":  # there the error has the plan itself
                 _explain(error, error.plan, line)
         raise
 

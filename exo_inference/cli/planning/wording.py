@@ -62,11 +62,19 @@ def summary(plan: DeploymentPlan) -> str:
 
 def tight_warning(plan: DeploymentPlan) -> str:
     """Say why a tight plan may fail."""
+    if not lacks_cache(plan):
+        told = [problem.detail for problem in plan.problems if problem.code == "max-num-seqs"]
+        return f"It may not start: {'; '.join(told)}"
     return (
         f"It may not start: at worst {gib(max(0, plan.available_kv_bytes_low))} per GPU are left "
         f"for the KV cache, one request of {plan.max_model_len:,} tokens needs "
         f"{gib(plan.needed_kv_bytes_per_gpu)}"
     )
+
+
+def lacks_cache(plan: DeploymentPlan) -> bool:
+    """Whether one request of full length may not fit."""
+    return plan.available_kv_bytes_low < max(1, plan.needed_kv_bytes_per_gpu)
 
 
 def gpus(plan: DeploymentPlan) -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from exo_inference.cli.durations import Limit
+from exo_inference.cli.output import Field, Record
 from exo_inference.cli.platform.launching import state_dir_of
-from exo_inference.cli.platform.processes import LocalProcess, find_all
+from exo_inference.cli.platform.processes import LocalProcess, find_all, find_recorded
 from exo_inference.cli.progress import Step, step
 from exo_inference.cli.prompts import confirm
 from exo_inference.cli.session import Session, pass_session
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 STOP_SECONDS = 90.0
 TERM_SECONDS = 10.0
 KILL_SECONDS = 5.0
+FIELD_NAMES = ("State", "StateDir", "Purged")
 POLL_SECONDS = 0.05
 
 
@@ -52,7 +54,7 @@ POLL_SECONDS = 0.05
     metavar="<duration>",
     type=Limit(),
     default=STOP_SECONDS,
-    help="When to end by force what has not ended (default 90s); engines have 60s at most.",
+    help="When everything has ended, by force if it must be (default 90s); engines have 60s at most.",
 )
 @click.option("--purge", is_flag=True, help="Delete the state directory, too.")
 @force_option
@@ -60,14 +62,16 @@ POLL_SECONDS = 0.05
 def down(session: Session, stop_timeout: float, purge: bool, force: bool) -> None:
     """Stop the control plane of this machine with all its engines.
 
-    Requests in flight are finished first. Nothing of it keeps running and no port stays in use,
+    Requests in flight are finished first, as far as there is time: shortly before `--timeout` is over
+    engines are killed, then the rest. Nothing of it keeps running and no port stays in use,
     also where parts of it were killed before. The next `up` starts what was deployed again, unless
     `--purge` deleted it.
     """
+    output = session.output(FIELD_NAMES, configured=False)
     state = state_dir_of(session)
     if purge and state.root.exists() and not force:
         question = f"Are you sure you want to delete {state.root} with its models and keys?"
-        if not confirm(question, instead="--force"):
+        if not confirm(question, instead="--force", on_stderr=output.is_for_programs):
             return
     if not find_all(state):
         session.success("No control plane is running.")
@@ -78,33 +82,61 @@ def down(session: Session, stop_timeout: float, purge: bool, force: bool) -> Non
     _remove_traces(state)
     if purge:
         _purge(session, state)
+    if output.is_for_programs:
+        output.show(_record(state, purged=purge and not state.root.exists()))
+
+
+def _record(state: StateDir, *, purged: bool) -> Record:
+    return (
+        Field("state", "State", "State", "stopped"),
+        Field("state_dir", "StateDir", "State Directory", str(state.root)),
+        Field("purged", "Purged", "Purged", purged),
+    )
 
 
 def _stop(state: StateDir, limit_seconds: float, running: Step) -> None:
-    """End all processes: through the supervisor, then what is left, then without asking.
+    """End all processes: through the supervisor, then what is left, and in time without asking.
 
     Raises:
         ExoError: the kernel keeps one.
     """
-    supervisor = [process for process in find_all(state) if process.name == "supervisor"]
+    deadline = time.monotonic() + limit_seconds
+    # Everything is gone at the stated time, so asking ends somewhat before it.
+    kill_at = deadline - min(KILL_SECONDS, limit_seconds / 5)
+    supervisor = [process for process in find_recorded(state) if process.name == "supervisor"]
     for process in supervisor:
         process.send(signal.SIGTERM)
     if supervisor:
         # It ends everything in order; if it dies on the way, the rest is done here.
-        _wait_until_gone(state, limit_seconds, running, stop_early=lambda: not supervisor[0].alive)
+        _wait_until_gone(state, kill_at, running, stop_early=lambda: not supervisor[0].alive)
     # Servers before engines: a controller would start these again.
     for chosen, seconds in ((is_server, TERM_SECONDS), (is_shim, limit_seconds)):
-        for process in filter(chosen, find_all(state)):
-            process.send(signal.SIGTERM)
-        _wait_until_gone(state, seconds, running, chosen=chosen)
-        for process in filter(chosen, find_all(state)):
-            process.send(signal.SIGKILL, group=True)
-    for process in find_all(state):
-        process.send(signal.SIGKILL, group=True)
-    left = _wait_until_gone(state, KILL_SECONDS, running)
+        until = min(kill_at, time.monotonic() + seconds)
+        if time.monotonic() < until:
+            for process in filter(chosen, find_recorded(state)):
+                process.send(signal.SIGTERM)
+            _wait_until_gone(state, until, running, chosen=chosen)
+    left = _kill(state, max(deadline, time.monotonic() + KILL_SECONDS), running)
     if left:
         pids = ", ".join(f"{process.name} ({process.pid})" for process in left)
         raise ExoError(f"cannot end {pids}", hint="Look at them with ps, then run this again.")
+
+
+def _kill(state: StateDir, deadline: float, running: Step) -> list[LocalProcess]:
+    """End what is left without asking, engines first: they hold the memory that all else waits for."""
+    for role in ("engine", "shim", "server"):
+        for process in find_recorded(state):
+            if process.role == role:
+                process.send(signal.SIGKILL, group=True)
+    # Only now through all of /proc, which takes long where memory is short.
+    while left := find_all(state):
+        for process in left:
+            process.send(signal.SIGKILL, group=True)
+        if time.monotonic() >= deadline:
+            return left
+        running.detail(f"ending {', '.join(dict.fromkeys(process.name for process in left))}")
+        time.sleep(POLL_SECONDS)
+    return []
 
 
 def is_server(process: LocalProcess) -> bool:
@@ -119,20 +151,19 @@ def is_shim(process: LocalProcess) -> bool:
 
 def _wait_until_gone(
     state: StateDir,
-    limit_seconds: float,
+    deadline: float,
     running: Step,
     *,
     chosen: Callable[[LocalProcess], bool] = lambda _: True,
     stop_early: Callable[[], bool] = lambda: False,
-) -> list[LocalProcess]:
-    """Wait for the chosen processes to end; return those that still run."""
-    deadline = time.monotonic() + limit_seconds
+) -> None:
+    """Wait for the chosen processes to end, of those that are recorded."""
     while True:
         # Asked before the look, so that nothing is missed that ends in between.
         early = stop_early()
-        left = [process for process in find_all(state) if chosen(process)]
+        left = [process for process in find_recorded(state) if chosen(process)]
         if not left or early or time.monotonic() >= deadline:
-            return left
+            return
         names = dict.fromkeys(process.name for process in left)
         running.detail(f"waiting for {', '.join(names)}")
         time.sleep(POLL_SECONDS)

@@ -105,6 +105,21 @@ def launch_options(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+paused_option = click.option(
+    "--paused",
+    is_flag=True,
+    help="Start no replica, so that deployments can be scaled down or deleted first.",
+)
+
+
+def set_paused(state: StateDir, *, paused: bool) -> None:
+    """Have the local platform start no replica, or let it again; one that runs goes on."""
+    if paused:
+        state.paused_file.touch(mode=0o600)
+    else:
+        state.paused_file.unlink(missing_ok=True)
+
+
 def _read_gpus(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Check the families and return them in the form that is saved."""
     if value is None:
@@ -128,11 +143,23 @@ def _complete_zones(
 
 
 def state_dir_of(session: Session) -> StateDir:
-    """Return the directory that is meant: `--state-dir`, EXO_STATE_DIR, or the default."""
+    """Return the directory that is meant: `--state-dir`, that of `-C`, EXO_STATE_DIR, or the default.
+
+    Raises:
+        UsageError: the file of `-C` is not that of a control plane of this machine.
+    """
     from exo_inference.settings import resolve_state_dir
     from exo_inference.state_dir import StateDir
 
-    state = StateDir(resolve_state_dir(session.flags.state_dir))
+    named, file = session.flags.state_dir, session.flags.config_file
+    if named is None and file is not None:
+        named = file.expanduser().absolute().parent
+        if not StateDir(named).settings_file.exists():
+            raise UsageError(
+                f"-C {file} is not the file of a control plane of this machine",
+                hint="Such a file is exoscale.toml in a state directory; name that with --state-dir.",
+            )
+    state = StateDir(resolve_state_dir(named))
     if state.root.exists() and not state.root.is_dir():
         raise UsageError(
             f"the state directory {state.root} is not a directory",

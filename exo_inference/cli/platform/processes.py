@@ -125,9 +125,14 @@ def find_strays(state: StateDir, known: list[LocalProcess]) -> list[LocalProcess
     return [process for process in _scan(state) if process.pid not in pids]
 
 
+def find_recorded(state: StateDir) -> list[LocalProcess]:
+    """Return the processes that run and have a record; without a look at all others of the machine."""
+    return [process for process in find_servers(state) if process.alive] + find_replicas(state)
+
+
 def find_all(state: StateDir) -> list[LocalProcess]:
     """Return every process of this control plane that runs."""
-    known = [process for process in find_servers(state) if process.alive] + find_replicas(state)
+    known = find_recorded(state)
     return known + find_strays(state, known)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 
+from exo_inference.cli.output import Field
 from exo_inference.cli.platform.launching import (
     LaunchOptions,
     check_installation,
     configure,
     launch_options,
     only_one_start,
+    paused_option,
     server_environment,
+    set_paused,
     state_dir_of,
     supervisor_command,
 )
@@ -19,6 +22,8 @@ from exo_inference.cli.platform.processes import find_servers
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import ExoError
+
+FIELD_NAMES = ("Endpoint", "ConfigFile")
 
 
 @command(
@@ -36,6 +41,7 @@ from exo_inference.errors import ExoError
     ],
 )
 @launch_options
+@paused_option
 @pass_session
 def serve(
     session: Session,
@@ -46,6 +52,7 @@ def serve(
     zone: str | None,
     simulate_gpus: str | None,
     simulate_speedup: int | None,
+    paused: bool,
 ) -> None:
     """Run a control plane on this machine, in the foreground.
 
@@ -69,8 +76,14 @@ def serve(
             simulate_gpus=simulate_gpus,
             simulate_speedup=simulate_speedup,
         )
+        set_paused(state, paused=paused)
         settings = configure(state, options)
+        output = session.output(FIELD_NAMES, configured=False)
         session.success(f"Endpoint {settings.endpoint}, configuration {state.config_file}")
+        if output.is_for_programs:
+            endpoint = Field("endpoint", "Endpoint", "Endpoint", settings.endpoint)
+            file = Field("config_file", "ConfigFile", "Configuration", str(state.config_file))
+            output.show_line((endpoint, file))
         sys.stdout.flush()
         arguments = [*supervisor_command(state), "--foreground"]
         os.chdir(state.root)

@@ -18,8 +18,10 @@ from exo_inference.cli.platform.launching import (
     launch_options,
     only_one_start,
     open_private_log,
+    paused_option,
     refuse_changes,
     server_environment,
+    set_paused,
     state_dir_of,
     supervisor_command,
 )
@@ -60,6 +62,10 @@ class _Started:
             "exo dedicated-inference up --state-dir ./inference",
         ),
         Example(
+            "Start it without its replicas, to delete what was too much for the machine",
+            "exo dedicated-inference up --paused",
+        ),
+        Example(
             "Choose the ports",
             "exo dedicated-inference up --port 8080 --gateway-port 8081",
         ),
@@ -78,6 +84,7 @@ class _Started:
     default=START_SECONDS,
     help="How long to wait until it answers (default 60s).",
 )
+@paused_option
 @pass_session
 def up(
     session: Session,
@@ -89,11 +96,13 @@ def up(
     simulate_gpus: str | None,
     simulate_speedup: int | None,
     start_timeout: float,
+    paused: bool,
 ) -> None:
     """Start a control plane on this machine, in the background.
 
     It keeps everything it owns in one directory, so several can run side by side. What was deployed
-    when it was stopped is started again. Running it again changes nothing.
+    when it was stopped is started again, a few replicas at a time; with `--paused` nothing is, until
+    this is run without it. Running it again changes nothing else.
     """
     options = LaunchOptions(
         host=host,
@@ -108,6 +117,7 @@ def up(
     state = state_dir_of(session)
     check_installation()
     with only_one_start(state):
+        set_paused(state, paused=paused)
         overview = look_at(state)
         headline = "The control plane is already running."
         if overview.settings is not None and overview.has_servers:
@@ -120,6 +130,8 @@ def up(
     if output.format == "table" and output.template is None:
         session.success(headline)
     output.show(overview.record(), rows=overview.rows())
+    if paused:
+        session.remark("paused: no replica is started until `up` is run without --paused")
     overview.warn()
     if output.format == "table" and output.template is None:
         _suggest(session)
@@ -171,7 +183,7 @@ def _wait_until_up(
     deadline = time.monotonic() + limit_seconds
     while True:
         overview = look_at(state)
-        if overview.answers:
+        if overview.answers and _has_taken_over(state, started):
             return overview
         if started is not None and started.supervisor.poll() is not None:
             status = started.supervisor.returncode
@@ -196,6 +208,14 @@ def _wait_until_up(
                 hint=f"Look at the logs in {state.logs_dir}; `exo dedicated-inference down` stops it.",
             )
         time.sleep(POLL_SECONDS)
+
+
+def _has_taken_over(state: StateDir, started: _Started | None) -> bool:
+    """Whether the supervisor that was started watches what runs, which may have run before it."""
+    if started is None:
+        return True
+    record = state.read_record("supervisor")
+    return record is not None and record.pid == started.supervisor.pid
 
 
 def _log_tail(state: StateDir, offset: int) -> str:

@@ -1,4 +1,4 @@
-"""`/ai/deployment`: create, list, show, update, scale, delete, key, events."""
+"""`/ai/deployment`: create, list, show, update, replace, scale, restart, delete, key, events."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 from starlette.responses import Response
 
-from exo_inference.controller import admission, operations
+from exo_inference.controller import admission, operations, versions
+from exo_inference.controller.admission import make_reservation
 from exo_inference.controller.body import Fields, parse_object
 from exo_inference.controller.context import Context, context_of
+from exo_inference.controller.host_room import Guard, model_sizes, need_of
+from exo_inference.controller.judging import admission_annotation
 from exo_inference.controller.problems import Refused
-from exo_inference.controller.routes.requests import answer, load, read_flag, route
+from exo_inference.controller.routes.requests import answer, is_asked, load, route
 from exo_inference.controller.secret_box import KEY_SECRET, new_api_key
 from exo_inference.controller.stores.base import (
     NameTaken,
@@ -25,15 +28,17 @@ from exo_inference.controller.stores.base import (
 from exo_inference.controller.views import view_deployment
 from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.resources import (
-    ADMITTED_ANNOTATION,
     DEPLOYMENT_FINALIZER,
+    MEMORY_ANNOTATION,
     RESTART_ANNOTATION,
+    ROLL_ANNOTATION,
     DeploymentSpec,
     InferenceDeployment,
     InferenceModel,
     ObjectMeta,
     is_true,
 )
+from exo_inference.resources.states import wanted_replicas
 from exo_inference.wire import (
     CreateDeployment,
     DeploymentApiKey,
@@ -61,7 +66,10 @@ class Wanted:
     spec: DeploymentSpec
     plan: DeploymentPlan | None = None
     planned: NewEvent | None = None
+    guard: Guard | None = None
 
+
+_ONE_FOR_NONE = "replicas: 0 was taken as 1; scale the deployment to 0 to stop its replica"
 
 Judge = Callable[[InferenceDeployment], Wanted]
 """Says what a deployment shall become; raises Refused."""
@@ -70,7 +78,7 @@ Judge = Callable[[InferenceDeployment], Wanted]
 async def create_deployment(request: Request) -> Response:
     """Record a deployment with its key."""
     context = context_of(request)
-    is_dry_run, is_forced = read_flag(request, "dry-run"), read_flag(request, "force")
+    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
     fields = Fields(CreateDeployment, parse_object(await request.body()))
     identity = await operations.identify_request(request)
     families = await context.families()
@@ -83,25 +91,30 @@ async def create_deployment(request: Request) -> Response:
         if is_dry_run:
             return answer(operations.dry_run("deployment", None, admitted.plan))
         uid = operations.new_uid(identity)
-        operation = operations.succeeded("deployment", uid, plan=admitted.plan)
+        # The vendor's program sends 0 when its user says nothing.
+        said = _ONE_FOR_NONE if fields.values.get("replicas") == 0 else None
+        operation = operations.succeeded("deployment", uid, said, plan=admitted.plan)
         deployment = InferenceDeployment(
             metadata=ObjectMeta(
                 name=admitted.name,
                 uid=uid,
                 finalizers=(DEPLOYMENT_FINALIZER,),
-                annotations={ADMITTED_ANNOTATION: admitted.spec.digest},
+                annotations=_annotations(context, uid, admitted),
             ),
             spec=admitted.spec,
         )
         key = context.secret_box.encrypt(new_api_key(), owner=uid, name=KEY_SECRET)
+        title, need = "Deployment not created", admitted.need
+        guard = None if is_forced else make_reservation(title, admitted.spec, need, world, uid)
         recording = Recording(
             operation,
-            None if identity is None else replace(identity, result_id=operation.id),
+            replace(identity, result_id=operation.id),
             {KEY_SECRET: key},
             (
                 NewEvent("Normal", "Created", f"deployment {admitted.name} was created"),
                 admitted.event,
             ),
+            guard,
         )
         try:
             await context.store.create(deployment, recording)
@@ -126,7 +139,10 @@ async def get_deployment(request: Request) -> Response:
     """Show one deployment."""
     context = context_of(request)
     deployment = await load(context.store, InferenceDeployment, request)
-    return answer(view_deployment(deployment, await _model_ids(context), details=True))
+    view = view_deployment(deployment, await _model_ids(context), details=True)
+    found = answer(view)
+    found.headers["etag"] = f'"{view.version}"'
+    return found
 
 
 async def update_deployment(request: Request) -> Response:
@@ -135,7 +151,7 @@ async def update_deployment(request: Request) -> Response:
     A body without fields does the latter alone: it is how a user says that the cause is mended.
     """
     context = context_of(request)
-    is_dry_run, is_forced = read_flag(request, "dry-run"), read_flag(request, "force")
+    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
     fields = Fields(UpdateDeployment, parse_object(await request.body()))
     before = await load(context.store, InferenceDeployment, request)
     flags = fields.values.get("inference_engine_parameters") or before.spec.engine_parameters
@@ -144,27 +160,58 @@ async def update_deployment(request: Request) -> Response:
 
     def judge(present: InferenceDeployment) -> Wanted:
         admitted = admission.admit_update(fields, present, world, force=is_forced)
-        annotations = dict(present.metadata.annotations)
-        if admitted.spec != present.spec:
-            annotations[ADMITTED_ANNOTATION] = admitted.spec.digest
-        if _has_failed(present):
-            annotations[RESTART_ANNOTATION] = datetime.now(UTC).isoformat()
-        changed = {"name": admitted.name, "annotations": annotations}
-        metadata = present.metadata.model_copy(update=changed)
-        return Wanted(metadata, admitted.spec, admitted.plan, admitted.event)
+        metadata = _changed(context, present, admitted)
+        guard = None
+        if admitted.spec != present.spec and not is_forced:
+            title = "Deployment not updated"
+            guard = make_reservation(title, admitted.spec, admitted.need, world, metadata.uid)
+        return Wanted(metadata, admitted.spec, admitted.plan, admitted.event, guard)
 
     event = NewEvent("Normal", "Updated", "a change was asked for")
+    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+
+
+async def replace_deployment(request: Request) -> Response:
+    """Let another specification take a deployment's place: id, URL and key stay.
+
+    It is judged as a create, before anything is changed; then one write decides.
+    """
+    context = context_of(request)
+    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    body = parse_object(await request.body())
+    fields = Fields(CreateDeployment, body)
+    families = await context.families()
+    flags = fields.values.get("inference_engine_parameters") or ()
+    world = await context.load_world(families, fields.values.get("model"), flags)
+
+    def judge(present: InferenceDeployment) -> Wanted:
+        admitted = admission.admit_replace(body, present, world, force=is_forced)
+        metadata = _changed(context, present, admitted)
+        guard = None
+        if not is_forced:
+            title = "Deployment not replaced"
+            guard = make_reservation(title, admitted.spec, admitted.need, world, metadata.uid)
+        return Wanted(metadata, admitted.spec, admitted.plan, admitted.event, guard)
+
+    event = NewEvent("Normal", "Replaced", "another specification was asked for")
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
 
 
 async def scale_deployment(request: Request) -> Response:
     """Change the number of replicas."""
     context = context_of(request)
-    is_dry_run = read_flag(request, "dry-run")
+    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
     fields = Fields(ScaleDeployment, parse_object(await request.body()))
+    world = await context.load_world(await context.families())
 
     def judge(present: InferenceDeployment) -> Wanted:
-        return Wanted(present.metadata, admission.admit_scale(fields, present))
+        spec = admission.admit_scale(fields, present, world, force=is_forced)
+        sizes = model_sizes(world.models)
+        need = need_of(present, sizes.get(spec.model, 0))
+        uid, title, guard = present.metadata.uid, "Deployment not scaled", None
+        if not is_forced:
+            guard = make_reservation(title, spec, need, world, uid)
+        return Wanted(present.metadata, spec, guard=guard)
 
     wanted = fields.values.get("replicas")
     asked = "1 replica was" if wanted == 1 else f"{wanted} replicas were"
@@ -172,19 +219,43 @@ async def scale_deployment(request: Request) -> Response:
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
 
 
+async def restart_deployment(request: Request) -> Response:
+    """Ask for new replicas in place of all that run, as an update replaces them: without loss."""
+    context = context_of(request)
+    is_dry_run = is_asked(request, "dry-run")
+
+    def judge(present: InferenceDeployment) -> Wanted:
+        if wanted_replicas(present) == 0:
+            raise Refused(
+                412,
+                "Deployment not restarted",
+                f"{present.metadata.name} is scaled to 0, so nothing of it runs",
+                hint="Scale it up instead.",
+            )
+        now = datetime.now(UTC).isoformat()
+        asked = {RESTART_ANNOTATION: now, ROLL_ANNOTATION: now}
+        annotations = {**present.metadata.annotations, **asked}
+        return Wanted(
+            present.metadata.model_copy(update={"annotations": annotations}), present.spec
+        )
+
+    event = NewEvent("Normal", "Restarted", "new replicas in place of all that run were asked for")
+    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+
+
 async def delete_deployment(request: Request) -> Response:
     """Mark a deployment for deletion; its replicas finish their requests first."""
     context = context_of(request)
-    is_dry_run = read_flag(request, "dry-run")
+    is_dry_run = is_asked(request, "dry-run")
+    await versions.catch_up(context.store, request)
     async with context.writing:
         deployment = await load(context.store, InferenceDeployment, request)
+        versions.check_unchanged(request, deployment)
         uid = deployment.metadata.uid
         if is_dry_run:
             return answer(operations.dry_run("deployment", uid))
-        operation = operations.succeeded("deployment", uid)
-        events = (NewEvent("Normal", "Deleting", "deletion was asked for"),)
-        await context.store.delete(InferenceDeployment, uid, Recording(operation, events=events))
-    return answer(operation)
+        deletion = await operations.delete(context.store, "deployment", deployment)
+    return answer(await operations.end_deletion(context.store, deletion, InferenceDeployment))
 
 
 async def reveal_api_key(request: Request) -> Response:
@@ -193,7 +264,15 @@ async def reveal_api_key(request: Request) -> Response:
     deployment = await load(context.store, InferenceDeployment, request)
     uid = deployment.metadata.uid
     sealed = await context.store.get_secret(uid, KEY_SECRET)
-    assert sealed is not None, "a deployment is recorded together with its key"
+    if sealed is None:  # it came past the API, and its key is made when it is adopted
+        problem = deployment.metadata.uid_problem
+        raise Refused(
+            412,
+            "No key yet",
+            f"the deployment {deployment.metadata.name!r} has no key: "
+            + ("it was not taken over yet" if problem is None else problem.message),
+            hint="Ask again in a moment." if problem is None else "Mend its uid first.",
+        )
     value = context.secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
     return answer(DeploymentApiKey(api_key=value))
 
@@ -203,6 +282,28 @@ async def list_deployment_events(request: Request) -> Response:
     store = context_of(request).store
     deployment = await load(store, InferenceDeployment, request)
     return answer(EventList(events=await store.list_events(deployment.metadata.uid)))
+
+
+def _annotations(
+    context: Context, uid: str, admitted: admission.AdmittedDeployment
+) -> dict[str, str]:
+    """Return what is recorded of an admission with the object itself."""
+    seal = admission_annotation(context.secret_box, uid, admitted.spec)
+    return {**seal, **admitted.annotations}
+
+
+def _changed(
+    context: Context, present: InferenceDeployment, admitted: admission.AdmittedDeployment
+) -> ObjectMeta:
+    """Return the metadata of a deployment that becomes what was admitted."""
+    annotations = dict(present.metadata.annotations)
+    if admitted.spec != present.spec:
+        annotations.pop(MEMORY_ANNOTATION, None)  # of what it was before
+        annotations.update(_annotations(context, present.metadata.uid, admitted))
+    if _has_failed(present):
+        annotations[RESTART_ANNOTATION] = datetime.now(UTC).isoformat()
+    changed = {"name": admitted.name, "annotations": annotations}
+    return present.metadata.model_copy(update=changed)
 
 
 def _has_failed(present: InferenceDeployment) -> bool:
@@ -216,6 +317,7 @@ async def _change(
     context: Context, request: Request, judge: Judge, event: NewEvent, *, is_dry_run: bool
 ) -> Operation:
     """Read, judge and record a change, again if a status was written in between."""
+    await versions.catch_up(context.store, request)
     async with context.writing:
         for attempt in range(_MAX_ATTEMPTS):
             present = await load(context.store, InferenceDeployment, request)
@@ -226,13 +328,20 @@ async def _change(
                     f"the deployment {present.metadata.name!r} is being deleted",
                     hint="Create it again when it is gone.",
                 )
+            versions.check_unchanged(request, present)
             wanted = await asyncio.to_thread(judge, present)
             uid = present.metadata.uid
             if is_dry_run:
                 return operations.dry_run("deployment", uid, wanted.plan)
-            operation = operations.succeeded("deployment", uid, plan=wanted.plan)
-            recording = Recording(operation, events=_events_of(present, wanted, event))
-            new = {"metadata": wanted.metadata, "spec": wanted.spec}
+            after = versions.after_change(present, wanted.metadata, wanted.spec)
+            operation = operations.succeeded("deployment", uid, plan=wanted.plan).model_copy(
+                update={"version": versions.version_of(after), "generation": after.generation}
+            )
+            events = _events_of(present, wanted, event)
+            recording = Recording(operation, events=events, guard=wanted.guard)
+            by = request.state.key_id
+            metadata = versions.note_change(present, wanted.metadata, wanted.spec, by=by)
+            new = {"metadata": metadata, "spec": wanted.spec}
             try:
                 await context.store.update(present.model_copy(update=new), recording)
             except NameTaken as exc:
@@ -269,15 +378,26 @@ def _name_taken(name: str) -> Refused:
     )
 
 
+_DRY = ("dry-run",)
+_JUDGED = ("dry-run", "force")
+
 ROUTES = [
-    route("/v2/ai/deployment", GET=list_deployments, POST=create_deployment),
+    route("/v2/ai/deployment", {"POST": _JUDGED}, GET=list_deployments, POST=create_deployment),
     route(
         "/v2/ai/deployment/{id}",
+        {"PATCH": _JUDGED, "PUT": _JUDGED, "DELETE": _DRY},
+        has_versions=True,
         GET=get_deployment,
+        PUT=replace_deployment,
         PATCH=update_deployment,
         DELETE=delete_deployment,
     ),
-    route("/v2/ai/deployment/{id}/scale", POST=scale_deployment),
+    route(
+        "/v2/ai/deployment/{id}/scale", {"POST": _JUDGED}, has_versions=True, POST=scale_deployment
+    ),
+    route(
+        "/v2/ai/deployment/{id}/restart", {"POST": _DRY}, has_versions=True, POST=restart_deployment
+    ),
     route("/v2/ai/deployment/{id}/api-key", GET=reveal_api_key),
     route("/v2/ai/deployment/{id}/events", GET=list_deployment_events),
 ]

@@ -14,7 +14,7 @@ from exo_inference.controller.context import context_of
 from exo_inference.controller.model_fetch import checking_conditions
 from exo_inference.controller.model_source import check_new_model, try_resolve
 from exo_inference.controller.problems import Refused
-from exo_inference.controller.routes.requests import answer, load, read_flag, route
+from exo_inference.controller.routes.requests import answer, is_asked, load, route
 from exo_inference.controller.secret_box import TOKEN_SECRET
 from exo_inference.controller.stores.base import (
     NameTaken,
@@ -41,7 +41,7 @@ from exo_inference.wire import CreateModel, EventList, ModelList
 async def create_model(request: Request) -> Response:
     """Record a model, if its source knows it (or cannot be asked now)."""
     context = context_of(request)
-    is_dry_run = read_flag(request, "dry-run")
+    is_dry_run = is_asked(request, "dry-run")
     fields = Fields(CreateModel, parse_object(await request.body()))
     identity = await operations.identify_request(request)
     if done := await operations.find_repeated_operation(context.store, identity):
@@ -52,9 +52,12 @@ async def create_model(request: Request) -> Response:
     token = (
         values["huggingface_token"].get_secret_value() if "huggingface_token" in values else None
     )
-    await _refuse_taken(context.store, source)
+    if not is_dry_run:
+        await _refuse_taken(context.store, source)
     found = await try_resolve(context.find_source(source), source, revision=revision, token=token)
     if is_dry_run:
+        # Last, so that a model that is to take another's place is judged while that is still there.
+        await _refuse_taken(context.store, source, found)
         return answer(operations.dry_run("model", None))
     async with context.writing:
         if done := await operations.find_repeated_operation(context.store, identity):
@@ -67,7 +70,7 @@ async def create_model(request: Request) -> Response:
             sealed[TOKEN_SECRET] = context.secret_box.encrypt(token, owner=uid, name=TOKEN_SECRET)
         recording = Recording(
             operation,
-            None if identity is None else replace(identity, result_id=operation.id),
+            replace(identity, result_id=operation.id),
             sealed,
             (NewEvent("Normal", "Created", f"model {source} was created"),),
         )
@@ -96,17 +99,15 @@ async def get_model(request: Request) -> Response:
 async def delete_model(request: Request) -> Response:
     """Mark a model for deletion, unless a deployment uses it."""
     context = context_of(request)
-    is_dry_run = read_flag(request, "dry-run")
+    is_dry_run = is_asked(request, "dry-run")
     async with context.writing:
         model = await load(context.store, InferenceModel, request)
         admission.admit_model_deletion(model, await context.load_world())
         uid = model.metadata.uid
         if is_dry_run:
             return answer(operations.dry_run("model", uid))
-        operation = operations.succeeded("model", uid)
-        events = (NewEvent("Normal", "Deleting", "deletion was asked for"),)
-        await context.store.delete(InferenceModel, uid, Recording(operation, events=events))
-    return answer(operation)
+        deletion = await operations.delete(context.store, "model", model)
+    return answer(await operations.end_deletion(context.store, deletion, InferenceModel))
 
 
 async def list_model_events(request: Request) -> Response:
@@ -116,12 +117,27 @@ async def list_model_events(request: Request) -> Response:
     return answer(EventList(events=await store.list_events(model.metadata.uid)))
 
 
-async def _refuse_taken(store: Store, source: str) -> None:
-    """Say so before the source is asked; the store itself decides when it is recorded."""
+async def _refuse_taken(
+    store: Store, source: str, found: ResolvedModel | str | None = None
+) -> None:
+    """Refuse a second model of a source; the store itself decides when it is recorded.
+
+    Args:
+        store: where models are.
+        source: of the new one.
+        found: what its source said, where that was asked before; a text is why it could not be.
+    """
     try:
         await store.get_by_name(InferenceModel, model_object_name(source))
     except ObjectNotFound:
         return
+    if isinstance(found, str):
+        raise Refused(
+            412,
+            "Model not judged",
+            f"whether the model {source!r} can be had is not known now: {found}",
+            hint="The one that is there stays; repeat this later.",
+        )
     raise _taken(source)
 
 
@@ -158,8 +174,10 @@ def _taken(source: str) -> Refused:
     )
 
 
+_DRY = ("dry-run",)
+
 ROUTES = [
-    route("/v2/ai/model", GET=list_models, POST=create_model),
-    route("/v2/ai/model/{id}", GET=get_model, DELETE=delete_model),
+    route("/v2/ai/model", {"POST": _DRY}, GET=list_models, POST=create_model),
+    route("/v2/ai/model/{id}", {"DELETE": _DRY}, GET=get_model, DELETE=delete_model),
     route("/v2/ai/model/{id}/events", GET=list_model_events),
 ]

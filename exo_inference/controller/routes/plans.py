@@ -33,6 +33,7 @@ from exo_inference.controller.fitting import (
     offered_gpu,
     other_gpus,
 )
+from exo_inference.controller.host_room import with_room_left
 from exo_inference.controller.problems import Issue, choice_issue, field_issue, refuse, short_number
 from exo_inference.controller.routes.requests import answer, route
 from exo_inference.engines import ENGINES
@@ -54,10 +55,11 @@ async def plan_deployment(request: Request) -> Response:
     context = context_of(request)
     fields = Fields(PlanRequest, parse_object(await request.body()))
     issues = list(fields.issues)
-    families = await context.families()
+    world = await context.load_world(await context.families())
+    families = with_room_left(world.families, world.tenancy, None)
     gpu = _check_gpu(fields.values, families, context.user_gpus, issues)
     candidate = _check_candidate(fields.values, families, issues)
-    models = await context.store.list(InferenceModel)
+    models = world.models
     name = _check_model(fields.values, models, issues)
     if issues:
         raise refuse(_TITLE, issues)

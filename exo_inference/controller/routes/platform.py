@@ -6,15 +6,16 @@ Also operations, which every write answers with.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import exo_inference
+from exo_inference.controller import operations
 from exo_inference.controller.context import Context, context_of
-from exo_inference.controller.problems import choice_issue, not_found, refuse
+from exo_inference.controller.endpoints import endpoint_of, find_endpoint
+from exo_inference.controller.problems import Refused, choice_issue, not_found, refuse
 from exo_inference.controller.routes.requests import answer, read_text, route
 from exo_inference.controller.stores.base import ObjectNotFound
 from exo_inference.engines import ENGINES, get_engine, releases_of
@@ -22,6 +23,7 @@ from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel
 from exo_inference.state_dir import SERVERS
 from exo_inference.wire import (
+    REPLACES,
     ConsumptionQuota,
     EngineParameterList,
     InstanceType,
@@ -35,14 +37,18 @@ from exo_inference.wire import (
 UNLIMITED = -1
 """The API's own way to say that a quota has no limit."""
 
-_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
-
 
 async def list_zones(request: Request) -> Response:
-    """List the one zone, with the endpoint as this client reaches it. Needs no signature."""
+    """List the one zone, with the endpoint as this client reaches it. Needs no signature.
+
+    Raises:
+        Refused: 421, the client used a name that was never given to this control plane.
+    """
     settings = context_of(request).settings
-    endpoint = settings.public_endpoint or _derive_endpoint(request)
-    return answer(ZoneList(zones=[Zone(name=settings.zone, api_endpoint=endpoint)]))
+    endpoint = settings.public_endpoint or _find_endpoint(request, settings.api_addresses)
+    listed = answer(ZoneList(zones=[Zone(name=settings.zone, api_endpoint=endpoint)]))
+    listed.headers["cache-control"] = "no-store"  # it depends on who asks
+    return listed
 
 
 async def list_instance_types(request: Request) -> Response:
@@ -120,11 +126,12 @@ async def get_consumption_quota(request: Request) -> Response:
 
 async def get_operation(request: Request) -> Response:
     """Show an operation."""
-    uid = request.path_params["id"].lower()
+    uid, store = request.path_params["id"].lower(), context_of(request).store
     try:
-        return answer(await context_of(request).store.get_operation(uid))
+        recorded = await store.get_operation(uid)
     except ObjectNotFound as exc:
         raise not_found("operation", uid[:64]) from exc
+    return answer(await operations.as_it_stands(store, recorded))
 
 
 async def get_status(request: Request) -> Response:
@@ -138,6 +145,7 @@ async def get_status(request: Request) -> Response:
             "platform": context_of(request).platform.name,
             "zone": settings.zone,
             "gateway": settings.gateway_url,
+            "features": [REPLACES],
             "controller-pid": os.getpid(),
             "processes": [
                 {"name": record.name, "pid": record.pid, "alive": record.alive}
@@ -169,17 +177,22 @@ async def _quotas(context: Context) -> list[Quota]:
     return quotas
 
 
-def _derive_endpoint(request: Request) -> str:
-    """Return the API's address as this client reached it, through proxies or not."""
+def _find_endpoint(request: Request, own: Sequence[str]) -> str:
+    """Return the API's address as this client reached it: of its names, or of the connection."""
     headers = request.headers
-    scheme = _first(headers.get("x-forwarded-proto")) or request.url.scheme
-    host = _first(headers.get("x-forwarded-host")) or headers.get("host", "")
-    if scheme not in ("http", "https"):
-        scheme = "http"
-    if not _HOST.fullmatch(host):
-        address, port = request.scope.get("server") or ("127.0.0.1", 80)
-        host = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    return f"{scheme}://{host}/v2"
+    hosts = (_first(headers.get("x-forwarded-host")), headers.get("host", ""))
+    is_https = _first(headers.get("x-forwarded-proto")) == "https"
+    if (found := find_endpoint(hosts, own, is_https=is_https)) is not None:
+        return found
+    if own:  # in a pod, whose own address clients seldom reach
+        raise Refused(
+            421,
+            "Address not known",
+            f"{headers.get('host', '')[:256]!r} is not a name of this control plane",
+            hint="Set controller.publicEndpoint of its chart to the URL that clients use.",
+        )
+    address, port = request.scope.get("server") or ("127.0.0.1", 80)
+    return endpoint_of(address, port)
 
 
 def _first(header: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -29,11 +29,34 @@ _NOUNS: dict[type[Resource], str] = {
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def route(path: str, **handlers: Handler) -> Route:
-    """Return one route with a handler per method, so that 405 can list them all."""
+def route(
+    path: str,
+    arguments: Mapping[str, Sequence[str]] | None = None,
+    *,
+    has_versions: bool = False,
+    **handlers: Handler,
+) -> Route:
+    """Return one route with a handler per method, so that 405 can list them all.
+
+    Args:
+        path: with its parameters.
+        arguments: the query arguments that a write takes, by its method. All others are refused:
+            see `_refuse_unbound`.
+        has_versions: writes honour `If-Match`; elsewhere it is refused, lest it be ignored.
+        handlers: by method.
+    """
 
     async def dispatch(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
+        if method != "GET":
+            _refuse_unbound(request, (arguments or {}).get(method, ()))
+        if method != "GET" and not has_versions and "if-match" in request.headers:
+            raise Refused(
+                400,
+                "No versions here",
+                f"{method} {path} knows no versions, so If-Match cannot be honoured",
+                hint="Leave the header out.",
+            )
         return await handlers[method](request)
 
     return Route(path, dispatch, methods=list(handlers))
@@ -60,6 +83,36 @@ async def load(store: Store, kind: type[R], request: Request) -> R:
 def is_uuid(text: str) -> bool:
     """Whether a text is a UUID in its usual form."""
     return _UUID.fullmatch(text.lower()) is not None
+
+
+def _refuse_unbound(request: Request, allowed: Sequence[str]) -> None:
+    """Refuse a write with query arguments that its signature does not bind to their names.
+
+    A signature covers values alone, so a signed `?dry-run=true` could be sent as `?force=true`.
+    Therefore each of our arguments has its own name as its value, and a write takes no others.
+
+    Raises:
+        Refused: 400.
+    """
+    issues = []
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name, value in request.query_params.multi_items():
+        shown = name[:64]
+        if name not in allowed:
+            known = f"known: {', '.join(allowed)}" if allowed else "this request takes none"
+            text = f"{shown!r} is not an argument of this request; {known}"
+        elif value != name or names.count(name) > 1:
+            text = f"must be given once, as {name}={name}, found {value[:64]!r}"
+        else:
+            continue
+        issues.append(Issue(f"{shown}: {text}", f"$['{shown}']", text))
+    if issues:
+        raise refuse("Query not understood", issues)
+
+
+def is_asked(request: Request, name: str) -> bool:
+    """Return whether a write has one of our arguments, `?name=name`; its form was checked before."""
+    return name in request.query_params
 
 
 def read_flag(request: Request, name: str) -> bool:

@@ -7,7 +7,7 @@ belongs to a write (its operation, events, secrets) is handed over with it as a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -74,17 +74,24 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A create that carried an idempotency key.
+    """A create, or the rotation of a key, that is done once.
 
     Attributes:
-        key: what the client chose.
+        key: what the client chose, else its signature.
         fingerprint: hash of method, path and body; the same key with another one is refused.
         result_id: the operation (or the object) that was answered.
+        signature: under which it is known as well; a key is in a header, which is not signed.
     """
 
     key: str
     fingerprint: str
     result_id: str
+    signature: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that the request is known under."""
+        return (self.key,) if self.signature is None else (self.key, self.signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +102,15 @@ class Recording:
 
     Attributes:
         secrets: encrypted values of the object, by name; they go when the object goes.
+        guard: called in the transaction of a create or update, before it, with all objects of the kind
+            as they are; what it raises undoes the write. Only for stores that have transactions.
     """
 
     operation: Operation | None = None
     request: RecordedRequest | None = None
     secrets: Mapping[str, bytes] = field(default_factory=dict)
     events: Sequence[NewEvent] = ()
+    guard: Callable[[Sequence[Resource]], None] | None = None
 
 
 R = TypeVar("R", bound=Resource)
@@ -164,6 +174,10 @@ class ObjectStore(Protocol):
         Raises:
             ObjectNotFound
         """
+        ...
+
+    async def wait_until_gone(self, kind: type[R], uid: str, *, timeout_seconds: float) -> bool:
+        """Wait, briefly, until there is no object with this uid; return whether there is none."""
         ...
 
     def watch(self, kind: type[R]) -> AsyncIterator[Change]:

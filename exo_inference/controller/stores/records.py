@@ -28,10 +28,10 @@ def record(db: sqlite3.Connection, owner: str, recording: Recording | None, now:
         body = operation.model_dump_json(by_alias=True, exclude_none=True)
         db.execute("INSERT INTO operations VALUES (?, ?, ?)", (operation.id, now.timestamp(), body))
     if recording.request is not None:
-        request = recording.request
-        db.execute(
+        request, created = recording.request, now.timestamp()
+        db.executemany(
             "INSERT OR REPLACE INTO requests VALUES (?, ?, ?, ?)",
-            (request.key, now.timestamp(), request.fingerprint, request.result_id),
+            [(key, created, request.fingerprint, request.result_id) for key in request.keys],
         )
     for name, value in recording.secrets.items():
         db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?, ?)", (owner, name, value))

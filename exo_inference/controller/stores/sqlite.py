@@ -27,6 +27,7 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.controller.stores.database import Database
+from exo_inference.controller.stores.departures import Departures
 from exo_inference.resources import ObjectMeta, Resource
 from exo_inference.wire import Event, Operation
 
@@ -42,6 +43,7 @@ class SqliteStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._watchers: list[tuple[str, asyncio.Queue[Change]]] = []
+        self._departures = Departures()
 
     @classmethod
     async def open(cls, path: Path) -> SqliteStore:
@@ -74,8 +76,7 @@ class SqliteStore:
 
     async def list(self, kind: type[R]) -> list[R]:
         """Return all objects of a kind, oldest first."""
-        query = f"SELECT {_COLUMNS} FROM objects WHERE kind = ? ORDER BY number"  # noqa: S608
-        rows = await self._database.read(lambda db: db.execute(query, (kind.KIND,)).fetchall())
+        rows = await self._database.read(lambda db: _rows(db, kind))
         return [_parse(kind, row) for row in rows]
 
     async def update(self, obj: R, recording: Recording | None = None) -> R:
@@ -98,6 +99,18 @@ class SqliteStore:
         self._tell(ChangeType.DELETED if gone else ChangeType.MODIFIED, stored)
         return None if gone else stored
 
+    async def wait_until_gone(self, kind: type[R], uid: str, *, timeout_seconds: float) -> bool:
+        """Wait until an object is gone; see `ObjectStore.wait_until_gone`."""
+
+        async def is_gone() -> bool:
+            try:
+                await self.get(kind, uid)
+            except ObjectNotFound:
+                return True
+            return False
+
+        return await self._departures.wait(uid, is_gone, timeout_seconds)
+
     def watch(self, kind: type[R]) -> AsyncIterator[Change]:
         """Yield every change from this call on."""
         queue: asyncio.Queue[Change] = asyncio.Queue()
@@ -117,6 +130,8 @@ class SqliteStore:
         for kind, queue in self._watchers:
             if kind == obj.KIND:
                 queue.put_nowait(Change(change, obj))
+        if change is ChangeType.DELETED:
+            self._departures.tell(obj.metadata.uid)
 
     # -- records
 
@@ -149,6 +164,7 @@ class SqliteStore:
 
 
 def _create(db: sqlite3.Connection, obj: R, recording: Recording | None) -> R:
+    _ask_guard(db, type(obj), recording)
     now = datetime.now(UTC)
     metadata = obj.metadata.model_copy(
         update={
@@ -179,6 +195,7 @@ def _update(
 ) -> tuple[R, ChangeType | None]:
     old = _load(db, type(obj), "uid", obj.metadata.uid)
     _check_version(obj, old)
+    _ask_guard(db, type(obj), recording)
     now = datetime.now(UTC)
     records.record(db, old.metadata.uid, recording, now)
     kept = {
@@ -251,6 +268,16 @@ def _delete(
         (_texts(stored)[0], kind.KIND, uid),
     )
     return stored, False
+
+
+def _rows(db: sqlite3.Connection, kind: type[Resource]) -> list[tuple[str, str, str]]:
+    query = f"SELECT {_COLUMNS} FROM objects WHERE kind = ? ORDER BY number"  # noqa: S608
+    return db.execute(query, (kind.KIND,)).fetchall()
+
+
+def _ask_guard(db: sqlite3.Connection, kind: type[Resource], recording: Recording | None) -> None:
+    if recording is not None and recording.guard is not None:
+        recording.guard([_parse(kind, row) for row in _rows(db, kind)])
 
 
 def _remove(db: sqlite3.Connection, obj: Resource) -> None:

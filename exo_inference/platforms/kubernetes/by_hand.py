@@ -8,9 +8,6 @@ autoscalers and `kubectl rollout restart` change, the pods' labels, and LeaderWo
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -19,7 +16,7 @@ from typing import Any
 import yaml
 
 from exo_inference.errors import PlatformError
-from exo_inference.kubernetes_api.client import KubernetesApi, object_path
+from exo_inference.kubernetes_api.client import KubernetesApi
 from exo_inference.platforms.kubernetes.names import (
     INSTALLED_PODS,
     NODES_ANNOTATION,
@@ -28,7 +25,7 @@ from exo_inference.platforms.kubernetes.names import (
     annotation,
     label,
 )
-from exo_inference.platforms.kubernetes.records import list_revisions
+from exo_inference.platforms.kubernetes.records import list_revisions, read_record
 from exo_inference.platforms.kubernetes.values import hash_of
 from exo_inference.platforms.kubernetes.workloads import Workloads
 
@@ -109,16 +106,14 @@ async def _read_installed_pods(api: KubernetesApi, release: str) -> _Fields | No
     newest = next((entry for entry in reversed(found) if entry.status == "deployed"), None)
     if newest is None:
         return None
-    record = await api.get(object_path(api, "secrets", newest.secret))
     try:
-        packed = base64.b64decode(base64.b64decode(record["data"]["release"]))
-        manifest = json.loads(gzip.decompress(packed))["manifest"]
+        manifest = read_record(newest)["manifest"]
         items = [item for item in yaml.safe_load_all(manifest) if item]
         return next(
             (item["spec"]["template"]["spec"] for item in items if item["kind"] == "Deployment"),
             None,
         )
-    except (ValueError, OSError, LookupError, TypeError, yaml.YAMLError) as exc:
+    except (LookupError, TypeError, yaml.YAMLError) as exc:
         raise PlatformError(f"Helm's record {newest.secret} cannot be read: {exc!r}"[:300]) from exc
 
 

@@ -17,6 +17,7 @@ from exo_inference.kubernetes_api.informer import Informer, Object
 from exo_inference.platforms.kubernetes.diagnosis import event_time
 from exo_inference.platforms.kubernetes.endpoints import Endpoints
 from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed
+from exo_inference.platforms.kubernetes.installing import Installer
 from exo_inference.platforms.kubernetes.jobs import Jobs
 from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
@@ -30,10 +31,13 @@ from exo_inference.platforms.kubernetes.nodes import GpuNode, capacity_of, gpu_n
 from exo_inference.platforms.kubernetes.parts import Parts
 from exo_inference.platforms.kubernetes.records import (
     PENDING,
+    Owner,
     Revision,
     discard_pending,
+    find_owner,
     list_revisions,
     list_unfinished,
+    owner_of,
 )
 from exo_inference.platforms.kubernetes.settings import KubernetesSettings
 from exo_inference.platforms.kubernetes.workloads import Workloads
@@ -67,6 +71,7 @@ class Cluster:
         self.api = api
         self.settings = settings
         self.helm = Helm(settings, api.namespace)
+        self.installer = Installer(api)
         self.jobs = Jobs(self._on_job_done)
         self.endpoints = Endpoints()
         self._on_change = on_change
@@ -76,6 +81,7 @@ class Cluster:
         self._gpu_nodes: Sequence[GpuNode] = ()
         self._counted_at = float("-inf")
         self._stuck: set[str] | None = None
+        self._owners: dict[str, Owner] = {}
         self._tails: dict[tuple[str, int], tuple[str, ...]] = {}
         self.pods = Informer(api, object_path(api, "pods"), key_of=_pod_key, on_change=self._tell)
         self.events = Informer(
@@ -94,12 +100,20 @@ class Cluster:
             key_of=lambda item: label(item, MODEL_UID_LABEL),
             on_change=self._tell,
         )
+        self.claims = Informer(
+            api,
+            object_path(api, "persistentvolumeclaims"),
+            query={"labelSelector": f"app.kubernetes.io/name={MODEL_CHART}"},
+            key_of=lambda item: label(item, MODEL_UID_LABEL),
+            on_change=self._tell,
+        )
         self.parts = Parts(api, self._tell)
         self._informers = (
             self.pods,
             self.events,
             self.nodes,
             self.downloads,
+            self.claims,
             *self.workloads.informers,
             *self.parts.informers,
         )
@@ -178,9 +192,21 @@ class Cluster:
         """Install or upgrade a release; what is refused is undone.
 
         Raises:
-            HelmFailed
+            HelmFailed: also where a release of this name is not ours.
             StoreError
         """
+        found = await list_revisions(self.api, release)
+        self._refuse_foreign(release, Owner(chart, uid), found)
+        is_first = not found and not reuse and chart == DEPLOYMENT_CHART
+        if is_first and await self.installer.try_install(release, chart, values):
+            return
+        await self._upgrade_by_helm(release, uid, chart, values, reuse=reuse)
+        if is_first:
+            await self.installer.note(release, chart, values)
+
+    async def _upgrade_by_helm(
+        self, release: str, uid: str, chart: str, values: Any, *, reuse: bool
+    ) -> None:
         if await self.is_stuck(release):
             await self.unstick(release, uid)
         try:
@@ -205,9 +231,58 @@ class Cluster:
             StoreError
         """
         found = await list_revisions(self.api, release)
+        self._refuse_foreign(release, Owner(DEPLOYMENT_CHART, uid), found)
         if await self.is_stuck(release) or any(entry.status in PENDING for entry in found):
             await self.unstick(release, uid)
         await self.helm.rollback(release, revision)
+
+    async def uninstall(self, release: str, uid: str, chart: str) -> None:
+        """Remove a release, unless it is not ours or gone already.
+
+        Raises:
+            HelmFailed
+            StoreError
+        """
+        found = await list_revisions(self.api, release)
+        if find_owner(found, release) == Owner(chart, uid):
+            await self.helm.uninstall(release)
+
+    async def find_releases(self, owner: Owner, names: Sequence[str]) -> list[str]:
+        """Return which of these releases there are and have this owner.
+
+        Raises:
+            StoreError
+        """
+        found = await list_revisions(self.api, *names)
+        return [name for name in names if find_owner(found, name) == owner]
+
+    async def find_unfinished(self, chart: str, known: Callable[[str], bool]) -> set[str]:
+        """Return the uids of releases of one of our charts on which a Helm did not come to its end.
+
+        Args:
+            chart: of the releases.
+            known: whether it is known from elsewhere whose a release is; its record is not read then.
+
+        Raises:
+            StoreError
+        """
+        left = {each.secret: each for each in await list_unfinished(self.api)}
+        self._owners = {name: own for name, own in self._owners.items() if name in left}
+        for name, revision in left.items():
+            if name not in self._owners and not known(revision.release):
+                self._owners[name] = owner_of(revision)
+        return {own.uid for own in self._owners.values() if own.chart == chart} - {""}
+
+    def _refuse_foreign(self, release: str, owner: Owner, revisions: Sequence[Revision]) -> None:
+        found = find_owner(revisions, release)
+        if found in (None, owner):
+            return
+        whose = f"of the chart {found.chart!r}" if found.chart else "that cannot be read"
+        raise HelmFailed(
+            f"the Helm release {release} is not of {owner.chart} {owner.uid}, but one {whose}: it is left "
+            "as it is. Give that release another name, or delete this object",
+            transient=False,
+        )
 
     async def newest_revision(self, release: str) -> Revision | None:
         """Return the newest revision of a release."""
@@ -249,6 +324,8 @@ class Cluster:
             revisions = await list_revisions(self.api, release)
             deployed = [entry for entry in revisions if entry.status == "deployed"]
             if deployed and deployed[-1] is not revisions[-1]:
+                # One that could not write its end, as the API was away, would stay pending for ever.
+                await discard_pending(self.api, release)
                 await self.helm.rollback(release, deployed[-1].number)
         except (PlatformError, StoreError) as exc:
             # The upgrade is tried again later, and this with it; its own error is what counts.

@@ -120,7 +120,14 @@ _SCHEDULING: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (
         re.compile(r"persistentvolumeclaim \"?([^\"\s]+)\"? not found", re.I),
         "ClaimMissing",
-        "the model's volume claim {0} is gone. Delete the model and create it again",
+        "the model's volume claim {0} is gone. The model is fetched again; a claim of your own "
+        "(storage.existingClaim) you have to make again",
+    ),
+    (
+        re.compile(r"persistentvolumeclaim \"?([^\"\s]+)\"? is being deleted", re.I),
+        "ClaimGoing",
+        "the model's volume claim {0} is being deleted: it goes when no pod uses it any more, and the model "
+        "is fetched again then",
     ),
     (
         re.compile(r"unbound immediate PersistentVolumeClaims", re.I),
@@ -145,7 +152,13 @@ _SCHEDULING: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "no node has enough {0} free. Add a node, or lower resources.requests",
     ),
     (
-        re.compile(r"untolerated taint(?:\(s\))? ?\{?([^}:,]*)|had taint"),
+        re.compile(r"(\d+) node\(s\) were unschedulable"),
+        "Cordoned",
+        "no node that is open takes the pod, and {0} closed for new pods (`kubectl cordon`). Run "
+        "`kubectl uncordon NODE`, or add a node",
+    ),
+    (
+        re.compile(r"untolerated taint(?:\(s\))?(?: ?\{([^}:,]*))?|had taint"),
         "Tainted",
         "all nodes that fit are tainted ({0}). Add a toleration to the platform's gpuValues",
     ),
@@ -170,11 +183,6 @@ _SCHEDULING: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "NoNodes",
         "the cluster has no node that takes pods. Add a node",
     ),
-    (
-        re.compile(r"were unschedulable"),
-        "Cordoned",
-        "the nodes that fit are closed for new pods. Run `kubectl uncordon` or add a node",
-    ),
 )  # fmt: skip
 
 
@@ -190,6 +198,8 @@ def _diagnose_scheduling(pod: Object) -> Diagnosis | None:
     for pattern, reason, text in _SCHEDULING:
         if match := pattern.search(message):
             groups = [(group or "").strip() or "a taint" for group in match.groups()]
+            if reason == "Cordoned":
+                groups = [f"{groups[0]} {'is' if groups[0] == '1' else 'are'}"]
             return Diagnosis(reason, text.format(*groups))
     return Diagnosis(
         "Unschedulable", f"no node takes the pod: {message[:300] or 'no reason given'}"

@@ -12,6 +12,7 @@ import base64
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from exo_inference.errors import ExoError, PlatformError, StoreError
@@ -35,20 +36,22 @@ from exo_inference.platforms.kubernetes.names import (
     DOWNLOAD_CONTAINER,
     MODEL_CHART,
     MODEL_UID_LABEL,
+    RELEASE_LABEL,
     SPEC_LABEL,
     annotation,
+    is_part,
     label,
     model_release_name,
+    model_release_names,
 )
-from exo_inference.platforms.kubernetes.records import list_revisions, list_unfinished
+from exo_inference.platforms.kubernetes.records import Owner
 from exo_inference.platforms.kubernetes.settings import Values
-from exo_inference.platforms.kubernetes.values import CLAIM_PREFIX, hash_of, merged
+from exo_inference.platforms.kubernetes.values import CLAIM_PREFIX, hash_of, merged, split_claim
 from exo_inference.resources import TokenSecretRef
 
 _EXIT_FINAL = 78
 """What the download ends with when another try will not help."""
 
-_PREFIX = model_release_name("")
 _ERROR_PREFIX = "exo-download: error: "
 _PROGRESS_LINES = 20
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
@@ -71,7 +74,13 @@ class KubernetesModels:
         Raises:
             PlatformError: the API was away.
         """
-        release, cluster = model_release_name(desired.uid), self._cluster
+        release = self._find_name(desired.uid, desired.release)
+        desired = replace(desired, release=release)
+        observed = await self._step(desired)
+        return replace(observed, release=release)
+
+    async def _step(self, desired: DesiredModel) -> ObservedModel:
+        release, cluster = desired.release, self._cluster
         version = await asyncio.to_thread(cluster.helm.chart_version, MODEL_CHART)
         values = model_values(desired, cluster.settings.values.model, version)
         what = values["commonLabels"][SPEC_LABEL]
@@ -80,6 +89,8 @@ class KubernetesModels:
             return ObservedModel(ModelPhase.PREPARING, details="its download is being set up")
         if job is None or await self._is_stuck(release):
             return self._install(desired, values, what)
+        if (lost := await self._find_lost(job, desired, values)) is not None:
+            return lost
         observed = await self._observe(job, desired, values)
         if observed.phase is ModelPhase.READY or observed.final:
             await self._remove_token(release)
@@ -93,14 +104,18 @@ class KubernetesModels:
         Raises:
             PlatformError: it failed; it is tried again.
         """
-        release, jobs = model_release_name(uid), self._cluster.jobs
-        if jobs.running(release):
+        cluster, jobs, names = self._cluster, self._cluster.jobs, model_release_names(uid)
+        if any(jobs.running(name) for name in names):
             return False
-        has_jobs = bool(self._cluster.downloads.by_key(uid))
-        if not has_jobs and not await list_revisions(self._cluster.api, release):
-            await self._remove_token(release)
-            jobs.forget(release)
-            return True
+        release = self._find_name(uid)
+        if not self._jobs_of(uid):
+            found = await cluster.find_releases(Owner(MODEL_CHART, uid), names)
+            if not found:
+                for name in names:
+                    await self._remove_token(name)
+                    jobs.forget(name)
+                return True
+            release = found[0]
         failure = jobs.failure(release, "uninstall")
         if jobs.wait_seconds(release, "uninstall") <= 0.0:
             self._cluster.remember(release, uid)
@@ -108,6 +123,57 @@ class KubernetesModels:
         if failure is not None:
             raise PlatformError(f"the release cannot be removed: {failure.error.text}")
         return False
+
+    async def find_loss(self, path: str) -> str:
+        """Return why the files at a path are not there any more, or soon will not be; empty if they are.
+
+        Raises:
+            StoreError: the API was away.
+        """
+        claim, _, _ = split_claim(path)
+        found = await self._read_claim(claim)
+        if found is None:
+            return f"its volume is gone: there is no PersistentVolumeClaim {claim}"
+        if found["metadata"].get("deletionTimestamp"):
+            return (
+                f"its volume is being deleted: the PersistentVolumeClaim {claim} goes when no pod uses it any "
+                "more, and the model is fetched again then"
+            )
+        if found.get("status", {}).get("phase") == "Lost":
+            return f"its volume is lost: what the PersistentVolumeClaim {claim} was bound to is gone. Delete it"
+        return ""
+
+    async def _read_claim(self, name: str) -> Object | None:
+        known = self._cluster.claims.get(name)
+        if known is not None:
+            return known
+        api = self._cluster.api  # of the administrator's own, or the watch has not told of it yet
+        try:
+            return await api.get(object_path(api, "persistentvolumeclaims", name))
+        except ApiRefusal as exc:
+            if exc.status_code != 404:
+                raise
+            return None
+
+    async def _find_lost(
+        self, job: Object, desired: DesiredModel, values: dict[str, Any]
+    ) -> ObservedModel | None:
+        """Look whether what a Job has brought is still there; if not, make way for another Job."""
+        if condition(job, "Complete").get("status") != "True":
+            return None
+        api, path = self._cluster.api, model_path(desired.release, values)
+        try:
+            loss = await self.find_loss(path)
+            claim = await self._read_claim(split_claim(path)[0])
+            if not loss and claim is not None and not _is_younger(claim, job):
+                return None
+            if claim is None or not loss:
+                job_path = object_path(api, "jobs", job["metadata"]["name"], group="batch/v1")
+                await delete_if_there(api, job_path, with_pods=True)
+        except StoreError as exc:
+            raise PlatformError(f"cannot look at the model's volume: {exc.message}") from exc
+        details = loss or "its volume was made anew"
+        return ObservedModel(ModelPhase.PREPARING, details=f"{details}; it is fetched again")
 
     async def read_token(self, secret: TokenSecretRef) -> str:
         """Return the Hub's token that a user's Secret holds.
@@ -132,23 +198,32 @@ class KubernetesModels:
 
     async def models(self) -> set[str]:
         """Return the uids of all models of which anything is left, but for claims that are kept."""
-        selector = {"labelSelector": f"app.kubernetes.io/name={MODEL_CHART}"}
-        api = self._cluster.api
-        claims = await api.get(object_path(api, "persistentvolumeclaims"), selector)
         found = {
             label(claim, MODEL_UID_LABEL)
-            for claim in claims["items"]
+            for claim in self._cluster.claims.all()
             if annotation(claim, "helm.sh/resource-policy") != "keep"
+            and is_part(claim, model_release_names(label(claim, MODEL_UID_LABEL)))
         }
-        left = {
-            entry.release.removeprefix(_PREFIX)
-            for entry in await list_unfinished(api)
-            if entry.release.startswith(_PREFIX)
-        }
-        return (found | left | self._cluster.downloads.known_keys()) - {""}
+        found |= {uid for uid in self._cluster.downloads.known_keys() if self._jobs_of(uid)}
+        releases = {name for uid in found for name in model_release_names(uid)}
+        left = await self._cluster.find_unfinished(MODEL_CHART, releases.__contains__)
+        return (found | left) - {""}
+
+    def _find_name(self, uid: str, recorded: str = "") -> str:
+        """Return the name of a model's release: as it was installed, or as it will be."""
+        names = model_release_names(uid)
+        if recorded in names:
+            return recorded
+        jobs = self._jobs_of(uid)
+        return label(jobs[-1], RELEASE_LABEL) if jobs else names[0]
+
+    def _jobs_of(self, uid: str) -> list[Object]:
+        """Return the Jobs of our release of a model; the chart can be installed by hand, too."""
+        names = model_release_names(uid)
+        return [job for job in self._cluster.downloads.by_key(uid) if is_part(job, names)]
 
     def _find_job(self, uid: str, what: str) -> Object | None:
-        jobs = self._cluster.downloads.by_key(uid)
+        jobs = self._jobs_of(uid)
         return next((job for job in jobs if label(job, SPEC_LABEL) == what), None)
 
     async def _is_stuck(self, release: str) -> bool:
@@ -160,7 +235,7 @@ class KubernetesModels:
     # -- the release
 
     def _install(self, desired: DesiredModel, values: dict[str, Any], what: str) -> ObservedModel:
-        release, jobs = model_release_name(desired.uid), self._cluster.jobs
+        release, jobs = desired.release, self._cluster.jobs
         failure = jobs.failure(release, what)
         if jobs.wait_seconds(release, what) <= 0.0:
             self._cluster.remember(release, desired.uid)
@@ -174,7 +249,7 @@ class KubernetesModels:
         return ObservedModel(ModelPhase.FAILED, details=f"the download is refused: {text}")
 
     async def _upgrade(self, desired: DesiredModel, values: dict[str, Any]) -> None:
-        release = model_release_name(desired.uid)
+        release = desired.release
         if desired.token is not None and desired.token_secret is None:
             await self._write_token(release, desired)
         await self._cluster.upgrade(release, desired.uid, MODEL_CHART, values)
@@ -185,9 +260,9 @@ class KubernetesModels:
             self._cluster.downloads.observe_answer(job)
 
     async def _uninstall(self, release: str, uid: str) -> None:
-        await self._cluster.helm.uninstall(release)
+        await self._cluster.uninstall(release, uid, MODEL_CHART)
         api = self._cluster.api
-        for job in self._cluster.downloads.by_key(uid):  # should Helm's record of it be gone
+        for job in self._jobs_of(uid):  # should Helm's record of it be gone
             path = object_path(api, "jobs", job["metadata"]["name"], group="batch/v1")
             await delete_if_there(api, path)
         await delete_if_there(api, object_path(api, "secrets", _token_secret(release)))
@@ -226,7 +301,7 @@ class KubernetesModels:
         self, job: Object, desired: DesiredModel, values: dict[str, Any]
     ) -> ObservedModel:
         if condition(job, "Complete").get("status") == "True":
-            path = model_path(desired.uid, values)
+            path = model_path(desired.release, values)
             return ObservedModel(ModelPhase.READY, path, desired.size_bytes)
         pods = self._job_pods(desired.uid, job["metadata"]["name"])
         if condition(job, "Failed").get("status") == "True":
@@ -282,7 +357,7 @@ def model_values(desired: DesiredModel, given: Values, chart_version: str) -> di
         named = desired.token_secret
         own["download"]["token"] = {"secretName": named.name, "secretKey": named.key}
     elif desired.token is not None:
-        secret = _token_secret(model_release_name(desired.uid))
+        secret = _token_secret(desired.release or model_release_name(desired.uid))
         own["download"]["token"] = {"secretName": secret, "secretKey": "token"}
     values = merged(given, own)
     without_token = values
@@ -323,10 +398,10 @@ def token_of(found: Object, secret: TokenSecretRef) -> str:
     return token
 
 
-def model_path(uid: str, values: Values) -> str:
+def model_path(release: str, values: Values) -> str:
     """Return where engines find the model: `pvc:CLAIM`, or `pvc:CLAIM/DIRECTORY`."""
     storage = values.get("storage", {})
-    claim = storage.get("existingClaim") or model_release_name(uid)
+    claim = storage.get("existingClaim") or release
     directory = storage.get("subPath", "")
     return f"{CLAIM_PREFIX}{claim}/{directory}" if directory else f"{CLAIM_PREFIX}{claim}"
 
@@ -370,6 +445,12 @@ def _last_error(pod: Object) -> str:
         if found:
             return text.strip()
     return ""
+
+
+def _is_younger(claim: Object, job: Object) -> bool:
+    """Whether a claim was made after a Job had ended, so that nothing of it is on the claim."""
+    ended = str(job.get("status", {}).get("completionTime", ""))
+    return bool(ended) and str(claim["metadata"].get("creationTimestamp", "")) > ended
 
 
 def _token_secret(release: str) -> str:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 DEPLOYMENT_CHART = "inference-deployment"
 MODEL_CHART = "inference-model"
 
+RELEASE_LABEL = "app.kubernetes.io/instance"
+"""On the objects of a release: its name."""
+
 UID_LABEL = "inference.exo.dev/deployment-uid"
 MODEL_UID_LABEL = "inference.exo.dev/model-uid"
 NAME_LABEL = "inference.exo.dev/deployment"
+GPU_LABEL = "inference.exo.dev/gpu-type"
+"""On pods: the GPU family of their replica."""
+
 SPEC_LABEL = "inference.exo.dev/spec-hash"
 """On the objects of a release: hash of the values that it was installed with."""
 
 PODS_ANNOTATION = "inference.exo.dev/pods-hash"
 """On pods: hash of that part of the values which a pod is made of."""
+
+PARAMETERS_ANNOTATION = "inference.exo.dev/engine-parameters"
+"""On pods: the flags of their engine, as a JSON array."""
 
 SETTLED_REVISION = "inference.exo.dev/settled-revision"
 """On the Deployment: the newest revision of the release whose replicas all became ready."""
@@ -52,12 +61,22 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 def release_name(uid: str) -> str:
     """Return the name of a deployment's release."""
-    return _name("exo", uid)
+    return _name("exo-d", uid)
 
 
 def model_release_name(uid: str) -> str:
     """Return the name of a model's release."""
-    return _name("exo-model", uid)
+    return _name("exo-m", uid)
+
+
+def release_names(uid: str) -> tuple[str, str]:
+    """Return the names that a deployment's release may have: ours, and that of versions before."""
+    return release_name(uid), _name("exo", uid)
+
+
+def model_release_names(uid: str) -> tuple[str, str]:
+    """Return the names that a model's release may have: ours, and that of versions before."""
+    return model_release_name(uid), _name("exo-model", uid)
 
 
 def _name(prefix: str, uid: str) -> str:
@@ -70,6 +89,11 @@ def _name(prefix: str, uid: str) -> str:
 def label(item: Mapping[str, Any], name: str) -> str:
     """Return a label of an object, empty where it has none."""
     return str(item["metadata"].get("labels", {}).get(name, ""))
+
+
+def is_part(item: Mapping[str, Any], names: Collection[str]) -> bool:
+    """Whether an object belongs to a release of one of these names."""
+    return label(item, RELEASE_LABEL) in names
 
 
 def annotation(item: Mapping[str, Any], name: str) -> str:

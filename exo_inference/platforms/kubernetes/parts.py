@@ -11,7 +11,14 @@ from typing import Any
 
 from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
 from exo_inference.kubernetes_api.informer import Informer, Object
-from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, UID_LABEL, label
+from exo_inference.platforms.kubernetes.names import (
+    DEPLOYMENT_CHART,
+    RELEASE_LABEL,
+    UID_LABEL,
+    is_part,
+    label,
+    release_names,
+)
 
 API_GROUPS = {
     "services": "",
@@ -48,6 +55,17 @@ class Parts:
             for plural, group in API_GROUPS.items()
         }
         self.informers = tuple(self._followed.values())
+
+    def known_keys(self) -> set[str]:
+        """Return the uids of all deployments of whose release there is a part."""
+        known = {uid for informer in self.informers for uid in informer.known_keys()}
+        return {uid for uid in known if self.find_release(uid)}
+
+    def find_release(self, uid: str) -> str:
+        """Return the name of the release whose parts are there for a deployment; empty is none."""
+        names = release_names(uid)
+        found = [item for informer in self.informers for item in informer.by_key(uid)]
+        return next((label(item, RELEASE_LABEL) for item in found if is_part(item, names)), "")
 
     async def find_missing(self, release: str, values: Mapping[str, Any]) -> str:
         """Return the kind of a part that a release was installed with and that is gone, or nothing.

@@ -13,7 +13,12 @@ from typing import Any
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment, ObservedReplica, ReplicaPhase
 from exo_inference.platforms.kubernetes.diagnosis import needs_gpu
-from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, annotation
+from exo_inference.platforms.kubernetes.names import (
+    GPU_LABEL,
+    PODS_ANNOTATION,
+    annotation,
+    label,
+)
 from exo_inference.platforms.kubernetes.nodes import (
     GpuNode,
     affinity_of,
@@ -91,6 +96,13 @@ def choose_nodes(
         PlatformError: no node has the GPUs, and several together cannot give them.
     """
     if live is not None:
+        on_gpus = desired.gpu_type != CPU_FAMILY
+        if live.nodes > 1 and (desired.gpu_count % live.nodes or not on_gpus):
+            raise PlatformError(
+                f"a replica has {live.nodes} nodes, which {desired.gpu_count} x {desired.gpu_type} "
+                "cannot be shared out over, and the number of nodes cannot be changed in place",
+                hint="Change the specification back, or create another deployment.",
+            )
         return live.nodes
     if desired.gpu_type == CPU_FAMILY or is_placed(given, desired.gpu_type):
         return 1
@@ -118,12 +130,13 @@ def choose_strategy(
         return SURGE
     alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     current = [pod for pod in alive if annotation(pod, PODS_ANNOTATION) == pods_hash]
-    old = len(alive) - len(current)
+    # Old pods on other GPUs have none to give.
+    held = sum(label(pod, GPU_LABEL) in ("", desired.gpu_type) for pod in alive) - len(current)
     if live.pods_hash == pods_hash:
         # Pods that end give their GPUs back soon; only then is it known whether one is missing.
-        stuck = old > 0 and len(alive) == len(pods) and any(needs_gpu(pod) for pod in current)
+        stuck = held > 0 and len(alive) == len(pods) and any(needs_gpu(pod) for pod in current)
         return IN_PLACE if stuck else live.strategy
-    if old == 0 or desired.replicas == 0:
+    if held <= 0 or desired.replicas == 0:
         return SURGE
     nodes = find_nodes()
     free = count_free_slots(nodes, desired.gpu_type, desired.gpu_count // live.nodes)

@@ -35,7 +35,7 @@ from exo_inference.platforms.kubernetes.by_hand import (
     was_put_back,
 )
 from exo_inference.platforms.kubernetes.cluster import Cluster
-from exo_inference.platforms.kubernetes.deleting import delete_if_there
+from exo_inference.platforms.kubernetes.deleting import delete_if_there, delete_labelled
 from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
 from exo_inference.platforms.kubernetes.helm import HelmFailed
 from exo_inference.platforms.kubernetes.jobs import Failure
@@ -44,18 +44,20 @@ from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
     ENGINE_CONTAINER,
     UID_LABEL,
-    release_name,
+    is_part,
+    release_names,
 )
 from exo_inference.platforms.kubernetes.nodes import instance_types
 from exo_inference.platforms.kubernetes.parts import API_GROUPS, ONLY_SERVICE
 from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
-from exo_inference.platforms.kubernetes.records import list_revisions, list_unfinished
+from exo_inference.platforms.kubernetes.records import Owner
 from exo_inference.platforms.kubernetes.replicas import (
     counts,
     is_starting,
     observe_pod,
     parse_time,
 )
+from exo_inference.platforms.kubernetes.settings import longest_drain_seconds
 from exo_inference.platforms.kubernetes.step import (
     Live,
     Rescale,
@@ -82,9 +84,6 @@ _BUSY_SECONDS = 1.0
 _IDLE_SECONDS = 60.0
 """How soon to look again without being told of a change; the end of a job on a release is told."""
 
-_RELEASE_PREFIX = release_name("")
-_MODEL_PREFIX = f"{_RELEASE_PREFIX}model-"
-
 
 class KubernetesPlatform:
     """Engines as pods of one namespace. One object per process; the leader alone calls `apply`.
@@ -95,6 +94,7 @@ class KubernetesPlatform:
     """
 
     name = "kubernetes"
+    rolls_back = True
 
     def __init__(
         self, cluster: Cluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -109,6 +109,7 @@ class KubernetesPlatform:
         Raises:
             PlatformError: the API was away, or no node has the GPUs.
         """
+        desired = replace(desired, release=self._find_name(desired.uid, desired.release))
         live = read_live(self._cluster.workloads.find(desired.uid))
         wanted = await self._choose(desired, live)
         replicas = await self._observe(desired.uid, wanted.pods_hash)
@@ -119,39 +120,49 @@ class KubernetesPlatform:
             return replace(observed, notice=EDITED.format(wanted.name))
         return observed
 
+    @property
+    def drain_seconds(self) -> float:
+        """How long replicas that are removed may go on with their requests; then they are killed."""
+        return longest_drain_seconds(self._cluster.settings.values)
+
     async def delete(self, uid: str) -> bool:
         """Uninstall the release, and say whether anything is left.
 
         Raises:
             PlatformError: Helm failed; it is tried again.
         """
-        release, jobs = release_name(uid), self._cluster.jobs
-        if jobs.running(release):
+        cluster, jobs, names = self._cluster, self._cluster.jobs, release_names(uid)
+        if any(jobs.running(name) for name in names):
             return False
-        has_pods, has_objects = bool(self._pods(uid)), self._cluster.workloads.find(uid) is not None
+        has_pods, has_objects = bool(self._pods(uid)), cluster.workloads.find(uid) is not None
         if has_pods and not has_objects:
             return False  # their requests are being finished
-        if not has_objects and not await list_revisions(self._cluster.api, release):
-            jobs.forget(release)
-            return True
+        release = self._find_name(uid)
+        if not has_objects and not cluster.parts.find_release(uid):
+            found = await cluster.find_releases(Owner(DEPLOYMENT_CHART, uid), names)
+            if not found:
+                for name in names:
+                    jobs.forget(name)
+                return True
+            release = found[0]
         failure = jobs.failure(release, "uninstall")
         if jobs.wait_seconds(release, "uninstall") <= 0.0:
-            self._start(uid, "uninstalling", "uninstall", self._uninstall(release))
+            self._start(uid, release, "uninstalling", "uninstall", self._uninstall(uid, release))
         if failure is not None:
             raise PlatformError(f"the release cannot be removed: {failure.error.text}")
         return False
 
     async def deployments(self) -> set[str]:
-        """Return the uids of all deployments of which anything is left."""
-        found = await list_unfinished(self._cluster.api)
-        releases = {entry.release for entry in found}
-        left = {
-            name.removeprefix(_RELEASE_PREFIX)
-            for name in releases
-            if name.startswith(_RELEASE_PREFIX) and not name.startswith(_MODEL_PREFIX)
-        }
-        engines = {pod_uid for pod_uid in self._cluster.pods.known_keys() if self._pods(pod_uid)}
-        return left | engines | self._cluster.workloads.known_keys()
+        """Return the uids of all deployments of which anything is left.
+
+        What is ours is told by labels and by Helm's records; a release of a similar name may be anybody's.
+        """
+        cluster = self._cluster
+        known = cluster.workloads.known_keys() | cluster.parts.known_keys()
+        engines = {pod_uid for pod_uid in cluster.pods.known_keys() if self._pods(pod_uid)}
+        releases = {name for uid in known for name in release_names(uid)}
+        left = await cluster.find_unfinished(DEPLOYMENT_CHART, releases.__contains__)
+        return left | engines | known
 
     async def logs(self, uid: str, query: LogQuery) -> AsyncIterator[LogLine]:
         """Yield log lines in order of time; with `follow`, until the caller stops."""
@@ -176,12 +187,28 @@ class KubernetesPlatform:
 
     # -- looking
 
+    def _find_name(self, uid: str, recorded: str = "") -> str:
+        """Return the name of a deployment's release: as it was installed, or as it will be.
+
+        Args:
+            uid: of the deployment.
+            recorded: the name that was written down when it was installed.
+        """
+        names = release_names(uid)
+        live = self._cluster.workloads.find(uid)
+        if live is not None:
+            return str(live["metadata"]["name"])
+        if recorded in names:
+            return recorded
+        return self._cluster.parts.find_release(uid) or names[0]
+
     def _pods(self, uid: str) -> list[Object]:
         """Return the engine pods of a deployment that are replicas, oldest first."""
+        names = release_names(uid)
         engines = (
             pod
             for pod in self._cluster.pods.by_key(uid)
-            if pod["spec"]["containers"][0]["name"] == ENGINE_CONTAINER
+            if is_part(pod, names) and pod["spec"]["containers"][0]["name"] == ENGINE_CONTAINER
         )
         return [pod for pod in engines if counts(pod) and not is_worker(pod)]
 
@@ -237,7 +264,7 @@ class KubernetesPlatform:
             step = repair(wanted, live, restarted_at=desired.restarted_at)
         if step is not None:
             name, work = self._work(desired.uid, wanted, step)
-            self._start(desired.uid, name, wanted.spec_hash, work)
+            self._start(desired.uid, wanted.name, name, wanted.spec_hash, work)
         return step
 
     async def _find_missing(self, wanted: Release, live: Live) -> str:
@@ -263,8 +290,9 @@ class KubernetesPlatform:
             return "scaling", self._rescale(uid, wanted, step)
         return "rolling back", self._roll_back(uid, wanted, step)
 
-    def _start(self, uid: str, name: str, what: str, work: Coroutine[Any, Any, None]) -> None:
-        release = release_name(uid)
+    def _start(
+        self, uid: str, release: str, name: str, what: str, work: Coroutine[Any, Any, None]
+    ) -> None:
         self._cluster.remember(release, uid)
         self._cluster.jobs.start(release, name, what, work)
 
@@ -328,13 +356,13 @@ class KubernetesPlatform:
     async def _annotate(self, uid: str, annotations: dict[str, str | None]) -> None:
         await self._cluster.workloads.merge(uid, {"metadata": {"annotations": annotations}})
 
-    async def _uninstall(self, release: str) -> None:
-        await self._cluster.helm.uninstall(release)
+    async def _uninstall(self, uid: str, release: str) -> None:
+        cluster = self._cluster
+        await cluster.uninstall(release, uid, DEPLOYMENT_CHART)
         # Should Helm's record of it be gone, its objects are removed by name.
-        for plural, group in {**self._cluster.workloads.kinds, **API_GROUPS}.items():
-            await delete_if_there(
-                self._cluster.api, object_path(self._cluster.api, plural, release, group=group)
-            )
+        for plural, group in {**cluster.workloads.kinds, **API_GROUPS}.items():
+            path = object_path(cluster.api, plural, release, group=group)
+            await delete_labelled(cluster.api, path, UID_LABEL, uid)
 
     async def _restart_failed(
         self, desired: DesiredDeployment, replicas: tuple[ObservedReplica, ...]
@@ -379,6 +407,7 @@ class KubernetesPlatform:
             next_check_seconds=_next_check(wait, busy=busy),
             failure=self._explain_failure(desired, wanted, live, replicas, failure),
             selector=f"{UID_LABEL}={desired.uid}",
+            release=wanted.name,
             autoscaled=live.replicas if live is not None and wanted.replicas is None else None,
         )
 
@@ -399,7 +428,7 @@ class KubernetesPlatform:
             if is_refused(wanted, live, desired.restarted_at):
                 reason = live.refused_reason
             if reason:
-                return explain_roll_back(reason, wanted, replicas)
+                return explain_roll_back(reason, wanted, replicas, live)
         deployment = self._cluster.workloads.find(desired.uid)
         denied = diagnose_deployment(deployment) if deployment is not None else None
         return denied.details if denied is not None else ""

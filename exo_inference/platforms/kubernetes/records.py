@@ -1,5 +1,7 @@
 """Helm's records of its releases, one Secret per revision: reading them, and clearing what is stuck.
 
+Whose a release is, is in its newest record: the chart, and the uid among its values. A name proves nothing.
+
 A Helm that is killed leaves a record whose state is pending, and every later Helm refuses to touch
 the release. Such a record is removed: the revision before it is what Helm then begins with, and what
 the dead one had changed already is brought in line by the next upgrade (docs/decisions/0008).
@@ -7,35 +9,102 @@ the dead one had changed already is brought in line by the next upgrade (docs/de
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import logging
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from exo_inference.errors import PlatformError
 from exo_inference.kubernetes_api.client import KubernetesApi, object_path
 from exo_inference.platforms.kubernetes.deleting import delete_if_there
+from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, MODEL_CHART
 
 logger = logging.getLogger(__name__)
 
 PENDING = frozenset({"pending-install", "pending-upgrade", "pending-rollback"})
 _PAGE = 100
 
+_MAX_RECORD_BYTES = 32 * 1024 * 1024
+"""Of an unpacked record: a Secret holds one MiB, which may be packed as small as its author likes."""
+
+_UID_VALUES = {DEPLOYMENT_CHART: "deployment", MODEL_CHART: "model"}
+"""Our charts, and the value of each that says in `uid` whose release it is."""
+
+
+class Owner(NamedTuple):
+    """Whose a release is: its chart, and the uid of the deployment or model; empty where it is not ours."""
+
+    chart: str
+    uid: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One revision of a release. `secret` is the name of its record."""
+    """One revision of a release. `secret` is the name of its record, `packed` what is in it."""
 
     secret: str
     release: str
     number: int
     status: str
+    packed: str = field(default="", repr=False)
 
 
-async def list_revisions(api: KubernetesApi, release: str) -> list[Revision]:
-    """Return the revisions of a release, oldest first.
+async def list_revisions(api: KubernetesApi, *releases: str) -> list[Revision]:
+    """Return the revisions of releases; those of one follow each other, oldest first.
 
     Raises:
         StoreError
     """
-    return await _list(api, f"owner=helm,name={release}")
+    return await _list(api, f"owner=helm,name in ({','.join(releases)})")
+
+
+def find_owner(revisions: Sequence[Revision], release: str) -> Owner | None:
+    """Return whose a release is by its newest record; None where there is no such release."""
+    newest = next((entry for entry in reversed(revisions) if entry.release == release), None)
+    return None if newest is None else owner_of(newest)
+
+
+def owner_of(revision: Revision) -> Owner:
+    """Return whose a release is by one of its records; one that cannot be read is nobody's."""
+    try:
+        record = read_record(revision)
+    except PlatformError as exc:
+        logger.warning("%s", exc.message)
+        return Owner("")
+    chart = record.get("chart")
+    metadata = chart.get("metadata") if isinstance(chart, Mapping) else None
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(name, str) or name not in _UID_VALUES:
+        return Owner(name if isinstance(name, str) else "")
+    values = record.get("config")
+    part = values.get(_UID_VALUES[name]) if isinstance(values, Mapping) else None
+    uid = part.get("uid") if isinstance(part, Mapping) else None
+    return Owner(name, uid if isinstance(uid, str) else "")
+
+
+def read_record(revision: Revision) -> Mapping[str, Any]:
+    """Return what Helm wrote down of a revision.
+
+    Raises:
+        PlatformError: it cannot be read.
+    """
+    try:
+        packed = base64.b64decode(base64.b64decode(revision.packed))
+        unpacking = zlib.decompressobj(wbits=31)
+        text = unpacking.decompress(packed, _MAX_RECORD_BYTES)
+        found = json.loads(text)
+    except (ValueError, binascii.Error, zlib.error, RecursionError) as exc:
+        raise PlatformError(_UNREADABLE.format(revision.secret, repr(exc)[:200])) from exc
+    if not isinstance(found, Mapping):
+        raise PlatformError(_UNREADABLE.format(revision.secret, f"a {type(found).__name__}"))
+    return found
+
+
+_UNREADABLE = "Helm's record {} cannot be read: {}"
 
 
 async def list_unfinished(api: KubernetesApi) -> list[Revision]:
@@ -83,6 +152,7 @@ async def _list(api: KubernetesApi, selector: str) -> list[Revision]:
                     release=labels.get("name", ""),
                     number=int(labels["version"]),
                     status=labels.get("status", ""),
+                    packed=(item.get("data") or {}).get("release", ""),
                 )
             )
         if not page["metadata"].get("continue"):

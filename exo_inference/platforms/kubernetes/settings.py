@@ -71,6 +71,24 @@ class KubernetesSettings:
     """Revisions of a release that are kept."""
 
 
+_DRAIN = {"preStopSeconds": 5.0, "timeoutSeconds": 120.0}
+"""As in values.yaml of the chart inference-deployment."""
+
+_KILL_SECONDS = 30.0
+"""What the chart adds to them in terminationGracePeriodSeconds."""
+
+
+def longest_drain_seconds(values: PlatformValues) -> float:
+    """Return how long a pod may take to end, whatever its engine and GPU."""
+    every = (values.deployment, *values.engines.values(), *values.gpus.values())
+    drains = [drain for each in every if isinstance(drain := each.get("drain"), dict)]
+    longest = {
+        name: max([default, *(float(drain[name]) for drain in drains if name in drain)])
+        for name, default in _DRAIN.items()
+    }
+    return sum(longest.values()) + _KILL_SECONDS
+
+
 def read_platform_values(path: Path) -> PlatformValues:
     """Read `platform.json`.
 

@@ -8,7 +8,9 @@ became ready, and the update that was refused, if one was (docs/decisions/0008-h
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +21,7 @@ from exo_inference.platforms.kubernetes.by_hand import is_edited
 from exo_inference.platforms.kubernetes.names import (
     NAME_LABEL,
     NODES_ANNOTATION,
+    PARAMETERS_ANNOTATION,
     PODS_ANNOTATION,
     PUT_BACK_AT,
     REFUSED_AT,
@@ -34,6 +37,9 @@ from exo_inference.platforms.kubernetes.names import (
 from exo_inference.platforms.kubernetes.values import SURGE, Release, Strategy
 
 _REVISION = re.compile(r"[1-9][0-9]{0,8}")
+
+_MAX_FLAGS = 300
+"""Characters of flags in a message, which is read in tables."""
 
 CRASH_LOOP_RESTARTS = 3
 """A new replica that crashed so often ends an update, as nothing of it serves yet."""
@@ -57,6 +63,7 @@ class Live:
         edited: somebody changed what the pods are made of.
         put_back_at: when such a change was last undone.
         nodes: pods of one replica.
+        parameters: flags of the engine that the pods have; None where it does not say.
     """
 
     spec_hash: str = ""
@@ -76,6 +83,7 @@ class Live:
     edited: bool = False
     put_back_at: datetime | None = None
     nodes: int = 1
+    parameters: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +178,33 @@ def find_failed_update(wanted: Release, live: Live, replicas: Sequence[ObservedR
     return _find_failure(live, replicas)
 
 
-def explain_roll_back(reason: str, wanted: Release, replicas: Sequence[ObservedReplica]) -> str:
+def explain_roll_back(
+    reason: str,
+    wanted: Release,
+    replicas: Sequence[ObservedReplica],
+    live: Live | None = None,
+) -> str:
     """Return what is told of an update that was rolled back, and of the version before it."""
     serves = any(not each.current and each.phase is ReplicaPhase.READY for each in replicas)
     before = "serves on" if serves else "is being started"
     if wanted.replicas == 0:
         before = "is what starts when it is scaled up"
     return (
-        f"the update was rolled back: {reason.rstrip('. ')}. The version before it {before}. Change the "
+        f"the update was rolled back: {reason.rstrip('. ')}. The version before it {before}"
+        f"{_explain_flags(wanted, live)}. Change the "
         "parameters; or, to try the same again, run `exo dedicated-inference deployment update` without "
         "a flag"
     )
+
+
+def _explain_flags(wanted: Release, live: Live | None) -> str:
+    """Return which flags serve, once the refused ones are off the pods."""
+    if live is None or live.parameters is None or live.pods_hash == wanted.pods_hash:
+        return ""
+    if not live.parameters:
+        return ", without flags of the engine"
+    text = shlex.join(live.parameters)
+    return f", with {text if len(text) <= _MAX_FLAGS else text[:_MAX_FLAGS] + '…'}"
 
 
 def _find_failure(live: Live, replicas: Sequence[ObservedReplica]) -> str:
@@ -233,6 +257,9 @@ def read_live(deployment: Mapping[str, Any] | None) -> Live | None:
         edited=is_edited(deployment),
         put_back_at=_time(annotation(deployment, PUT_BACK_AT)),
         nodes=int(annotation(deployment, NODES_ANNOTATION) or 1),
+        parameters=_flags(
+            annotation(template, PARAMETERS_ANNOTATION) if "metadata" in template else ""
+        ),
         overdue=conditions.get("Progressing", {}).get("reason") == "ProgressDeadlineExceeded",
     )
 
@@ -265,6 +292,14 @@ def refused_annotations(wanted: Release, reason: str, now: datetime) -> dict[str
 
 def _whole(value: object, default: int) -> int:
     return value if isinstance(value, int) else default
+
+
+def _flags(text: str) -> tuple[str, ...] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return tuple(map(str, found)) if isinstance(found, list) else None
 
 
 def _time(text: str) -> datetime | None:

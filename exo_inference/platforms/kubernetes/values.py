@@ -17,6 +17,7 @@ from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, release_name
 from exo_inference.platforms.kubernetes.settings import PlatformValues
+from exo_inference.resources import ROLL_ANNOTATION
 
 CPU_FAMILY = "cpu"
 CLAIM_PREFIX = "pvc:"
@@ -98,7 +99,7 @@ def build_release(
     values = merged(values, {"podAnnotations": {PODS_ANNOTATION: pods_hash}})
     spec_hash = hash_of({"values": values, "chart": chart_version})
     values = merged(values, {"deployment": {"specHash": spec_hash}})
-    return Release(release_name(desired.uid), values, spec_hash, pods_hash)
+    return Release(desired.release or release_name(desired.uid), values, spec_hash, pods_hash)
 
 
 def is_placed(given: PlatformValues, gpu_type: str) -> bool:
@@ -125,6 +126,7 @@ def _own_values(desired: DesiredDeployment, nodes: int) -> dict[str, Any]:
         engine["version"] = desired.engine_version or get_engine(desired.engine).version
     gpu_count = 0 if desired.gpu_type == CPU_FAMILY else desired.gpu_count // nodes
     return {
+        **({"podAnnotations": {ROLL_ANNOTATION: desired.roll}} if desired.roll else {}),
         **({"multiNode": {"size": nodes}} if nodes > 1 else {}),
         "deployment": {"name": desired.name, "uid": desired.uid},
         "replicas": desired.replicas,

@@ -19,7 +19,9 @@ from exo_inference.platforms.kubernetes.names import (
     ROLE_LABEL,
     SPEC_LABEL,
     UID_LABEL,
+    is_part,
     label,
+    release_names,
 )
 
 _DEPLOYMENTS, _WORKER_SETS = "deployments", "leaderworkersets"
@@ -72,15 +74,24 @@ class Workloads:
 
     def find(self, uid: str) -> Object | None:
         """Return what runs a deployment's replicas, as a Deployment."""
-        for plural, informer in self._followed.items():
-            found = informer.by_key(uid)
+        for plural in self._followed:
+            found = self._of_releases(plural, uid)
             if found:
                 return found[0] if plural == _DEPLOYMENTS else as_deployment(found[0])
         return None
 
     def known_keys(self) -> set[str]:
         """Return the uids of all deployments that have a workload."""
-        return {key for informer in self.informers for key in informer.known_keys()}
+        known = {key for informer in self.informers for key in informer.known_keys()}
+        return {uid for uid in known if self.find(uid) is not None}
+
+    def _of_releases(self, plural: str, uid: str) -> list[Object]:
+        """Return what our release of a deployment made; the chart can be installed by hand, too."""
+        names = release_names(uid)
+        found = self._followed[plural].by_key(uid)
+        return [
+            item for item in found if item["metadata"]["name"] in names and is_part(item, names)
+        ]
 
     async def merge(self, uid: str, body: Mapping[str, Any]) -> None:
         """Change fields of what runs a deployment's replicas, where there is anything.
@@ -89,7 +100,7 @@ class Workloads:
             StoreError
         """
         for plural, informer in self._followed.items():
-            for item in informer.by_key(uid)[:1]:
+            for item in self._of_releases(plural, uid)[:1]:
                 path = self._path(plural, item["metadata"]["name"])
                 informer.observe_answer(await self._api.merge(path, body))
 

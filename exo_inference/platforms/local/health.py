@@ -19,6 +19,7 @@ import aiohttp
 from exo_inference.platforms.local.replica_dir import SOCKET_NAME
 
 _MAX_BODY_BYTES = 65536
+_MAX_METRICS_BYTES = 2**20
 _MAX_DETAIL_CHARACTERS = 256
 
 
@@ -50,7 +51,15 @@ async def read_measurements(directory: Path, timeout_seconds: float) -> dict[str
     return document if isinstance(document, dict) else None
 
 
-async def _ask(directory: Path, path: str, timeout_seconds: float) -> tuple[int, bytes] | None:
+async def read_metrics(directory: Path, timeout_seconds: float) -> bytes | None:
+    """Ask the engine of one replica for its Prometheus metrics; None without an answer."""
+    answer = await _ask(directory, "/metrics", timeout_seconds, _MAX_METRICS_BYTES)
+    return answer[1] if answer is not None and answer[0] == 200 else None
+
+
+async def _ask(
+    directory: Path, path: str, timeout_seconds: float, max_bytes: int = _MAX_BODY_BYTES
+) -> tuple[int, bytes] | None:
     """Return status and body of one `GET` over a replica's socket; None without an answer.
 
     The socket is reached through the directory's descriptor, because the path of a unix socket
@@ -70,9 +79,9 @@ async def _ask(directory: Path, path: str, timeout_seconds: float) -> tuple[int,
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
-                if len(body) >= _MAX_BODY_BYTES:
+                if len(body) >= max_bytes:
                     break
-            return response.status, bytes(body[:_MAX_BODY_BYTES])
+            return response.status, bytes(body[:max_bytes])
     except (TimeoutError, aiohttp.ClientError, OSError):
         return None
     finally:

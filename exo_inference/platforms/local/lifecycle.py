@@ -15,7 +15,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from exo_inference.engines import Engine, ReplicaCommand
@@ -44,6 +44,7 @@ from exo_inference.platforms.local.replica_dir import (
 from exo_inference.platforms.local.restarts import RestartPlan
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, simulation_document
+from exo_inference.platforms.local.starting import Go
 from exo_inference.simulated_gpus import SimulatedGpus
 from exo_inference.state_dir import StateDir
 
@@ -60,6 +61,7 @@ def spec_hash(desired: DesiredDeployment) -> str:
         desired.engine,
         desired.engine_version,
         list(desired.engine_parameters),
+        *([desired.roll] if desired.roll else []),
     )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -115,19 +117,20 @@ class Lifecycle:
             gpu_type=desired.gpu_type,
             gpu_count=desired.gpu_count,
             created_at=time.time(),
+            memory=astuple(desired.need) if desired.need is not None else (),
         )
         await asyncio.to_thread(ReplicaDir.create, self._replicas_dir, record)
         logger.info("created replica %s", record.name)
 
     async def start(
-        self, desired: DesiredDeployment, facts: ReplicaFacts, restart: RestartPlan | None
+        self, desired: DesiredDeployment, facts: ReplicaFacts, restart: RestartPlan | None, go: Go
     ) -> bool:
         """Start a replica that does not run; False when it cannot be started now."""
         record = await self._placement.allocate(facts.record)
         if record is None:
             return False
         try:
-            launch = await self._plan_launch(desired, facts, record, restart)
+            launch = await self._plan_launch(desired, facts, record, restart, go)
             pid = await asyncio.to_thread(self._spawn, facts, launch)
         except PlatformError as error:
             self._obstacles[facts.name] = error.text
@@ -149,6 +152,7 @@ class Lifecycle:
         facts: ReplicaFacts,
         record: ReplicaRecord,
         restart: RestartPlan | None,
+        go: Go,
     ) -> Launch:
         directory = self._replicas_dir / facts.name
         gpus = self._placement.simulated(record.gpu_type)
@@ -167,6 +171,7 @@ class Lifecycle:
             gpu_type=desired.gpu_type,
             gpu_count=desired.gpu_count,
             parameters=desired.engine_parameters,
+            kv_cache_bytes=go.cache_bytes,
         )
         if gpus is not None:
             command = await asyncio.to_thread(self._simulate, desired, gpus, command, directory)
@@ -181,6 +186,8 @@ class Lifecycle:
             log_max_bytes=self._settings.log_max_bytes,
             log_max_files=self._settings.log_max_files,
             restarts=facts.restarts + (restart is not None and restart.crashed),
+            nice=self._settings.engine_nice,
+            memory_bytes=go.memory_bytes,
         )
 
     async def _num_threads(self, desired: DesiredDeployment) -> int:

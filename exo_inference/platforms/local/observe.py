@@ -31,6 +31,7 @@ class Sight:
         failure: why it crashed; None when it did not.
         obstacle: why it cannot be started now, such as a missing GPU.
         final: the obstacle goes away only when the spec (or the machine) changes.
+        waits: the machine has no room or no turn for it, so that a start need not be tried.
     """
 
     facts: ReplicaFacts
@@ -39,6 +40,7 @@ class Sight:
     failure: Failure | None = None
     obstacle: str = ""
     final: bool = False
+    waits: bool = False
 
 
 def observe(sight: Sight, spec: str | None, settings: LocalPlatformSettings) -> ObservedReplica:
@@ -54,7 +56,10 @@ def observe(sight: Sight, spec: str | None, settings: LocalPlatformSettings) -> 
         address=f"unix:replicas/{facts.name}/{SOCKET_NAME}" if process else None,
         pid=process.engine_pid if process else None,
         restarts=facts.restarts,
+        served=facts.was_ready,
         started_at=datetime.fromtimestamp(process.started_at, UTC) if process else None,
+        cause="" if sight.failure is None else sight.failure.message,
+        overdue=_is_stuck(sight, settings),
     )
 
 
@@ -72,7 +77,7 @@ def _judge(sight: Sight, settings: LocalPlatformSettings) -> tuple[ReplicaPhase,
     if facts.running:
         return _judge_running(sight, settings)
     if sight.obstacle:
-        return (ReplicaPhase.FAILED if sight.final else ReplicaPhase.STARTING), sight.obstacle
+        return (ReplicaPhase.FAILED if sight.final else ReplicaPhase.PENDING), sight.obstacle
     if sight.restart is None or not sight.restart.crashed:
         return ReplicaPhase.STARTING, "about to start"
     return _judge_crashed(sight)
@@ -94,12 +99,20 @@ def _judge_running(sight: Sight, settings: LocalPlatformSettings) -> tuple[Repli
     if trend.health.draining:
         return ReplicaPhase.STARTING, "the engine is stopping by itself"
     details = trend.health.detail or "starting the engine"
-    if trend.unchanged_seconds >= settings.stuck_start_seconds:
+    if _is_stuck(sight, settings):
         details = (
             f"stuck? no progress for {trend.unchanged_seconds / 60:.0f} min, last: {details}. "
             f"Run `{logs_command(sight.facts)}`"
         )
     return ReplicaPhase.STARTING, details
+
+
+def _is_stuck(sight: Sight, settings: LocalPlatformSettings) -> bool:
+    """Whether a start makes no progress any more."""
+    trend = sight.trend
+    if trend is None or trend.health.ready or sight.facts.was_ready or sight.facts.draining:
+        return False
+    return trend.unchanged_seconds >= settings.stuck_start_seconds
 
 
 def _judge_crashed(sight: Sight) -> tuple[ReplicaPhase, str]:
@@ -108,6 +121,11 @@ def _judge_crashed(sight: Sight) -> tuple[ReplicaPhase, str]:
     why = sight.failure.message if sight.failure else "the engine ended while nobody watched"
     if facts.exit is not None and facts.exit.killed:
         why = "the engine did not answer its health check and was killed"
+    if sight.restart.out_of_memory:
+        why = (
+            "the machine ran out of memory and the kernel killed the engine; give it less "
+            "(--max-model-len, --max-num-seqs, --kv-cache-memory-bytes), or run fewer replicas"
+        )
     why = why.rstrip(". ")
     if has_failed(sight):
         return ReplicaPhase.FAILED, (

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from exo_inference.planner import cpu_as_gpu
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
 from exo_inference.platforms.local.described import describe_gpu
 from exo_inference.platforms.local.gpus import (
@@ -19,11 +20,11 @@ from exo_inference.platforms.local.gpus import (
     SIMULATED_PREFIX,
     Gpu,
     GpuInventory,
-    num_cores,
 )
+from exo_inference.platforms.local.host import HostView
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaRecord, list_replicas
+from exo_inference.platforms.replica_memory import HostRoom, format_size
 from exo_inference.simulated_gpus import FLAG, SimulatedGpus
-from exo_inference.this_machine import describe_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Placement:
     async def count_free_slots(
         self, desired: DesiredDeployment, own: Sequence[ReplicaRecord]
     ) -> int | None:
-        """Return how many more replicas could start now; None on the CPU, which does not count.
+        """Return how many more replicas have free GPUs now; None on the CPU, which needs none.
 
         `own` are the deployment's replicas; those that wait for a GPU have a claim already.
         """
@@ -113,7 +114,7 @@ class Placement:
         )
         return others + max(1, desired.replicas)
 
-    async def instance_types(self) -> list[InstanceTypeInfo]:
+    async def instance_types(self, view: HostView) -> list[InstanceTypeInfo]:
         """Return the families of the machine; `cpu` comes last."""
         gpus = await self._inventory.list()
         records = await self._records()
@@ -123,13 +124,9 @@ class Placement:
             _describe_family(family, total, free[family], _smallest(family, gpus))
             for family, total in sorted(totals.items())
         ]
-        cores = num_cores()
-        used = sum(1 for record in records if record.gpu_type == CPU_FAMILY)
-        text = f"{cores} cores, shared by all replicas without a GPU"
-        # Replicas on the CPU are never refused, so there is always room for one more.
-        free_cores = max(1, cores - used)
-        types.append(InstanceTypeInfo(CPU_FAMILY, cores, free_cores, text, gpu=describe_cpu()))
-        return types
+        room = view.room
+        types.append(_describe_cpu(records, room))
+        return [replace(each, room=room) for each in types]
 
     async def _records(self) -> list[ReplicaRecord]:
         return await asyncio.to_thread(self._read_records)
@@ -172,6 +169,20 @@ def _describe_family(family: str, total: int, free: int, gpu: Gpu) -> InstanceTy
         engine="vllm",
         simulated=True,
     )
+
+
+def _describe_cpu(records: Sequence[ReplicaRecord], room: HostRoom) -> InstanceTypeInfo:
+    """Return the CPU: its cores, those that no replica computes on, and the memory that is left."""
+    used = sum(1 for record in records if record.gpu_type == CPU_FAMILY)
+    taken = sum(room.taken_by(uid) for uid in room.claimed)
+    left = format_size(max(0, room.capacity_bytes - taken))
+    text = (
+        f"{room.num_cores} cores, shared by all replicas without a GPU; {left} of "
+        f"{format_size(room.total_bytes)} of memory are left for replicas"
+    )
+    free = max(0, room.num_cores - used)
+    cpu = cpu_as_gpu(room.total_bytes)
+    return InstanceTypeInfo(CPU_FAMILY, room.num_cores, free, text, gpu=cpu, largest_node=1)
 
 
 def _smallest(family: str, gpus: Sequence[Gpu]) -> Gpu:

@@ -30,6 +30,7 @@ from exo_inference.platforms.base import (
 )
 from exo_inference.platforms.local.gpus import GpuInventory
 from exo_inference.platforms.local.health import HealthHistory, check_health, read_measurements
+from exo_inference.platforms.local.host import Host, HostView, need_of
 from exo_inference.platforms.local.lifecycle import Lifecycle, spec_hash
 from exo_inference.platforms.local.logs import LogFollower, choose_lines, read_lines, tail_text
 from exo_inference.platforms.local.observe import Sight, has_failed, observe
@@ -40,6 +41,12 @@ from exo_inference.platforms.local.restarts import plan_restart
 from exo_inference.platforms.local.rollout import RolloutReplica, plan_rollout
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, find_mismatch
+from exo_inference.platforms.local.starting import (
+    Wait,
+    count_places,
+    decide_start,
+    find_standstill,
+)
 from exo_inference.state_dir import StateDir
 
 _DIAGNOSE_LINES = 200
@@ -61,9 +68,11 @@ class LocalPlatform:
         engines: gives the engine of a name; tests put a fake one here.
         environment: the controller's own; None takes that of this process.
         simulation: GPU families that are offered without being there; by default none.
+        host: where the machine's memory is read; by default that of this machine.
     """
 
     name = "local"
+    rolls_back = False
 
     def __init__(
         self,
@@ -73,6 +82,7 @@ class LocalPlatform:
         engines: Callable[[str], Engine] = get_engine,
         environment: Mapping[str, str] | None = None,
         simulation: Simulation | None = None,
+        host: Host | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._settings = settings or LocalPlatformSettings()
@@ -84,6 +94,9 @@ class LocalPlatform:
         self._lifecycle = Lifecycle(
             state_dir, self._settings, engines, self._placement, own, simulation
         )
+        self._host = host or Host()
+        self._view: tuple[float, HostView] | None = None
+        self._starting = asyncio.Lock()
         self._history = HealthHistory()
         self._boot_id = read_boot_id()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -102,6 +115,11 @@ class LocalPlatform:
             if await self._step(desired, view):
                 view = await self._look(desired)
             return self._report(desired, view)
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long replicas that are removed may go on with their requests; then they are killed."""
+        return self._settings.drain_grace_seconds
 
     async def delete(self, uid: str) -> bool:
         """Stop all replicas of a deployment and remove them; True when nothing is left.
@@ -122,7 +140,8 @@ class LocalPlatform:
 
     async def instance_types(self) -> list[InstanceTypeInfo]:
         """Return the families of this machine with what is free now; `cpu` comes last."""
-        return await self._placement.instance_types()
+        view = await self._look_at_machine(max_age_seconds=self._settings.view_seconds)
+        return await self._placement.instance_types(view)
 
     async def measurements(self, replica: str) -> dict[str, Any] | None:
         """Return what the engine of a ready replica has measured; None where it does not say."""
@@ -197,6 +216,17 @@ class LocalPlatform:
         """Read all replicas of one deployment, or of all, oldest first."""
         return await asyncio.to_thread(self._lifecycle.load, uid)
 
+    async def _look_at_machine(self, max_age_seconds: float = 0.0) -> HostView:
+        """Return the machine with all replicas on it, as it was at most so long ago."""
+        now = time.monotonic()
+        if self._view is not None and now - self._view[0] < max_age_seconds:
+            return self._view[1]
+        facts = await self._load(None)
+        paused = self._state_dir.paused_file.exists()
+        view = await asyncio.to_thread(self._host.look, facts, paused=paused)
+        self._view = (now, view)
+        return view
+
     async def _look(self, desired: DesiredDeployment) -> _View:
         loaded = await self._load(desired.uid)
         return list(await asyncio.gather(*(self._see(desired, facts) for facts in loaded)))
@@ -220,13 +250,36 @@ class LocalPlatform:
             failure = self._engines(desired.engine).diagnose(exit_code, tail)
         obstacle = await self._placement.find_obstacle(facts.record)
         obstacle = obstacle or find_mismatch(desired, self._placement.simulated(desired.gpu_type))
+        message = obstacle.message if obstacle else self._lifecycle.obstacle(facts.name)
+        wait = ""
+        if not message and restart.wait_seconds <= 0:
+            wait = await self._find_wait(facts)
         return Sight(
             facts,
             restart=restart,
             failure=failure,
-            obstacle=obstacle.message if obstacle else self._lifecycle.obstacle(facts.name),
+            obstacle=message or wait,
+            waits=bool(wait),
             final=obstacle is not None and obstacle.final,
         )
+
+    async def _find_wait(self, facts: ReplicaFacts) -> str:
+        """Say what of the machine a replica waits for; empty when nothing is in its way."""
+        view = await self._look_at_machine(max_age_seconds=self._settings.view_seconds)
+        decision = decide_start(view, facts.name, need_of(facts.record), self._settings)
+        return decision.reason if isinstance(decision, Wait) else ""
+
+    async def _start(self, desired: DesiredDeployment, sight: Sight) -> bool:
+        """Start a replica if the machine has room for it now: one at a time decides."""
+        facts = sight.facts
+        async with self._starting:
+            view = await self._look_at_machine()
+            decision = decide_start(view, facts.name, need_of(facts.record), self._settings)
+            if isinstance(decision, Wait):
+                return False
+            done = await self._lifecycle.start(desired, facts, sight.restart, decision)
+            self._view = None
+            return done
 
     async def _see_running(self, facts: ReplicaFacts) -> Sight:
         directory = self._state_dir.replicas_dir / facts.name
@@ -246,12 +299,16 @@ class LocalPlatform:
                 ready=replica.phase is ReplicaPhase.READY,
                 draining=replica.phase is ReplicaPhase.DRAINING,
                 created_at=sight.facts.record.created_at,
+                waiting=replica.phase is ReplicaPhase.PENDING
+                and (sight.waits or not sight.facts.record.gpus),
             )
             for sight in view
             for replica in [observe(sight, spec, self._settings)]
         ]
-        records = [sight.facts.record for sight in view]
-        free_slots = await self._placement.count_free_slots(desired, records)
+        settled = len(replicas) == desired.replicas and all(r.current and r.ready for r in replicas)
+        if settled:
+            return False
+        free_slots = await self._count_free_slots(desired, view)
         plan = plan_rollout(replicas, desired.replicas, free_slots)
         for sight in view:
             if sight.facts.name in plan.drain:
@@ -259,6 +316,20 @@ class LocalPlatform:
         for _ in range(plan.num_starts):
             await self._lifecycle.create(desired)
         return bool(plan.drain or plan.num_starts)
+
+    async def _count_free_slots(self, desired: DesiredDeployment, view: _View) -> int:
+        """Return how many more replicas could start, beside those that wait already."""
+        machine = await self._look_at_machine()
+        records, spec = [sight.facts.record for sight in view], spec_hash(desired)
+        by_gpu = await self._placement.count_free_slots(desired, records)
+        if not any(r.gpus and r.gpu_type == desired.gpu_type and r.spec != spec for r in records):
+            # Replicas on other GPUs have none to give: the first new one waits for its own beside them.
+            by_gpu = by_gpu or None
+        num_waiting = sum(not sight.facts.running and not sight.facts.draining for sight in view)
+        by_memory = max(0, count_places(machine, desired.need) - num_waiting)
+        free_slots = by_memory if by_gpu is None else min(by_gpu, by_memory)
+        # While nothing may start, nothing that serves goes for a successor.
+        return max(1, free_slots) if find_standstill(machine, self._settings) else free_slots
 
     async def _step(self, desired: DesiredDeployment, view: _View) -> bool:
         """Take what each replica needs next; True when anything was done."""
@@ -274,7 +345,7 @@ class LocalPlatform:
                 if facts.was_ready and silent >= self._settings.unresponsive_seconds:
                     await self._lifecycle.kill(facts)
             elif not sight.final and not has_failed(sight) and _is_due(sight):
-                done |= await self._lifecycle.start(desired, facts, sight.restart)
+                done |= await self._start(desired, sight)
         return done
 
     def _report(self, desired: DesiredDeployment, view: _View) -> ObservedDeployment:
@@ -293,4 +364,6 @@ class LocalPlatform:
 
 
 def _is_due(sight: Sight) -> bool:
+    if sight.waits:
+        return False
     return sight.restart is not None and sight.restart.wait_seconds <= 0

@@ -25,6 +25,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -36,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 SOCKET_NAME = "engine.sock"
 SIMULATION_NAME = "simulation.json"
+
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL, os.EX_OSERR)
+"""What an engine ends with when it is killed, or when its core process was."""
+
 _Document = TypeVar("_Document")
 
 
@@ -46,6 +51,7 @@ class ReplicaRecord:
     Attributes:
         spec: hash of everything that makes two replicas interchangeable.
         gpus: UUIDs of the GPUs it holds; empty on the CPU, or while it waits for some.
+        memory: what it takes of the machine's, as `ReplicaNeed` has it; empty from older versions.
     """
 
     name: str
@@ -56,6 +62,7 @@ class ReplicaRecord:
     gpu_count: int
     created_at: float
     gpus: tuple[str, ...] = ()
+    memory: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class Launch:
         failures: crashes in a row before this run.
         restarts: starts because the run before had crashed, this one included.
         boot_id: of the kernel; runs of an earlier boot ended without a word.
+        memory_bytes: what it was promised of the machine's memory.
     """
 
     run: int
@@ -79,6 +87,8 @@ class Launch:
     log_max_bytes: int
     log_max_files: int
     restarts: int = 0
+    nice: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How one run ended. `stop_asked`: the shim was told to stop it."""
+    """How one run ended.
+
+    Attributes:
+        stop_asked: the shim was told to stop it.
+        killed: it did not end when it was asked to, or was not wanted to go on.
+        oom_kills: how often the kernel killed for lack of memory in the last seconds of the run.
+    """
 
     run: int
     exit_code: int
@@ -103,6 +119,12 @@ class Exit:
     killed: bool
     started_at: float
     finished_at: float
+    oom_kills: int = 0
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed it, or a part of it, because memory ran out."""
+        return self.oom_kills > 0 and not self.killed and self.exit_code in _KILLED
 
 
 @dataclass(frozen=True, slots=True)

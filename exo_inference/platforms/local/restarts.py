@@ -22,11 +22,13 @@ class RestartPlan:
         failures: crashes in a row, the last run included.
         crashed: the last run ended without being asked to.
         wait_seconds: until the next start may happen; 0 is now.
+        out_of_memory: the kernel ended the last run for lack of memory.
     """
 
     failures: int
     crashed: bool
     wait_seconds: float
+    out_of_memory: bool = False
 
 
 def plan_restart(
@@ -54,19 +56,31 @@ def plan_restart(
         return RestartPlan(failures=0, crashed=False, wait_seconds=0.0)
     ran_seconds = (ended_at if ended else now) - launch.spawned_at
     failures = 1 if ran_seconds >= settings.stable_seconds else launch.failures + 1
-    delay = backoff_seconds(facts.name, facts.run, failures, settings)
-    if facts.was_ready:
+    out_of_memory = ended is not None and ended.out_of_memory
+    delay = backoff_seconds(facts.name, facts.run, failures, settings, out_of_memory=out_of_memory)
+    if facts.was_ready and not out_of_memory:
         delay = min(delay, settings.max_backoff_after_ready_seconds)
     waited = max(0.0, now - ended_at)  # a clock set back must not lengthen the wait
-    return RestartPlan(failures, crashed=True, wait_seconds=max(0.0, delay - waited))
+    left = max(0.0, delay - waited)
+    return RestartPlan(failures, crashed=True, wait_seconds=left, out_of_memory=out_of_memory)
 
 
-def backoff_seconds(name: str, run: int, failures: int, settings: LocalPlatformSettings) -> float:
+def backoff_seconds(
+    name: str,
+    run: int,
+    failures: int,
+    settings: LocalPlatformSettings,
+    *,
+    out_of_memory: bool = False,
+) -> float:
     """Return the wait after so many crashes in a row: exponential, with jitter, bounded.
 
     The jitter comes from the replica's name and run, so that asking twice gives one answer.
     """
+    first, most = settings.first_backoff_seconds, settings.max_backoff_seconds
+    if out_of_memory:
+        first = settings.first_backoff_out_of_memory_seconds
+        most = settings.max_backoff_out_of_memory_seconds
     digest = hashlib.sha256(f"{name}/{run}".encode()).digest()
     jitter = 0.75 + 0.5 * int.from_bytes(digest[:4], "big") / 2**32
-    exponential = settings.first_backoff_seconds * 2.0 ** min(failures - 1, 32)
-    return min(exponential * jitter, settings.max_backoff_seconds)
+    return min(first * 2.0 ** min(failures - 1, 32) * jitter, most)

@@ -24,6 +24,7 @@ class RolloutReplica:
         current: started from the wanted spec.
         draining: on its way out; it still holds its memory and GPUs.
         created_at: tells the younger of two.
+        waiting: it cannot start before another gives its GPUs or its memory back.
     """
 
     name: str
@@ -31,6 +32,7 @@ class RolloutReplica:
     ready: bool
     draining: bool
     created_at: float
+    waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,11 @@ def _plan_old_drains(
     spare = num_ready - wanted
     if spare > 0:
         return by_age[:spare]
-    stuck = (
-        free_slots == 0
-        and num_draining == 0
-        and len(kept) == wanted
-        and spare == 0
-        and bool(old_serving)
-    )
+    current = [replica for replica in kept if replica.current]
+    # One that waits for GPUs gets those of an old one, but not before the one before it serves.
+    waits = any(r.waiting for r in current) and all(r.ready or r.waiting for r in current)
+    is_full = len(kept) == wanted and spare == 0
+    stuck = free_slots == 0 and num_draining == 0 and (waits or is_full)
     return by_age[:1] if stuck else []
 
 

@@ -22,6 +22,27 @@ class LocalPlatformSettings:
     """Ceiling for a replica that was ready before it crashed: its configuration works, so being
     back soon is worth more than sparing the machine a start."""
 
+    first_backoff_out_of_memory_seconds: float = 30.0
+    """The first wait after the kernel killed an engine because memory ran out; it doubles, too."""
+
+    max_backoff_out_of_memory_seconds: float = 600.0
+    """Ceiling of that wait: each such start takes memory from all others on the machine."""
+
+    engine_nice: int = 10
+    """Niceness of engines, so that the control plane answers while they load. 0 is none."""
+
+    start_pressure_percent: float = 10.0
+    """No replica starts while all tasks stood still for lack of memory for so much of ten seconds."""
+
+    start_slot_seconds: float = 120.0
+    """A start that takes longer lets the next one begin."""
+
+    simulated_start_slot_seconds: float = 5.0
+    """The same for a simulated start, which is idle once its program is loaded."""
+
+    view_seconds: float = 1.0
+    """How old the last look at the machine may be for saying what a replica waits for."""
+
     stable_seconds: float = 600.0
     """A run at least this long starts the count of crashes anew."""
 

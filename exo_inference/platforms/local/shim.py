@@ -8,7 +8,8 @@ there is no moment at which a killed controller leaves an engine that nobody kno
 It reads `launch.json`, writes `process.json` when the engine runs and `exit.json` when it has
 ended, and does not decide anything: whether to start again is the platform's business. SIGTERM is
 forwarded, and after the grace the whole process group is killed. If the shim itself is killed, the
-kernel kills the engine.
+kernel kills the engine. Where memory runs out the kernel takes an engine first, never the control
+plane; and processor and disk go to the control plane first.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,9 +32,17 @@ MARKER = "EXO_REPLICA_DIR"
 """Environment variable that every process of a replica inherits; finds strays in /proc."""
 
 _PR_SET_PDEATHSIG = 1
+_OOM_SCORE = b"1000"
+"""The most there is: the kernel looks among these processes first when it has to kill one."""
+
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_LOWEST = 2 << 13 | 7
+"""Best effort, the lowest level (ioprio_set(2)); idle could wait for ever on a busy disk."""
+
 _READ_BYTES = 65536
 _FAILURE_TAIL_BYTES = 256 * 1024
 _LAST_OUTPUT_SECONDS = 1.0
+_COUNT_SECONDS = 5.0
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -67,6 +77,57 @@ def find_processes(directory: Path) -> list[int]:
             if marker in (entry / "environ").read_bytes().split(b"\0"):
                 pids.append(int(entry.name))
     return pids
+
+
+def step_back(nice: int) -> None:
+    """Let the rest of the machine go before this process: in memory, processor and disk."""
+    for name, text in (("oom_score_adj", _OOM_SCORE), ("autogroup", str(nice).encode())):
+        with contextlib.suppress(OSError):
+            Path("/proc/self", name).write_bytes(text)
+    with contextlib.suppress(OSError):
+        os.nice(nice)
+    number = _IOPRIO_SET.get(os.uname().machine)
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_LOWEST)
+
+
+def count_oom_kills(root: Path = Path("/")) -> int:
+    """Return how often the kernel killed in this control group, or on this machine, for lack of memory."""
+    files = [root / "proc/vmstat"]
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            own = path.lstrip("/")
+            if "memory" in controllers.split(","):
+                files.insert(0, root / "sys/fs/cgroup/memory" / own / "memory.oom_control")
+            elif number == "0":
+                files.insert(0, root / "sys/fs/cgroup" / own / "memory.events")
+    for file in files:
+        with contextlib.suppress(OSError):
+            for line in file.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill" and count.strip().isdecimal():
+                    return int(count)
+    return 0
+
+
+class KillCount:
+    """Tells whether the kernel has killed for lack of memory within the last seconds."""
+
+    def __init__(self, count: Callable[[], int] = count_oom_kills) -> None:
+        self._count = count
+        self._looked_at = time.monotonic()
+        self._before = self._last = count()
+
+    def look(self) -> None:
+        """Note the count every few seconds, so that kills of long ago are not laid to this engine."""
+        if time.monotonic() - self._looked_at >= _COUNT_SECONDS:
+            self._before, self._last = self._last, self._count()
+            self._looked_at = time.monotonic()
+
+    def recent(self) -> int:
+        """Return the kills since the last look but one."""
+        return max(0, self._count() - self._before)
 
 
 class RotatingLog:
@@ -149,6 +210,7 @@ class Shim:
         self._stop_asked = False
         self._killed = False
         self._engine_pid = 0
+        self._kills = KillCount()
         self._log = RotatingLog(
             Path("engine.log"),
             max_bytes=launch["log_max_bytes"],
@@ -199,6 +261,7 @@ class Shim:
         argv = self._launch["argv"]
         try:
             os.setsid()
+            step_back(self._launch.get("nice", 0))
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != shim_pid:
                 os._exit(126)  # the shim died before the kernel knew what to do then
@@ -236,9 +299,10 @@ class Shim:
                 status = self._ended()
                 if status is not None:
                     return status
-                remaining = None
+                self._kills.look()
+                remaining = _COUNT_SECONDS
                 if self._deadline is not None:
-                    remaining = max(0.0, self._deadline - time.monotonic())
+                    remaining = min(remaining, max(0.0, self._deadline - time.monotonic()))
                 for key, _ in selector.select(remaining):
                     if key.fd == self._wakeup_read:
                         os.read(self._wakeup_read, 4096)
@@ -298,6 +362,7 @@ class Shim:
             "exit_code": exit_code,
             "stop_asked": self._stop_asked,
             "killed": self._killed,
+            "oom_kills": self._kills.recent(),
             "started_at": started,
             "finished_at": time.time(),
         }

@@ -20,8 +20,10 @@ from exo_inference.sdk._setup import http_options, resolve
 from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Settings
 from exo_inference.wire import (
+    REPLACES,
     ConsumptionQuota,
     DeploymentPlan,
+    KeyUsage,
     ModelRef,
     Operation,
     PlanStart,
@@ -90,6 +92,8 @@ class AsyncClient:
         self._http = http
         self._owns_http = owns_http
         self._can_dry_run = False
+        self._has_features = False
+        self._known_features: tuple[str, ...] | None = None
         self.models = AsyncModels(self)
         self.deployments = AsyncDeployments(self)
         self.api_keys = AsyncApiKeys(self)
@@ -134,22 +138,51 @@ class AsyncClient:
             await self._require_dry_run()
         return await self.send(call)
 
+    async def can_replace(self) -> bool:
+        """Whether the API can replace a deployment under its id (additive); it is asked once."""
+        return REPLACES in (await self._features() or ())
+
     async def _require_dry_run(self) -> None:
         """Refuse a dry run where the server would ignore the argument and do it for real."""
-        try:
-            await self.status()
-        except ApiError as exc:
-            if exc.status_code not in (400, 404, 405):
-                raise
+        if await self._features() is None:
             raise UsageError(
                 f"{await self.endpoint()} does not know dry runs; nothing was sent",
                 hint="Leave out the dry run, or use a control plane of exo-inference.",
-            ) from exc
+            )
         self._can_dry_run = True
+
+    async def _features(self) -> tuple[str, ...] | None:
+        """Return what a control plane of ours says that it can do; None for any other API."""
+        if not self._has_features:
+            try:
+                found = (await self.status()).get("features")
+                self._known_features = tuple(map(str, found)) if isinstance(found, list) else ()
+            except ApiError as exc:
+                if exc.status_code not in (400, 404, 405):
+                    raise
+                self._known_features = None
+            self._has_features = True
+        return self._known_features
 
     async def status(self) -> dict[str, Any]:
         """Return versions and processes of the control plane, as it reports them (additive)."""
         return await self.send(_requests.get_status())
+
+    async def usage(self) -> list[KeyUsage]:
+        """Return requests and tokens per deployment and key, on one machine (additive).
+
+        Raises:
+            PreconditionFailed: on a cluster, where gateways count for themselves.
+        """
+        return await self.send(_requests.list_usage())
+
+    async def metrics(self) -> str:
+        """Return the metrics of controller, gateway and engines for Prometheus, on one machine (additive).
+
+        Raises:
+            PreconditionFailed: on a cluster, where Prometheus asks gateways and engines itself.
+        """
+        return await self.send(_requests.get_metrics())
 
     async def quota(self) -> ConsumptionQuota:
         """Return the consumption quota of the organisation."""

@@ -1,4 +1,4 @@
-"""Following a log across broken connections; `Deployments.logs(follow=True)` is the only caller."""
+"""Following logs and events across broken connections; `logs(follow=True)` and `follow_events` call it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from exo_inference.errors import ConnectionFailed, NotFound, ServerError, TooMan
 from exo_inference.sdk import _requests
 from exo_inference.sdk._log_cursor import LogCursor
 from exo_inference.sdk._messages import Call
-from exo_inference.wire import LogEntry
+from exo_inference.wire import Event, LogEntry
 from exo_inference.wire.base import format_time
 
 if TYPE_CHECKING:
     from exo_inference.sdk._async.client import AsyncClient
 
 RECONNECT_SECONDS = 1.0
+EVENT_SECONDS = 1.0
 MAX_FAILED_CONNECTIONS = 30
 """So many attempts in a row may fail before following ends: half a minute of a restart."""
 
@@ -49,6 +50,37 @@ async def follow_logs(
             if cursor.num_connections == 0 or failures >= MAX_FAILED_CONNECTIONS:
                 raise
         await client._http.sleep(RECONNECT_SECONDS)
+
+
+async def follow_events(
+    client: AsyncClient, kind: str, object_id: str
+) -> AsyncGenerator[Event, None]:
+    """Yield the events that there are, then each new one, until the object is gone.
+
+    One that is counted up is yielded again. Nothing is missed as long as the server keeps the events
+    of two looks.
+    """
+    seen: frozenset[Event] = frozenset()
+    found_once, failures = False, 0
+    while True:
+        try:
+            found = (await client.send(_requests.list_events(kind, object_id))).events
+            failures = 0
+        except NotFound:
+            if not found_once:
+                raise
+            return
+        except (ConnectionFailed, ServerError, TooManyRequests):
+            failures += 1
+            if not found_once or failures >= MAX_FAILED_CONNECTIONS:
+                raise
+        else:
+            found_once = True
+            for event in found:
+                if event not in seen:
+                    yield event
+            seen = frozenset(found)
+        await client._http.sleep(EVENT_SECONDS)
 
 
 async def _connection(

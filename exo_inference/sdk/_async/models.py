@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from exo_inference.sdk import _requests, lookup
 from exo_inference.sdk._async import waits
+from exo_inference.sdk._async.follow import follow_events
 from exo_inference.wire import Event, Model, Operation
 
 if TYPE_CHECKING:
@@ -70,6 +72,12 @@ class AsyncModels:
     async def events(self, model_id: str) -> builtins.list[Event]:
         """List what happened to a model, newest last (additive)."""
         return (await self._client.send(_requests.list_events("model", model_id))).events
+
+    async def follow_events(self, model_id: str) -> AsyncGenerator[Event, None]:
+        """Yield what happened to a model and what happens, until it is gone (additive)."""
+        async with aclosing(follow_events(self._client, "model", model_id)) as events:
+            async for event in events:
+                yield event
 
     async def wait_until_ready(
         self,

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 class AsyncOperations:
-    """Operations. One ends when the change is admitted and recorded, not when its work is done."""
+    """Operations. One ends when the change is admitted and recorded, not when its work is done.
+
+    That of a deletion ends when its object is gone.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from exo_inference.errors import NotFound
 from exo_inference.sdk import _waiting
 from exo_inference.sdk._http import AsyncTransport
 from exo_inference.sdk._waiting import Waitable
-from exo_inference.wire import Deployment
+from exo_inference.wire import Deployment, Operation
+
+GONE = "gone"
 
 
 async def wait_until_ready(
@@ -17,9 +20,15 @@ async def wait_until_ready(
     get: Callable[[], Awaitable[Waitable]],
     timeout: float,
     on_change: Callable[[Waitable], None] | None,
+    change: Operation | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> Waitable:
-    """Look until the object is ready; see `Models.wait_until_ready`."""
-    return await _look_until(http, get, timeout, on_change, _waiting.is_ready, "ready")
+    """Look until the object is ready; see `Models.wait_until_ready`, `Deployments.wait_until_ready`."""
+
+    def is_done(obj: Waitable) -> bool:
+        return _waiting.is_in_effect(obj, change, asked) and _waiting.is_ready(obj)
+
+    return await _look_until(http, get, timeout, on_change, is_done, "ready")
 
 
 async def wait_until_scaled(
@@ -27,9 +36,15 @@ async def wait_until_scaled(
     get: Callable[[], Awaitable[Deployment]],
     timeout: float,
     on_change: Callable[[Deployment], None] | None,
+    change: Operation | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> Deployment:
     """Look until the wanted replicas are ready; see `Deployments.wait_until_scaled`."""
-    return await _look_until(http, get, timeout, on_change, _waiting.is_scaled, "ready")
+
+    def is_done(obj: Deployment) -> bool:
+        return _waiting.is_in_effect(obj, change, asked) and _waiting.is_scaled(obj)
+
+    return await _look_until(http, get, timeout, on_change, is_done, "ready")
 
 
 async def wait_until_deleted(
@@ -40,7 +55,7 @@ async def wait_until_deleted(
 ) -> None:
     """Look until the object is gone; see `Models.wait_until_deleted`."""
     with suppress(NotFound):
-        await _look_until(http, get, timeout, on_change, lambda _: False, "gone")
+        await _look_until(http, get, timeout, on_change, lambda _: False, GONE)
 
 
 async def _look_until(
@@ -58,6 +73,10 @@ async def _look_until(
         try:
             current = await get()
             failures = 0
+        except NotFound as exc:
+            if last is None or wanted == GONE:
+                raise
+            raise _waiting.deleted_meanwhile(last, wanted) from exc
         except _waiting.TOLERATED:
             failures += 1
             if failures >= _waiting.MAX_FAILED_POLLS:

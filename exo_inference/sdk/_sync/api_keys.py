@@ -19,7 +19,7 @@ class ApiKeys:
         self._client = client
 
     def create(self, name: str, scope: str) -> CreatedApiKey:
-        """Create a key; its value is in the answer and nowhere else.
+        """Create a key; its value is in the answer.
 
         Args:
             name: what people call it.
@@ -34,6 +34,19 @@ class ApiKeys:
     def get(self, key_id: str) -> ApiKey:
         """Return one key, without its value."""
         return self._client.send(_requests.get_api_key(key_id))
+
+    def update(self, key_id: str, *, name: str | None = None, scope: str | None = None) -> ApiKey:
+        """Change the name or the scope of a key; its value stays."""
+        call = _requests.update_api_key(key_id, {"name": name, "scope": scope})
+        return self._client.send(call)
+
+    def reveal(self, key_id: str) -> str:
+        """Return the value of a key again."""
+        return (self._client.send(_requests.reveal_scoped_key(key_id))).value
+
+    def rotate(self, key_id: str) -> str:
+        """Give a key a new value and return it; the old one stops to open anything."""
+        return (self._client.send(_requests.rotate_api_key(key_id))).value
 
     def delete(self, key_id: str) -> Operation:
         """Delete a key; it stops to open anything."""

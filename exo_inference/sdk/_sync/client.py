@@ -21,8 +21,10 @@ from exo_inference.sdk._sync.zones import Zones
 from exo_inference.sdk.lookup import zone_endpoint
 from exo_inference.settings import Settings
 from exo_inference.wire import (
+    REPLACES,
     ConsumptionQuota,
     DeploymentPlan,
+    KeyUsage,
     ModelRef,
     Operation,
     PlanStart,
@@ -91,6 +93,8 @@ class Client:
         self._http = http
         self._owns_http = owns_http
         self._can_dry_run = False
+        self._has_features = False
+        self._known_features: tuple[str, ...] | None = None
         self.models = Models(self)
         self.deployments = Deployments(self)
         self.api_keys = ApiKeys(self)
@@ -135,22 +139,51 @@ class Client:
             self._require_dry_run()
         return self.send(call)
 
+    def can_replace(self) -> bool:
+        """Whether the API can replace a deployment under its id (additive); it is asked once."""
+        return REPLACES in (self._features() or ())
+
     def _require_dry_run(self) -> None:
         """Refuse a dry run where the server would ignore the argument and do it for real."""
-        try:
-            self.status()
-        except ApiError as exc:
-            if exc.status_code not in (400, 404, 405):
-                raise
+        if self._features() is None:
             raise UsageError(
                 f"{self.endpoint()} does not know dry runs; nothing was sent",
                 hint="Leave out the dry run, or use a control plane of exo-inference.",
-            ) from exc
+            )
         self._can_dry_run = True
+
+    def _features(self) -> tuple[str, ...] | None:
+        """Return what a control plane of ours says that it can do; None for any other API."""
+        if not self._has_features:
+            try:
+                found = (self.status()).get("features")
+                self._known_features = tuple(map(str, found)) if isinstance(found, list) else ()
+            except ApiError as exc:
+                if exc.status_code not in (400, 404, 405):
+                    raise
+                self._known_features = None
+            self._has_features = True
+        return self._known_features
 
     def status(self) -> dict[str, Any]:
         """Return versions and processes of the control plane, as it reports them (additive)."""
         return self.send(_requests.get_status())
+
+    def usage(self) -> list[KeyUsage]:
+        """Return requests and tokens per deployment and key, on one machine (additive).
+
+        Raises:
+            PreconditionFailed: on a cluster, where gateways count for themselves.
+        """
+        return self.send(_requests.list_usage())
+
+    def metrics(self) -> str:
+        """Return the metrics of controller, gateway and engines for Prometheus, on one machine (additive).
+
+        Raises:
+            PreconditionFailed: on a cluster, where Prometheus asks gateways and engines itself.
+        """
+        return self.send(_requests.get_metrics())
 
     def quota(self) -> ConsumptionQuota:
         """Return the consumption quota of the organisation."""

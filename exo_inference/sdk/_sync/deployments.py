@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from exo_inference.errors import UsageError
 from exo_inference.sdk import _requests, lookup
 from exo_inference.sdk._sync import waits
-from exo_inference.sdk._sync.follow import follow_logs
+from exo_inference.sdk._sync.follow import follow_events, follow_logs
+from exo_inference.sdk.lookup import Versioned
 from exo_inference.wire import (
     Deployment,
     EngineParameter,
@@ -63,13 +65,14 @@ class Deployments:
             force: admit it although the plan says that it does not fit into memory (additive).
 
         Raises:
+            UsageError: no replicas are asked for, which servers take for 1.
             BadRequest, PreconditionFailed: it is refused; `plan` of the error says what would fit.
         """
         fields = {
             "model": _requests.model_ref(model),
             "gpu-type": gpu_type,
             "gpu-count": gpu_count,
-            "replicas": replicas,
+            "replicas": _requests.first_replicas(replicas),
             "inference-engine-parameters": _requests.parameter_list(engine_parameters) or None,
             "inference-engine-version": engine_version,
             "inference-engine": engine,
@@ -96,7 +99,7 @@ class Deployments:
 
     def update(
         self,
-        deployment_id: str,
+        deployment: str | Versioned,
         *,
         name: str | None = None,
         engine_parameters: Sequence[str] | None = None,
@@ -109,7 +112,8 @@ class Deployments:
         Replicas that have failed are started again, also when nothing is changed.
 
         Args:
-            deployment_id: which one.
+            deployment: its id; or as it was read, and then the change is refused if somebody else
+                changed it since.
             name: its new name.
             engine_parameters: all of its flags from now on; an empty list clears them.
             engine_version: the release whose flags they are.
@@ -124,17 +128,112 @@ class Deployments:
             else _requests.parameter_list(parameters),
             "inference-engine-version": engine_version,
         }
-        call = _requests.update_deployment(deployment_id, fields, dry_run=dry_run, force=force)
+        deployment_id, version = lookup.target(deployment)
+        call = _requests.update_deployment(
+            deployment_id, fields, dry_run=dry_run, force=force, version=version
+        )
         return self._client.send_write(call, dry_run=dry_run)
 
-    def scale(self, deployment_id: str, replicas: int, *, dry_run: bool = False) -> Operation:
-        """Set the number of replicas; 0 stops them all and keeps the deployment."""
-        call = _requests.scale_deployment(deployment_id, replicas, dry_run=dry_run)
+    def replace(
+        self,
+        deployment: str | Versioned,
+        *,
+        model: str | ModelRef,
+        gpu_type: str,
+        gpu_count: int = 1,
+        name: str | None = None,
+        replicas: int | None = None,
+        engine_parameters: Sequence[str] = (),
+        engine_version: str | None = None,
+        engine: str | None = None,
+        product_name: str | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> Operation:
+        """Let another specification take a deployment's place; id, URL and key stay (additive).
+
+        It is judged as a create, before anything is changed. The new replicas start beside the old
+        ones where there is room, and the old ones come back should the new ones not become ready.
+
+        Args:
+            deployment: its id; or as it was read, and then the change is refused if somebody else
+                changed it since.
+            model: name, id or reference of a model that exists.
+            gpu_type: GPU family, as `instance_types()` lists them.
+            gpu_count: GPUs per replica.
+            name: its new name; None leaves it.
+            replicas: engines that share the load; None leaves their number.
+            engine_parameters: flags of the engine, one item each.
+            engine_version: the release whose flags they are.
+            engine: which engine; None is what runs on these GPUs.
+            product_name: identifier that usage is billed under; None leaves it.
+            dry_run: only ask whether it would be admitted.
+            force: admit it although the plan says that it does not fit into memory.
+
+        Raises:
+            BadRequest, PreconditionFailed: it is refused, and nothing was changed.
+            UsageError: the API cannot replace; Exoscale's cloud, for one.
+        """
+        if not self._client.can_replace():
+            raise UsageError(
+                f"{self._client.endpoint()} cannot replace a deployment; nothing was sent",
+                hint="Create another deployment, and delete this one when that one is ready.",
+            )
+        fields = {
+            "name": name,
+            "model": _requests.model_ref(model),
+            "gpu-type": gpu_type,
+            "gpu-count": gpu_count,
+            "replicas": replicas,
+            "inference-engine-parameters": _requests.parameter_list(engine_parameters) or None,
+            "inference-engine-version": engine_version,
+            "inference-engine": engine,
+            "product-name": product_name,
+        }
+        deployment_id, version = lookup.target(deployment)
+        call = _requests.replace_deployment(
+            deployment_id, fields, dry_run=dry_run, force=force, version=version
+        )
         return self._client.send_write(call, dry_run=dry_run)
 
-    def delete(self, deployment_id: str, *, dry_run: bool = False) -> Operation:
-        """Delete a deployment; its requests in flight are served first."""
-        call = _requests.delete_deployment(deployment_id, dry_run=dry_run)
+    def scale(
+        self,
+        deployment: str | Versioned,
+        replicas: int,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> Operation:
+        """Set the number of replicas; 0 stops them all and keeps the deployment.
+
+        Args:
+            deployment: its id; or as it was read, and then the change is refused if somebody else
+                changed it since.
+            replicas: how many.
+            dry_run: only ask whether it would be admitted (additive).
+            force: admit replicas that the machine has no memory for; they wait (additive).
+        """
+        deployment_id, version = lookup.target(deployment)
+        call = _requests.scale_deployment(
+            deployment_id, replicas, dry_run=dry_run, force=force, version=version
+        )
+        return self._client.send_write(call, dry_run=dry_run)
+
+    def restart(self, deployment_id: str, *, dry_run: bool = False) -> Operation:
+        """Replace all replicas by new ones, as an update does: no request is lost (additive)."""
+        call = _requests.restart_deployment(deployment_id, dry_run=dry_run)
+        return self._client.send_write(call, dry_run=dry_run)
+
+    def delete(self, deployment: str | Versioned, *, dry_run: bool = False) -> Operation:
+        """Delete a deployment; its requests in flight are served first.
+
+        Args:
+            deployment: its id; or as it was read, and then the deletion is refused if somebody else
+                changed it since.
+            dry_run: only ask whether it would be admitted (additive).
+        """
+        deployment_id, version = lookup.target(deployment)
+        call = _requests.delete_deployment(deployment_id, dry_run=dry_run, version=version)
         return self._client.send_write(call, dry_run=dry_run)
 
     def reveal_api_key(self, deployment_id: str) -> str:
@@ -177,6 +276,12 @@ class Deployments:
         """List what happened to a deployment, newest last (additive)."""
         return (self._client.send(_requests.list_events("deployment", deployment_id))).events
 
+    def follow_events(self, deployment_id: str) -> Generator[Event, None]:
+        """Yield what happened to a deployment and what happens, until it is gone (additive)."""
+        with closing(follow_events(self._client, "deployment", deployment_id)) as events:
+            for event in events:
+                yield event
+
     def instance_types(self) -> builtins.list[InstanceType]:
         """List the GPU families, and whether a deployment may use each."""
         return (self._client.send(_requests.list_instance_types())).instance_types
@@ -204,6 +309,8 @@ class Deployments:
         *,
         timeout: float,
         on_change: Callable[[Deployment], None] | None = None,
+        change: Operation | None = None,
+        asked: Mapping[str, Any] | None = None,
     ) -> Deployment:
         """Wait until a deployment serves.
 
@@ -211,12 +318,17 @@ class Deployments:
             deployment_id: which one.
             timeout: seconds.
             on_change: called with the deployment whenever it looks different, first time included.
+            change: what the change returned that has to be in effect; a later one ends the wait.
+            asked: what it asked for, by fields of `Deployment`: a later change of other fields is
+                no reason to end the wait then.
 
         Raises:
-            NotReady: it is in error (at once), or the time is over.
+            Overwritten: the change is not in effect any more, and will not be.
+            NotReady: it is in error or scaled to 0 (at once), or the time is over.
+            NotFound: somebody deleted it meanwhile.
         """
         return waits.wait_until_ready(
-            self._client._http, lambda: self.get(deployment_id), timeout, on_change
+            self._client._http, lambda: self.get(deployment_id), timeout, on_change, change, asked
         )
 
     def wait_until_scaled(
@@ -225,6 +337,8 @@ class Deployments:
         *,
         timeout: float,
         on_change: Callable[[Deployment], None] | None = None,
+        change: Operation | None = None,
+        asked: Mapping[str, Any] | None = None,
     ) -> Deployment:
         """Wait until as many replicas are ready as are wanted.
 
@@ -235,12 +349,16 @@ class Deployments:
             deployment_id: which one.
             timeout: seconds.
             on_change: called with the deployment whenever it looks different, first time included.
+            change: what the change returned that has to be in effect; a later one ends the wait.
+            asked: what it asked for, by fields of `Deployment`: a later change of other fields is
+                no reason to end the wait then.
 
         Raises:
+            Overwritten: the change is not in effect any more, and will not be.
             NotReady: it is in error (at once), or the time is over.
         """
         return waits.wait_until_scaled(
-            self._client._http, lambda: self.get(deployment_id), timeout, on_change
+            self._client._http, lambda: self.get(deployment_id), timeout, on_change, change, asked
         )
 
     def wait_until_deleted(

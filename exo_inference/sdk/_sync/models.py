@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from exo_inference.sdk import _requests, lookup
 from exo_inference.sdk._sync import waits
+from exo_inference.sdk._sync.follow import follow_events
 from exo_inference.wire import Event, Model, Operation
 
 if TYPE_CHECKING:
@@ -71,6 +73,12 @@ class Models:
     def events(self, model_id: str) -> builtins.list[Event]:
         """List what happened to a model, newest last (additive)."""
         return (self._client.send(_requests.list_events("model", model_id))).events
+
+    def follow_events(self, model_id: str) -> Generator[Event, None]:
+        """Yield what happened to a model and what happens, until it is gone (additive)."""
+        with closing(follow_events(self._client, "model", model_id)) as events:
+            for event in events:
+                yield event
 
     def wait_until_ready(
         self,

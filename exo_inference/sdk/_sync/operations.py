@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Operations:
-    """Operations. One ends when the change is admitted and recorded, not when its work is done."""
+    """Operations. One ends when the change is admitted and recorded, not when its work is done.
+
+    That of a deletion ends when its object is gone.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from exo_inference.errors import NotFound
 from exo_inference.sdk import _waiting
 from exo_inference.sdk._http import Transport
 from exo_inference.sdk._waiting import Waitable
-from exo_inference.wire import Deployment
+from exo_inference.wire import Deployment, Operation
+
+GONE = "gone"
 
 
 def wait_until_ready(
@@ -18,9 +21,15 @@ def wait_until_ready(
     get: Callable[[], Waitable],
     timeout: float,
     on_change: Callable[[Waitable], None] | None,
+    change: Operation | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> Waitable:
-    """Look until the object is ready; see `Models.wait_until_ready`."""
-    return _look_until(http, get, timeout, on_change, _waiting.is_ready, "ready")
+    """Look until the object is ready; see `Models.wait_until_ready`, `Deployments.wait_until_ready`."""
+
+    def is_done(obj: Waitable) -> bool:
+        return _waiting.is_in_effect(obj, change, asked) and _waiting.is_ready(obj)
+
+    return _look_until(http, get, timeout, on_change, is_done, "ready")
 
 
 def wait_until_scaled(
@@ -28,9 +37,15 @@ def wait_until_scaled(
     get: Callable[[], Deployment],
     timeout: float,
     on_change: Callable[[Deployment], None] | None,
+    change: Operation | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> Deployment:
     """Look until the wanted replicas are ready; see `Deployments.wait_until_scaled`."""
-    return _look_until(http, get, timeout, on_change, _waiting.is_scaled, "ready")
+
+    def is_done(obj: Deployment) -> bool:
+        return _waiting.is_in_effect(obj, change, asked) and _waiting.is_scaled(obj)
+
+    return _look_until(http, get, timeout, on_change, is_done, "ready")
 
 
 def wait_until_deleted(
@@ -41,7 +56,7 @@ def wait_until_deleted(
 ) -> None:
     """Look until the object is gone; see `Models.wait_until_deleted`."""
     with suppress(NotFound):
-        _look_until(http, get, timeout, on_change, lambda _: False, "gone")
+        _look_until(http, get, timeout, on_change, lambda _: False, GONE)
 
 
 def _look_until(
@@ -59,6 +74,10 @@ def _look_until(
         try:
             current = get()
             failures = 0
+        except NotFound as exc:
+            if last is None or wanted == GONE:
+                raise
+            raise _waiting.deleted_meanwhile(last, wanted) from exc
         except _waiting.TOLERATED:
             failures += 1
             if failures >= _waiting.MAX_FAILED_POLLS:

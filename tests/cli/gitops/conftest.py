@@ -33,12 +33,14 @@ from exo_inference.sdk import Client
 from exo_inference.state_dir import StateDir
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+UNKNOWN_COMMIT = "f" * 40
 
 
 class InstantPlatform:
     """Every replica is ready at once, unless its deployment is named `never`."""
 
     name = "instant"
+    rolls_back = False
 
     def __init__(self) -> None:
         self.desired: dict[str, DesiredDeployment] = {}
@@ -68,13 +70,15 @@ class InstantPlatform:
 
 
 class InstantSource:
-    """Every model exists and is empty, except those whose name has `missing` in it."""
+    """Every model exists and is empty, except those with `missing` in the name or of a commit that is unknown."""
 
     async def resolve(
         self, source: str, *, revision: str | None, token: str | None
     ) -> ResolvedModel:
         if "missing" in source:
             raise ModelNotFound(f"there is no model {source}")
+        if revision == UNKNOWN_COMMIT:
+            raise ModelNotFound(f"no such revision of {source}")
         return ResolvedModel(source, COMMIT, ())
 
     async def fetch(

@@ -171,15 +171,20 @@ def test_what_cannot_change_in_place_needs_replace(exo: Exo, zone: Client, field
     )
     refused = exo("apply", "-f", file, "--yes")
     assert refused.code == 1
-    assert "cannot be changed in place; nothing was changed" in refused.err
+    assert "these fields need --replace; nothing was changed" in refused.err
     assert f"inferencedeployment/chat: {field}: " in refused.err
     assert "--replace" in refused.err
     assert zone.deployments.find("chat").id == before
-    ran = exo("apply", "-f", file, "--replace", "--yes")
+    key = zone.deployments.reveal_api_key(before)
+    ran = exo("apply", "-f", file, "--replace")
     assert ran.lines[-1] == "inferencedeployment/chat replaced"
-    after = zone.deployments.find("chat")
-    assert after.id != before
+    after = zone.deployments.get(before)
+    assert {"gpuType": after.gpu_type, "gpuCount": after.gpu_count, "model": after.model.name}[
+        field
+    ] == value
     assert after.replicas == 2
+    assert zone.deployments.reveal_api_key(before) == key
+    assert exo("apply", "-f", file).lines[-1] == "inferencedeployment/chat unchanged"
 
 
 def test_prune_deletes_only_kinds_of_the_files_and_deployments_first(exo: Exo, zone: Client):
@@ -271,8 +276,18 @@ def test_branch_of_a_model_is_pinned_and_then_left(exo: Exo, zone: Client):
 
 def test_json_lists_every_object_with_its_changes(exo: Exo, zone: Client):
     exo("apply", "-f", write(model(), deployment(replicas=1)))
+    zone.deployments.wait_until_ready(zone.deployments.find("chat").id, timeout=60)  # it has a URL
     ran = exo("apply", "-f", write(model(), deployment(replicas=2)), "-O", "json")
-    assert ran.json == [
+    entries = ran.json
+    assert isinstance(entries, list)
+    standing = [[entry.pop(key) for key in ("id", "state", "deployment_url")] for entry in entries]
+    (model_id, *_), (deployment_id, _, url) = standing
+    assert (model_id, deployment_id) == (
+        zone.models.find("org/m").id,
+        zone.deployments.find("chat").id,
+    )
+    assert url.endswith(f"/{deployment_id}/v1")
+    assert entries == [
         {
             "kind": "InferenceModel",
             "name": "org/m",

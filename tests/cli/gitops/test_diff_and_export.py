@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,31 @@ def test_export_into_one_file_and_as_json(exo: Exo, applied: str):
     assert Path("one.yaml").stat().st_mode & 0o777 == 0o644
     documents = exo("export", "-O", "json").json
     assert documents == list(yaml.safe_load_all(Path("one.yaml").read_text()))
+
+
+def test_export_keeps_names_and_places_that_the_files_have(exo: Exo, applied: str):
+    assert exo("export", "-f", "repo/").code == 0
+    (made,) = Path("repo").glob("inferencemodel-*.yaml")
+    mine = Path("repo/models/ours.yaml")
+    mine.parent.mkdir()
+    mine.write_text(re.sub("name: .*", "name: ours", made.read_text(), count=1))
+    made.unlink()
+    before = {path: path.read_text() for path in Path("repo").rglob("*.yaml")}
+    assert exo("export", "-f", "repo").code == 0
+    assert {path: path.read_text() for path in Path("repo").rglob("*.yaml")} == before
+    one = Path("one.yaml")
+    one.write_text("---\n".join(before.values()))
+    assert exo("export", "-f", "one.yaml").code == 0
+    assert "name: ours\n" in one.read_text()
+
+
+def test_export_refuses_to_write_what_a_shared_file_has(exo: Exo, applied: str):
+    Path("repo").mkdir()
+    Path("repo/all.yaml").write_text(exo("export").out)
+    ran = exo("export", "-f", "repo")
+    assert (ran.code, ran.out) == (1, "")
+    assert "would be there twice" in ran.err
+    assert [path.name for path in Path("repo").iterdir()] == ["all.yaml"]
 
 
 def test_only_models_of_the_hub_are_exported_with_their_revision(exo: Exo, zone: Client):

@@ -54,11 +54,11 @@ def test_page_at_80_columns(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
         "  longest context # tokens",
         "",
         "Speed of one replica, estimated",
-        "  roofline at # % of memory bandwidth and # % of dense arithmetic",
-        "  prompt tokens   first token   bound by",
-        " # # ms   memory bandwidth",
-        " # # ms   compute",
-        " # # ms   compute",
+        "  roofline at # % (# to # %) of memory bandwidth and # % (# to # %) of",
+        "  dense arithmetic",
+        "  prompt tokens   first token         likely   bound by",
+        " # # ms #-# ms   memory bandwidth",
+        " # # ms #-# ms   compute",
     ]
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from exo_inference.controller import versions
 from exo_inference.controller.stores.base import (
     Change,
     ChangeType,
@@ -21,6 +22,7 @@ from exo_inference.controller.stores.base import (
 )
 from exo_inference.errors import StoreError
 from exo_inference.resources import InferenceDeployment, InferenceModel, ModelSpec, ObjectMeta
+from exo_inference.resources.model import model_object_name
 from exo_inference.wire import Operation, OperationState, Reference
 from tests.controller.stores.conftest import OpenStore
 from tests.controller.stores.objects import (
@@ -59,11 +61,12 @@ async def test_what_was_acknowledged_is_there_after_reopening(open_store: OpenSt
 
 
 async def test_names_are_unique_per_kind(store: Store) -> None:
-    await store.create(deployment())
-    with pytest.raises(NameTaken, match="chat"):
-        await store.create(deployment())
-    model = InferenceModel(metadata=ObjectMeta(name="chat"), spec=ModelSpec(source="a/b"))
-    assert (await store.create(model)).metadata.name == "chat"
+    name = model_object_name("a/b")
+    await store.create(deployment(name))
+    with pytest.raises(NameTaken, match=name):
+        await store.create(deployment(name))
+    model = InferenceModel(metadata=ObjectMeta(name=name), spec=ModelSpec(source="a/b"))
+    assert (await store.create(model)).metadata.name == name
 
 
 async def test_a_refused_create_records_nothing(store: Store) -> None:
@@ -101,6 +104,26 @@ async def test_missing_objects_are_said_to_be_missing(store: Store) -> None:
     ):
         with pytest.raises(ObjectNotFound):
             await call
+
+
+async def test_the_version_after_a_change_is_the_one_that_its_answer_told(store: Store) -> None:
+    """The answer is stored with the change, so its version is known before the store has given it."""
+    made = await store.create(deployment())
+    other = made.spec.model_copy(
+        update={"model": "org/other", "gpu_type": "gpua30", "gpu_count": 2}
+    )
+    renamed = made.metadata.model_copy(update={"name": "renamed"})
+    for metadata, spec in ((made.metadata, other), (renamed, made.spec), (renamed, made.spec)):
+        present = await store.get(InferenceDeployment, made.metadata.uid)
+        metadata = present.metadata.model_copy(update={"name": metadata.name})
+        told = versions.after_change(present, metadata, spec)
+        noted = versions.note_change(present, metadata, spec, by="EXOkey")
+        after = await store.update(present.model_copy(update={"metadata": noted, "spec": spec}))
+        assert versions.version_of(after.metadata) == versions.version_of(told)
+        change = versions.last_change(after)
+        assert change is not None
+        assert (change.by, change.generation) == ("EXOkey", after.metadata.generation)
+        assert after.metadata.uid == made.metadata.uid
 
 
 async def test_generation_grows_with_the_spec_alone(store: Store) -> None:
@@ -236,6 +259,24 @@ async def test_idempotency_keys_are_remembered_until_pruned(store: Store) -> Non
     assert await store.get_operation("op-1") == operation()
 
 
+async def test_a_create_is_known_under_its_signature_as_well(store: Store) -> None:
+    request = RecordedRequest("key-1", "fingerprint", "op-1", "signature:s")
+    await store.create(deployment(), Recording(operation(), request))
+    for key in request.keys:
+        assert await store.find_request(key) == RecordedRequest(key, "fingerprint", "op-1")
+    later = datetime.now(UTC) + timedelta(hours=1)
+    await store.prune(requests_before=later, operations_before=datetime(2020, 1, 1, tzinfo=UTC))
+    assert [await store.find_request(key) for key in request.keys] == [None, None]
+
+
+async def test_a_change_is_remembered_as_a_create_is(store: Store) -> None:
+    made = await store.create(deployment())
+    request = RecordedRequest("key-1", "fingerprint", "result")
+    changed = made.model_copy(update={"spec": made.spec.model_copy(update={"replicas": 5})})
+    await store.update(changed, Recording(request=request))
+    assert await store.find_request("key-1") == request
+
+
 async def test_a_fact_stays_as_it_was_first_stored(store: Store) -> None:
     assert await store.ensure_fact("org", "a") == "a"
     assert await store.ensure_fact("org", "b") == "a"
@@ -256,3 +297,19 @@ async def test_concurrent_writers_lose_nothing(store: Store) -> None:
     await asyncio.gather(*(add_one() for _ in range(20)))
     final = await store.get(KIND, made.metadata.uid)
     assert (final.spec.replicas, final.metadata.generation) == (21, 21)
+
+
+async def test_the_end_of_a_deletion_can_be_waited_for(store: Store) -> None:
+    uid = (await store.create(deployment(finalizers=("exo.dev/x",)))).metadata.uid
+    going = await store.delete(KIND, uid)
+    assert going is not None
+    assert not await store.wait_until_gone(KIND, uid, timeout_seconds=0.05)
+    waiting = [
+        asyncio.create_task(store.wait_until_gone(KIND, uid, timeout_seconds=30)) for _ in range(3)
+    ]
+    await asyncio.sleep(0)
+    await store.update(without_finalizers(going))
+    assert await asyncio.gather(*waiting) == [True, True, True]
+    assert await store.wait_until_gone(KIND, uid, timeout_seconds=30)
+    with pytest.raises(ObjectNotFound):
+        await store.get(KIND, uid)

@@ -9,9 +9,9 @@ import pytest
 
 from exo_inference.controller.stores.base import Change
 from exo_inference.controller.stores.kubernetes.cache import MAX_GONE, Cache
+from exo_inference.kubernetes_api.identity import UID_ANNOTATION
 from exo_inference.kubernetes_api.objects import (
     NAME_ANNOTATION,
-    UID_ANNOTATION,
     new_object,
     plan_change,
     read_object,
@@ -24,6 +24,8 @@ from exo_inference.resources import (
 )
 from tests.controller.builders import NOW
 from tests.controller.stores.objects import deployment, with_replicas
+
+CHOSEN = "7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11"
 
 
 def raw(name: str = "chat", version: int = 1, uid: str = "k1", **annotations: str) -> Any:
@@ -116,11 +118,10 @@ def test_a_cluster_put_back_to_an_earlier_state_is_believed(cache: Cache, told: 
 
 
 def test_a_uid_goes_with_the_name_it_was_chosen_for() -> None:
-    first = read_object(InferenceDeployment, raw(**{UID_ANNOTATION: "chat/chosen"}))
-    copied = read_object(
-        InferenceDeployment, raw("copy", uid="k2", **{UID_ANNOTATION: "chat/chosen"})
-    )
-    assert (first.resource_uid, copied.resource_uid) == ("chosen", "k2")
+    chosen = f"chat/{CHOSEN}"
+    first = read_object(InferenceDeployment, raw(**{UID_ANNOTATION: chosen}))
+    copied = read_object(InferenceDeployment, raw("copy", uid="k2", **{UID_ANNOTATION: chosen}))
+    assert (first.resource_uid, copied.resource_uid) == (CHOSEN, "k2")
 
 
 def test_an_objects_own_name_outranks_one_that_another_was_renamed_to(cache: Cache) -> None:

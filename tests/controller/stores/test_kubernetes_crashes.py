@@ -15,9 +15,10 @@ from exo_inference.controller.stores.base import (
     Recording,
     RequestRepeated,
     Store,
+    VersionConflict,
 )
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore, secrets
-from exo_inference.resources import InferenceDeployment
+from exo_inference.resources import InferenceDeployment, OperationSubject
 from exo_inference.wire import Operation, OperationState, Reference
 from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import open_kubernetes_store
@@ -166,6 +167,44 @@ async def test_a_killed_change_happened_or_did_not_and_can_be_repeated(
     after = await store.get(KIND, UID)
     assert (after.spec.replicas, after.metadata.generation) == (5, 2)
     assert (await store.get_operation("op-again")).id == "op-again"
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(1, 5))
+async def test_a_killed_change_is_not_taken_for_one_that_happened(
+    mortal: Callable[[], Awaitable[KubernetesStore]], number: int, answered: bool
+) -> None:
+    store = await mortal()
+    await store.create(new_deployment())
+
+    async def scale(store: Store, attempt: str) -> object:
+        present = await store.get(KIND, UID)
+        return await store.update(with_replicas(present, 5), recording(attempt, with_key=True))
+
+    await kill_at(store, number, answered, scale)
+    store = await mortal()
+    was_changed = (await store.get(KIND, UID)).spec.replicas == 5
+    assert was_changed or await store.find_request("the-key") is None
+    await scale(store, "again")
+    assert await store.find_request("the-key") is not None
+    assert (await store.get(KIND, UID)).spec.replicas == 5
+
+
+async def test_a_refused_change_leaves_the_secret_as_it_was(
+    mortal: Callable[[], Awaitable[KubernetesStore]],
+) -> None:
+    store = await mortal()
+    await create(store, "first")
+    subject = OperationSubject(kind=KIND.KIND, name="chat", uid=UID)
+
+    async def change() -> None:
+        async with store._companions.before(recording("other"), subject, is_new=False):
+            assert await store.get_secret(UID, "api-key") == b"other"
+            raise VersionConflict("it changed meanwhile")
+
+    with pytest.raises(VersionConflict):
+        await change()
+    assert await store.get_secret(UID, "api-key") == b"first"
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])

@@ -24,7 +24,14 @@ from exo_inference.errors import ConfigurationError
 from exo_inference.kubernetes_api import client
 from exo_inference.kubernetes_api.client import ApiRefusal, object_path
 from exo_inference.kubernetes_api.follower import Follower
-from exo_inference.resources import API_VERSION, InferenceDeployment
+from exo_inference.resources import (
+    API_VERSION,
+    InferenceDeployment,
+    InferenceModel,
+    ModelSpec,
+    ObjectMeta,
+)
+from exo_inference.resources.model import model_object_name
 from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import open_kubernetes_store
 from tests.controller.stores.objects import deployment, with_replicas, with_status
@@ -228,10 +235,14 @@ async def test_what_the_cluster_refuses_is_said_and_leaves_nothing(open_one: Ope
     store = await open_one()
     with pytest.raises(ObjectRefused, match="replicas"):
         await store.create(with_replicas(deployment(), 101))
-    made = await store.create(deployment())
-    spec = made.spec.model_copy(update={"gpu_type": "gpua30"})
-    with pytest.raises(ObjectRefused, match="gpuType cannot be changed; create another"):
+    model = InferenceModel(
+        metadata=ObjectMeta(name=model_object_name("org/m1")), spec=ModelSpec(source="org/m1")
+    )
+    made = await store.create(model)
+    spec = made.spec.model_copy(update={"revision": "v2"})
+    with pytest.raises(ObjectRefused, match="revision cannot be changed; create another"):
         await store.update(made.model_copy(update={"spec": spec}))
+    assert (await store.get(InferenceModel, made.metadata.uid)).spec.revision is None
 
 
 class Served(KubernetesApi):

@@ -54,6 +54,14 @@ CASES: dict[str, tuple[Object, tuple[Object, ...], tuple[str, ...], str, str]] =
     "no memory": (lack("3 Insufficient memory"), (), (), "NoFreeResources", "memory"),
     "no cpu": (lack("1 node(s) had untolerated taint {a: b}, 2 Insufficient cpu"), (), (), "NoFreeResources", "cpu"),
     "tainted": (lack("3 node(s) had untolerated taint {dedicated: gpu}"), (), (), "Tainted", "dedicated"),
+    "cordoned, others tainted": (
+        lack("1 node(s) were unschedulable, 3 node(s) had untolerated taint(s). no new claims to deallocate"),
+        (), (), "Cordoned", "and 1 is closed for new pods (`kubectl cordon`). Run `kubectl uncordon NODE`",
+    ),
+    "tainted, newer words": (
+        lack("3 node(s) had untolerated taint(s). no new claims to deallocate"), (), (), "Tainted",
+        "all nodes that fit are tainted (a taint). Add",
+    ),
     "tainted, new words": (lack("3 node(s) had untolerated taint(s)"), (), (), "Tainted", "toleration"),
     "no such node": (lack("3 node(s) didn't match Pod's node affinity/selector"), (), (), "NoSuchNode", "GPU type"),
     "cordoned": (lack("3 node(s) were unschedulable"), (), (), "Cordoned", "uncordon"),
@@ -64,6 +72,10 @@ CASES: dict[str, tuple[Object, tuple[Object, ...], tuple[str, ...], str, str]] =
     ),
     "claim gone": (
         unscheduled('persistentvolumeclaim "exo-model-m1" not found'), (), (), "ClaimMissing", "exo-model-m1",
+    ),
+    "claim going": (
+        unscheduled('persistentvolumeclaim "exo-m-m1" is being deleted'), (), (), "ClaimGoing",
+        "claim exo-m-m1 is being deleted: it goes when no pod uses it",
     ),
     "volume elsewhere": (lack("3 node(s) had volume node affinity conflict"), (), (), "VolumeElsewhere", "ReadWriteMany"),
     "devices": (lack("3 cannot allocate all claims"), (), (), "NoDevice", "DeviceClass"),

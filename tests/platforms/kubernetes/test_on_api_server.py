@@ -530,7 +530,7 @@ async def until_model(process: Running, model: DesiredModel, phase: ModelPhase) 
 
 
 def set_job_status(api: KubernetesApi, job: str, type_: str, reason: str = "") -> None:
-    now = "2026-11-21T20:00:00Z"
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     first = {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[type_]
     conditions = [
         {"type": kind, "status": "True", "reason": reason, "lastTransitionTime": now}

@@ -146,6 +146,29 @@ def test_the_version_before_is_said_to_serve_only_where_it_does() -> None:
     assert "starts when it is scaled up" in explain_roll_back("x", release(replicas=0), [])
 
 
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        (
+            ("--seed=1", "--chat-template=a b"),
+            "serves on, with --seed=1 '--chat-template=a b'. Change",
+        ),
+        ((), "serves on, without flags of the engine. Change"),
+        (None, "serves on. Change"),
+        (("--x=" + "y" * 1000,), "y…. Change"),
+    ],
+)
+def test_after_a_roll_back_it_is_told_which_flags_serve(
+    parameters: tuple[str, ...] | None, words: str
+) -> None:
+    old = replica(current=False)
+    said = explain_roll_back("x", release(), [old], live("before", parameters=parameters))
+    assert words in said
+    assert len(said) < 700
+    same = live(parameters=parameters)  # the refused ones are still on the pods
+    assert "serves on. Change" in explain_roll_back("x", release(), [old], same)
+
+
 def test_going_back_to_the_version_that_serves_forgets_the_refusal() -> None:
     refused = live("old", **REFUSED)
     assert decide(release("old"), refused, [replica()]) == Settle()

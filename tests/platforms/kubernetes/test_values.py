@@ -103,6 +103,7 @@ def test_the_version_on_the_wire_is_not_that_of_exo_engine() -> None:
         pytest.param({"engine_version": "0.12.0"}, True, True, id="version"),
         pytest.param({"model_path": "pvc:other"}, True, True, id="model"),
         pytest.param({"unrouted": frozenset({"r"})}, False, False, id="routes"),
+        pytest.param({"roll": "a"}, True, True, id="new replicas asked for"),
         pytest.param({"restarted_at": NOW}, False, False, id="restart"),
     ],
 )
@@ -276,8 +277,8 @@ MODEL = DesiredModel(UID, "m", "org/m", "abc", 1000, token="hf_secret")
 def test_a_models_values_name_the_secret_and_not_the_token() -> None:
     values = model_values(MODEL, {}, "1")
     assert "hf_secret" not in json.dumps(values)
-    assert values["download"]["token"]["secretName"] == f"exo-model-{UID}-token"
-    assert model_path(UID, values) == f"pvc:exo-model-{UID}"
+    assert values["download"]["token"]["secretName"] == f"exo-m-{UID}-token"
+    assert model_path(f"exo-m-{UID}", values) == f"pvc:exo-m-{UID}"
 
 
 def test_a_shared_claim_has_a_directory_per_model() -> None:

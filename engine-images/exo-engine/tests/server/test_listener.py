@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 import stat
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from exo_engine.arguments import ServerOptions
 from exo_engine.errors import AddressUnavailable
-from exo_engine.server.listener import address_of, listening_socket
+from exo_engine.server.listener import accept, address_of, listening_socket
 
 OPTIONS = ServerOptions(("m",), Path("m"), Path("m"), port=0)
 
@@ -25,6 +27,21 @@ def test_socket_file_is_private_and_removed_afterwards(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert address_of(listener, on(path)) == str(path)
     assert not path.exists()
+
+
+async def test_burst_waits_until_it_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    with listening_socket(on(path)) as listener, contextlib.ExitStack() as clients:
+        try:
+            await accept(runner, listener)
+            for _ in range(400):  # none is accepted meanwhile: nothing else runs
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                assert client.connect_ex(str(path)) == 0
+        finally:
+            await runner.cleanup()
 
 
 def test_living_socket_is_not_taken_away(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from exo_engine.errors import ConfigurationError
 from exo_engine.tokenizer import ChatTemplate, TemplateRefused, Tokenizer
-from exo_engine.tokenizer.chat_template import load_chat_template
+from exo_engine.tokenizer.chat_template import find_templates
 
 TOOLS = [
     {
@@ -201,14 +201,14 @@ def test_templates_are_found_where_models_keep_them(
         Path(override).write_text("right")
     (tmp_path / "tokenizer.json").write_text((byte_level_dir / "tokenizer.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    template = load_chat_template(Tokenizer(tmp_path), tmp_path, override=override)
-    assert template is not None
+    sources = find_templates(Tokenizer(tmp_path), tmp_path, override=override)
+    template = ChatTemplate(sources, special_tokens={})
     assert template.render(CHAT) == "right"
     assert template.render(CHAT, tools=TOOLS) == ("with tools" if place == "list" else "right")
 
 
 def test_base_model_has_no_template(byte_level_dir: Path) -> None:
-    assert load_chat_template(Tokenizer(byte_level_dir), byte_level_dir) is None
+    assert find_templates(Tokenizer(byte_level_dir), byte_level_dir) == {}
 
 
 def test_ends_of_sequence_are_gathered_from_all_files(tmp_path: Path, byte_level_dir: Path) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from exo_inference.controller.stores.base import Change, ChangeType
+from exo_inference.controller.stores.departures import Departures
+from exo_inference.kubernetes_api.identity import Claims
 from exo_inference.kubernetes_api.objects import Stored, read_object
 from exo_inference.resources import Resource
 
@@ -24,22 +27,36 @@ class Cache:
 
     Attributes:
         version: the newest resourceVersion that was seen.
+
+    Args:
+        kind: of the objects.
+        claims: who has which uid, among the objects of all kinds.
     """
 
-    def __init__(self, kind: type[Resource]) -> None:
+    def __init__(self, kind: type[Resource], claims: Claims | None = None) -> None:
         self.kind = kind
+        self._claims = Claims() if claims is None else claims
         self.version = 0
         self._objects: dict[str, Stored] = {}
         self._by_name: dict[str, set[str]] = {}
-        self._by_uid: dict[str, set[str]] = {}
+        self._by_own_uid: dict[str, str] = {}
         self._gone: dict[str, None] = {}
         self._queues: list[asyncio.Queue[Change]] = []
+        self._departures = Departures()
 
     # -- reading
 
     def by_uid(self, uid: str) -> Stored | None:
         """Return the object whose resource has this uid."""
-        return self._first(self._by_uid.get(uid, ()))
+        holder = self._claims.holder(uid)
+        name = None if holder is None else self._by_own_uid.get(holder.own)
+        stored = None if name is None else self._objects[name]
+        return stored if stored is not None and self.uid_of(stored) == uid else None
+
+    def uid_of(self, stored: Stored) -> str:
+        """Return the uid that an object's resource is known by; that it asks for one is not enough."""
+        known = self._by_own_uid.get(stored.uid) is not None
+        return self._claims.judge(stored.uid)[0] if known else stored.resource_uid
 
     def by_name(self, name: str) -> Stored | None:
         """Return the object whose resource has this name."""
@@ -50,12 +67,18 @@ class Cache:
         return sorted(self._objects.values(), key=lambda stored: stored.age)
 
     def present(self, stored: Stored) -> Resource:
-        """Return a readable object's resource; of several that claim a name only one has it."""
+        """Return a readable object's resource; of several that claim a name or a uid only one has it."""
         assert stored.resource is not None, "callers look at the problem first"
-        first = self.by_name(stored.resource.metadata.name)
-        if first is None or first.name == stored.name:
+        metadata = stored.resource.metadata
+        first = self.by_name(metadata.name)
+        if first is not None and first.name != stored.name:
+            metadata = metadata.model_copy(update={"name": stored.name})
+        if stored.uid in self._by_own_uid:
+            uid, problem = self._claims.judge(stored.uid)
+            if (uid, problem) != (metadata.uid, None):
+                metadata = metadata.known_as(uid, problem)
+        if metadata is stored.resource.metadata:
             return stored.resource
-        metadata = stored.resource.metadata.model_copy(update={"name": stored.name})
         return stored.resource.model_copy(update={"metadata": metadata})
 
     def subscribe(self) -> AsyncIterator[Change]:
@@ -71,6 +94,14 @@ class Cache:
                 self._queues.remove(queue)
 
         return changes()
+
+    async def wait_until_gone(self, uid: str, timeout_seconds: float) -> bool:
+        """Wait until no object has this uid; return whether none has."""
+
+        async def is_gone() -> bool:
+            return self.by_uid(uid) is None
+
+        return await self._departures.wait(uid, is_gone, timeout_seconds)
 
     # -- writing
 
@@ -132,19 +163,29 @@ class Cache:
     def _keep(self, stored: Stored, known: Stored | None) -> None:
         if known is not None:
             self._unindex(known)
+            is_kept = stored.identity.is_fixed and stored.resource_uid == known.resource_uid
+            if known.identity.is_fixed and not is_kept:  # a hand took it out of the status
+                stored = replace(stored, identity=known.identity)
         self._objects[stored.name] = stored
-        self._by_uid.setdefault(stored.resource_uid, set()).add(stored.name)
+        self._by_own_uid[stored.uid] = stored.name
+        self._claims.note(stored.claim(self.kind.KIND))
         if stored.resource is not None:
             self._by_name.setdefault(stored.resource.metadata.name, set()).add(stored.name)
         self._tell(ChangeType.ADDED if known is None else ChangeType.MODIFIED, stored)
 
     def _remove(self, stored: Stored) -> None:
         self._tell(ChangeType.DELETED, stored)
+        uid, rivals = self.uid_of(stored), self._claims.rivals(stored.uid)
         self._unindex(stored)
         del self._objects[stored.name]
+        self._departures.tell(uid)
+        for own in rivals:  # one of them has the uid now
+            if own in self._by_own_uid:
+                self._tell(ChangeType.MODIFIED, self._objects[self._by_own_uid[own]])
 
     def _unindex(self, stored: Stored) -> None:
-        _drop(self._by_uid, stored.resource_uid, stored.name)
+        self._claims.drop(stored.uid)
+        self._by_own_uid.pop(stored.uid, None)
         if stored.resource is not None:
             _drop(self._by_name, stored.resource.metadata.name, stored.name)
 

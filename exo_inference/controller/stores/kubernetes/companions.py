@@ -62,16 +62,17 @@ class Companions:
         if recording is None:
             return
         # Both log their failures; neither needs the other, and somebody waits for the answer.
-        writes = [self._confirm(recording.request.key)] if recording.request is not None else []
+        request = recording.request
+        writes = [] if request is None else [self._confirm(key) for key in request.keys]
         if recording.events:
             writes.append(self._events.add(kind, stored, recording.events))
         await asyncio.gather(*writes)
 
-    async def forget(self, stored: Stored) -> None:
-        """Remove what belonged to an object that is gone."""
+    async def forget(self, stored: Stored, uid: str) -> None:
+        """Remove what belonged to an object that is gone, and was known by this uid."""
         self._events.forget(stored.uid)
         try:
-            await self._secrets.forget(stored.resource_uid)
+            await self._secrets.forget(uid)
         except StoreError as exc:
             logger.warning("secrets of %s are removed later: %s", stored.name, exc.message)
 
@@ -85,17 +86,26 @@ class Companions:
         self, recording: Recording, subject: OperationSubject, undo: _Undo, *, is_new: bool
     ) -> None:
         operation, request = recording.operation, recording.request
-        if request is not None and await self._records.claim(request, subject):
-            undo.append(functools.partial(self._records.remove_request, request.key))
+        if request is not None:
+            for key in request.keys:
+                if await self._records.claim(key, request, subject, is_new=is_new):
+                    undo.append(functools.partial(self._records.remove_request, key))
 
         async def write_operation(operation: Operation) -> None:
             if await self._records.add_operation(operation, subject):
                 undo.append(functools.partial(self._records.remove_operation, operation.id))
 
         async def write_secret(name: str, value: bytes) -> None:
+            before = None if is_new else await self._secrets.get(subject.uid, name)
             store = self._secrets.add if is_new else self._secrets.put
             if await store(subject.uid, name, value):
                 undo.append(functools.partial(self._secrets.remove, subject.uid, name))
+            elif before is not None:
+                undo.append(functools.partial(put_back, name, value, before))
+
+        async def put_back(name: str, value: bytes, before: bytes) -> None:
+            if await self._secrets.get(subject.uid, name) == value:  # else it is another write's
+                await self._secrets.put(subject.uid, name, before)
 
         writes = [write_secret(name, value) for name, value in recording.secrets.items()]
         if operation is not None:

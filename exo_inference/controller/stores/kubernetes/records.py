@@ -47,6 +47,9 @@ KINDS: dict[str, type[Resource]] = {
 """The kinds of objects that operations are about."""
 
 RECORD_LABEL = f"{API_GROUP}/record"
+_CHANGE = f"{API_GROUP}/change"
+"""Annotation of the memory of a change: its object was there before, and says nothing of it."""
+
 ABANDONED_AFTER = timedelta(seconds=60)
 """A create that has not made its object by then was cut off: no request lives so long."""
 
@@ -91,16 +94,25 @@ class Records:
             raise ObjectNotFound(f"there is no operation {uid[:64]!r}")
         return Operation.model_validate_json(spec.result.answer)
 
-    async def claim(self, request: RecordedRequest, subject: OperationSubject) -> bool:
-        """Begin an idempotent create; return False if it was begun before, for the same uid.
+    async def claim(
+        self, key: str, request: RecordedRequest, subject: OperationSubject, *, is_new: bool
+    ) -> bool:
+        """Begin an idempotent create or change; return False if it was begun before, for the same uid.
+
+        Args:
+            key: one of the request's.
+            request: the create.
+            subject: the object that it makes, or changes.
+            is_new: whether it makes it.
 
         Raises:
             RequestRepeated: it was recorded, or someone else is recording it.
         """
         wanted = IdempotentRequest(fingerprint=request.fingerprint, result_id=request.result_id)
-        body = _record(
-            _request_name(request.key), "request", OperationSpec(subject=subject, request=wanted)
-        )
+        spec = OperationSpec(subject=subject, request=wanted)
+        body = _record(_request_name(key), "request", spec)
+        if not is_new:
+            body["metadata"]["annotations"] = {_CHANGE: "true"}
         try:
             await self._api.create(self._path(), body)
         except ApiRefusal as exc:
@@ -108,7 +120,7 @@ class Records:
                 raise
         else:
             return True
-        return await self._take_over(request.key, body, subject)
+        return await self._take_over(key, body, subject)
 
     async def find_request(self, key: str) -> RecordedRequest | None:
         """Return the create with this idempotency key, if its object was made."""
@@ -197,6 +209,8 @@ class Records:
         record = _read(raw)
         if record.status.recorded:
             return True
+        if _CHANGE in raw["metadata"].get("annotations", {}):
+            return False  # not confirmed: a repeat makes the same change again
         subject = record.spec.subject
         kind = KINDS[subject.kind]
         try:

@@ -36,6 +36,7 @@ from exo_inference.controller.stores.kubernetes.unreadable import report_unreada
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
 from exo_inference.kubernetes_api.follower import Follower
+from exo_inference.kubernetes_api.identity import Claims
 from exo_inference.kubernetes_api.objects import (
     UID_LABEL,
     Stored,
@@ -69,7 +70,8 @@ class KubernetesStore:
         self._secrets = Secrets(api)
         self._events = Events(api)
         self._companions = Companions(self._records, self._secrets, self._events)
-        self._caches = {name: Cache(kind) for name, kind in KINDS.items()}
+        claims = Claims()
+        self._caches = {name: Cache(kind, claims) for name, kind in KINDS.items()}
         self._followers = [
             Follower(api, object_path(api, cache.kind.PLURAL, group=API_VERSION), cache)
             for cache in self._caches.values()
@@ -127,7 +129,7 @@ class KubernetesStore:
         meta = obj.metadata.model_copy(update={"uid": obj.metadata.uid or str(uuid.uuid4())})
         obj = obj.model_copy(update={"metadata": meta})
         holder = cache.by_name(meta.name)
-        if holder is not None and holder.resource_uid != meta.uid:
+        if holder is not None and cache.uid_of(holder) != meta.uid:
             raise _name_taken(obj)
         subject = OperationSubject(kind=obj.KIND, name=meta.name, uid=meta.uid)
         async with self._companions.before(recording, subject, is_new=True):
@@ -166,7 +168,7 @@ class KubernetesStore:
             raise _name_taken(obj)
         if present.metadata.deletion_timestamp is not None and not obj.metadata.finalizers:
             # Before the object goes: of one that is gone nobody looks for secrets for a while.
-            await self._secrets.forget(stored.resource_uid)
+            await self._secrets.forget(cache.uid_of(stored))
         patch = plan_change(stored, obj)
         if patch:
             patch.setdefault("metadata", {})["resourceVersion"] = str(stored.version)
@@ -201,6 +203,10 @@ class KubernetesStore:
         after = await self._write(kind, stored, recording, lambda: self._delete(cache, stored))
         is_gone = cache.by_uid(uid) is None
         return None if is_gone else cast(R, self._present(cache, after))
+
+    async def wait_until_gone(self, kind: type[R], uid: str, *, timeout_seconds: float) -> bool:
+        """Wait until an object is gone; see `ObjectStore.wait_until_gone`."""
+        return await self._cache(kind).wait_until_gone(uid, timeout_seconds)
 
     def watch(self, kind: type[R]) -> AsyncIterator[Change]:
         """Yield what changes from this call on."""
@@ -245,7 +251,8 @@ class KubernetesStore:
         # What is removed for good is not decided by a cache that may have fallen behind.
         for follower in self._followers:
             await follower.list_all()
-        owners = {s.resource_uid for cache in self._caches.values() for s in cache.all()}
+        stored = [(cache, s) for cache in self._caches.values() for s in cache.all()]
+        owners = {cache.uid_of(s) for cache, s in stored} | {s.resource_uid for _, s in stored}
         await self._secrets.remove_orphans(owners)
 
     # -- parts
@@ -320,7 +327,7 @@ class KubernetesStore:
                 raise
             cache = self._cache(type(obj))
             raw = await self._look_up(cache, obj.metadata.name)
-            if raw is not None and cache.observe(raw).resource_uid == obj.metadata.uid:
+            if raw is not None and cache.uid_of(cache.observe(raw)) == obj.metadata.uid:
                 return raw
             raise _name_taken(obj) from exc
 
@@ -345,11 +352,16 @@ class KubernetesStore:
         write: Callable[[], Awaitable[Stored]],
     ) -> Stored:
         """Record what belongs to a write, make it, record the rest."""
-        subject = OperationSubject(kind=kind.KIND, name=stored.name, uid=stored.resource_uid)
+        cache = self._caches[kind.KIND]
+        uid = cache.uid_of(stored)
+        subject = OperationSubject(kind=kind.KIND, name=stored.name, uid=uid)
         async with self._companions.before(recording, subject, is_new=False):
             after = await write()
-        if self._caches[kind.KIND].by_uid(stored.resource_uid) is None:
-            await self._companions.forget(stored)
+        present = cache.by_uid(uid)
+        if (
+            present is None or present.uid != stored.uid
+        ):  # it is gone; another may have asked for the uid
+            await self._companions.forget(stored, uid)
         else:
             await self._companions.after(recording, kind, after)
         return after

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from exo_engine.config import DTYPE_BYTES, ResolvedConfig, default_cpu_kv_cache_bytes
+from exo_engine.core.host_memory import free_host_bytes, total_host_bytes
 from exo_engine.errors import OutOfMemory
 from exo_engine.models.spec import DecoderSpec
 
@@ -52,7 +52,7 @@ class KVBudget:
 def read_device_memory(device: str) -> DeviceMemory:
     """Return the memory of `cpu` or `cuda` as it stands."""
     if device == "cpu":
-        return DeviceMemory(_total_host_bytes(), free_host_bytes())
+        return DeviceMemory(total_host_bytes(), free_host_bytes())
     free, total = torch.cuda.mem_get_info()
     return DeviceMemory(total, free, torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
 
@@ -60,36 +60,6 @@ def read_device_memory(device: str) -> DeviceMemory:
 def block_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
     """Return the bytes of one KV block over all layers."""
     return config.block_size * spec.kv_bytes_per_token(DTYPE_BYTES[config.dtype])
-
-
-def free_host_bytes() -> int:
-    """Return the memory that could be taken without swapping, within the cgroup's limit."""
-    available = _meminfo_bytes("MemAvailable") or 2**31
-    limit, used = _cgroup_bytes("memory.max"), _cgroup_bytes("memory.current")
-    if limit is None or used is None:
-        return available
-    return max(0, min(available, limit - used))
-
-
-def _total_host_bytes() -> int:
-    total, limit = _meminfo_bytes("MemTotal") or 0, _cgroup_bytes("memory.max")
-    return total if limit is None else min(total, limit)
-
-
-def _meminfo_bytes(name: str) -> int | None:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _cgroup_bytes(name: str) -> int | None:
-    """Return a figure of the cgroup; None where there is none, or no limit."""
-    try:
-        text = Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return None if text == "max" else int(text)
 
 
 def check_weights_fit(spec: DecoderSpec, config: ResolvedConfig) -> None:

@@ -8,17 +8,19 @@ from tensor name to dtype, shape and byte range, then the data.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from exo_engine.errors import ModelUnusable
+from exo_engine.foreign_files import open_regular, parse_object, read_regular, shown
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_HEADER_BYTES = 20_000_000  # 100,000 tensors take 12 MB; the format allows five times as much
+_MAX_RANK = 64
+_MAX_NAME = 200
 _AGAIN = "Download the model again; the file is incomplete or damaged."
 
 
@@ -70,20 +72,15 @@ def _files(model_dir: Path) -> list[Path]:
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({str(name) for name in weight_map.values()})
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as exc:
+    weight_map = parse_object(read_regular(index), index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise ModelUnusable(
-            f"cannot read {index}: expected a JSON object with weight_map ({exc})", hint=_AGAIN
-        ) from exc
+            f"cannot read {index}: expected a JSON object with weight_map", hint=_AGAIN
+        )
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if not name.isprintable() or len(name) > _MAX_NAME:
+            raise ModelUnusable(f"{index} names {shown(name, 64)}, which is no file", hint=_AGAIN)
     paths = [index.parent / name for name in names]
     for path in paths:
         if path.parent != index.parent:
@@ -97,40 +94,37 @@ def _indexed_files(index: Path) -> list[Path]:
 
 
 def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
+    with open_regular(path) as (file, status):
+        size = status.st_size
+        prefix = file.read(8)
+        if prefix.startswith(b"version "):
+            raise ModelUnusable(
+                f"{path} is a Git LFS pointer, not the file itself",
+                hint="Run `git lfs pull` in the model's directory, or download the model again.",
+            )
+        header_bytes = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or header_bytes > min(size - 8, _MAX_HEADER_BYTES):
+            raise ModelUnusable(
+                f"{path} is not a whole safetensors file: it has {size} bytes, expected a "
+                f"header of {header_bytes} bytes and data after it",
+                hint=_AGAIN,
+            )
+        raw = file.read(header_bytes)
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            if prefix.startswith(b"version "):
-                raise ModelUnusable(
-                    f"{path} is a Git LFS pointer, not the file itself",
-                    hint="Run `git lfs pull` in the model's directory, or download the model again.",
-                )
-            header_bytes = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or header_bytes > min(size - 8, _MAX_HEADER_BYTES):
-                raise ModelUnusable(
-                    f"{path} is not a whole safetensors file: it has {size} bytes, expected a "
-                    f"header of {header_bytes} bytes and data after it",
-                    hint=_AGAIN,
-                )
-            raw = file.read(header_bytes)
-    except OSError as exc:
-        raise ModelUnusable(f"cannot read {path}: {exc.strerror or exc}") from exc
-    try:
-        header = json.loads(raw)
+        header = parse_object(raw, path)
         entries = [
             _entry(path, name, value) for name, value in header.items() if name != "__metadata__"
         ]
     except (
+        ModelUnusable,
         ValueError,
         KeyError,
         TypeError,
         AttributeError,
-        OverflowError,
-        RecursionError,
     ) as exc:
         raise ModelUnusable(
-            f"{path} has a damaged safetensors header ({type(exc).__name__}: {exc})", hint=_AGAIN
+            f"{path} has a damaged safetensors header ({type(exc).__name__}: {shown(exc)})",
+            hint=_AGAIN,
         ) from exc
     expected = 8 + header_bytes + sum(entry.num_bytes for _, entry in entries)
     if expected != size:
@@ -142,5 +136,10 @@ def _read_header(path: Path) -> Iterator[tuple[str, TensorEntry]]:
 
 def _entry(path: Path, name: str, value: dict[str, Any]) -> tuple[str, TensorEntry]:
     begin, end = value["data_offsets"]
-    shape = tuple(int(length) for length in value["shape"])
-    return name, TensorEntry(path, str(value["dtype"]), shape, int(end) - int(begin))
+    shape, dtype = tuple(value["shape"]), value["dtype"]
+    sizes = (begin, end, *shape)
+    if len(shape) > _MAX_RANK or not all(type(n) is int and 0 <= n < 2**63 for n in sizes):
+        raise ValueError(f"tensor {shown(name, 128)} has sizes that are none")
+    if begin > end or not isinstance(dtype, str):
+        raise ValueError(f"tensor {shown(name, 128)} has no type, or ends before it begins")
+    return name, TensorEntry(path, dtype, shape, end - begin)

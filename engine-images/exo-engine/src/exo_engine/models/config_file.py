@@ -7,7 +7,6 @@ Every problem is a `ModelUnusable` that names the file, the key, what was found 
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from exo_engine.config import DType, ModelLimits
 from exo_engine.errors import ModelUnusable
+from exo_engine.foreign_files import MissingFile, parse_object, read_regular, shown
 from exo_engine.models.spec import DecoderSpec
 
 FAMILIES: Mapping[str, str] = {
@@ -157,21 +157,12 @@ def limits_of(spec: DecoderSpec) -> ModelLimits:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
+        return parse_object(read_regular(path), path)
+    except MissingFile as exc:
         raise ModelUnusable(
             f"{path} does not exist",
             hint="Give the directory that holds config.json and *.safetensors.",
         ) from exc
-    except OSError as exc:
-        raise ModelUnusable(f"cannot read {path}: {exc.strerror or exc}") from exc
-    except (ValueError, RecursionError) as exc:
-        raise ModelUnusable(
-            f"cannot read {path}: not valid JSON ({exc})", hint="Download the model again."
-        ) from exc
-    if not isinstance(value, dict):
-        raise ModelUnusable(f"cannot use {path}: found {_shorten(value)}, expected a JSON object")
-    return value
 
 
 def _architecture(reader: ConfigReader) -> str:
@@ -218,8 +209,7 @@ def _checkpoint_dtype(reader: ConfigReader) -> str | None:
 
 
 def _shorten(value: object) -> str:
-    try:
-        text = repr(value)
-    except RecursionError:
-        return "deeply nested"
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    if isinstance(value, list | dict) and len(value) > 16:
+        return shown(value)
+    text = repr(value)  # shallow, and numbers are short: `parse_object` saw to it
+    return shown(text if len(text) <= 120 else f"{text[:117]}...")

@@ -13,6 +13,9 @@ from exo_engine.errors import EngineError, RequestError
 from exo_engine.server.messages import Refusal
 from exo_engine.tokenizer import TemplateRefused
 
+STARTING_HEADER = "x-exo-starting"
+"""Set on the 503 until the model is loaded, so that a gateway waits or asks another replica."""
+
 DRAINING_HEADER = "x-exo-draining"
 """On a 503: this request was not begun, another replica may have it."""
 

@@ -19,6 +19,7 @@ from exo_engine.server.formats import (
     read_stream_options,
 )
 from exo_engine.server.generation import Delta, Generation
+from exo_engine.server.known_fields import CHAT, check_fields
 from exo_engine.server.requests import json_response, note_usage, read_request
 from exo_engine.server.sampling import read_sampling
 from exo_engine.server.service import Service
@@ -38,6 +39,7 @@ class _Options:
 async def create_chat_completion(request: web.Request, service: Service) -> web.StreamResponse:
     """Answer one request."""
     fields = await read_request(request, service)
+    check_fields(fields, CHAT)
     model = service.check_model(fields)
     _refuse_unsupported(fields)
     limit_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"

@@ -18,6 +18,7 @@ from exo_engine.server.formats import (
     read_stream_options,
 )
 from exo_engine.server.generation import Delta, Generation
+from exo_engine.server.known_fields import COMPLETIONS, check_fields
 from exo_engine.server.requests import json_response, note_usage, read_request
 from exo_engine.server.sampling import Sampling, read_sampling
 from exo_engine.server.service import Service
@@ -43,6 +44,7 @@ class _Options:
 async def create_completion(request: web.Request, service: Service) -> web.StreamResponse:
     """Answer one request."""
     fields = await read_request(request, service)
+    check_fields(fields, COMPLETIONS)
     model = service.check_model(fields)
     if fields.values.get("suffix"):
         raise not_supported("suffix", "suffix")

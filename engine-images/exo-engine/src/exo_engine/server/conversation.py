@@ -46,16 +46,14 @@ async def read_conversation(fields: Fields, service: Service) -> list[int]:
             "continue_final_message and add_generation_prompt exclude each other",
             "continue_final_message",
         )
-    render = functools.partial(
-        template.render,
-        messages,
-        tools=tools,
-        add_generation_prompt=is_opened,
-        continue_final_message=is_continued,
-        variables=_read_variables(fields),
-    )
     try:
-        text = await _unhurried(fields, render)
+        text = await template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=is_opened,
+            continue_final_message=is_continued,
+            variables=_read_variables(fields),
+        )
     except EngineError as exc:
         raise from_engine(exc) from exc
     return await service.encode(

@@ -252,8 +252,9 @@ def _failure_from_status(status: int | None) -> CoreFailure:
     if status == -signal.SIGKILL:
         return CoreFailure(
             OutOfMemory.exit_code,
-            "the engine core was killed by signal 9, as the kernel does when memory runs out",
-            "Look into the kernel's log; a smaller --max-model-len or KV cache needs less.",
+            "the engine core was killed by signal 9",
+            "If the kernel's log says that memory ran out: a smaller --max-model-len or KV cache "
+            "needs less.",
         )
     if status is not None and status < 0:
         name = signal.Signals(-status).name

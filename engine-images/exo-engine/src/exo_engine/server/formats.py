@@ -11,6 +11,7 @@ from exo_engine.core.request import TokenLogprobs
 from exo_engine.server.api_errors import bad_request
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Usage
+from exo_engine.server.known_fields import STREAM_OPTIONS, check_fields
 from exo_engine.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0
@@ -38,6 +39,7 @@ def read_stream_options(fields: Fields, options: ServerOptions) -> StreamOptions
     if fields.has("stream_options") and not is_streaming:
         raise bad_request("stream_options is only allowed with stream: true", "stream_options")
     inner = Fields(fields.mapping("stream_options"), prefix="stream_options.")
+    check_fields(inner, STREAM_OPTIONS)
     has_running_usage = inner.boolean("continuous_usage_stats")
     return StreamOptions(
         is_streaming,

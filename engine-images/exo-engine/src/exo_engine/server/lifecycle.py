@@ -22,7 +22,7 @@ from exo_engine.core.request import EngineStats
 from exo_engine.errors import CoreFailed, InternalError
 from exo_engine.server.app import build_app
 from exo_engine.server.core_link import CoreFailure, CoreLink
-from exo_engine.server.listener import address_of, listening_socket
+from exo_engine.server.listener import accept, address_of, listening_socket
 from exo_engine.server.metrics import Metrics
 from exo_engine.server.service import Service, TextTools, load_text_tools
 
@@ -55,7 +55,7 @@ async def serve(command: ServeCommand) -> int:
     with listening_socket(options) as listener, _stop_signals() as stop:
         await runner.setup()
         try:
-            await web.SockSite(runner, listener).start()
+            await accept(runner, listener)
             logger.info("listening", extra={"address": address_of(listener, options)})
             await link.start(command.engine, log_level=options.log_level)
             return await _live(service, stop)
@@ -63,6 +63,7 @@ async def serve(command: ServeCommand) -> int:
             service.phase = "draining"
             await runner.cleanup()
             await link.close()
+            await service.close()
 
 
 async def _live(service: Service, stop: _Stop) -> int:
@@ -87,11 +88,14 @@ async def _load(service: Service) -> None:
     """Wait for the core and the tokenizer, then open the doors."""
     begin = time.monotonic()
     text: TextTools = await asyncio.to_thread(load_text_tools, service.options)
+    service.hold(text)
+    if text.chat_template is not None:
+        await text.chat_template.open()
     await service.link.wait_ready()
     if service.link.info is None:
         await service.link.wait_closed()
         raise _failed(service.link.failure)
-    service.become_ready(text)
+    service.become_ready()
     info = service.link.info
     logger.info(
         "ready",

@@ -10,10 +10,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from aiohttp import web
+
 from exo_engine.arguments import ServerOptions
 from exo_engine.errors import AddressUnavailable
 
-_BACKLOG = 1024
+BACKLOG = 1024
+"""Connections that may wait to be accepted; the kernel's own limit (`net.core.somaxconn`) may be lower."""
 
 
 @contextlib.contextmanager
@@ -47,7 +50,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise
@@ -62,7 +65,7 @@ def _bind_unix(path: str) -> socket.socket:
     mask = os.umask(0o177)
     try:
         listener.bind(path)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except BaseException:
         listener.close()
         raise
@@ -92,6 +95,14 @@ def _identity(path: str | None) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+async def accept(runner: web.BaseRunner, listener: socket.socket) -> None:
+    """Give what connects to the server.
+
+    aiohttp listens a second time, and sets its own backlog with it where it is told none.
+    """
+    await web.SockSite(runner, listener, backlog=BACKLOG).start()
 
 
 def address_of(listener: socket.socket, options: ServerOptions) -> str:

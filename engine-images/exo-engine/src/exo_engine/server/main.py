@@ -9,7 +9,9 @@ begins with `exo-engine: error:`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import sys
 from collections.abc import Sequence
 
@@ -51,8 +53,16 @@ def _serve(command: ServeCommand) -> int:
     from exo_engine.server.logs import configure_logging
 
     configure_logging(command.server.log_level)
+    _raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(command))
+
+
+def _raise_descriptor_limit() -> None:
+    """Have as many descriptors as the process may: each stream costs one, and 1,024 is soon reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
 
 
 def _print_error(error: EngineError) -> None:

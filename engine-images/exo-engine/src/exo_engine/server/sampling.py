@@ -29,21 +29,6 @@ _MAX_STOP_CHARACTERS = 1024
 _MAX_TOKEN_ENTRIES = 1024
 """Of stop_token_ids and of logit_bias, as OpenAI has it."""
 
-_UNSUPPORTED = {
-    "structured_outputs": "constrained output",
-    "guided_json": "constrained output",
-    "guided_regex": "constrained output",
-    "guided_choice": "constrained output",
-    "guided_grammar": "constrained output",
-    "use_beam_search": "beam search",
-    "prompt_logprobs": "prompt_logprobs (use echo with logprobs on /v1/completions)",
-    "prompt_embeds": "a prompt of embeddings",
-    "bad_words": "bad_words (use logit_bias)",
-    "allowed_token_ids": "allowed_token_ids (use logit_bias)",
-    "logits_processors": "a custom logits processor",
-    "truncate_prompt_tokens": "truncating prompts",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
@@ -137,9 +122,6 @@ def read_sampling(
     Raises:
         ApiError: a field is wrong, or asks for what this engine does not offer.
     """
-    for name, what in _UNSUPPORTED.items():
-        if fields.values.get(name):
-            raise not_supported(name, what)
     num_choices = fields.integer("n", 1, minimum=1, maximum=_MAX_CHOICES) or 1
     best_of = fields.integer("best_of", num_choices)
     if best_of != num_choices:

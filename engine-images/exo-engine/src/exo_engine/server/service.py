@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from exo_engine.arguments import ServerOptions
-from exo_engine.server.api_errors import DRAINING_HEADER, ApiError, bad_request
+from exo_engine.server.api_errors import DRAINING_HEADER, STARTING_HEADER, ApiError, bad_request
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.encoding import Encoder
 from exo_engine.server.fields import Fields
@@ -25,8 +25,9 @@ from exo_engine.server.generation import Generation
 from exo_engine.server.metrics import Metrics
 from exo_engine.server.readers import Readers
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
-from exo_engine.tokenizer import ChatTemplate, Tokenizer
-from exo_engine.tokenizer.chat_template import load_chat_template
+from exo_engine.server.template_pool import TemplatePool
+from exo_engine.tokenizer import Tokenizer
+from exo_engine.tokenizer.chat_template import find_templates
 
 Phase = Literal["starting", "ready", "draining"]
 _MAX_SEQUENCES = 4096
@@ -37,7 +38,7 @@ class TextTools:
     """What turns requests into tokens and tokens into text."""
 
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    chat_template: TemplatePool | None
     defaults: SamplingDefaults
 
 
@@ -48,13 +49,15 @@ def load_text_tools(options: ServerOptions) -> TextTools:
         ConfigurationError: one of the files is missing or wrong.
     """
     tokenizer = Tokenizer(options.tokenizer_dir, model_dir=options.model_dir)
-    template = load_chat_template(
-        tokenizer,
-        options.tokenizer_dir,
-        override=options.chat_template,
-        content_format=options.chat_template_content_format,
-        variables=options.chat_template_variables,
-    )
+    sources = find_templates(tokenizer, options.tokenizer_dir, override=options.chat_template)
+    template = None
+    if sources:
+        template = TemplatePool(
+            sources,
+            special_tokens=tokenizer.special_tokens,
+            content_format=options.chat_template_content_format,
+            variables=options.chat_template_variables,
+        )
     return TextTools(tokenizer, template, load_defaults(options))
 
 
@@ -105,13 +108,22 @@ class Service:
         assert self.link.info is not None, "asked for measurements before the core was ready"
         return self.link.info.measurements
 
-    def become_ready(self, text: TextTools) -> None:
-        """Open the doors."""
+    def hold(self, text: TextTools) -> None:
+        """Take what was loaded; it is closed with this object."""
         self._text = text
+
+    def become_ready(self) -> None:
+        """Open the doors."""
+        assert self._text is not None, "the tokenizer must be loaded first"
         assert self.link.info is not None, "the core must be ready first"
         self.metrics.set_info(self.link.info)
         if self.phase == "starting":
             self.phase = "ready"
+
+    async def close(self) -> None:
+        """End what this process started for the template."""
+        if self._text is not None and self._text.chat_template is not None:
+            await self._text.chat_template.close()
 
     def begin_drain(self) -> None:
         """Take no new requests, and wait less long for clients that do not read."""
@@ -143,7 +155,7 @@ class Service:
                 503,
                 f"the model is not loaded yet: {self.progress}",
                 code="model_loading",
-                headers={"Retry-After": "5"},
+                headers={STARTING_HEADER: "1", "Retry-After": "5"},
             )
 
     def check_key(self, authorization: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from exo_engine.server.conversation import read_conversation
+from exo_engine.server.known_fields import DETOKENIZE, TOKENIZE, check_fields
 from exo_engine.server.requests import json_response, read_request
 from exo_engine.server.service import Service
 
@@ -12,6 +13,7 @@ from exo_engine.server.service import Service
 async def tokenize(request: web.Request, service: Service) -> web.Response:
     """Return the token ids of a text or of a conversation."""
     fields = await read_request(request, service)
+    check_fields(fields, TOKENIZE)
     service.check_model(fields)
     has_strings = fields.boolean("return_token_strs")
     if fields.has("messages"):
@@ -36,6 +38,7 @@ async def tokenize(request: web.Request, service: Service) -> web.Response:
 async def detokenize(request: web.Request, service: Service) -> web.Response:
     """Return the text of token ids."""
     fields = await read_request(request, service)
+    check_fields(fields, DETOKENIZE)
     service.check_model(fields)
     if not fields.has("tokens"):
         raise fields.wrong("tokens", "a list of token ids")

@@ -2,8 +2,8 @@
 
 The result equals that of `apply_chat_template` in transformers, whose environment this follows
 (sandbox, trim settings, `tojson`, `raise_exception`, `strftime_now`, loop controls, `generation`
-blocks). A template is code that came with the model: it runs in Jinja's immutable sandbox. Used by
-the chat and tokenize routes; knows nothing of HTTP.
+blocks). A template is code that came with the model: it runs in Jinja's immutable sandbox, and that in
+a process of its own, `template_process.py`. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
-from exo_engine.errors import ConfigurationError, EngineError
+from exo_engine.errors import ConfigurationError, EngineError, ModelUnusable
+from exo_engine.foreign_files import MAX_TEMPLATE_BYTES, read_regular, shown
 from exo_engine.tokenizer import template_limits
 from exo_engine.tokenizer.template_limits import (
     BoundedEnvironment,
@@ -78,7 +79,7 @@ class ChatTemplate:
             MemoryError,
         ) as exc:
             raise ConfigurationError(
-                f"cannot compile the chat template: {str(exc)[:256]}",
+                f"cannot compile the chat template: {shown(exc)}",
                 param="chat-template",
                 hint="Bring another one with --chat-template.",
             ) from exc
@@ -130,7 +131,7 @@ class ChatTemplate:
             ) from exc
         except Exception as exc:  # a template is foreign code; it may fail in any way
             raise TemplateRefused(
-                f"the model's chat template cannot render this conversation: {str(exc)[:256]}"
+                f"the model's chat template cannot render this conversation: {shown(exc)}"
             ) from exc
         return _cut_at_tag(text) if continue_final_message else text
 
@@ -166,42 +167,26 @@ class ChatTemplate:
         return _PROBE in text and "'type'" not in text and '"type"' not in text
 
 
-def load_chat_template(
-    tokenizer: Tokenizer,
-    tokenizer_dir: Path,
-    *,
-    override: str | None = None,
-    content_format: str = "auto",
-    variables: Mapping[str, Any] | None = None,
-) -> ChatTemplate | None:
-    """Find and compile a model's chat template.
+def find_templates(
+    tokenizer: Tokenizer, tokenizer_dir: Path, *, override: str | None = None
+) -> dict[str, str]:
+    """Return the text of a model's chat templates by name; empty when it has none, as base models do.
 
     Args:
-        tokenizer: for its configuration and special tokens.
+        tokenizer: for its configuration.
         tokenizer_dir: where chat_template.jinja may lie.
         override: a path or the template itself, instead of the model's.
-        content_format: see `ChatTemplate`.
-        variables: see `ChatTemplate`.
-
-    Returns:
-        None when the model has none, as base models do.
 
     Raises:
-        ConfigurationError: the template cannot be read or compiled.
+        ConfigurationError: a template cannot be read.
     """
     if override is not None:
         sources = {"default": _read_override(override)}
     else:
         sources = _model_templates(tokenizer.config.get("chat_template"), tokenizer_dir)
-    if not sources:
-        return None
-    sources.setdefault("default", next(iter(sources.values())))
-    return ChatTemplate(
-        sources,
-        special_tokens=tokenizer.special_tokens,
-        content_format=content_format,
-        variables=variables,
-    )
+    if sources:
+        sources.setdefault("default", next(iter(sources.values())))
+    return sources
 
 
 def _model_templates(configured: Any, tokenizer_dir: Path) -> dict[str, str]:
@@ -219,7 +204,7 @@ def _model_templates(configured: Any, tokenizer_dir: Path) -> dict[str, str]:
         raise _no_templates()
     for path in sorted((tokenizer_dir / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read(path)
-    if (tokenizer_dir / "chat_template.jinja").is_file():
+    if (tokenizer_dir / "chat_template.jinja").exists():
         sources["default"] = _read(tokenizer_dir / "chat_template.jinja")
     return sources
 
@@ -241,8 +226,8 @@ def _read_override(override: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as exc:
+        return read_regular(path, MAX_TEMPLATE_BYTES).decode("utf-8")
+    except (ModelUnusable, ValueError) as exc:
         raise ConfigurationError(
             f"cannot read the chat template {path}: {exc}",
             param="chat-template",
@@ -308,7 +293,7 @@ def _tojson(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise TemplateRefused(f"the model's chat template refuses this conversation: {message}")
+    raise TemplateRefused(f"the model's chat template refuses this conversation: {shown(message)}")
 
 
 def _strftime_now(form: str) -> str:

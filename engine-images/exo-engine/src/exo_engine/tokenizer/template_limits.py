@@ -22,7 +22,7 @@ import jinja2.compiler
 import jinja2.nodes
 import jinja2.sandbox
 
-MAX_SECONDS = 10.0
+MAX_SECONDS = 3.0
 """Of the processor's time, so that a busy machine fails nothing."""
 MAX_SIZE = 16_000_000
 """Characters or items of one value; a context of a million tokens is about 4,000,000."""

@@ -16,6 +16,13 @@ from typing import Any, Final
 import tokenizers
 
 from exo_engine.errors import ModelUnusable
+from exo_engine.foreign_files import (
+    MAX_TOKENIZER_BYTES,
+    MissingFile,
+    parse_object,
+    read_regular,
+    shown,
+)
 from exo_engine.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from exo_engine.tokenizer.size_bound import most_bytes_per_token
 
@@ -151,28 +158,28 @@ def read_json(path: Path) -> dict[str, Any]:
         ModelUnusable: the file is there, but is not a JSON object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return parse_object(read_regular(path, MAX_TOKENIZER_BYTES), path)
+    except MissingFile:
         return {}
-    except (OSError, ValueError, RecursionError) as exc:
-        raise ModelUnusable(f"cannot read {path}: {exc}", hint="Download the model again.") from exc
-    if not isinstance(value, dict):
-        raise ModelUnusable(f"cannot read {path}: it holds no JSON object")
-    return value
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
-    if not path.is_file():
+    if not path.exists():
         raise ModelUnusable(
             f"cannot load the tokenizer: there is no {path}",
             hint="Models with a tokenizer.model only must be converted: load the tokenizer with "
             "transformers and save it again.",
         )
+    data = read_regular(path, MAX_TOKENIZER_BYTES)
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as exc:  # tokenizers raises bare Exception for every kind of bad file
+        backend = tokenizers.Tokenizer.from_buffer(data)
+        # Some damage shows only in use: the library panics then, which no request may meet.
+        backend.decode(backend.encode("a", add_special_tokens=True).ids)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as exc:  # bare Exception for every kind of bad file, a panic for some
         raise ModelUnusable(
-            f"cannot load the tokenizer {path}: {str(exc)[:256]}", hint="Download the model again."
+            f"cannot load the tokenizer {path}: {shown(exc)}", hint="Download the model again."
         ) from exc
     backend.no_truncation()
     backend.no_padding()
@@ -187,8 +194,19 @@ def _special_tokens(*configs: Mapping[str, Any]) -> dict[str, str]:
             value = config.get(name)
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str) and name not in found:
-                found[name] = text
+                found[name] = _checked_text(name, text)
     return found
+
+
+def _checked_text(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise ModelUnusable(
+            f"cannot use the tokenizer's {name}: {shown(text)} holds half of a surrogate pair",
+            hint="Download the model again.",
+        ) from exc
+    return text
 
 
 def _as_list(value: Any) -> list[Any]:

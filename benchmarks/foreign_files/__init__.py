@@ -1,0 +1,1 @@
+"""Files as an attacker would write them, and what reading them costs those who ask the API meanwhile."""

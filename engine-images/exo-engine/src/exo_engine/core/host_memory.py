@@ -1,0 +1,94 @@
+"""How much memory this machine, or this container, has and has left.
+
+Within the limits of the control group, of version 1 or 2, and of every group above it that can be
+seen. `core/memory.py` asks, where the device is the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+_NO_LIMIT = 2**60
+"""Version 1 writes a number near 2^63 where there is no limit."""
+
+
+def free_host_bytes(root: Path = ROOT) -> int:
+    """Return the memory that could be taken without swapping, within the limits of the control groups.
+
+    Page cache that can be dropped counts as free.
+    """
+    figures = _read_table(root / "proc/meminfo", separator=":")
+    free = figures.get("MemAvailable", figures.get("MemFree", 2**21)) * 1024
+    return min([free, *(max(0, limit - used) for limit, used in _limits(root))])
+
+
+def total_host_bytes(root: Path = ROOT) -> int:
+    """Return all memory of the machine or, where that is less, of the container."""
+    total = _read_table(root / "proc/meminfo", separator=":").get("MemTotal", 0) * 1024
+    return min([total, *(limit for limit, _ in _limits(root))])
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit and the use of every control group that bounds this process's memory."""
+    for version, group in _groups(root):
+        if version == 1:
+            limits = [_read_number(group / "memory.limit_in_bytes")]
+            used, droppable = _read_number(group / "memory.usage_in_bytes"), "total_inactive_file"
+        else:
+            limits = [_read_number(group / name) for name in ("memory.max", "memory.high")]
+            used, droppable = _read_number(group / "memory.current"), "inactive_file"
+        known = [limit for limit in limits if limit is not None and limit < _NO_LIMIT]
+        if known:
+            cache = _read_table(group / "memory.stat").get(droppable, 0)
+            yield min(known), max(0, (used or 0) - cache)
+
+
+def _groups(root: Path) -> Iterator[tuple[int, Path]]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    mounts = root / "sys/fs/cgroup"
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield from _levels(1, mounts / "memory", path)
+        elif number == "0" and not controllers:
+            unified = mounts / "unified"
+            yield from _levels(2, unified if unified.is_dir() else mounts, path)
+
+
+def _levels(version: int, mount: Path, path: str) -> Iterator[tuple[int, Path]]:
+    """Yield a group and those above it; a container may see its own as the uppermost."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for count in range(len(parts), -1, -1):
+        directory = mount.joinpath(*parts[:count])
+        if directory.is_dir():
+            yield version, directory
+
+
+def _read_number(path: Path) -> int | None:
+    """Return the number in a file; None where there is no file, or no limit (`max`)."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+def _read_table(path: Path, separator: str = " ") -> dict[str, int]:
+    """Return the lines `name number` of a file; an empty table where there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    table = {}
+    for line in lines:
+        name, _, rest = line.partition(separator)
+        number = rest.split()[:1]
+        if number and number[0].isdecimal():
+            table[name] = int(number[0])
+    return table

@@ -1,0 +1,189 @@
+"""Which fields a request may have: honoured, harmless, or refused by name. No field is ignored silently.
+
+Every route that computes calls `check_fields` before it reads anything. A field that a client sets and
+that nobody here knows is refused too, as OpenAI does it: it may ask for what the client then relies on.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exo_engine.server.api_errors import bad_request, not_supported
+from exo_engine.server.fields import Fields
+
+_SAMPLING = frozenset(
+    [
+        "model",
+        "n",
+        "best_of",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "min_tokens",
+        "max_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "logprobs",
+        "logit_bias",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "priority",
+        "stream",
+        "stream_options",
+        "echo",
+        "add_special_tokens",
+    ]
+)
+_CONVERSATION = frozenset(
+    [
+        "messages",
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "chat_template",
+        "chat_template_kwargs",
+        "documents",
+        "reasoning_effort",
+        "continue_final_message",
+        "add_generation_prompt",
+    ]
+)
+
+HARMLESS = frozenset(
+    # What OpenAI keeps, bills, caches or traces by. Nothing is kept, billed or shared here.
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "prediction",
+        "parallel_tool_calls",
+        "mm_processor_kwargs",
+        "media_io_kwargs",
+        "length_penalty",
+        "early_stopping",
+        "spaces_between_special_tokens",
+    ]
+)
+"""Accepted without effect: whatever they say, the answer is what the client may expect."""
+
+UNSUPPORTED: Mapping[str, str] = {
+    "structured_outputs": "constrained output",
+    "structural_tag": "constrained output",
+    "guided_json": "constrained output",
+    "guided_regex": "constrained output",
+    "guided_choice": "constrained output",
+    "guided_grammar": "constrained output",
+    "guided_decoding_backend": "constrained output",
+    "guided_whitespace_pattern": "constrained output",
+    "use_beam_search": "beam search",
+    "prompt_logprobs": "prompt_logprobs (use echo with logprobs on /v1/completions)",
+    "prompt_embeds": "a prompt of embeddings",
+    "bad_words": "bad_words (use logit_bias)",
+    "allowed_token_ids": "allowed_token_ids (use logit_bias)",
+    "logits_processors": "a custom logits processor",
+    "truncate_prompt_tokens": "truncating prompts",
+    "truncation_side": "truncating prompts",
+    "cache_salt": "cache_salt, an own part of the prefix cache,",
+    "return_token_ids": "return_token_ids (use /tokenize)",
+    "return_tokens_as_token_ids": "return_tokens_as_token_ids (start the engine with that flag)",
+    "kv_transfer_params": "moving the KV cache to or from another engine",
+    "vllm_xargs": "vllm_xargs",
+    "request_id": "request_id (use the header X-Request-Id)",
+    "include_reasoning": "leaving the reasoning out of an answer",
+    "thinking_token_budget": "a budget for reasoning",
+    "repetition_detection": "repetition_detection",
+    "response_format": "response_format",
+    "modalities": "output other than text",
+    "audio": "output other than text",
+    "suffix": "suffix",
+    "verbosity": "verbosity",
+    "web_search_options": "web search",
+    "moderation": "moderation",
+}
+"""What a client may ask OpenAI or vLLM for and not this engine, and how to call it in the refusal."""
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "prompt_logprobs": (),  # 0 asks for those of the prompt's own tokens
+    "web_search_options": (),  # {} asks for it
+    "include_reasoning": (True,),
+    "verbosity": ("medium",),
+    "truncation_side": ("left", "right"),  # says nothing without truncate_prompt_tokens
+}
+"""Values of unsupported fields that ask for nothing, where they are not the empty ones and false."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFields:
+    """The fields of one route.
+
+    Attributes:
+        honoured: what the route reads; some values may still be refused.
+        harmless: what has no effect and need not have one.
+    """
+
+    honoured: frozenset[str]
+    harmless: frozenset[str] = HARMLESS
+
+
+CHAT = KnownFields(
+    _SAMPLING
+    | _CONVERSATION
+    | {"max_completion_tokens", "top_logprobs", "response_format", "modalities", "audio"}
+)
+COMPLETIONS = KnownFields(_SAMPLING | {"prompt", "suffix"})
+TOKENIZE = KnownFields(
+    _CONVERSATION | {"model", "prompt", "add_special_tokens", "return_token_strs"}
+)
+DETOKENIZE = KnownFields(frozenset({"model", "tokens"}))
+STREAM_OPTIONS = KnownFields(
+    frozenset({"include_usage", "continuous_usage_stats"}), frozenset({"include_obfuscation"})
+)
+
+
+def check_fields(fields: Fields, known: KnownFields) -> None:
+    """Refuse the first field that would be ignored although it asks for something.
+
+    Raises:
+        ApiError: there is one; `param` names it.
+    """
+    for name, value in fields.values.items():
+        if value is None or name in known.honoured or name in known.harmless:
+            continue
+        what = UNSUPPORTED.get(name)
+        if what is None:
+            raise _unknown(fields, name, known)
+        if not _is_neutral(name, value):
+            raise not_supported(fields.name(name), what)
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    own = _NEUTRAL.get(name)
+    if own is not None:
+        return any(type(value) is type(each) and value == each for each in own)
+    return value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def _unknown(fields: Fields, name: str, known: KnownFields) -> Exception:
+    shown = name[:64]
+    close = difflib.get_close_matches(shown, known.honoured, n=1, cutoff=0.8)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return bad_request(
+        f"unknown field {shown!r}: this engine would ignore it{hint}",
+        fields.name(shown),
+        "unknown_parameter",
+    )

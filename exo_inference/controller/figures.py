@@ -1,0 +1,189 @@
+"""What the servers of one machine have counted: the gateway's usage, and everybody's metrics in one page.
+
+`LocalFigures` asks gateway and engines over their private sockets; `merge_metrics` (pure) makes one
+exposition of what they answer, with `deployment_id` and `replica` on what engines say of themselves.
+Called by `routes/figures.py`. On a cluster Prometheus asks gateways and engines itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from pydantic import ValidationError
+
+from exo_inference.controller.gateway_link import SocketGatewayLink
+from exo_inference.platforms.local.health import read_metrics
+from exo_inference.resources import InferenceDeployment
+from exo_inference.resources.states import deployment_state, wanted_replicas
+from exo_inference.state_dir import StateDir
+from exo_inference.wire import KeyUsage
+
+logger = logging.getLogger(__name__)
+
+ENGINE_SECONDS = 2.0
+MAX_AT_ONCE = 8
+"""Engines that are asked at the same time."""
+PAGE_SECONDS = 1.0
+"""How long one page of metrics is given to all who ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The metrics of one process, and the labels that tell it from others.
+
+    Attributes:
+        text: in Prometheus' text format; None where it did not answer.
+        labels: to be added to every sample.
+    """
+
+    text: bytes | None
+    labels: Mapping[str, str]
+
+
+class SharedPage:
+    """The page of metrics: made by one request at a time, and shared for a second.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._making = asyncio.Lock()
+        self._page = b""
+        self._until = float("-inf")
+
+    async def get(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the page that was made last, or make another."""
+        async with self._making:
+            if self._clock() >= self._until:
+                self._page = await make()
+                self._until = self._clock() + PAGE_SECONDS
+            return self._page
+
+
+class LocalFigures:
+    """Asks the servers of one state directory."""
+
+    def __init__(self, state: StateDir) -> None:
+        self._state = state
+        self._gateway = SocketGatewayLink(state.gateway_socket)
+
+    async def usage(self) -> list[KeyUsage] | None:
+        """Return what the gateway has counted, or wrote last where it does not answer.
+
+        Returns:
+            None where there is neither: nothing can be said.
+        """
+        body = await self._gateway.ask("/usage")
+        if body is None:
+            try:
+                body = await asyncio.to_thread(self._state.usage_file.read_bytes)
+            except FileNotFoundError:
+                return []  # it has not counted anything yet
+            except OSError:
+                return None
+        return read_usage(body)
+
+    async def pages(self, deployments: Sequence[InferenceDeployment]) -> list[Page]:
+        """Return the metrics of the gateway and of each replica that serves."""
+        replicas = [
+            (each.metadata.uid, replica.name)
+            for each in deployments
+            for replica in each.status.replicas
+            if replica.state in ("ready", "draining")
+        ]
+        free = asyncio.Semaphore(MAX_AT_ONCE)
+
+        async def ask(uid: str, name: str) -> Page:
+            async with free:
+                directory = self._state.replicas_dir / name
+                text = await read_metrics(directory, ENGINE_SECONDS)
+            return Page(text, {"deployment_id": uid, "replica": name})
+
+        gateway = Page(await self._gateway.ask("/metrics"), {})
+        return [gateway, *await asyncio.gather(*(ask(*replica) for replica in replicas))]
+
+
+def read_usage(body: bytes) -> list[KeyUsage] | None:
+    """Return the rows of the gateway's ledger; None where it is damaged."""
+    try:
+        return [KeyUsage.model_validate(row) for row in json.loads(body)["rows"]]
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as exc:
+        logger.warning("the counts of the gateway cannot be read: %s", type(exc).__name__)
+        return None
+
+
+def merge_metrics(deployments: Sequence[InferenceDeployment], pages: Iterable[Page]) -> bytes:
+    """Return one exposition of what the controller knows and the others answered.
+
+    A page that cannot be read counts as one that was not answered: `exo_scrape_up` is 0.
+    """
+    families: dict[str, Metric] = {}
+    up = GaugeMetricFamily(
+        "exo_scrape_up", "Whether a server answered.", labels=["deployment_id", "replica"]
+    )
+    for page in pages:
+        found = _parse(page)
+        up.add_metric(
+            [page.labels.get("deployment_id", ""), page.labels.get("replica", "gateway")],
+            float(found is not None),
+        )
+        for family in found or ():
+            present = families.setdefault(family.name, family)
+            if present is not family and present.type == family.type:
+                present.samples += family.samples
+    registry = CollectorRegistry()
+    registry.register(_Collected([*_own(deployments), up, *families.values()]))
+    return generate_latest(registry)
+
+
+class _Collected(Collector):
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def _parse(page: Page) -> list[Metric] | None:
+    if page.text is None:
+        return None
+    try:
+        families = list(text_string_to_metric_families(page.text.decode()))
+    except (ValueError, KeyError, IndexError):
+        return None
+    for family in families:
+        family.samples = [
+            sample._replace(labels={**sample.labels, **page.labels}) for sample in family.samples
+        ]
+    return families
+
+
+def _own(deployments: Sequence[InferenceDeployment]) -> list[Metric]:
+    """Return what the controller itself knows: the state of each deployment, and its replicas."""
+    labels = ["deployment_id", "deployment"]
+    state = GaugeMetricFamily(
+        "exo_deployment_state", "1 for the state it is in.", labels=[*labels, "state"]
+    )
+    wanted = GaugeMetricFamily(
+        "exo_deployment_wanted_replicas", "Replicas that are asked for.", labels=labels
+    )
+    ready = GaugeMetricFamily(
+        "exo_deployment_ready_replicas", "Replicas that are ready.", labels=labels
+    )
+    for each in deployments:
+        named = [each.metadata.uid, each.metadata.name]
+        state.add_metric([*named, str(deployment_state(each)[0])], 1)
+        wanted.add_metric(named, wanted_replicas(each))
+        ready.add_metric(named, each.status.ready_replicas)
+    return [state, wanted, ready]

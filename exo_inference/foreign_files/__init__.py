@@ -1,0 +1,39 @@
+"""Reading files that strangers wrote: config.json, safetensors headers, whole folders of models.
+
+Whoever publishes a model chooses every byte of it, so its files are read and parsed in a child process
+with limits on processor time, memory and wall time, and what comes back is a small description whose
+form is checked. `tasks.py` is what the child can do, `worker.py` its loop, `pool.py` the side that asks.
+
+Callers: the controller and the hub (`ask`, `ask_in_thread`), the download Job and `deployment plan`
+(`ask`). Nothing else in the control plane opens a model's files.
+"""
+
+from __future__ import annotations
+
+from exo_inference.foreign_files.asking import (
+    RemoteDescription,
+    check_model,
+    check_model_async,
+    describe_model,
+    describe_model_async,
+    describe_remote_async,
+)
+from exo_inference.foreign_files.errors import (
+    ForeignFileError,
+    MissingFile,
+    ReadingFailed,
+)
+from exo_inference.foreign_files.model_directory import CheckedFiles
+
+__all__ = [
+    "CheckedFiles",
+    "ForeignFileError",
+    "MissingFile",
+    "ReadingFailed",
+    "RemoteDescription",
+    "check_model",
+    "check_model_async",
+    "describe_model",
+    "describe_model_async",
+    "describe_remote_async",
+]

@@ -1,0 +1,31 @@
+"""What every server of the control plane does about its sockets, whoever listens.
+
+Called by the supervisor, the controller and the gateway. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+BACKLOG = 1024
+"""Connections that may wait to be accepted; the kernel's own limit (`net.core.somaxconn`) may be lower.
+
+Named at every call that listens: aiohttp listens again on a socket that listens already, and says 128
+where it is told nothing.
+"""
+
+ENOUGH_DESCRIPTORS = 65536
+"""Containers may allow a billion, and some programs look at each one that they might have."""
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process, and what it starts, have as many descriptors as it may; return the number.
+
+    The usual soft limit of 1,024 is less than a gateway needs for 1,000 clients, each of which costs
+    it a connection to a replica as well.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, ENOUGH_DESCRIPTORS)), hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,152 @@
+"""`/ai/usage` and `/ai/metrics`: what other processes answer, whatever that is, becomes one page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from exo_inference.cli.metrics import samples
+from exo_inference.controller import figures
+from exo_inference.controller.figures import Page, SharedPage, merge_metrics, read_usage
+from exo_inference.controller.routes import figures as routes
+from exo_inference.resources import DeploymentSpec, InferenceDeployment, ObjectMeta
+from tests.controller.conftest import Controller, DistinctAuth
+
+ENGINE = b"""\
+# HELP vllm:num_requests_running Requests that run.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model="m"} 2.0
+# HELP exo_tokens_total Tokens.
+# TYPE exo_tokens_total counter
+exo_tokens_total 7.0
+"""
+DEPLOYMENT = InferenceDeployment(
+    metadata=ObjectMeta(name="chat", uid="u-1"), spec=DeploymentSpec(model="m", gpu_type="cpu")
+)
+
+
+def engine(name: str, text: bytes | None = ENGINE) -> Page:
+    return Page(text, {"deployment_id": "u-1", "replica": name})
+
+
+def test_pages_of_several_replicas_become_one_that_prometheus_reads() -> None:
+    text = merge_metrics([DEPLOYMENT], [Page(None, {}), engine("r1"), engine("r2")]).decode()
+    assert text.count("# TYPE vllm:num_requests_running gauge") == 1
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    running = families["vllm:num_requests_running"].samples
+    assert [(s.labels["replica"], s.labels["model"], s.value) for s in running] == [
+        ("r1", "m", 2.0),
+        ("r2", "m", 2.0),
+    ]
+    assert [s.name for s in families["exo_tokens"].samples] == ["exo_tokens_total"] * 2
+    up = {s.labels["replica"]: s.value for s in families["exo_scrape_up"].samples}
+    assert up == {"gateway": 0.0, "r1": 1.0, "r2": 1.0}
+    assert {"exo_deployment_state", "exo_deployment_ready_replicas"} <= families.keys()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\xff\xfe", b"x{a=", b'x{a="b"} y z', b"# TYPE x nonsense\nx 1", b"{" * 9999, b"", None],
+)
+def test_a_page_that_cannot_be_read_costs_no_other(text: bytes | None) -> None:
+    page = merge_metrics([DEPLOYMENT], [engine("bad", text), engine("good")]).decode()
+    assert 'vllm:num_requests_running{deployment_id="u-1",model="m",replica="good"} 2.0' in page
+    assert list(text_string_to_metric_families(page))
+
+
+def test_samples_as_data() -> None:
+    text = '# HELP x y\nx{a="b\\"c",d="e\\nf"} 1.5\ny NaN\nz_bucket{le="+Inf"} 3 1700000000\nbad line here\n'
+    assert list(samples(text)) == [
+        {"name": "x", "labels": {"a": 'b"c', "d": "e\nf"}, "value": 1.5},
+        {"name": "y", "labels": {}, "value": "NaN"},
+        {"name": "z_bucket", "labels": {"le": "+Inf"}, "value": 3.0},
+    ]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"rows": [{}]}', b'{"rows": 3}', b"[" * 99999])
+def test_a_damaged_ledger_is_no_usage(body: bytes) -> None:
+    assert read_usage(body) is None
+
+
+ROW = {"key_id": "k", "requests": {"200": 3, "499": 1}, "prompt_tokens": 9, "completion_tokens": 5}
+
+
+def test_usage_is_what_the_gateway_wrote_last_where_it_does_not_answer(
+    controller: Controller,
+) -> None:
+    assert controller.call("GET", "/v2/ai/usage").json() == {"usage": []}
+    controller.create_model()
+    uid = controller.create_deployment()
+    rows = [{**ROW, "deployment_id": uid, "key_id": uid}, {**ROW, "deployment_id": "gone"}]
+    controller.state.usage_file.write_text(json.dumps({"format": 1, "rows": rows}))
+    own, gone = controller.call("GET", "/v2/ai/usage").json()["usage"]
+    assert (own["deployment"], own["key"], own["requests"]) == ("chat", "chat", ROW["requests"])
+    assert (gone["deployment"], gone["key"], gone["key-id"]) == ("", "", "k")
+    controller.state.usage_file.write_text("damaged")
+    damaged = controller.call("GET", "/v2/ai/usage")
+    assert (damaged.status_code, damaged.json()["title"]) == (503, "Usage not readable")
+
+
+def test_metrics_of_a_controller_whose_gateway_is_away(controller: Controller) -> None:
+    controller.create_model()
+    uid = controller.create_deployment()
+    url = f"http://127.0.0.1:{controller.port}/v2/ai/metrics"
+    answer = requests.get(url, auth=DistinctAuth(controller.key, controller.secret), timeout=20)
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert f'exo_deployment_state{{deployment="chat",deployment_id="{uid}",state="ready"}} 1.0' in (
+        answer.text
+    )
+    assert 'exo_scrape_up{deployment_id="",replica="gateway"} 0.0' in answer.text
+
+
+async def test_a_page_is_made_once_for_all_who_ask_within_a_second() -> None:
+    now, made = [0.0], []
+
+    async def make() -> bytes:
+        made.append(now[0])
+        await asyncio.sleep(0)
+        return b"%d" % len(made)
+
+    page = SharedPage(clock=lambda: now[0])
+    assert await asyncio.gather(*(page.get(make) for _ in range(50))) == [b"1"] * 50
+    now[0] = 0.9
+    assert await page.get(make) == b"1"
+    now[0] = 1.0
+    assert await page.get(make) == b"2"
+
+
+async def test_a_page_that_could_not_be_made_is_made_for_the_next() -> None:
+    async def fail() -> bytes:
+        raise OSError("away")
+
+    async def make() -> bytes:
+        return b"page"
+
+    page = SharedPage()
+    with pytest.raises(OSError, match="away"):
+        await page.get(fail)
+    assert await page.get(make) == b"page"
+
+
+def test_metrics_are_merged_once_for_requests_that_come_together(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "PAGE_SECONDS", 600.0, raising=False)
+    merged = []
+
+    def count(*arguments: object) -> bytes:
+        merged.append(arguments)
+        return b"up 1\n"
+
+    monkeypatch.setattr(routes, "merge_metrics", count)
+    auth = DistinctAuth(controller.key, controller.secret)
+    for _ in range(3):
+        answer = requests.get(
+            f"http://127.0.0.1:{controller.port}/v2/ai/metrics", auth=auth, timeout=20
+        )
+        assert answer.text == "up 1\n"
+    assert len(merged) == 1

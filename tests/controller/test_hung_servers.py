@@ -1,0 +1,178 @@
+"""Servers that hang are killed and started again; one that is adopted hands over its listener."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from exo_inference.controller.supervised import RestartPolicy, ServerCommand, SupervisedProcess
+from exo_inference.controller.watchdog import Patience, WatchPolicy, is_stopped
+from exo_inference.liveness import answering, ask
+from exo_inference.state_dir import StateDir
+
+POLICY = WatchPolicy(interval_seconds=1, answer_seconds=2, stopped_seconds=5, silent_seconds=30)
+
+# A server that answers its supervisor; "deaf" ends that, and goes on running.
+SERVER = """
+import asyncio, socket, sys
+from pathlib import Path
+from exo_inference.liveness import answering
+from exo_inference.local_settings import take_inherited_listener
+root, mode = sys.argv[1:]
+async def main():
+    listener = take_inherited_listener()
+    async with answering(Path(root) / "run/gateway.live", listener):
+        print("up", flush=True)
+        if mode == "deaf":
+            await asyncio.sleep(0.5)
+            import time; time.sleep(3600)
+        await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+def looks(*seen: tuple[bool | None, bool], seconds: float = 1.0) -> list[str]:
+    patience = Patience(POLICY)
+    return [patience.note(answered=a, stopped=s, elapsed_seconds=seconds) for a, s in seen]
+
+
+def test_server_that_answers_does_not_hang():
+    assert not any(looks(*[(True, False)] * 100))
+
+
+def test_stopped_server_hangs_after_five_seconds():
+    *before, last = looks((True, False), *[(False, True)] * 5)
+    assert not any(before)
+    assert "stopped by a signal 5 s ago" in last
+
+
+def test_server_that_goes_on_again_in_time_is_left_alone():
+    assert not any(looks(*([(False, True)] * 4 + [(True, False)]) * 3))
+
+
+def test_silent_server_hangs_after_half_a_minute():
+    *before, last = looks((True, False), *[(False, False)] * 30)
+    assert not any(before)
+    assert "not answered for 30 s" in last
+
+
+def test_server_of_an_older_version_that_never_answers_is_left_alone():
+    assert not any(looks(*[(False, False)] * 1000))
+
+
+def test_server_whose_socket_file_somebody_deleted_is_left_alone():
+    assert not any(looks((True, False), *[(None, False)] * 1000))
+
+
+def test_time_in_which_the_machine_stood_still_does_not_count():
+    assert not any(looks((True, False), *[(False, False)] * 9, seconds=3600.0))
+    assert looks((True, False), *[(False, False)] * 10, seconds=3600.0)[-1]
+
+
+def test_is_stopped_reads_the_state_of_a_process():
+    assert not is_stopped(os.getpid())
+    assert not is_stopped(1 << 30)
+
+
+async def test_answer_brings_the_very_socket_that_listens(tmp_path: Path):
+    path = tmp_path / ("long" * 30) / "server.live"
+    path.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        async with answering(path, listener):
+            assert path.stat().st_mode & 0o777 == 0o600
+            sign = await asyncio.to_thread(ask, path, 5.0)
+            with sign.listener as taken:
+                assert taken.getsockname() == listener.getsockname()
+                listener.close()
+                with socket.create_connection(taken.getsockname(), timeout=5):
+                    taken.accept()[0].close()
+            sign = await asyncio.to_thread(ask, path, 5.0)
+            assert sign.listener is None  # it is closed: nothing else is handed over in its place
+    assert not path.exists()
+    assert ask(path, 1.0) is None
+
+
+@pytest.fixture
+async def server(tmp_path: Path):
+    """Runs servers, as a supervisor does, on a port that is free."""
+    state = StateDir(tmp_path / "state")
+    state.create()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = probe.getsockname()[:2]
+    policy = RestartPolicy(first_seconds=0.02, max_seconds=0.1, stable_seconds=0.5)
+    quick = WatchPolicy(
+        interval_seconds=0.05, answer_seconds=0.2, stopped_seconds=0.3, silent_seconds=0.5
+    )
+    tasks = []
+
+    def run(mode: str = "steady") -> SupervisedProcess:
+        argv = (sys.executable, "-c", SERVER, str(state.root), mode)
+        process = SupervisedProcess(
+            state, ServerCommand("gateway", argv, listen=address), policy, quick
+        )
+        tasks.append((process, asyncio.create_task(process.run())))
+        return process
+
+    yield run, state, address
+    for process, _ in tasks:
+        await process.stop(grace_seconds=0.1, hurry=asyncio.Event())
+    for _, task in tasks:
+        task.cancel()
+    await asyncio.gather(*(task for _, task in tasks), return_exceptions=True)
+
+
+async def pid_of(state: StateDir, other_than: int = 0) -> int:
+    """Wait until the server answers, and is another one than that."""
+    async with asyncio.timeout(60):
+        while True:
+            record = state.read_record("gateway")
+            sign = await asyncio.to_thread(ask, state.live_socket("gateway"), 0.2)
+            if sign is not None and sign.listener is not None:
+                sign.listener.close()
+            if record and record.alive and record.pid != other_than and sign is not None:
+                return record.pid
+            await asyncio.sleep(0.02)
+
+
+async def test_stopped_server_is_killed_and_started_again(server, caplog):
+    run, state, _ = server
+    run()
+    pid = await pid_of(state)
+    os.kill(pid, signal.SIGSTOP)
+    assert await pid_of(state, other_than=pid)
+    assert f"gateway (pid {pid}) hangs: it was stopped by a signal" in caplog.text
+
+
+async def test_server_whose_loop_is_stuck_is_killed_and_started_again(server, caplog):
+    run, state, _ = server
+    run("deaf")
+    pid = await pid_of(state)
+    assert await pid_of(state, other_than=pid)
+    assert f"gateway (pid {pid}) hangs: it has not answered" in caplog.text
+
+
+async def test_port_of_an_adopted_server_refuses_nobody_while_it_is_started_again(server):
+    run, state, address = server
+    first = run()
+    pid = await pid_of(state)
+    # The first supervisor is killed: it starts nothing any more, and its descriptors are closed.
+    first._stopping = True
+    first._close_listener()
+    second = run()
+    async with asyncio.timeout(60):
+        while second._listener is None:
+            await asyncio.sleep(0.02)
+    assert second.adopted
+    os.kill(pid, signal.SIGKILL)
+    for _ in range(200):  # from before its end is seen until after its restart
+        with socket.create_connection(address, timeout=5):
+            await asyncio.sleep(0.002)
+    with contextlib.suppress(ProcessLookupError):
+        assert await pid_of(state, other_than=pid)

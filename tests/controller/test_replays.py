@@ -1,0 +1,363 @@
+"""What the signature of one write can do: that write, once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+from exoscale_auth import ExoscaleV2Auth
+
+from exo_inference.controller import replays
+from exo_inference.controller.replays import Answer, Forgotten, ReplayMemory
+from tests.controller.conftest import Controller
+
+NAMED = {"model": {"name": "org/m1"}, "gpu-type": "cpu", "gpu-count": 1, "replicas": 1}
+
+
+def capture(
+    controller: Controller, method: str, path: str, body: Any = None
+) -> requests.PreparedRequest:
+    """Return a signed request as it goes over the wire."""
+    auth = ExoscaleV2Auth(controller.key, controller.secret)
+    url = f"http://127.0.0.1:{controller.port}/v2{path}"
+    return requests.Request(method, url, json=body, auth=auth).prepare()
+
+
+def send(request: requests.PreparedRequest) -> requests.Response:
+    with requests.Session() as session:
+        return session.send(request, timeout=20)
+
+
+def deployments(controller: Controller) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = controller.client().list_deployments()["deployments"]
+    return found
+
+
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the first two seconds after a refusal were over."""
+    monkeypatch.setattr(replays, "REFUSAL_SECONDS", 0.0)
+
+
+# -- a dry run cannot be made a write of
+
+
+@pytest.mark.parametrize(
+    ("query", "listed"),
+    [
+        pytest.param("force=force", "force", id="another argument"),
+        pytest.param("force=dry-run", "force", id="its value under another name"),
+        pytest.param("x=dry-run", "x", id="its value under an unknown name"),
+        pytest.param("tail=dry-run", "tail", id="its value under a name of the vendor's"),
+        pytest.param("dry-run=dry-run&force=force", "dry-run", id="one more, unsigned"),
+        pytest.param("dry-run=dry-run&force", "dry-run", id="one more, blank"),
+        pytest.param("dry-run=dry-run&force=", "dry-run;force", id="one more, blank and listed"),
+        pytest.param("dry-run=dry-run&dry-run=", "dry-run", id="blank twin"),
+        pytest.param("", "dry-run", id="left out"),
+        pytest.param("", "", id="left out, not listed"),
+    ],
+)
+def test_a_signed_dry_run_stays_one(controller: Controller, query: str, listed: str) -> None:
+    controller.create_model()
+    body = {"name": "chat", **NAMED}
+    dry = capture(controller, "POST", "/ai/deployment?dry-run=dry-run", body)
+    assert send(dry).status_code == 200
+    assert "signed-query-args=dry-run," in dry.headers["Authorization"]
+    dry.url = f"{controller.endpoint}/ai/deployment" + (f"?{query}" if query else "")
+    pragma = f"signed-query-args={listed}," if listed else ""
+    signed = dry.headers["Authorization"].replace("signed-query-args=dry-run,", pragma)
+    dry.headers["Authorization"] = signed
+    assert send(dry).status_code in (400, 403)
+    assert deployments(controller) == []
+
+
+@pytest.mark.parametrize("query", ["dry-run=true", "dry-run=", "dry-run", "force=1", "x=1", "x"])
+def test_writes_take_our_arguments_in_their_form_alone(
+    idle_controller: Controller, query: str
+) -> None:
+    for method, path in (
+        ("POST", "/v2/ai/deployment"),
+        ("POST", "/v2/ai/model"),
+        ("POST", "/v2/ai/api-key"),
+        ("PATCH", "/v2/ai/deployment/x"),
+        ("PUT", "/v2/ai/deployment/x"),
+        ("DELETE", "/v2/ai/model/x"),
+        ("POST", "/v2/ai/plan"),
+    ):
+        answer = idle_controller.call(method, f"{path}?{query}", json={})
+        assert answer.status_code == 400, (method, path, answer.text)
+        assert answer.json()["title"] == "Query not understood"
+
+
+def test_an_argument_that_does_nothing_here_is_refused(idle_controller: Controller) -> None:
+    for path in ("model/x", "deployment/x", "api-key/x"):
+        answer = idle_controller.call("DELETE", f"/v2/ai/{path}?force=force")
+        assert (answer.status_code, "known: dry-run" in answer.text) == (400, True)
+
+
+# -- the same signature again
+
+
+def test_a_repeated_write_gets_the_first_answer_and_has_no_effect(controller: Controller) -> None:
+    controller.create_model()
+    uid = controller.create_deployment(replicas=2)
+    scale = capture(controller, "POST", f"/ai/deployment/{uid}/scale", {"replicas": 1})
+    first = send(scale)
+    controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 3})
+    again = send(scale)
+    assert (again.status_code, again.json()) == (200, first.json())
+    assert again.headers["x-request-id"] != first.headers["x-request-id"]
+    assert deployments(controller)[0]["replicas"] == 3
+
+
+def test_a_captured_create_does_not_bring_back_what_was_deleted(controller: Controller) -> None:
+    controller.create_model()
+    create = capture(controller, "POST", "/ai/deployment", {"name": "chat", **NAMED})
+    first = send(create)
+    client = controller.client()
+    client.delete_deployment(id=first.json()["reference"]["id"])
+    controller.wait_for(lambda: deployments(controller) == [])
+    assert send(create).json() == first.json()
+    create.headers["Idempotency-Key"] = "another"  # a header is not signed
+    assert send(create).json() == first.json()
+    assert deployments(controller) == []
+
+
+def test_creates_are_remembered_over_a_restart(stopped_controller: Controller) -> None:
+    with stopped_controller.running() as controller:
+        controller.create_model()
+        port = controller.port
+        create = capture(controller, "POST", "/ai/deployment", {"name": "chat", **NAMED})
+        key = capture(controller, "POST", "/ai/api-key", {"name": "k", "scope": "public"})
+        first, made = send(create), send(key)
+        controller.client().delete_deployment(id=first.json()["reference"]["id"])
+        controller.wait_for(lambda: deployments(controller) == [])
+    with stopped_controller.running() as controller:
+        for request in (create, key):
+            request.url = str(request.url).replace(f":{port}/", f":{controller.port}/")
+        assert send(create).json() == first.json()
+        assert send(key).json() == made.json()
+        assert deployments(controller) == []
+        assert len(controller.client().list_ai_api_keys()["ai-api-keys"]) == 1
+
+
+@pytest.mark.parametrize("first_key", [None, "mine"])
+@pytest.mark.parametrize("other_key", [None, "another"])
+def test_a_header_does_not_make_a_captured_create_another_one(
+    stopped_controller: Controller, first_key: str | None, other_key: str | None
+) -> None:
+    """A header is not signed; a restart stands for another controller, as both forget answers."""
+    body = {"name": "k", "scope": "public"}
+    with stopped_controller.running() as controller:
+        controller.create_model()
+        port = controller.port
+        create = capture(controller, "POST", "/ai/deployment", {"name": "chat", **NAMED})
+        key = capture(controller, "POST", "/ai/api-key", body)
+        set_key(create, first_key)
+        set_key(key, first_key and f"{first_key}-too")
+        first, made = send(create), send(key)
+        controller.client().delete_deployment(id=first.json()["reference"]["id"])
+        controller.wait_for(lambda: deployments(controller) == [])
+    with stopped_controller.running() as controller:
+        for request in (create, key):
+            request.url = str(request.url).replace(f":{port}/", f":{controller.port}/")
+            set_key(request, other_key and f"{other_key}-{request.path_url}")
+        assert send(create).json() == first.json()
+        assert send(key).json() == made.json()
+        assert deployments(controller) == []
+        assert len(controller.client().list_ai_api_keys()["ai-api-keys"]) == 1
+
+
+def test_a_captured_rotation_makes_no_other_value(stopped_controller: Controller) -> None:
+    with stopped_controller.running() as controller:
+        port = controller.port
+        made = controller.client().create_ai_api_key(name="k", scope="public")
+        path = f"/ai/api-key/{made['id']}"
+        rotate = capture(controller, "POST", f"{path}/rotate")
+        first = send(rotate).json()
+        assert first["value"] != made["value"]
+    with stopped_controller.running() as controller:
+        rotate.url = str(rotate.url).replace(f":{port}/", f":{controller.port}/")
+        set_key(rotate, "another")
+        assert send(rotate).json() == first
+        second = controller.call("POST", f"/v2{path}/rotate").json()
+        assert second != first
+        port = controller.port
+    with stopped_controller.running() as controller:
+        rotate.url = str(rotate.url).replace(f":{port}/", f":{controller.port}/")
+        assert send(rotate).json() == first
+        assert controller.call("GET", f"/v2{path}/reveal").json() == second
+
+
+def set_key(request: requests.PreparedRequest, key: str | None) -> None:
+    """Give a request this `Idempotency-Key`, or none."""
+    request.headers.pop("Idempotency-Key", None)
+    if key is not None:
+        request.headers["Idempotency-Key"] = key
+
+
+def test_two_equal_requests_at_once_have_one_effect(controller: Controller) -> None:
+    controller.create_model()
+    create = capture(controller, "POST", "/ai/deployment", {"name": "chat", **NAMED})
+    with ThreadPoolExecutor(8) as pool:
+        answers = [each.json() for each in pool.map(lambda _: send(create), range(8))]
+    assert answers == [answers[0]] * 8
+    (uid,) = [each["id"] for each in deployments(controller)]
+    assert answers[0]["reference"]["id"] == uid
+
+
+def test_a_captured_refusal_is_refused_for_ever(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    model = controller.create_model()
+    uid = controller.create_deployment()
+    delete = capture(controller, "DELETE", f"/ai/model/{model}")
+    assert send(delete).status_code == 412
+    controller.client().delete_deployment(id=uid)
+    controller.wait_for(lambda: deployments(controller) == [])
+    assert send(delete).status_code == 412
+    assert controller.client().get_model(id=model)["state"] == "ready"
+
+
+def test_reads_are_answered_anew(controller: Controller) -> None:
+    listing = capture(controller, "GET", "/ai/model")
+    assert send(listing).json() == {"models": []}
+    controller.create_model()
+    assert len(send(listing).json()["models"]) == 1
+
+
+def test_the_access_log_names_the_key(
+    controller: Controller, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "exo_inference.controller.access")
+    controller.call("GET", "/v2/ai/model")
+    requests.get(controller.endpoint + "/ai/model", timeout=5)
+    controller.wait_for(lambda: len(caplog.records) >= 2)
+    lines = [r for r in caplog.records if r.name == "exo_inference.controller.access"]
+    assert [line.key_id for line in lines] == [controller.key, None]  # type: ignore[attr-defined]
+    assert controller.key in lines[0].getMessage()
+
+
+# -- the memory itself
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def ask(memory: ReplayMemory, signature: str, status: int = 200, body: bytes = b"x") -> str:
+    """Return whether a write was executed, or its answer came from before."""
+
+    async def first() -> Answer:
+        return Answer(status, (), body)
+
+    return "new" if await memory.once(signature, 1600.0, first) is None else "old"
+
+
+async def test_signatures_are_forgotten_when_they_end() -> None:
+    clock, monotonic = Clock(), Clock()
+    memory = ReplayMemory(clock, monotonic=monotonic)
+    assert [await ask(memory, "a"), await ask(memory, "a")] == ["new", "old"]
+    clock.now = 1600.0
+    monotonic.now += replays.KEEP_SECONDS
+    await ask(memory, "b")
+    assert len(memory) == 1
+    assert await ask(memory, "a") == "new"
+
+
+async def test_a_clock_that_jumps_forth_and_back_forgets_nothing() -> None:
+    clock, monotonic = Clock(), Clock()
+    memory = ReplayMemory(clock, monotonic=monotonic)
+    assert await ask(memory, "a") == "new"
+    clock.now += 100_000
+    await ask(memory, "b")
+    clock.now -= 100_000
+    assert await ask(memory, "a") == "old"
+
+
+async def test_the_memory_is_bounded_in_number_and_size() -> None:
+    memory = ReplayMemory(Clock(), max_signatures=100, max_answer_bytes=1000)
+    for number in range(50):
+        await ask(memory, f"{number:03}", body=b"x" * 100)
+    assert await ask(memory, "049") == "old"
+    with pytest.raises(Forgotten):
+        await ask(memory, "000")
+    for number in range(50, 1000):
+        await ask(memory, f"{number:03}", body=b"x" * 100)
+    assert len(memory) == 100
+    assert memory._answer_bytes <= 1000
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+async def test_what_asks_to_be_repeated_is_done_again(status: int) -> None:
+    memory = ReplayMemory(Clock())
+    assert await ask(memory, "a", status) == "new"
+    assert len(memory) == 0
+    assert [await ask(memory, "a"), await ask(memory, "a", 500)] == ["new", "old"]
+
+
+async def test_a_refusal_is_judged_again_for_two_seconds() -> None:
+    """Clients sign in whole seconds: delete, refused; mend the cause; delete."""
+    clock = Clock()
+    memory = ReplayMemory(clock)
+    assert [await ask(memory, "a", 412), await ask(memory, "a", 412)] == ["new", "new"]
+    clock.now += replays.REFUSAL_SECONDS
+    assert await ask(memory, "a") == "old"
+
+
+async def test_repeats_do_not_keep_a_refusal_open() -> None:
+    clock = Clock()
+    memory = ReplayMemory(clock)
+    outcomes = []
+    for _ in range(100):
+        outcomes.append(await ask(memory, "a", 412))
+        clock.now += 0.5
+    assert outcomes == ["new"] * 4 + ["old"] * 96
+    assert len(memory._ends) == 1
+
+
+async def test_what_succeeds_after_a_refusal_is_done_once() -> None:
+    memory = ReplayMemory(Clock())
+    answers = [await ask(memory, "a", status) for status in (412, 412, 200, 200)]
+    assert answers == ["new", "new", "new", "old"]
+
+
+async def test_one_that_breaks_off_leaves_the_next_to_do_it() -> None:
+    memory = ReplayMemory(Clock())
+    begun, is_first_run = asyncio.Event(), []
+
+    async def hang() -> Answer:
+        begun.set()
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def work() -> Answer:
+        is_first_run.append(1)
+        return Answer(200, (), b"")
+
+    broken = asyncio.create_task(memory.once("a", 1600.0, hang))
+    await begun.wait()
+    waiting = [asyncio.create_task(memory.once("a", 1600.0, work)) for _ in range(5)]
+    await asyncio.sleep(0)
+    broken.cancel()
+    answers = await asyncio.gather(*waiting)
+    assert len(is_first_run) == 1
+    assert sum(answer is None for answer in answers) == 1
+
+
+async def test_a_burst_costs_little() -> None:
+    memory = ReplayMemory(Clock())
+    before = time.process_time()
+    for number in range(20_000):
+        await ask(memory, str(number))
+    assert len(memory) == 20_000
+    assert time.process_time() - before < 20  # a hang guard: it takes a fraction of a second

@@ -1,0 +1,143 @@
+"""A replacement that does not work, where there was no room for both: what served before comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exo_inference.controller import rollback
+from exo_inference.platforms.base import ObservedDeployment
+from exo_inference.resources import DeploymentSpec, InferenceDeployment
+from tests.controller import builders
+from tests.controller.conftest import Controller
+
+M2: dict[str, Any] = {"model": {"name": "org/m2"}, "gpu-type": "cpu", "gpu-count": 1}
+
+
+def view(controller: Controller, uid: str) -> dict[str, Any]:
+    return controller.call("GET", f"/v2/ai/deployment/{uid}").json()
+
+
+def key_of(controller: Controller, uid: str) -> str:
+    return controller.call("GET", f"/v2/ai/deployment/{uid}/api-key").json()["api-key"]
+
+
+def serving(controller: Controller) -> str:
+    return controller.platform.applied[-1].model_name
+
+
+def wait_for_roll_back(controller: Controller, uid: str) -> dict[str, Any]:
+    def is_back() -> dict[str, Any] | None:
+        found = view(controller, uid)
+        is_told = found.get("state-details", "").startswith("the update was rolled back")
+        return found if is_told and found["ready-replicas"] == 1 else None
+
+    return controller.wait_for(is_back)
+
+
+def test_what_served_before_comes_back_and_stays_through_a_restart(
+    stopped_controller: Controller,
+) -> None:
+    controller = stopped_controller
+    with controller.running():
+        for name in ("org/m1", "org/m2"):
+            controller.create_model(name)
+        uid = controller.create_deployment()
+        key = key_of(controller, uid)
+        controller.platform.slots, controller.platform.fails_model = 1, "org/m2"
+        assert controller.call("PUT", f"/v2/ai/deployment/{uid}", json=M2).ok
+        told = wait_for_roll_back(controller, uid)
+        assert "wings are missing. The version before it serves on" in told["state-details"]
+        assert (told["state"], told["model"]["name"]) == ("error", "org/m2")
+        assert serving(controller) == "org/m1"
+        assert key_of(controller, uid) == key
+        tries = sum(each.model_name == "org/m2" for each in controller.platform.applied)
+    with controller.running():
+        wait_for_roll_back(controller, uid)
+        assert serving(controller) == "org/m1"
+        assert sum(e.model_name == "org/m2" for e in controller.platform.applied) == tries
+        controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 0})
+        controller.wait_for(lambda: view(controller, uid)["ready-replicas"] == 0)
+        controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 1})
+        wait_for_roll_back(controller, uid)
+        controller.platform.fails_model = None
+        assert controller.call("PATCH", f"/v2/ai/deployment/{uid}", json={}).ok
+        controller.wait_for(lambda: view(controller, uid)["state"] == "ready")
+        assert serving(controller) == "org/m2"
+        assert key_of(controller, uid) == key
+
+
+def test_the_old_one_is_looked_after_until_the_new_model_is_there(controller: Controller) -> None:
+    old_model = controller.create_model()
+    uid = controller.create_deployment()
+    controller.source.is_slow = True
+    controller.client().create_model(name="org/m2")
+    assert controller.call("PUT", f"/v2/ai/deployment/{uid}", json=M2).ok
+    controller.wait_for(lambda: view(controller, uid)["state"] == "preparing")
+    controller.platform.replicas[uid].clear()  # it crashed for good
+    controller.wait_for(lambda: view(controller, uid)["ready-replicas"] == 1)
+    assert serving(controller) == "org/m1"
+    assert controller.call("DELETE", f"/v2/ai/model/{old_model}").ok
+    kept = controller.wait_for(
+        lambda: "chat" in (m := controller.client().get_model(id=old_model))["state-details"] and m
+    )
+    assert "deleting" in kept["state-details"]
+    controller.source.is_slow = False
+    controller.wait_for(lambda: view(controller, uid)["state"] == "ready")
+    assert serving(controller) == "org/m2"
+    path = f"/v2/ai/model/{old_model}"
+    controller.wait_for(lambda: controller.call("GET", path).status_code == 404)
+
+
+def changed(replicas: int = 1, before: int = 1) -> InferenceDeployment:
+    obj = builders.deployment(replicas=replicas)
+    settled = DeploymentSpec(model="org/m0", gpu_type="cpu", replicas=before)
+    status = obj.status.model_copy(update={"settled_spec": settled.model_dump_json(by_alias=True)})
+    return obj.model_copy(update={"status": status})
+
+
+R = builders.replica
+
+
+@pytest.mark.parametrize(
+    ("obj", "replicas", "reason"),
+    [
+        pytest.param(changed(), [R("n", "failed", details="no wings")], "no wings", id="failed"),
+        pytest.param(changed(), [R("n", "backoff", restarts=3, details="boom")], "boom", id="loop"),
+        pytest.param(changed(), [R("n", "backoff", restarts=2)], "", id="may come yet"),
+        pytest.param(changed(), [R("n", "starting")], "", id="starts"),
+        pytest.param(
+            changed(),
+            [R("n", "failed", details="x"), R("o", "ready", current=False)],
+            "",
+            id="the old one serves on",
+        ),
+        pytest.param(
+            changed(2, 2),
+            [R("n", "failed", details="x"), R("o", "ready", current=False)],
+            "x",
+            id="one old one of two had to go",
+        ),
+        pytest.param(
+            changed(2, 2),
+            [R("n", "ready"), R("m", "failed", details="x")],
+            "",
+            id="the new one works",
+        ),
+        pytest.param(changed(0), [R("n", "failed", details="x")], "", id="nothing is wanted"),
+        pytest.param(builders.deployment(), [R("n", "failed", details="x")], "", id="the first"),
+    ],
+)
+def test_a_change_is_taken_back_only_where_something_is_missing(
+    obj: InferenceDeployment, replicas: list[Any], reason: str
+) -> None:
+    observed = ObservedDeployment(tuple(replicas))
+    assert rollback.find_failed_change(obj, observed) == reason
+
+
+def test_what_cannot_be_read_is_no_version_before() -> None:
+    obj = changed()
+    for text in ("", "{", "{}", '{"model": 3}'):
+        status = obj.status.model_copy(update={"settled_spec": text})
+        assert rollback.spec_before(obj.model_copy(update={"status": status})) is None

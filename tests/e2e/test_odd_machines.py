@@ -1,0 +1,122 @@
+"""What users see when processes are stopped, started four times at once, or short of descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from exo_inference.state_dir import StateDir
+
+from .conftest import Stack, clean_environment, processes_of, run_exo, start_stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "odd"
+    yield folder
+    run_exo(folder, "down", check=False)
+    assert processes_of(folder) == {}, "down left processes behind"
+
+
+def controllers(folder: Path) -> set[int]:
+    """Return the pids of controllers; what one is about to start has its command line for a moment."""
+    wanted = b"exo_inference.controller"
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if wanted in words and str(folder).encode() in words:
+            found[int(entry.name)] = parent
+    return {pid for pid, parent in found.items() if parent not in found}
+
+
+def test_four_starts_at_once_never_show_two_controllers(folder: Path) -> None:
+    seen, done = Counter(), threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen[len(controllers(folder))] += 1
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        command = [sys.executable, "-m", "exo_inference.cli", "dedicated-inference", "up"]
+        starts = [
+            subprocess.Popen(command, env=clean_environment(folder), stdout=subprocess.DEVNULL)
+            for _ in range(4)
+        ]
+        assert [start.wait(timeout=200) for start in starts] == [0, 0, 0, 0]
+    finally:
+        done.set()
+        watcher.join()
+    assert max(seen) == 1
+    assert seen[1]
+
+
+@pytest.mark.parametrize("name", ["gateway", "controller"])
+def test_stopped_server_is_started_again(folder: Path, name: str) -> None:
+    start_stack(folder)
+    state = StateDir(folder)
+    pid = state.read_record(name).pid
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 120
+    while True:
+        record = state.read_record(name)
+        if record is not None and record.pid != pid and record.alive:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    run_exo(folder, "up")
+    log = (state.logs_dir / "supervisor.log").read_text()
+    assert f"{name} (pid {pid}) hangs: it was stopped by a signal" in log
+
+
+def test_few_descriptors_leave_clients_waiting_or_told(folder: Path) -> None:
+    """With 128 descriptors: 200 clients at once are answered sooner or later, or hung up on."""
+
+    def lower() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+
+    run_exo(folder, "up", preexec_fn=lower)
+    stack: Stack = start_stack(folder)  # it runs already
+
+    async def ask_all() -> Counter[str]:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=60)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+
+            async def ask() -> str:
+                try:
+                    async with session.get(f"{stack.gateway}/healthz") as answer:
+                        return str(answer.status)
+                except aiohttp.ClientError as exc:
+                    return type(exc).__name__
+
+            found = Counter(await asyncio.gather(*(ask() for _ in range(200))))
+            async with session.get(f"{stack.gateway}/healthz") as answer:
+                assert answer.status == 200  # it is well again afterwards
+            return found
+
+    found = asyncio.run(ask_all())
+    print(found)
+    assert found["200"]
+    assert "500" not in found
+    assert StateDir(folder).read_failure("gateway") is None

@@ -1,0 +1,194 @@
+"""Files that a stranger made to take the reader down: each is refused before anything is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_inference.foreign_files import (
+    ForeignFileError,
+    check_model,
+    describe_model,
+    reading,
+)
+from exo_inference.foreign_files.errors import shown
+
+SIZES = {"model_type": "llama", "num_hidden_layers": 2, "vocab_size": 32, "hidden_size": 8}
+
+
+def weights(header: bytes | dict[str, Any], data: bytes = b"") -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw)) + raw + data
+
+
+def tensor(**changed: Any) -> dict[str, Any]:
+    return {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changed}}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(SIZES))
+    (directory / "model.safetensors").write_bytes(weights(tensor(), bytes(8)))
+    return directory
+
+
+def put(name: str, content: bytes) -> Callable[[Path], None]:
+    def attack(model: Path) -> None:
+        (model / name).write_bytes(content)
+
+    return attack
+
+
+def replaced_by(name: str, make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def attack(model: Path) -> None:
+        (model / name).unlink()
+        make(model / name)
+
+    return attack
+
+
+def config(**changed: Any) -> Callable[[Path], None]:
+    return put("config.json", json.dumps({**SIZES, **changed}).encode())
+
+
+def header(raw: bytes | dict[str, Any], data: bytes = bytes(8)) -> Callable[[Path], None]:
+    return put("model.safetensors", weights(raw, data))
+
+
+DIGITS = b"9" * 4000
+LONG_SHAPE = b"[" + b",".join([DIGITS] * 1000) + b"]"
+ENTRY = b'{"w":{"dtype":"F32","shape":%s,"data_offsets":[0,8]}}'
+ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "shape of thousands of digits": (header(ENTRY % LONG_SHAPE), "a number of 4000 digits"),
+    "shape of large sizes": (header(tensor(shape=[2**62] * 60)), r"more than 2\^63 elements"),
+    "rank of 100,000": (header(tensor(shape=[1] * 100_000)), "entry of tensor 'w' is malformed"),
+    "nested shape": (header(ENTRY % (b"[" * 200_000)), "nested deeper than 64 levels"),
+    "nested entry": (header(tensor(shape=[[[2]]])), "entry of tensor 'w' is malformed"),
+    "endless offset": (header(tensor(dtype="X", data_offsets=[0, float("inf")])), "Infinity"),
+    "half an offset": (header(tensor(data_offsets=[0, 8.0])), "is malformed"),
+    "fraction of an offset": (header(tensor(data_offsets=[1.5, 9.5])), "is malformed"),
+    "negative offset": (header(tensor(data_offsets=[-8, 0])), "is malformed"),
+    "true as a size": (header(tensor(shape=[True, 2])), "is malformed"),
+    "three offsets": (header(tensor(data_offsets=[0, 4, 8])), "is malformed"),
+    "metadata that is a list": (header({**tensor(), "__metadata__": []}), "__metadata__ is a list"),
+    "header over the limit": (
+        put("model.safetensors", struct.pack("<Q", 20_000_001) + bytes(20_000_002)),
+        "header has 20000001 bytes, expected at most",
+    ),
+    "header of empty lists": (
+        header(b'{"a":[' + b"[]," * 4_100_000 + b"[]]}"),
+        "more than 4000000 values",
+    ),
+    "named pipe as configuration": (replaced_by("config.json", os.mkfifo), "is a named pipe"),
+    "named pipe as weights": (replaced_by("model.safetensors", os.mkfifo), "is a named pipe"),
+    "named pipe as index": (
+        lambda model: os.mkfifo(model / "model.safetensors.index.json"),
+        "is a named pipe",
+    ),
+    "device as configuration": (
+        replaced_by("config.json", lambda path: path.symlink_to("/dev/zero")),
+        "is a device",
+    ),
+    "directory as weights": (replaced_by("model.safetensors", Path.mkdir), "is a directory"),
+    "layers": (config(num_hidden_layers=10**9), "num_hidden_layers in .* is 1000000000"),
+    "nested layers": (config(text_config={"num_hidden_layers": 10**9}), "text_config.num_hidden_l"),
+    "half a layer": (config(num_hidden_layers=1.5), "num_hidden_layers in .* is 1.5"),
+    "negative layers": (config(num_hidden_layers=-1), "expected a whole number from 0 to 4096"),
+    "endless vocabulary": (config(vocab_size=float("inf")), "vocab_size in .* is inf"),
+    "vocabulary that is none": (config(vocab_size=float("nan")), "vocab_size in .* is nan"),
+    "vocabulary of thousands of digits": (
+        put("config.json", b'{"model_type":"llama","vocab_size":1%s}' % (b"0" * 4000)),
+        "a number of 4001 digits",
+    ),
+    "vocabulary of 10^30": (config(vocab_size=10**30), "vocab_size in .* is 1000000"),
+    "deep configuration": (put("config.json", b'{"a":' * 500), "nested deeper|is not JSON"),
+    "deep and whole": (put("config.json", b'{"a":' * 90 + b"1" + b"}" * 90), "nested deeper than"),
+    "large configuration": (put("config.json", b" " * (16 * 2**20 + 1)), "larger than 16 MiB"),
+    "index that names numbers": (
+        put("model.safetensors.index.json", b'{"weight_map":{"w":7}}'),
+        "names 7, which is missing",
+    ),
+    "index that names a path": (
+        put("model.safetensors.index.json", b'{"weight_map":{"w":"../../etc/passwd"}}'),
+        "which is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize(("attack", "words"), ATTACKS.values(), ids=ATTACKS.keys())
+def test_attack_is_refused_with_the_reason(
+    model: Path, attack: Callable[[Path], None], words: str
+) -> None:
+    check_model(model)  # right before
+    attack(model)
+    before = time.process_time()
+    with pytest.raises(ForeignFileError, match=words) as caught:
+        check_model(model)
+    assert time.process_time() - before < 1.0  # of this process: the work is done elsewhere
+    assert len(caught.value.text) < 1000
+    assert caught.value.text.isprintable()
+
+
+@pytest.mark.parametrize(("attack", "words"), ATTACKS.values(), ids=ATTACKS.keys())
+def test_attack_costs_a_description_nothing(
+    model: Path, attack: Callable[[Path], None], words: str
+) -> None:
+    attack(model)
+    before = time.process_time()
+    with contextlib.suppress(ForeignFileError):
+        found = describe_model(model, "m")
+        assert found.checkpoint_bytes is None or found.checkpoint_bytes <= 2**63
+    assert time.process_time() - before < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\x1b]0;owned\x07", "\x1b[2J", "a\nb", "\x9b1m", "\u202eevil", "\ud800", "\x00"],
+    ids=["title", "clear", "line", "C1", "right to left", "half a pair", "zero"],
+)
+def test_no_control_character_reaches_a_message(model: Path, text: str) -> None:
+    for name, dtype in ((text, "F32"), ("w", text)):
+        header({name: {"dtype": dtype, "shape": [3], "data_offsets": [0, 8]}})(model)
+        with pytest.raises(ForeignFileError) as caught:
+            check_model(model)
+        assert caught.value.text.isprintable()
+
+
+def test_a_folder_of_too_many_files_is_none_of_a_model(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_FILES", 1)
+    with pytest.raises(ForeignFileError, match="holds more than 1 files"):
+        reading.list_files(model)
+
+
+def test_foreign_pieces_are_cut_and_escaped() -> None:
+    assert shown("a" * 1000) == "a" * 255 + "…"
+    assert shown("\x1b" * 1000).startswith("\\x1b\\x1b")
+    assert len(shown("\x1b" * 1000)) == 256
+    assert shown(10**5000) == "a number of thousands of digits"
+    assert shown([1] * 10**6) == "a list of 1000000 entries"
+
+
+def test_what_models_really_hold_is_taken(model: Path) -> None:
+    found = {
+        **SIZES,
+        "time_step_limit": [0.0, float("inf")],
+        "rope_theta": 1e6,
+        "model_max_length": 10**30,
+        "sliding_window": None,
+        "vision_config": {"num_heads": [3, 6], "hidden_size": 8.0},
+    }
+    (model / "config.json").write_text(json.dumps(found))
+    header({**tensor(), "__metadata__": {"format": "pt"}})(model)
+    assert [name for name, _ in check_model(model).files] == ["config.json", "model.safetensors"]
