@@ -11,6 +11,7 @@ import pytest
 
 from exo_inference.controller.settings import read_settings
 from exo_inference.controller.user_gpus import read_user_gpus
+from exo_inference.gateway.holding import HoldSettings, read_hold_settings
 from exo_inference.local_settings import ZONES
 from exo_inference.platforms.kubernetes import read_platform_values
 from tests.charts.rendering import (
@@ -117,6 +118,16 @@ def test_gateway_finishes_long_answers_before_it_ends() -> None:
     spec = deployment("gateway", "--set", "gateway.drainSeconds=300")["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] > 300 + 5
     assert variables("gateway", "--set", "gateway.drainSeconds=300")["EXO_DRAIN_SECONDS"] == "300"
+
+
+def test_gateway_is_told_how_long_and_how_many_requests_wait() -> None:
+    defaults = variables("gateway")
+    assert read_hold_settings(defaults) == HoldSettings()
+    own = variables("gateway", "--set", "gateway.hold.seconds=0,gateway.hold.maxRequests=100")
+    assert (own["EXO_HOLD_SECONDS"], own["EXO_HOLD_REQUESTS"]) == ("0", "100")
+    assert "EXO_HOLD_SECONDS" not in variables("controller")
+    # As --reuse-values does with values of a release whose chart did not have them.
+    assert read_hold_settings(variables("gateway", "--set", "gateway.hold=null")) == HoldSettings()
 
 
 def test_crds_are_upgraded_with_the_chart_and_stay_when_it_goes() -> None:

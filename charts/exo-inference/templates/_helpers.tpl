@@ -170,6 +170,12 @@ metrics{{ with . }}-{{ . }}{{ end }}
 {{- else }}
 - name: EXO_DRAIN_SECONDS
   value: {{ int64 $root.Values.gateway.drainSeconds | quote }}
+{{- with $root.Values.gateway.hold }}
+- name: EXO_HOLD_SECONDS
+  value: {{ int64 .seconds | quote }}
+- name: EXO_HOLD_REQUESTS
+  value: {{ int64 .maxRequests | quote }}
+{{- end }}
 {{- end }}
 {{- with (index $root.Values .component).extraEnv }}
 {{ toYaml . }}
