@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from exo_inference.sdk import Client
+
 from .conftest import Exo
 
 CREATE = ("ai", "deployment", "create", "chat", "--gpu-type", "cpu", "--gpu-count", "1")
@@ -32,8 +34,21 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def configured(control_plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def configured(control_plane: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Point `exo` to the control plane that these tests share; each has to leave it as it was."""
     monkeypatch.setenv("EXO_STATE_DIR", str(control_plane))
+    yield
+    with Client(state_dir=control_plane) as client:
+        deployments, keys = client.deployments.list(), client.api_keys.list()
+        models = [model for model in client.models.list() if model.name != "exo/tiny-chat"]
+        for collection, left in (
+            (client.deployments, deployments),
+            (client.models, models),
+            (client.api_keys, keys),
+        ):
+            for each in left:  # so that one test fails, not those that follow as well
+                collection.delete(each.id)
+    assert [each.name for each in (*deployments, *models, *keys)] == []
 
 
 def test_a_built_in_model_is_ready_and_listed_once(exo: Exo) -> None:
@@ -122,6 +137,7 @@ def test_plans_of_models_that_only_the_control_plane_has(exo: Exo, tmp_path: Pat
     assert (plan["verdict"], plan["model"], plan["engine"]) == ("fits", source, "exo")
     assert plan["weights_bytes_per_gpu"] > 0
     assert exo(*argv, "--offline").code == 2
+    assert exo("ai", "model", "delete", source, "-f", "--wait", "--timeout", "60").code == 0
 
 
 def test_refusal_for_memory_shows_where_it_goes(exo: Exo) -> None:
