@@ -35,7 +35,8 @@ SERVERS = ("supervisor", "controller", "gateway")
 """Names of the recorded processes of a control plane, in the order in which they start."""
 
 _SERVER_MODULES = {
-    b"exo_inference.controller.supervisor": "supervisor",
+    b"exo_inference.supervisor": "supervisor",
+    b"exo_inference.controller.supervisor": "supervisor",  # as version 0.1 and before called it
     b"exo_inference.controller": "controller",
     b"exo_inference.gateway": "gateway",
 }

@@ -284,7 +284,7 @@ def refuse_changes(options: LaunchOptions, settings: LocalSettings) -> None:
 
 def supervisor_command(state: StateDir) -> list[str]:
     """Return the command line of the supervisor."""
-    module = "exo_inference.controller.supervisor"
+    module = "exo_inference.supervisor"
     # -P: it runs in the state directory, whose files must not be imported in place of modules.
     return [sys.executable, "-P", "-m", module, "--state-dir", str(state.root)]
 

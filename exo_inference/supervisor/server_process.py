@@ -21,11 +21,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_inference.controller.watchdog import Patience, WatchPolicy, look
 from exo_inference.listening import BACKLOG
 from exo_inference.liveness import Sign
 from exo_inference.local_settings import LISTEN_FD_VARIABLE
 from exo_inference.state_dir import ProcessFailure, StateDir, process_start_ticks
+from exo_inference.supervisor.watchdog import Patience, WatchPolicy, look
 
 logger = logging.getLogger(__name__)
 

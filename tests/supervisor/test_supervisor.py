@@ -16,21 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller import supervisor as supervisor_module
-from exo_inference.controller.supervised import (
+from exo_inference.errors import PlatformError
+from exo_inference.state_dir import StateDir, process_start_ticks
+from exo_inference.supervisor import supervisor as supervisor_module
+from exo_inference.supervisor.logs import LogCopier, rotate_if_large
+from exo_inference.supervisor.server_process import (
     RestartPolicy,
     ServerCommand,
     find_processes,
 )
-from exo_inference.controller.supervisor import (
+from exo_inference.supervisor.supervisor import (
     Supervisor,
     SupervisorSettings,
     lock,
     server_commands,
 )
-from exo_inference.controller.supervisor_logs import LogCopier, rotate_if_large
-from exo_inference.errors import PlatformError
-from exo_inference.state_dir import StateDir, process_start_ticks
 
 # A fake server: says that it is up, then obeys its mode. Its arguments make it unique on the machine.
 FAKE = """
@@ -62,8 +62,8 @@ while True:
 SUPERVISOR = """
 import asyncio, logging, sys
 from pathlib import Path
-from exo_inference.controller.supervisor import *
-from exo_inference.controller.supervisor import lock, supervise
+from exo_inference.supervisor.supervisor import *
+from exo_inference.supervisor.supervisor import lock, supervise
 from exo_inference.state_dir import StateDir
 logging.basicConfig(level=logging.INFO)
 fake, root = sys.argv[1:]
@@ -296,7 +296,7 @@ def test_only_one_supervisor_per_directory(state):
 
 def test_second_supervisor_process_says_so_and_ends(state):
     descriptor = lock(state)
-    command = [sys.executable, "-m", supervisor_module.__name__, "--state-dir", str(state.root)]
+    command = [sys.executable, "-m", "exo_inference.supervisor", "--state-dir", str(state.root)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     os.close(descriptor)
     assert ended.returncode == 75
@@ -413,8 +413,12 @@ async def test_a_deleted_state_directory_is_not_made_anew(state, monkeypatch):
         state.create()
 
 
-def test_supervisor_of_a_directory_that_was_deleted_keeps_others_away(state):
-    argv = ("exo_inference.controller.supervisor", "--state-dir", str(state.root))
+@pytest.mark.parametrize(
+    "module", ["exo_inference.supervisor", "exo_inference.controller.supervisor"]
+)
+def test_supervisor_of_a_directory_that_was_deleted_keeps_others_away(state, module):
+    """Also one of a version that called itself otherwise, as `up`, `down` and `status` find it."""
+    argv = (module, "--state-dir", str(state.root))
     code = "import time; print('up', flush=True); time.sleep(60)"
     # `-m` after the program is an argument of it; what counts is how the command line reads.
     other = begin((sys.executable, "-S", "-c", code, "-m", *argv), subprocess.PIPE)

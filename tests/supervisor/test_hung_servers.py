@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.supervised import RestartPolicy, ServerCommand, SupervisedProcess
-from exo_inference.controller.watchdog import Patience, WatchPolicy, is_stopped
 from exo_inference.liveness import answering, ask
 from exo_inference.state_dir import StateDir
+from exo_inference.supervisor.server_process import RestartPolicy, ServerCommand, SupervisedProcess
+from exo_inference.supervisor.watchdog import Patience, WatchPolicy, is_stopped
 
 POLICY = WatchPolicy(interval_seconds=1, answer_seconds=2, stopped_seconds=5, silent_seconds=30)
 

@@ -1,4 +1,4 @@
-"""`python -m exo_inference.controller.supervisor --state-dir DIR`: keeps a control plane running.
+"""`python -m exo_inference.supervisor --state-dir DIR`: keeps a control plane running.
 
 Started by `up` (detached) and `serve` (`--foreground`). It starts controller and gateway, starts
 them again when they end, and adopts those that run already, so a supervisor that was killed and
@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference import __version__
-from exo_inference.controller.supervised import (
+from exo_inference.errors import ExoError, PlatformError
+from exo_inference.local_settings import load_settings
+from exo_inference.state_dir import StateDir, find_servers_in_proc
+from exo_inference.supervisor.logs import LogCopier, rotate_if_large
+from exo_inference.supervisor.server_process import (
     RestartPolicy,
     ServerCommand,
     SupervisedProcess,
 )
-from exo_inference.controller.supervisor_logs import LogCopier, rotate_if_large
-from exo_inference.controller.watchdog import WatchPolicy
-from exo_inference.errors import ExoError, PlatformError
-from exo_inference.local_settings import load_settings
-from exo_inference.state_dir import StateDir, find_servers_in_proc
+from exo_inference.supervisor.watchdog import WatchPolicy
 
-logger = logging.getLogger("exo_inference.controller.supervisor")  # not __main__
+logger = logging.getLogger("exo_inference.supervisor")
 
 _ROTATE_SECONDS = 5.0
 _COPY_SECONDS = 0.2
@@ -357,7 +357,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return os.EX_CONFIG
     finally:
         os.close(descriptor)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
