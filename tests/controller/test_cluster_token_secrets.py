@@ -26,7 +26,7 @@ from tests.controller.stores.conftest import install_crds, open_kubernetes_store
 from tests.controller.test_on_cluster import environment
 from tests.hub.hub_server import GOOD_TOKEN, HubServer, Repo, safetensors
 from tests.kubernetes_api import KubernetesApi
-from tests.platforms.kubernetes.test_on_api_server import Running, running, set_job_status
+from tests.platforms.kubernetes.on_api_server import Running, running, set_job_status
 
 SOURCE = "acme/gated"
 NAME = model_object_name(SOURCE)

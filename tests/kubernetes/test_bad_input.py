@@ -1,7 +1,7 @@
 """What is wrong is refused, or said on the object, at every door: `exo`, `kubectl`, the cluster itself.
 
 A controller process runs on a real API server; the whole module shares it. What charts refuse is in
-tests/charts, what a hand does to a release in tests/platforms/kubernetes/test_on_api_server.py.
+tests/charts, what a hand does to a release in tests/platforms/kubernetes/test_changed_by_hand.py.
 """
 
 from __future__ import annotations

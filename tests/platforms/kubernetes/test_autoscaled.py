@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exo_inference.platforms.kubernetes import PlatformValues
 from tests.kubernetes_api import KubernetesApi
-from tests.platforms.kubernetes.test_on_api_server import (
+from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
     RELEASE,
     UID,

@@ -27,7 +27,7 @@ from exo_inference.platforms.kubernetes.helm import find_helm
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, PODS_ANNOTATION
 from exo_inference.platforms.kubernetes.records import Revision, read_record
 from exo_inference.platforms.kubernetes.values import Release, build_release
-from tests.platforms.kubernetes.test_on_api_server import CHARTS, DESIRED
+from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 CHART = {"metadata": {"name": DEPLOYMENT_CHART}, "templates": [{"name": "x", "data": "eA=="}]}

@@ -14,7 +14,7 @@ from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
 from exo_inference.platforms.kubernetes.values import Release, build_release
 from tests.kubernetes_api import KubernetesApi
-from tests.platforms.kubernetes.test_on_api_server import CHARTS, DESIRED
+from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED
 
 
 def release(given: dict[str, Any] | None = None) -> Release:

@@ -23,7 +23,7 @@ from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
 from exo_inference.platforms.kubernetes.values import Release, build_release
 from tests.charts.rendering import helm
 from tests.kubernetes_api import KubernetesApi
-from tests.platforms.kubernetes.test_on_api_server import CHARTS, DESIRED
+from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED
 
 KINDS = "deployments,services,networkpolicies,poddisruptionbudgets"
 _SERVERS_OWN = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")

@@ -9,19 +9,16 @@ from typing import Any
 
 from exo_inference.platforms.base import ModelPhase
 from exo_inference.platforms.kubernetes.names import model_release_name
-from tests.platforms.kubernetes.test_on_api_server import (
+from tests.platforms.kubernetes.on_api_server import (
     MODEL,
     UID,
     Kubelet,
     Running,
     install_model,
-    kubelet,
     running,
     set_job_status,
     until_model,
 )
-
-__all__ = ["kubelet"]
 
 CLAIM = model_release_name(UID)
 

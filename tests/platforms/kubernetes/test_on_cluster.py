@@ -31,7 +31,7 @@ from exo_inference.platforms.kubernetes import PlatformValues
 from exo_inference.platforms.kubernetes.values import merged
 from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node
 from tests.kubernetes_api import KubernetesCluster
-from tests.platforms.kubernetes.test_on_api_server import DESIRED, RELEASE, UID, Running, running
+from tests.platforms.kubernetes.on_api_server import DESIRED, RELEASE, UID, Running, running
 
 A5000 = {"nvidia.com/gpu.product": "NVIDIA-RTX-A5000", "nvidia.com/gpu.memory": "24564"}
 VALUES = PlatformValues(

@@ -26,8 +26,8 @@ from exo_inference.platforms.kubernetes.workloads import as_deployment
 from scripts.kubernetes.client import ApiError
 from tests.charts.rendering import only, render
 from tests.kubernetes_api import KubernetesApi
+from tests.platforms.kubernetes.on_api_server import RELEASE, UID, Kubelet, revisions, running
 from tests.platforms.kubernetes.recorded import node
-from tests.platforms.kubernetes.test_on_api_server import RELEASE, UID, Kubelet, revisions, running
 from tests.platforms.kubernetes.test_values import DESIRED as ON_ONE_NODE
 
 GROUP = "leaderworkerset.x-k8s.io"

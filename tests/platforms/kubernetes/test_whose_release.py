@@ -35,18 +35,15 @@ from exo_inference.platforms.kubernetes.records import (
     read_record,
 )
 from tests.kubernetes_api import KubernetesApi
-from tests.platforms.kubernetes.test_on_api_server import (
+from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
     MODEL,
     UID,
     Kubelet,
     Running,
     install_model,
-    kubelet,
     running,
 )
-
-__all__ = ["kubelet"]
 
 OTHER = "0f1e2d3c-4b5a-4678-9abc-def012345678"
 OF_BEFORE = f"exo-{UID}"

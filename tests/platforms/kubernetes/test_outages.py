@@ -1,0 +1,135 @@
+"""What a killed Helm and an API server that restarts leave behind is made good, with the real Helm."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import gzip
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exo_inference.platforms.kubernetes.records import list_revisions
+from tests.kubernetes_api import KubernetesApi
+from tests.platforms.kubernetes.on_api_server import (
+    DESIRED,
+    RELEASE,
+    Kubelet,
+    revisions,
+    running,
+)
+
+
+@pytest.mark.parametrize("state", ["pending-install", "pending-upgrade", "pending-rollback"])
+async def test_a_release_that_a_killed_helm_left_pending_is_repaired(
+    kubelet: Kubelet, tmp_path: Path, state: str
+) -> None:
+    changed = replace(DESIRED, engine_parameters=("--seed=1",))
+    async with running(kubelet.api, tmp_path) as process:
+        await process.applied(DESIRED, kubelet)
+        if state != "pending-install":
+            await process.applied(changed, kubelet)
+        newest = (await list_revisions(process.cluster.api, RELEASE))[-1]
+    # A Helm that is killed leaves its record in this state; the objects may be there already.
+    kubelet.api.kubectl("label", "secret", newest.secret, f"status={state}", "--overwrite")
+    rewrite_status(kubelet.api, newest.secret, state)
+    desired = DESIRED if state == "pending-install" else changed
+    async with running(kubelet.api, tmp_path) as process:
+        async with asyncio.timeout(30):
+            while [status for _, status in await revisions(process)][-1:] != ["deployed"]:
+                await process.platform.apply(desired)
+                await asyncio.sleep(0.05)
+        await process.applied(desired, kubelet)
+        assert {status for _, status in await revisions(process)} <= {"deployed", "superseded"}
+        pod = await process.settle(desired, kubelet)
+        assert pod
+
+
+async def test_a_roll_back_that_was_killed_does_not_bring_the_refused_version_back(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """Its objects are the old ones again, while the newest values that Helm knows are the refused."""
+    bad = replace(DESIRED, engine_parameters=("--max-model-len=1",))
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        await process.applied(bad, kubelet)
+        ended = {"terminated": {"exitCode": 78, "message": "exo-engine: error: too small"}}
+        kubelet.set_state(kubelet.make_pod(), restarts=1, state=ended)
+        await process.until(bad, lambda seen: "rolled back" in seen.failure)
+        refused, rolled_back = (await list_revisions(process.cluster.api, RELEASE))[-2:]
+    for revision, status in ((refused, "deployed"), (rolled_back, "pending-rollback")):
+        kubelet.api.kubectl("label", "secret", revision.secret, f"status={status}", "--overwrite")
+        rewrite_status(kubelet.api, revision.secret, status)
+    settled = f"inference.exo.dev/settled-revision={refused.number - 1}"
+    kubelet.api.kubectl("annotate", "deployment", RELEASE, settled, "--overwrite")
+    async with running(kubelet.api, tmp_path) as process:
+        scaled = replace(bad, replicas=2)
+        await process.until(scaled, lambda _: kubelet.deployment()["spec"]["replicas"] == 2)
+        assert "max-model-len" not in json.dumps(kubelet.deployment()["spec"]["template"])
+        states = [status for _, status in await revisions(process)]
+        assert states[-1] == "deployed"
+        assert set(states) <= {"deployed", "superseded"}
+        count = len(states)
+        await process.until(scaled, lambda _: True)
+        assert len(await revisions(process)) == count
+
+
+def rewrite_status(api: KubernetesApi, secret: str, status: str) -> None:
+    """Set the status inside Helm's record, as the label alone is not what Helm reads."""
+    path = f"/api/v1/namespaces/{api.namespace}/secrets/{secret}"
+    found = api.request("GET", path)
+    packed = base64.b64decode(base64.b64decode(found["data"]["release"]))
+    record = json.loads(gzip.decompress(packed))
+    record["info"]["status"] = status
+    packed = base64.b64encode(gzip.compress(json.dumps(record).encode()))
+    found["data"]["release"] = base64.b64encode(packed).decode()
+    api.request("PUT", path, found)
+
+
+def kill_helm() -> bool:
+    """Kill every Helm that this process has started, with SIGKILL; True when there was one."""
+    killed = False
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = directory.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+            words = directory.joinpath("cmdline").read_bytes().split(b"\0")
+            if int(parent) == os.getpid() and words[0].endswith(b"helm"):
+                os.kill(int(directory.name), signal.SIGKILL)
+                killed = True
+    return killed
+
+
+async def test_a_helm_killed_at_any_moment_is_made_good(kubelet: Kubelet, tmp_path: Path) -> None:
+    async with running(kubelet.api, tmp_path) as process:
+        num_killed = 0
+        for number, delay in enumerate((0.04, 0.07, 0.1, 0.13, 0.16, 0.2, 0.3, 0.5)):
+            changed = replace(DESIRED, engine_parameters=(f"--seed={number}",))
+            await process.platform.apply(changed)
+            await asyncio.sleep(delay)  # somewhere in the middle of Helm's work
+            num_killed += kill_helm()
+            await process.applied(changed, kubelet)
+            states = [status for _, status in await revisions(process)]
+            assert states[-1] == "deployed"
+            assert set(states) <= {"deployed", "superseded"}
+        assert num_killed >= 3
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.15, 0.3])
+async def test_an_api_server_that_restarts_in_the_middle_delays_and_loses_nothing(
+    kubelet: Kubelet, tmp_path: Path, delay: float
+) -> None:
+    changed = replace(DESIRED, engine_parameters=("--seed=1",))
+    async with running(kubelet.api, tmp_path) as process:
+        await process.applied(DESIRED, kubelet)
+        await process.platform.apply(changed)
+        await asyncio.sleep(delay)
+        kubelet.api.server.restart()  # on this thread: a daemon ends with the one that started it
+        await process.applied(changed, kubelet)
+        states = [status for _, status in await revisions(process)]
+        assert states[-1] == "deployed"
+        assert "pending" not in "".join(states)
