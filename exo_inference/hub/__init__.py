@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 
-from exo_inference.hub.base import InvalidModelName, ModelSource
+from exo_inference.hub.base import BUILTIN_PREFIX, FILE_PREFIX, InvalidModelName, ModelSource
 
-BUILTIN_PREFIX = "exo/"
-FILE_PREFIX = "file:"
+__all__ = ["BUILTIN_PREFIX", "FILE_PREFIX", "is_in_place", "source_for"]
 
 _HUB_NAME = re.compile(
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?/[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"

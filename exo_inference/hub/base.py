@@ -13,6 +13,9 @@ from typing import Protocol
 
 from exo_inference.errors import HubError
 
+BUILTIN_PREFIX = "exo/"
+FILE_PREFIX = "file:"
+
 
 class InvalidModelName(HubError):
     """The name has no form that any source knows."""

@@ -9,8 +9,8 @@ import asyncio
 import hashlib
 from pathlib import Path
 
-from exo_inference.hub import BUILTIN_PREFIX
 from exo_inference.hub.base import (
+    BUILTIN_PREFIX,
     InvalidModelName,
     ModelFile,
     ModelNotFound,
