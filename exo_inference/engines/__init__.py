@@ -11,11 +11,10 @@ from exo_inference.engines.base import (
     ReplicaCommand,
     UnknownEngine,
     UnknownEngineRelease,
-    engines_on,
-    get_engine,
 )
 from exo_inference.engines.parameters import ParameterProblem
-from exo_inference.engines.versions import API_VERSIONS, DEFAULT_VERSION, VERSIONS, releases_of
+from exo_inference.engines.registry import engines_on, get_engine, releases_of
+from exo_inference.engines.versions import API_VERSIONS, DEFAULT_VERSION, VERSIONS
 
 __all__ = [
     "API_VERSIONS",

@@ -7,7 +7,6 @@ that only a cluster runs.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,35 +123,3 @@ class Engine(Protocol):
             log_tail: its last log lines, oldest first.
         """
         ...
-
-
-def get_engine(name: str) -> Engine:
-    """Return the engine of that name.
-
-    Raises:
-        UnknownEngine
-    """
-    # Imported here: each loads its catalogue, and the modules import this one.
-    if name == "exo":
-        from exo_inference.engines.exo import ExoEngine
-
-        return ExoEngine()
-    if name == "vllm":
-        from exo_inference.engines.simulated import SimulatedVllm
-
-        return SimulatedVllm()
-    if name in ENGINES:
-        from exo_inference.engines import llama_cpp, sglang, tensorrt_llm, tgi
-
-        imaged = (llama_cpp.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE, tgi.ENGINE)
-        return next(engine for engine in imaged if engine.name == name)
-    raise UnknownEngine(
-        f"there is no engine {name!r}; there are: {', '.join(ENGINES)}",
-        hint="Leave the engine out, or ask for `exo`.",
-    )
-
-
-@functools.cache
-def engines_on(device: str) -> tuple[str, ...]:
-    """Return the names of the engines whose images run on `CPU` or `GPU`."""
-    return tuple(name for name in ENGINES if device in get_engine(name).devices)

@@ -7,7 +7,6 @@ the catalogue of flags, so both count.
 
 from __future__ import annotations
 
-from exo_inference.engines.base import get_engine
 from exo_inference.engines.catalogue import is_at_least, listed_releases
 
 API_VERSIONS = (
@@ -34,7 +33,6 @@ API_VERSIONS = (
     "0.27.1",
     "0.28.0",
 )
-
 """`inference-engine-version` in the openapi document of `exoscale` 0.16.4."""
 
 DEFAULT_VERSION = "0.28.0"
@@ -44,8 +42,3 @@ VERSIONS = (
     *(each for each in listed_releases() if not is_at_least(API_VERSIONS[-1], each)),
 )
 """All that may be asked for: those of the API, and later ones that the catalogue can judge."""
-
-
-def releases_of(engine: str) -> tuple[str, ...]:
-    """Return the versions that a deployment of an engine may name."""
-    return VERSIONS if engine in ("exo", "vllm") else (get_engine(engine).version,)

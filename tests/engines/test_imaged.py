@@ -9,9 +9,10 @@ import pytest
 
 from exo_inference.cli.deployment import engine_flags
 from exo_inference.engines import ENGINES, ReplicaCommand, UnknownEngineRelease, get_engine
-from exo_inference.engines.base import EngineNotInstalled, engines_on
+from exo_inference.engines.base import EngineNotInstalled
 from exo_inference.engines.imaged import ImagedEngine, load_catalogue
 from exo_inference.engines.parameters import REASONS
+from exo_inference.engines.registry import engines_on
 from exo_inference.wire import EngineParameter
 
 IMAGED = tuple(name for name in ENGINES if isinstance(get_engine(name), ImagedEngine))
