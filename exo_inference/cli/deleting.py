@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.failures import SeveralFailed
+from exo_inference.cli.errors.text import SeveralFailed
 from exo_inference.cli.output import Output
 from exo_inference.cli.progress import step
 from exo_inference.cli.prompts import confirm

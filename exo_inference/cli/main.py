@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.failures import Interrupted, print_error
+from exo_inference.cli.errors.printing import print_error
+from exo_inference.cli.errors.text import Interrupted
 from exo_inference.cli.root import COMPLETION_VARIABLE, PROGRAM, root
 from exo_inference.errors import ExoError
 
@@ -75,7 +76,7 @@ def _report(
 
 def _prints_json(argv: Sequence[str], sessions: Sequence[Session]) -> bool:
     """Whether JSON is wanted: by a flag, or by the configuration, where that was read."""
-    from exo_inference.cli.failure_objects import asks_for_json
+    from exo_inference.cli.errors.objects import asks_for_json
 
     return asks_for_json(argv) or any(each.known_format == "json" for each in sessions)
 

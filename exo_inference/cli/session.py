@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 import click
 
-from exo_inference.cli.failures import name_flags
+from exo_inference.cli.errors.text import name_flags
 from exo_inference.cli.flags import OUTPUT_FORMATS, GlobalFlags, given_flags
 from exo_inference.cli.output import Format, Output
 from exo_inference.cli.template import parse_template

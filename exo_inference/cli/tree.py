@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from exo_inference.cli.flags import global_options, is_global
+from exo_inference.cli.global_options import global_options, is_global
 
 P = ParamSpec("P")
 R = TypeVar("R")

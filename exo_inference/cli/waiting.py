@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 import click
 
 from exo_inference.cli.durations import Limit
-from exo_inference.cli.failures import Interrupted
+from exo_inference.cli.errors.text import Interrupted
 from exo_inference.cli.progress import step
 from exo_inference.cli.views import download_progress
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from exo_inference.cli import main as main_module
-from exo_inference.cli.failure_objects import asks_for_json
+from exo_inference.cli.errors.objects import asks_for_json
 
 from .conftest import Exo
 from .fake_api import FakeApi

@@ -10,7 +10,7 @@ import sys
 import click
 import pytest
 
-from exo_inference.cli.flags import is_global
+from exo_inference.cli.global_options import is_global
 from exo_inference.cli.main import main
 from exo_inference.cli.reference import PAGE, reference_page, walk_all
 from exo_inference.cli.root import root

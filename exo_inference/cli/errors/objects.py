@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from exo_inference import errors
-from exo_inference.cli.failures import Interrupted, SeveralFailed, usage_hint, usage_message
+from exo_inference.cli.errors.text import Interrupted, SeveralFailed, usage_hint, usage_message
 from exo_inference.cli.output import to_json
 from exo_inference.errors import (
     ApiError,

@@ -1,18 +1,16 @@
 """Errors as text: one line for what failed, one per further problem, one for the next step.
 
-Called by `main.py` and where several errors are printed one by one. What a server said is made
+Called by `printing.py`. What a server said is made
 harmless before it is printed. `name_flags` makes the API's fields the flags of the command.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
 
 import click
 
-from exo_inference.cli.colours import takes_colour, with_red_head
 from exo_inference.cli.terminal import harmless
 from exo_inference.errors import ApiError, ExoError
 
@@ -43,20 +41,6 @@ class SeveralFailed(ExoError):
     def __init__(self, message: str, errors: Sequence[ExoError]) -> None:
         super().__init__(message)
         self.errors = tuple(errors)
-
-
-def print_error(error: click.ClickException | ExoError, *, as_json: bool) -> None:
-    """Print an error on stderr, for people or as one line of JSON."""
-    if as_json:
-        from exo_inference.cli.failure_objects import error_line
-
-        text = error_line(error)
-    else:
-        text = describe(error) if isinstance(error, ExoError) else describe_usage(error)
-    if text and not as_json and takes_colour(sys.stderr):
-        text = with_red_head(text)
-    if text:
-        click.echo(text, err=True)
 
 
 def describe(error: ExoError) -> str:

@@ -191,7 +191,7 @@ def _is_deleted(change: Change, options: ApplyOptions) -> bool:
 
 def _raise_failures(report: Report, num_changes: int) -> None:
     """Raise the one error, or print all and raise their number."""
-    from exo_inference.cli.failures import SeveralFailed
+    from exo_inference.cli.errors.text import SeveralFailed
 
     if not report.failures:
         return

@@ -1,0 +1,25 @@
+"""Printing an error on stderr. Called by `main.py`, and where several are printed one by one."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from exo_inference.cli.colours import takes_colour, with_red_head
+from exo_inference.cli.errors.text import describe, describe_usage
+from exo_inference.errors import ExoError
+
+
+def print_error(error: click.ClickException | ExoError, *, as_json: bool) -> None:
+    """Print an error on stderr, for people or as one line of JSON."""
+    if as_json:
+        from exo_inference.cli.errors.objects import error_line  # not needed by most errors
+
+        text = error_line(error)
+    else:
+        text = describe(error) if isinstance(error, ExoError) else describe_usage(error)
+    if text and not as_json and takes_colour(sys.stderr):
+        text = with_red_head(text)
+    if text:
+        click.echo(text, err=True)
