@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from exo_inference.errors import UsageError
-from exo_inference.planner.accuracy import FitGraded, Graded, Grades
+from exo_inference.planner.accuracy.grading import FitGraded, Graded, Grades
 from exo_inference.planner.gpus import GIB
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.wire import PlanStart, PlanVerdict, StartMeasurements

@@ -9,8 +9,8 @@ import pytest
 
 from exo_inference.errors import UsageError
 from exo_inference.planner import cpu_as_gpu
-from exo_inference.planner.accuracy import grade
-from exo_inference.planner.accuracy_cases import parse_cases, stated_gpu
+from exo_inference.planner.accuracy.cases import parse_cases, stated_gpu
+from exo_inference.planner.accuracy.grading import grade
 
 CASE: dict[str, Any] = {
     "id": "qwen-cpu", "engine": "exo", "engine_version": "0.1.0", "model": "Qwen/Qwen3-0.6B",

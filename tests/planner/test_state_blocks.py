@@ -20,7 +20,7 @@ from exo_inference.planner import (
     find_model,
     plan,
 )
-from exo_inference.planner.accuracy_cases import stated_parameters
+from exo_inference.planner.accuracy.cases import stated_parameters
 
 HYBRID = "Qwen/Qwen3.6-27B"
 

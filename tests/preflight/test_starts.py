@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from exo_inference.planner import EngineParameters, cpu_as_gpu, find_gpu, find_model, plan
-from exo_inference.planner.accuracy import grade
-from exo_inference.planner.accuracy_cases import parse_cases
+from exo_inference.planner.accuracy.cases import parse_cases
+from exo_inference.planner.accuracy.grading import grade
 from exo_inference.preflight import Subject, judge, to_wire
 from exo_inference.preflight.starts import grade_starts, to_case
 from exo_inference.wire import PlanStart, StartMeasurements, StartPrediction

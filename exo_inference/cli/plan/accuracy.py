@@ -14,7 +14,7 @@ from exo_inference.cli.tree import Example, command
 from exo_inference.errors import ExoError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from exo_inference.planner.accuracy import Grades
+    from exo_inference.planner.accuracy.grading import Grades
     from exo_inference.wire import PlanStart
 
 
@@ -93,8 +93,8 @@ def _read_starts(session: Session) -> list[PlanStart]:
 
 
 def _grade_file(path: Path, include_unstated: bool) -> Grades:
-    from exo_inference.planner.accuracy import grade
-    from exo_inference.planner.accuracy_cases import parse_cases
+    from exo_inference.planner.accuracy.cases import parse_cases
+    from exo_inference.planner.accuracy.grading import grade
 
     text = read_text_file("--cases", path, max_mib=64)
     return grade(parse_cases(text, str(path)), includes_unstated=include_unstated)

@@ -15,7 +15,7 @@ from rich.text import Text
 from exo_inference.cli.planning.report import align, page_width, print_page
 from exo_inference.cli.terminal import harmless
 from exo_inference.cli.views import Column, View
-from exo_inference.planner.accuracy import (
+from exo_inference.planner.accuracy.grading import (
     FIT_LIMIT,
     LIMITS,
     FitGraded,

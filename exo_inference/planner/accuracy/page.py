@@ -1,7 +1,7 @@
 """Writes grades as a Markdown page, and is the program behind `python -m exo_inference.planner.accuracy`.
 
 The only module of the planner that reads and writes files: the cases and explanations it is given by
-path, and the page. Grading itself is pure, in `accuracy.py`.
+path, and the page. Grading itself is pure, in `grading.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from exo_inference.planner.accuracy import (
+from exo_inference.planner.accuracy.cases import parse_cases
+from exo_inference.planner.accuracy.grading import (
     FIT_LIMIT,
     LIMITS,
     Graded,
@@ -21,7 +22,6 @@ from exo_inference.planner.accuracy import (
     miss_limit,
     summarise,
 )
-from exo_inference.planner.accuracy_cases import parse_cases
 
 _HEAD = """# The planner, graded
 

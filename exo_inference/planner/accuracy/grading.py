@@ -1,7 +1,7 @@
 """Grades plans against what engines printed when they really started.
 
 `grade` takes cases in the form of the project's collected starts (one JSON object each: model, GPU, flags,
-what was observed) and returns graded quantities; `render` writes them as a Markdown page. What a case
+what was observed) and returns graded quantities; `page.py` writes them as a Markdown page. What a case
 leaves unstated is not guessed: a quantity that needs it is "not graded", with the reason. As a program::
 
     python -m exo_inference.planner.accuracy --cases CASES.json --write docs/benchmarks/planner.md
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exo_inference.errors import UsageError
-from exo_inference.planner.accuracy_cases import (
+from exo_inference.planner.accuracy.cases import (
     is_kv_type_unstated,
     model_name,
     printed_tokens,
@@ -302,9 +302,3 @@ def _grade_start(
             verdict = Verdict.FITS if result.fits_nominally else Verdict.REFUSED
         note = "tight" if result.verdict is Verdict.TIGHT else ""
         grades.fits.append(FitGraded(name, str(verdict), outcome, note))
-
-
-if __name__ == "__main__":
-    from exo_inference.planner.accuracy_page import main
-
-    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Plans graded against what engines printed when they really started."""
