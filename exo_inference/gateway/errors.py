@@ -109,6 +109,15 @@ def unknown_path() -> RequestRefused:
     )
 
 
+def too_many_values(limit: int) -> RequestRefused:
+    """400: a body that would take too long to be parsed."""
+    return RequestRefused(
+        400,
+        "request_too_large",
+        f"the request's body has more than {limit:,} commas, brackets and braces (these count twice)",
+    )
+
+
 def unavailable(message: str, *, retry_after_seconds: int = 5) -> RequestRefused:
     """503: nothing can answer now, and a repeat may."""
     return RequestRefused(

@@ -12,9 +12,24 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from exo_inference.gateway import errors
+
+MAX_WEIGHT = 2_000_000
+"""Of a request that has to be parsed: commas, and brackets and braces doubly, which cost more memory each.
+
+Parsing holds up everybody's requests, and 32 MiB of `{},` take seconds and most of a gigabyte. A prompt of a
+million tokens has room.
+"""
+
+_PARSED_BYTES = 256 << 10
+"""An answer longer than this is searched for its usage, and not parsed."""
+
+_MAX_USAGE_BYTES = 4 << 10
+_USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}"]++|"[^"\\]*+"|\{[^{}]*+\})*+\})')
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
+_decode = json.JSONDecoder().decode
 _MAX_EVENT_BYTES = 4 << 20
 """An event longer than this is passed on unread: no engine of ours sends one."""
 
@@ -39,11 +54,39 @@ def tokens_of_answer(body: bytes) -> Tokens | None:
     """Return the counts of a whole JSON answer; None when it names none."""
     if b'"usage"' not in body:
         return None
+    if len(body) > _PARSED_BYTES:
+        finder = UsageFinder()
+        finder.feed(body)
+        return finder.tokens
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return tokens_of(answer.get("usage")) if isinstance(answer, dict) else None
+
+
+class UsageFinder:
+    """Finds the usage of a long JSON answer as it passes, without keeping or parsing the rest.
+
+    Inside a JSON text quotes are escaped, so what reads `"usage":` is a field. The last one counts.
+
+    Attributes:
+        tokens: None until there was one.
+    """
+
+    def __init__(self) -> None:
+        self._end = b""
+        self.tokens: Tokens | None = None
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes."""
+        data = self._end + chunk
+        for found in _USAGE.finditer(data):
+            try:
+                self.tokens = tokens_of(_decode(found[1].decode())) or self.tokens
+            except ValueError:
+                continue
+        self._end = data[-_MAX_USAGE_BYTES:]
 
 
 def ask_for_usage(body: bytes) -> tuple[bytes, bool]:
@@ -53,10 +96,15 @@ def ask_for_usage(body: bytes) -> tuple[bytes, bool]:
 
     Returns:
         The body to send, and whether the client must not see the usage event.
+
+    Raises:
+        RequestRefused: 400, it has so many values that parsing it would hold others up.
     """
     # The key may be spelled with escapes, `"\\u0073tream"`, or in UTF-16, which is full of zeros.
     if b'"stream"' not in body and b"\\u" not in body and b"\0" not in body:
         return body, False
+    if body.count(b",") + 2 * (body.count(b"[") + body.count(b"{")) > MAX_WEIGHT:
+        raise errors.too_many_values(MAX_WEIGHT)
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):
@@ -134,7 +182,7 @@ class UsageReader:
         lines = (line for line in _LINE_END.split(event) if line.startswith(b"data:"))
         try:
             answer = json.loads(b"\n".join(line[5:] for line in lines))
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         tokens = tokens_of(answer.get("usage")) if isinstance(answer, dict) else None
         if tokens is None:

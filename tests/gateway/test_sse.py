@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_inference.gateway.errors import RequestRefused
 from exo_inference.gateway.sse import Tokens, UsageReader, ask_for_usage, tokens_of_answer
 
 TEXT = (
@@ -149,3 +150,49 @@ def test_other_requests_stay_as_they_are(body):
 )
 def test_tokens_of_a_whole_answer(body, tokens):
     assert tokens_of_answer(body) == tokens
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(b"{}," * 1_000_000, id="objects"),
+        pytest.param(b"0," * 2_100_000, id="numbers"),
+        pytest.param(b"[" * 1_100_000, id="nested"),
+    ],
+)
+def test_request_of_millions_of_values_is_refused_before_it_is_parsed(values, monkeypatch):
+    monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("it was parsed"))
+    with pytest.raises(RequestRefused) as refusal:
+        ask_for_usage(b'{"stream":true,"x":[' + values + b"0]}")
+    assert (refusal.value.status, refusal.value.code) == (400, "request_too_large")
+
+
+def test_long_text_with_many_commas_is_no_reason_to_refuse():
+    body = b'{"stream":true,"prompt":"' + b"1,234," * 900_000 + b'"}'
+    changed, strip = ask_for_usage(body)
+    assert strip
+    assert changed.endswith(body[1:])
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20])
+def test_usage_of_an_answer_is_found_whatever_its_size(size):
+    text = 'it says \\"usage\\": {\\"prompt_tokens\\": 1}' + "x" * size
+    answer = '{"choices":[{"text":"' + text + '"}],"usage":{"prompt_tokens":7,'
+    answer += (
+        '"prompt_tokens_details":{"cached_tokens":0},"completion_tokens":5},"x":{"y":"usage"}}'
+    )
+    assert tokens_of_answer(answer.encode()) == Tokens(7, 5)
+
+
+def test_long_answer_is_not_parsed_as_a_whole(monkeypatch):
+    monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("it was parsed"))
+    answer = (
+        b'{"x":[' + b"{}," * 1_000_000 + b'{}],"usage":{"prompt_tokens":7,"completion_tokens":5}}'
+    )
+    assert tokens_of_answer(answer) == Tokens(7, 5)
+
+
+@pytest.mark.parametrize("answer", [b'{"usage":' + b"[" * 100_000, b'"usage"', b'{"usage":{"a":'])
+def test_answer_that_is_not_understood_names_no_usage(answer):
+    assert tokens_of_answer(answer) is None
+    assert tokens_of_answer(b" " * (2 << 20) + answer) is None
