@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from exo_inference.planner.architecture import read_architecture
+from exo_inference.planner.model.architecture import read_architecture
 
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog"
 

@@ -15,9 +15,14 @@ make it fit, `accuracy` grades plans against measured starts. Which flags exist 
 from __future__ import annotations
 
 from exo_inference.planner.advice import Advice, advise
-from exo_inference.planner.architecture import Architecture, read_architecture
 from exo_inference.planner.catalog_models import find_draft, find_model, load_models
-from exo_inference.planner.checkpoint import (
+from exo_inference.planner.explain import explain
+from exo_inference.planner.explain_speed import Step
+from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_family, find_gpu, load_gpus
+from exo_inference.planner.improvements import Improvement, improve
+from exo_inference.planner.memory import Component
+from exo_inference.planner.model.architecture import Architecture, read_architecture
+from exo_inference.planner.model.checkpoint import (
     MAX_HEADER_BYTES,
     TensorSize,
     parse_safetensors_header,
@@ -25,11 +30,6 @@ from exo_inference.planner.checkpoint import (
     with_index,
     with_tensors,
 )
-from exo_inference.planner.explain import explain
-from exo_inference.planner.explain_speed import Step
-from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_family, find_gpu, load_gpus
-from exo_inference.planner.improvements import Improvement, improve
-from exo_inference.planner.memory import Component
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.speed import Speed

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.changes import (
     LESS,
     SLIGHTLY,
@@ -21,6 +20,7 @@ from exo_inference.planner.changes import (
     single_changes,
 )
 from exo_inference.planner.gpus import Gpu, families
+from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.speed import inter_token_seconds
 from exo_inference.planner.verdict import Plan, Verdict

@@ -16,9 +16,9 @@ from importlib.resources import files
 from typing import Any
 
 from exo_inference.errors import UsageError
-from exo_inference.planner.architecture import Architecture, read_architecture
+from exo_inference.planner.model.architecture import Architecture, read_architecture
+from exo_inference.planner.model.requantize import with_quantization
 from exo_inference.planner.parameters import EngineParameters
-from exo_inference.planner.requantize import with_quantization
 
 Entries = Mapping[str, Mapping[str, Any]]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.catalog_models import quantized_siblings
 from exo_inference.planner.engine_rules import parse_version
 from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan

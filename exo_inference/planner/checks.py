@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.engine_rules import EngineRules, rules_for
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.memory import Ranks
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.quantization import WeightFormat
+from exo_inference.planner.model.requantize import ONLINE
+from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
-from exo_inference.planner.quantization import WeightFormat
-from exo_inference.planner.requantize import ONLINE
-from exo_inference.planner.shapes import KvKind
 from exo_inference.planner.verdict import Problem
 
 _EXO_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from exo_inference.planner.engine_rules import EngineRules
-from exo_inference.planner.shapes import KvKind, KvSpec
+from exo_inference.planner.model.shapes import KvKind, KvSpec
 
 BLOCK_TOKENS = 256
 """Tokens per block of compressed entries: what the backends prefer."""

@@ -21,8 +21,8 @@ from exo_inference.planner.memory import (
     rotary_bytes,
     stage_weights,
 )
+from exo_inference.planner.model.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.setting import Setting, Stage
-from exo_inference.planner.shapes import KvKind, KvSpec, Weight
 from exo_inference.planner.verdict import Basis, Plan, Verdict
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner.compressed_cache import BLOCK_TOKENS, compressed_groups, row_bytes
 from exo_inference.planner.engine_rules import EngineRules
-from exo_inference.planner.shapes import KvKind, KvSpec
+from exo_inference.planner.model.shapes import KvKind, KvSpec
 
 _SPARSE_FP8_LATENT_BYTES = 656
 """`fp8_ds_mla`: what one token and layer takes when the sparse MLA of DeepSeek-V3.2 is in fp8."""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpus import GIB, MIB, Gpu
-from exo_inference.planner.shapes import Layer, MoeShape, Shard, Weight
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.shapes import Layer, MoeShape, Shard, Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.checks import check_quantization_flag, check_request
 from exo_inference.planner.gpus import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
@@ -27,6 +26,7 @@ from exo_inference.planner.memory import (
     stage_sizes,
     weights_component,
 )
+from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.setting import Setting, Stage, settle
 from exo_inference.planner.speed import SpeedInputs, estimate_speed

@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from exo_inference.planner.architecture import DTYPE_BYTES, Architecture
-from exo_inference.planner.config_fields import ASSUMED_MAX_MODEL_LEN
 from exo_inference.planner.drafting import Drafting
 from exo_inference.planner.engine_rules import EngineRules, default_batch, rules_for
 from exo_inference.planner.gpus import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, Ranks
+from exo_inference.planner.model.architecture import DTYPE_BYTES, Architecture
+from exo_inference.planner.model.config_fields import ASSUMED_MAX_MODEL_LEN
+from exo_inference.planner.model.requantize import ONLINE, with_quantization
+from exo_inference.planner.model.shapes import KvKind, KvSpec
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
-from exo_inference.planner.requantize import ONLINE, with_quantization
-from exo_inference.planner.shapes import KvKind, KvSpec
 from exo_inference.planner.speculation import Speculation, read_speculation
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from exo_inference.errors import UsageError
-from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.drafting import DRAFT_MODEL, EAGLE, MTP, NGRAM, Drafting
 from exo_inference.planner.kv_cache import KvSettings, token_bytes
 from exo_inference.planner.memory import Component, Ranks, draft_component, rank_bytes
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.shapes import KvKind, KvSpec, Layer, Shard, Weight
 from exo_inference.planner.parameters import EngineParameters
-from exo_inference.planner.shapes import KvKind, KvSpec, Layer, Shard, Weight
 from exo_inference.planner.verdict import Problem
 
 

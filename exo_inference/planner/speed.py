@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.drafting import Drafting
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.memory import Ranks
-from exo_inference.planner.shapes import KvKind
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.shapes import KvKind
 
 MEMORY_SHARE = 0.75
 COMPUTE_SHARE = 0.55

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exo_inference.planner.kv_cache import KvLayout
+from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.setting import Setting, Stage
-from exo_inference.planner.shapes import KvKind
 from exo_inference.planner.verdict import Problem
 
 CODE = "max-num-seqs"

@@ -27,7 +27,7 @@ from exo_inference.planner import (
     improve,
     plan,
 )
-from exo_inference.planner.shapes import KvKind
+from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.verdict import Problem
 from exo_inference.preflight.other_engines import plan_as_vllm
 

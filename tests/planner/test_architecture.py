@@ -20,8 +20,12 @@ from exo_inference.planner import (
     with_tensors,
 )
 from exo_inference.planner.catalog_models import read_entry
-from exo_inference.planner.checkpoint import TensorSize, parse_safetensors_header, stored_bytes
-from exo_inference.planner.shapes import KvKind
+from exo_inference.planner.model.checkpoint import (
+    TensorSize,
+    parse_safetensors_header,
+    stored_bytes,
+)
+from exo_inference.planner.model.shapes import KvKind
 
 GIB = 2**30
 

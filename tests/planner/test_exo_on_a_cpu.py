@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from exo_inference.planner import EngineParameters, cpu_as_gpu, find_gpu, plan, read_architecture
-from exo_inference.planner.checkpoint import with_total_bytes
+from exo_inference.planner.model.checkpoint import with_total_bytes
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 3072,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from exo_inference.planner import EngineParameters, explain, find_gpu, plan, read_architecture
-from exo_inference.planner.families import FAMILIES
+from exo_inference.planner.model.families import FAMILIES
 
 COUNTS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("family_counts.json").read_text(encoding="utf-8")

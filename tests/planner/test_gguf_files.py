@@ -16,7 +16,7 @@ from exo_inference.planner import (
     plan,
     with_gguf,
 )
-from exo_inference.planner.quantization import gguf_type_of
+from exo_inference.planner.model.quantization import gguf_type_of
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from exo_inference.planner import EngineParameters, Verdict, find_gpu, find_model, plan
-from exo_inference.planner.checkpoint import stored_bytes
-from exo_inference.planner.requantize import with_quantization
+from exo_inference.planner.model.checkpoint import stored_bytes
+from exo_inference.planner.model.requantize import with_quantization
 
 GIB = 2**30
 PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "planning.md").read_text(encoding="utf-8")

@@ -25,10 +25,10 @@ from exo_inference.planner.accuracy.cases import (
     stated_version,
     unstated_flags,
 )
-from exo_inference.planner.architecture import Architecture
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.engine_rules import parse_version
 from exo_inference.planner.gpus import GIB, find_gpu
+from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import LATEST_VLLM, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan, Verdict

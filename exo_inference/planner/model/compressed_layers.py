@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exo_inference.planner.config_fields import ConfigFields, FieldProblem
-from exo_inference.planner.quantization import FP32
-from exo_inference.planner.shapes import KvKind, KvSpec, Shard, Weight
+from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem
+from exo_inference.planner.model.quantization import FP32
+from exo_inference.planner.model.shapes import KvKind, KvSpec, Shard, Weight
 
 RATIOS = (0, 4, 128)
 """Tokens per compressed entry that the engines support; 0: only the window."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exo_inference.planner.config_fields import ConfigFields, FieldProblem, whole_number
-from exo_inference.planner.families import Family
-from exo_inference.planner.shapes import MoeShape, Shard, Weight
+from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem, whole_number
+from exo_inference.planner.model.families import Family
+from exo_inference.planner.model.shapes import MoeShape, Shard, Weight
 
 
 def mlp_weights(

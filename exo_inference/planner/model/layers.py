@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from exo_inference.planner.compressed_layers import compress_ratios, compressed_layer
-from exo_inference.planner.config_fields import ConfigFields, FieldProblem, whole_number
-from exo_inference.planner.experts import mlp_weights, moe_weights, vector
-from exo_inference.planner.families import Family
-from exo_inference.planner.shapes import KvKind, KvSpec, Layer, Shard, Weight
-from exo_inference.planner.state_layers import build_state_layer
-from exo_inference.planner.whisper import build_decoder
+from exo_inference.planner.model.compressed_layers import compress_ratios, compressed_layer
+from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem, whole_number
+from exo_inference.planner.model.experts import mlp_weights, moe_weights, vector
+from exo_inference.planner.model.families import Family
+from exo_inference.planner.model.shapes import KvKind, KvSpec, Layer, Shard, Weight
+from exo_inference.planner.model.state_layers import build_state_layer
+from exo_inference.planner.model.whisper import build_decoder
 
 _MAX_LAYERS = 4096
 

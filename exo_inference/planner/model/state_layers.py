@@ -7,8 +7,8 @@ Qwen3.5, see vllm-memory.md §5).
 
 from __future__ import annotations
 
-from exo_inference.planner.config_fields import ConfigFields
-from exo_inference.planner.shapes import KvKind, KvSpec, Shard, Weight
+from exo_inference.planner.model.config_fields import ConfigFields
+from exo_inference.planner.model.shapes import KvKind, KvSpec, Shard, Weight
 
 
 def build_state_layer(fields: ConfigFields, kind: str) -> tuple[list[Weight], KvSpec]:

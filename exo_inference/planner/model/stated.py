@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from exo_inference.planner.config_fields import (
+from exo_inference.planner.model.config_fields import (
     ASSUMED_MAX_MODEL_LEN,
     ConfigFields,
     derived_max_model_len,

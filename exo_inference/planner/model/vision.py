@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from exo_inference.planner.config_fields import ConfigFields
-from exo_inference.planner.shapes import Shard, VisionShape, Weight
+from exo_inference.planner.model.config_fields import ConfigFields
+from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
 
 Built = tuple[list[Weight], VisionShape]
 

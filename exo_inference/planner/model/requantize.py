@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from exo_inference.planner.architecture import Architecture
-from exo_inference.planner.quantization import FormatChooser, Quantization, quantization_named
-from exo_inference.planner.shapes import Weight
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.quantization import FormatChooser, Quantization, quantization_named
+from exo_inference.planner.model.shapes import Weight
 
 ONLINE: Mapping[str, str] = {
     "fp8": "fp8", "fp8_per_tensor": "fp8", "fp8_per_channel": "fp8-channel", "fp8_per_block": "fp8-block",

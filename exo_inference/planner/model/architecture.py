@@ -13,22 +13,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from exo_inference.planner.compressed_layers import hyper_head
-from exo_inference.planner.config_fields import ConfigFields, FieldProblem, derived_max_model_len
-from exo_inference.planner.experts import read_moe
-from exo_inference.planner.families import FAMILIES, UNCHECKED, Family
-from exo_inference.planner.layers import build_layers
-from exo_inference.planner.quantization import (
+from exo_inference.planner.model.compressed_layers import hyper_head
+from exo_inference.planner.model.config_fields import (
+    ConfigFields,
+    FieldProblem,
+    derived_max_model_len,
+)
+from exo_inference.planner.model.experts import read_moe
+from exo_inference.planner.model.families import FAMILIES, UNCHECKED, Family
+from exo_inference.planner.model.layers import build_layers
+from exo_inference.planner.model.quantization import (
     BF16,
     MXFP4,
     FormatChooser,
     Quantization,
     read_quantization,
 )
-from exo_inference.planner.shapes import KvKind, Layer, MoeShape, Shard, VisionShape, Weight
-from exo_inference.planner.stated import note_assumptions
-from exo_inference.planner.vision import build_vision
-from exo_inference.planner.whisper import build_encoder
+from exo_inference.planner.model.shapes import KvKind, Layer, MoeShape, Shard, VisionShape, Weight
+from exo_inference.planner.model.stated import note_assumptions
+from exo_inference.planner.model.vision import build_vision
+from exo_inference.planner.model.whisper import build_encoder
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 

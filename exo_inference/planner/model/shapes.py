@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from exo_inference.planner.quantization import WeightFormat
+from exo_inference.planner.model.quantization import WeightFormat
 
 
 class Shard(StrEnum):

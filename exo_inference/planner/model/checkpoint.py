@@ -14,9 +14,9 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from exo_inference.planner.architecture import Architecture
-from exo_inference.planner.quantization import gguf_type_of, gguf_type_of_bits
-from exo_inference.planner.requantize import with_quantization
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.quantization import gguf_type_of, gguf_type_of_bits
+from exo_inference.planner.model.requantize import with_quantization
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
