@@ -4,8 +4,8 @@ Whoever publishes a model chooses every byte of it, so its files are read and pa
 with limits on processor time, memory and wall time, and what comes back is a small description whose
 form is checked. `tasks.py` is what the child can do, `worker.py` its loop, `pool.py` the side that asks.
 
-Callers: the controller and the hub (`ask`, `ask_in_thread`), the download Job and `deployment plan`
-(`ask`). Nothing else in the control plane opens a model's files.
+Callers: the controller and the hub (the `_async` functions), the download Job and `deployment plan` (those
+that wait). A model that comes with this package is checked by the hub in its own process.
 """
 
 from __future__ import annotations
