@@ -10,6 +10,7 @@ import json
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -58,6 +59,32 @@ _PATH_SAFE = re.compile(r"[A-Za-z0-9_-]+")
 Query = tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a change is asked for.
+
+    Attributes:
+        dry_run: only have it judged (additive).
+        force: admit it although memory refuses it (additive).
+        version: of the deployment that it is based on; it is refused if that is not the present one.
+    """
+
+    dry_run: bool = False
+    force: bool = False
+    version: str | None = None
+
+    @property
+    def query(self) -> Query:
+        """The query arguments; a signature covers values alone, so each has its own name as value."""
+        given = {"dry-run": self.dry_run, "force": self.force}
+        return tuple((name, name) for name, is_given in given.items() if is_given)
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """The header that refuses a write where somebody else was faster."""
+        return () if self.version is None else (("If-Match", f'"{self.version}"'),)
+
+
 def list_zones() -> Call[list[Zone]]:
     """List the zones: public, and therefore unsigned."""
     action = "listing the zones"
@@ -82,12 +109,13 @@ def create_model(
 ) -> Call[Operation]:
     """Create a model."""
     body = {"name": name, "huggingface-token": huggingface_token, "revision": revision}
-    return _create(Operation, "/ai/model", f'creating model "{name}"', body, dry_run)
+    return _create(Operation, "/ai/model", f'creating model "{name}"', body, WriteOptions(dry_run))
 
 
 def delete_model(model_id: str, *, dry_run: bool) -> Call[Operation]:
     """Delete a model."""
-    return _delete(f"/ai/model/{_id(model_id)}", f"deleting model {model_id}", dry_run)
+    options = WriteOptions(dry_run)
+    return _delete(f"/ai/model/{_id(model_id)}", f"deleting model {model_id}", options)
 
 
 def list_deployments() -> Call[list[Deployment]]:
@@ -99,50 +127,30 @@ def list_deployments() -> Call[list[Deployment]]:
 
 def get_deployment(deployment_id: str) -> Call[Deployment]:
     """Get one deployment, with its state details, parameters and version."""
-    return _get(
-        Deployment, f"/ai/deployment/{_id(deployment_id)}", f"reading deployment {deployment_id}"
-    )
+    return _get(Deployment, _deployment_path(deployment_id), f"reading deployment {deployment_id}")
 
 
-def create_deployment(
-    name: str, fields: dict[str, Any], *, dry_run: bool, force: bool = False
-) -> Call[Operation]:
+def create_deployment(name: str, fields: dict[str, Any], options: WriteOptions) -> Call[Operation]:
     """Create a deployment; `fields` are the other fields of the body, by their wire names."""
     body = {"name": name, **fields}
     action = f'creating deployment "{name}"'
-    return _create(Operation, "/ai/deployment", action, body, dry_run, force=force)
+    return _create(Operation, "/ai/deployment", action, body, options)
 
 
 def update_deployment(
-    deployment_id: str,
-    fields: dict[str, Any],
-    *,
-    dry_run: bool,
-    force: bool = False,
-    version: str | None = None,
+    deployment_id: str, fields: dict[str, Any], options: WriteOptions
 ) -> Call[Operation]:
     """Change some fields of a deployment; those that are None stay as they are."""
     action = f"updating deployment {deployment_id}"
-    path = f"/ai/deployment/{_id(deployment_id)}"
-    body = encode_json(_given(fields))
-    query, headers = _dry(dry_run) + _forced(force), _based_on(version)
-    return _operation(Request(action, "PATCH", path, query, body, headers))
+    return _change(action, "PATCH", _deployment_path(deployment_id), options, _given(fields))
 
 
 def replace_deployment(
-    deployment_id: str,
-    fields: dict[str, Any],
-    *,
-    dry_run: bool,
-    force: bool = False,
-    version: str | None = None,
+    deployment_id: str, fields: dict[str, Any], options: WriteOptions
 ) -> Call[Operation]:
     """Let another specification take a deployment's place."""
     action = f"replacing deployment {deployment_id}"
-    path = f"/ai/deployment/{_id(deployment_id)}"
-    body = encode_json(_given(fields))
-    query, headers = _dry(dry_run) + _forced(force), _based_on(version)
-    return _operation(Request(action, "PUT", path, query, body, headers))
+    return _change(action, "PUT", _deployment_path(deployment_id), options, _given(fields))
 
 
 def plan_deployment(fields: dict[str, Any]) -> Call[DeploymentPlan]:
@@ -160,48 +168,36 @@ def list_plan_starts() -> Call[list[PlanStart]]:
     return Call(request, lambda answer: reader(PlanStartList, action)(answer).starts)
 
 
-def scale_deployment(
-    deployment_id: str,
-    replicas: int,
-    *,
-    dry_run: bool,
-    force: bool = False,
-    version: str | None = None,
-) -> Call[Operation]:
+def scale_deployment(deployment_id: str, replicas: int, options: WriteOptions) -> Call[Operation]:
     """Set the number of replicas."""
     action = f"scaling deployment {deployment_id} to {replicas}"
-    path = f"/ai/deployment/{_id(deployment_id)}/scale"
-    body = encode_json({"replicas": replicas})
-    query = _dry(dry_run) + _forced(force)
-    return _operation(Request(action, "POST", path, query, body, _based_on(version)))
+    path = f"{_deployment_path(deployment_id)}/scale"
+    return _change(action, "POST", path, options, {"replicas": replicas})
 
 
-def restart_deployment(deployment_id: str, *, dry_run: bool) -> Call[Operation]:
+def restart_deployment(deployment_id: str, options: WriteOptions) -> Call[Operation]:
     """Ask for new replicas in place of all that run (additive)."""
     action = f"restarting deployment {deployment_id}"
-    path = f"/ai/deployment/{_id(deployment_id)}/restart"
-    return _operation(Request(action, "POST", path, _dry(dry_run)))
+    return _change(action, "POST", f"{_deployment_path(deployment_id)}/restart", options)
 
 
-def delete_deployment(
-    deployment_id: str, *, dry_run: bool, version: str | None = None
-) -> Call[Operation]:
+def delete_deployment(deployment_id: str, options: WriteOptions) -> Call[Operation]:
     """Delete a deployment."""
     action = f"deleting deployment {deployment_id}"
-    return _delete(f"/ai/deployment/{_id(deployment_id)}", action, dry_run, version)
+    return _delete(_deployment_path(deployment_id), action, options)
 
 
 def reveal_api_key(deployment_id: str) -> Call[DeploymentApiKey]:
     """Reveal the inference key of a deployment."""
     action = f"revealing the API key of deployment {deployment_id}"
-    return _get(DeploymentApiKey, f"/ai/deployment/{_id(deployment_id)}/api-key", action)
+    return _get(DeploymentApiKey, f"{_deployment_path(deployment_id)}/api-key", action)
 
 
 def deployment_logs(deployment_id: str, query: Query) -> Call[list[LogEntry]]:
     """Get log lines as one answer."""
     action = f"reading the logs of deployment {deployment_id}"
     request = Request(
-        action, "GET", f"/ai/deployment/{_id(deployment_id)}/logs", query, repeatable=True
+        action, "GET", f"{_deployment_path(deployment_id)}/logs", query, repeatable=True
     )
     return Call(request, lambda answer: reader(LogList, action)(answer).logs)
 
@@ -273,7 +269,7 @@ def list_parameters(
 def create_api_key(name: str, scope: str) -> Call[CreatedApiKey]:
     """Create an inference key."""
     body = {"name": name, "scope": scope}
-    return _create(CreatedApiKey, "/ai/api-key", f'creating API key "{name}"', body, False)
+    return _create(CreatedApiKey, "/ai/api-key", f'creating API key "{name}"', body, WriteOptions())
 
 
 def list_api_keys() -> Call[list[ApiKey]]:
@@ -290,7 +286,7 @@ def get_api_key(key_id: str) -> Call[ApiKey]:
 
 def delete_api_key(key_id: str) -> Call[Operation]:
     """Delete an inference key."""
-    return _delete(f"/ai/api-key/{_id(key_id)}", f"deleting API key {key_id}", False)
+    return _delete(f"/ai/api-key/{_id(key_id)}", f"deleting API key {key_id}", WriteOptions())
 
 
 def update_api_key(key_id: str, fields: dict[str, Any]) -> Call[ApiKey]:
@@ -392,44 +388,41 @@ def _create(
     path: str,
     action: str,
     body: dict[str, Any],
-    dry_run: bool,
-    *,
-    force: bool = False,
+    options: WriteOptions,
 ) -> Call[M]:
     key = ("Idempotency-Key", str(uuid.uuid4()))
     encoded = encode_json(_given(body))
-    query = _dry(dry_run) + _forced(force)
-    request = Request(action, "POST", path, query, encoded, (key,), repeatable=True)
+    request = Request(action, "POST", path, options.query, encoded, (key,), repeatable=True)
     return Call(request, reader(model, action))
 
 
-def _delete(path: str, action: str, dry_run: bool, version: str | None = None) -> Call[Operation]:
-    headers = _based_on(version)
+def _change(
+    action: str,
+    method: str,
+    path: str,
+    options: WriteOptions,
+    body: dict[str, Any] | None = None,
+) -> Call[Operation]:
+    encoded = None if body is None else encode_json(body)
+    return _operation(Request(action, method, path, options.query, encoded, options.headers))
+
+
+def _delete(path: str, action: str, options: WriteOptions) -> Call[Operation]:
     return _operation(
-        Request(action, "DELETE", path, _dry(dry_run), headers=headers, repeatable=True)
+        Request(action, "DELETE", path, options.query, headers=options.headers, repeatable=True)
     )
-
-
-def _based_on(version: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the header that refuses a write where somebody else was faster."""
-    return () if version is None else (("If-Match", f'"{version}"'),)
 
 
 def _operation(request: Request) -> Call[Operation]:
     return Call(request, reader(Operation, request.action))
 
 
-def _dry(dry_run: bool) -> Query:
-    # A signature covers values alone: as its own value, the name is covered too.
-    return (("dry-run", "dry-run"),) if dry_run else ()
-
-
-def _forced(force: bool) -> Query:
-    return (("force", "force"),) if force else ()
-
-
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _deployment_path(deployment_id: str) -> str:
+    return f"/ai/deployment/{_id(deployment_id)}"
 
 
 def _id(value: str) -> str:

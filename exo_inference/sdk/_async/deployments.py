@@ -12,6 +12,7 @@ from exo_inference.errors import UsageError
 from exo_inference.sdk import _requests, lookup
 from exo_inference.sdk._async import waits
 from exo_inference.sdk._async.follow import follow_events, follow_logs
+from exo_inference.sdk._requests import WriteOptions
 from exo_inference.sdk.lookup import Versioned
 from exo_inference.wire import (
     Deployment,
@@ -77,7 +78,7 @@ class AsyncDeployments:
             "inference-engine": engine,
             "product-name": product_name,
         }
-        call = _requests.create_deployment(name, fields, dry_run=dry_run, force=force)
+        call = _requests.create_deployment(name, fields, WriteOptions(dry_run, force))
         return await self._client.send_write(call, dry_run=dry_run)
 
     async def list(self) -> list[Deployment]:
@@ -128,9 +129,8 @@ class AsyncDeployments:
             "inference-engine-version": engine_version,
         }
         deployment_id, version = lookup.target(deployment)
-        call = _requests.update_deployment(
-            deployment_id, fields, dry_run=dry_run, force=force, version=version
-        )
+        options = WriteOptions(dry_run, force, version)
+        call = _requests.update_deployment(deployment_id, fields, options)
         return await self._client.send_write(call, dry_run=dry_run)
 
     async def replace(
@@ -190,9 +190,8 @@ class AsyncDeployments:
             "product-name": product_name,
         }
         deployment_id, version = lookup.target(deployment)
-        call = _requests.replace_deployment(
-            deployment_id, fields, dry_run=dry_run, force=force, version=version
-        )
+        options = WriteOptions(dry_run, force, version)
+        call = _requests.replace_deployment(deployment_id, fields, options)
         return await self._client.send_write(call, dry_run=dry_run)
 
     async def scale(
@@ -213,14 +212,13 @@ class AsyncDeployments:
             force: admit replicas that the machine has no memory for; they wait (additive).
         """
         deployment_id, version = lookup.target(deployment)
-        call = _requests.scale_deployment(
-            deployment_id, replicas, dry_run=dry_run, force=force, version=version
-        )
+        options = WriteOptions(dry_run, force, version)
+        call = _requests.scale_deployment(deployment_id, replicas, options)
         return await self._client.send_write(call, dry_run=dry_run)
 
     async def restart(self, deployment_id: str, *, dry_run: bool = False) -> Operation:
         """Replace all replicas by new ones, as an update does: no request is lost (additive)."""
-        call = _requests.restart_deployment(deployment_id, dry_run=dry_run)
+        call = _requests.restart_deployment(deployment_id, WriteOptions(dry_run))
         return await self._client.send_write(call, dry_run=dry_run)
 
     async def delete(self, deployment: str | Versioned, *, dry_run: bool = False) -> Operation:
@@ -232,7 +230,8 @@ class AsyncDeployments:
             dry_run: only ask whether it would be admitted (additive).
         """
         deployment_id, version = lookup.target(deployment)
-        call = _requests.delete_deployment(deployment_id, dry_run=dry_run, version=version)
+        options = WriteOptions(dry_run, version=version)
+        call = _requests.delete_deployment(deployment_id, options)
         return await self._client.send_write(call, dry_run=dry_run)
 
     async def reveal_api_key(self, deployment_id: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from exo_inference.errors import UsageError
 from exo_inference.sdk import _requests, lookup
+from exo_inference.sdk._requests import WriteOptions
 from exo_inference.sdk._sync import waits
 from exo_inference.sdk._sync.follow import follow_events, follow_logs
 from exo_inference.sdk.lookup import Versioned
@@ -78,7 +79,7 @@ class Deployments:
             "inference-engine": engine,
             "product-name": product_name,
         }
-        call = _requests.create_deployment(name, fields, dry_run=dry_run, force=force)
+        call = _requests.create_deployment(name, fields, WriteOptions(dry_run, force))
         return self._client.send_write(call, dry_run=dry_run)
 
     def list(self) -> list[Deployment]:
@@ -129,9 +130,8 @@ class Deployments:
             "inference-engine-version": engine_version,
         }
         deployment_id, version = lookup.target(deployment)
-        call = _requests.update_deployment(
-            deployment_id, fields, dry_run=dry_run, force=force, version=version
-        )
+        options = WriteOptions(dry_run, force, version)
+        call = _requests.update_deployment(deployment_id, fields, options)
         return self._client.send_write(call, dry_run=dry_run)
 
     def replace(
@@ -191,9 +191,8 @@ class Deployments:
             "product-name": product_name,
         }
         deployment_id, version = lookup.target(deployment)
-        call = _requests.replace_deployment(
-            deployment_id, fields, dry_run=dry_run, force=force, version=version
-        )
+        options = WriteOptions(dry_run, force, version)
+        call = _requests.replace_deployment(deployment_id, fields, options)
         return self._client.send_write(call, dry_run=dry_run)
 
     def scale(
@@ -214,14 +213,13 @@ class Deployments:
             force: admit replicas that the machine has no memory for; they wait (additive).
         """
         deployment_id, version = lookup.target(deployment)
-        call = _requests.scale_deployment(
-            deployment_id, replicas, dry_run=dry_run, force=force, version=version
-        )
+        options = WriteOptions(dry_run, force, version)
+        call = _requests.scale_deployment(deployment_id, replicas, options)
         return self._client.send_write(call, dry_run=dry_run)
 
     def restart(self, deployment_id: str, *, dry_run: bool = False) -> Operation:
         """Replace all replicas by new ones, as an update does: no request is lost (additive)."""
-        call = _requests.restart_deployment(deployment_id, dry_run=dry_run)
+        call = _requests.restart_deployment(deployment_id, WriteOptions(dry_run))
         return self._client.send_write(call, dry_run=dry_run)
 
     def delete(self, deployment: str | Versioned, *, dry_run: bool = False) -> Operation:
@@ -233,7 +231,8 @@ class Deployments:
             dry_run: only ask whether it would be admitted (additive).
         """
         deployment_id, version = lookup.target(deployment)
-        call = _requests.delete_deployment(deployment_id, dry_run=dry_run, version=version)
+        options = WriteOptions(dry_run, version=version)
+        call = _requests.delete_deployment(deployment_id, options)
         return self._client.send_write(call, dry_run=dry_run)
 
     def reveal_api_key(self, deployment_id: str) -> str:
