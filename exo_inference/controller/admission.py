@@ -18,15 +18,15 @@ from exo_inference.controller.fitting import MAX_GPUS, Candidate, Fit, judge_fit
 from exo_inference.controller.host_room import (
     CPU_FAMILY,
     Guard,
-    Lodging,
-    Tenancy,
+    ReservationRequest,
+    Reservations,
     describe_ways_out,
-    find_crowding,
-    find_lack,
+    find_cpu_oversubscription,
+    find_shortage,
     make_guard,
     model_sizes,
     need_of,
-    read_tenancy,
+    read_reservations,
     warning,
 )
 from exo_inference.controller.offers import (
@@ -103,14 +103,14 @@ class World:
     known: Mapping[str, KnownModel] = field(default_factory=dict)
 
     @property
-    def tenancy(self) -> Tenancy:
+    def reservations(self) -> Reservations:
         """The machine that all replicas share, and what was admitted to it."""
-        return read_tenancy(self.families, self.deployments, self.models)
+        return read_reservations(self.families, self.deployments, self.models)
 
-    def lodging(self, model: str, replicas: int, uid: str | None = None) -> Lodging:
-        """Return one deployment as it asks for a place on that machine."""
+    def reservation(self, model: str, replicas: int, uid: str | None = None) -> ReservationRequest:
+        """Return what one deployment asks of the memory of that machine."""
         size = model_sizes(self.models).get(model, 0)
-        return Lodging(self.tenancy, uid, replicas, self.families, size)
+        return ReservationRequest(self.reservations, uid, replicas, self.families, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,14 @@ class AdmittedDeployment:
         return {MEMORY_ANNOTATION: self.need.text}
 
 
-def make_reservation(
+def make_reservation_guard(
     title: str, spec: DeploymentSpec, need: ReplicaNeed | None, world: World, uid: str
 ) -> Guard | None:
     """Return what keeps a write from taking memory that another one has taken meanwhile."""
     if need is None:
         return None
     share = Share(uid, need, spec.replicas)
-    return make_guard(world.tenancy, share, model_sizes(world.models), title)
+    return make_guard(world.reservations, share, model_sizes(world.models), title)
 
 
 def admit_create(
@@ -177,12 +177,12 @@ def admit_create(
     if parameters is not None and engine is not None and can_judge(engine, version):
         gpu_type, count = values.get("gpu_type", ""), values.get("gpu_count", 1)
         candidate = Candidate(model, gpu_type, count, engine, version, parameters)
-        lodging = world.lodging(model, replicas)
-        fit = _check_fit(candidate, world, issues, lodging, force=force)
+        reservation = world.reservation(model, replicas)
+        fit = _check_fit(candidate, world, issues, reservation, force=force)
     check_capacity(values, family, engine, issues)
     if issues or fit is None:
         raise _refuse(title, issues, fit)
-    fit = _lodge(title, fit, lodging, force=force)
+    fit = _reserve(title, fit, reservation, force=force)
     spec = DeploymentSpec(
         model=model,
         gpu_type=candidate.gpu_type,
@@ -291,12 +291,12 @@ def admit_update(
             spec.model, spec.gpu_type, spec.gpu_count, engine_name, version, parameters
         )
         found = issues if changed != spec else []
-        lodging = world.lodging(spec.model, spec.replicas, present.metadata.uid)
-        fit = _check_fit(candidate, world, found, lodging, force=force, is_update=True)
+        reservation = world.reservation(spec.model, spec.replicas, present.metadata.uid)
+        fit = _check_fit(candidate, world, found, reservation, force=force, is_update=True)
     if issues or fit is None:
         raise _refuse("Deployment not updated", issues, fit)
     if changed != spec:
-        fit = _lodge("Deployment not updated", fit, lodging, force=force)
+        fit = _reserve("Deployment not updated", fit, reservation, force=force)
     return AdmittedDeployment(name, changed, fit.plan, fit.event, fit.need, fit.is_guess)
 
 
@@ -318,12 +318,12 @@ def admit_scale(
     replicas = check_replicas(fields.values.get("replicas", 0), issues, minimum=0)
     if issues:
         raise refuse("Deployment not scaled", issues)
-    lodging = world.lodging(present.spec.model, replicas, present.metadata.uid)
-    share = lodging.share(need_of(present, lodging.model_bytes))
-    lack = find_lack(lodging.tenancy, share)
-    if lack is not None and not force:
-        ways_out = describe_ways_out(lodging.tenancy, share)
-        raise refuse("Deployment not scaled", [lack], ways_out=ways_out)
+    reservation = world.reservation(present.spec.model, replicas, present.metadata.uid)
+    share = reservation.share(need_of(present, reservation.model_bytes))
+    shortage = find_shortage(reservation.reservations, share)
+    if shortage is not None and not force:
+        ways_out = describe_ways_out(reservation.reservations, share)
+        raise refuse("Deployment not scaled", [shortage], ways_out=ways_out)
     return present.spec.model_copy(update={"replicas": replicas})
 
 
@@ -511,7 +511,7 @@ def _check_fit(
     candidate: Candidate,
     world: World,
     issues: list[Issue],
-    lodging: Lodging,
+    reservation: ReservationRequest,
     *,
     force: bool,
     is_update: bool = False,
@@ -520,31 +520,36 @@ def _check_fit(
     count = candidate.gpu_count
     judged = candidate if 1 <= count <= MAX_GPUS else replace(candidate, gpu_type="", gpu_count=1)
     fit = judge_fit(
-        judged, world.families, world.known, force=force, is_update=is_update, lodging=lodging
+        judged,
+        world.families,
+        world.known,
+        force=force,
+        is_update=is_update,
+        reservation=reservation,
     )
     issues += fit.issues
     return fit
 
 
-def _lodge(title: str, fit: Fit, lodging: Lodging, *, force: bool) -> Fit:
-    """Find all replicas a place on the machine that they share; add what is worth a warning.
+def _reserve(title: str, fit: Fit, reservation: ReservationRequest, *, force: bool) -> Fit:
+    """Reserve memory of the machine for all replicas; add what is worth a warning.
 
     Raises:
         Refused: 412, with the largest number that fits.
     """
     if fit.need is None:
         return fit
-    share = lodging.share(fit.need)
-    lack = find_lack(lodging.tenancy, share)
-    if lack is not None and not force:
-        raise refuse(title, [lack], ways_out=describe_ways_out(lodging.tenancy, share))
+    share = reservation.share(fit.need)
+    shortage = find_shortage(reservation.reservations, share)
+    if shortage is not None and not force:
+        raise refuse(title, [shortage], ways_out=describe_ways_out(reservation.reservations, share))
     problems, event = list(fit.plan.problems), fit.event
-    if lack is not None:
-        waiting = f"{lack.sentence}; those that do not fit wait until there is room"
+    if shortage is not None:
+        waiting = f"{shortage.sentence}; those that do not fit wait until there is room"
         problems.append(warning("room", waiting))
         event = NewEvent("Warning", "Planned", f"admitted by force: {waiting}")
     if fit.plan.gpu_type == CPU_FAMILY:
-        problems += find_crowding(lodging.tenancy, share)
+        problems += find_cpu_oversubscription(reservation.reservations, share)
     return replace(fit, plan=fit.plan.model_copy(update={"problems": problems}), event=event)
 
 

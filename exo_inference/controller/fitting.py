@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.controller.architectures import KnownModel, read_draft_name
-from exo_inference.controller.host_room import Lodging
+from exo_inference.controller.host_room import ReservationRequest
 from exo_inference.controller.problems import Issue
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engines import vllm
@@ -84,7 +84,7 @@ def judge_fit(
     *,
     force: bool,
     is_update: bool = False,
-    lodging: Lodging | None = None,
+    reservation: ReservationRequest | None = None,
 ) -> Fit:
     """Judge the flags and the memory of a deployment.
 
@@ -94,14 +94,14 @@ def judge_fit(
         known: models that were looked up, by name.
         force: admit it although memory refuses it.
         is_update: only flags can still be changed.
-        lodging: the machine that all replicas share; None on a cluster.
+        reservation: what it asks of the machine that all replicas share; None on a cluster.
     """
-    families = families if lodging is None else lodging.families()
+    families = families if reservation is None else reservation.families()
     subject = make_subject(candidate, families, known)
     judgement = judge(subject, with_advice=False)
     lacks_memory = _lacks_memory(judgement)
-    need = None if lodging is None else lodging.need(judgement.plan, candidate.gpu_type)
-    given = lodging.cache_flags(need) if lodging is not None and need is not None else ()
+    need = None if reservation is None else reservation.need(judgement.plan, candidate.gpu_type)
+    given = reservation.cache_flags(need) if reservation is not None and need is not None else ()
     if given and not lacks_memory and judgement.plan is not None:
         judgement = judge(replace(subject, flags=(*subject.flags, *given)), with_advice=False)
         judgement = replace(judgement, subject=subject)
@@ -119,7 +119,7 @@ def judge_fit(
     advice = [each for each in plan.advice if not (is_update and each.options)]
     ways_out = _describe_all(advice) if lacks_memory and not force else ()
     event = _event(plan, is_forced=force and lacks_memory)
-    is_guess = lodging is not None and lodging.is_guess(judgement.plan, candidate.gpu_type)
+    is_guess = reservation is not None and reservation.is_guess(judgement.plan, candidate.gpu_type)
     return Fit(tuple(issues), ways_out, plan, event, need, is_guess)
 
 
@@ -231,8 +231,10 @@ def _describe_all(advice: Sequence[PlanAdvice]) -> tuple[str, ...]:
 def _event(plan: DeploymentPlan, *, is_forced: bool) -> NewEvent:
     figures = describe_plan(plan)
     if is_forced:
-        lack = next((each.detail for each in plan.problems if each.code in MEMORY_CODES), figures)
-        return NewEvent("Warning", "Planned", f"refused, and admitted by force: {lack}")
+        shortage = next(
+            (each.detail for each in plan.problems if each.code in MEMORY_CODES), figures
+        )
+        return NewEvent("Warning", "Planned", f"refused, and admitted by force: {shortage}")
     if plan.verdict == PlanVerdict.FITS:
         return NewEvent("Normal", "Planned", f"fits: {figures}")
     if plan.verdict == PlanVerdict.TIGHT:

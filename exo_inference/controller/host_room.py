@@ -37,7 +37,7 @@ Guard = Callable[[Sequence[Resource]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Tenancy:
+class Reservations:
     """The machine and everything that was admitted to it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Tenancy:
 
     def with_deployments(
         self, deployments: Iterable[InferenceDeployment], sizes: Mapping[str, int]
-    ) -> Tenancy:
+    ) -> Reservations:
         """Return the same machine with these deployments on it.
 
         Args:
@@ -77,16 +77,16 @@ class Tenancy:
         return replace(self, shares=shares, on_cpu=on_cpu)
 
 
-def read_tenancy(
+def read_reservations(
     families: Sequence[InstanceTypeInfo],
     deployments: Sequence[InferenceDeployment],
     models: Sequence[InferenceModel],
-) -> Tenancy:
+) -> Reservations:
     """Return the machine that the families are on, and what was admitted to it."""
     room = next((each.room for each in families if each.room is not None), None)
     if room is None:
-        return Tenancy()
-    return Tenancy(room).with_deployments(deployments, model_sizes(models))
+        return Reservations()
+    return Reservations(room).with_deployments(deployments, model_sizes(models))
 
 
 def model_sizes(models: Sequence[InferenceModel]) -> dict[str, int]:
@@ -134,12 +134,12 @@ def planned_need(found: Plan | None, family: InstanceTypeInfo, model_bytes: int)
 
 
 def with_room_left(
-    families: Sequence[InstanceTypeInfo], tenancy: Tenancy, uid: str | None
+    families: Sequence[InstanceTypeInfo], reservations: Reservations, uid: str | None
 ) -> tuple[InstanceTypeInfo, ...]:
     """Return the families with the memory that is left for one more replica on the CPU."""
-    if tenancy.room is None:
+    if reservations.room is None:
         return tuple(families)
-    left = max(1, left_bytes(tenancy.room, tenancy.beside(uid)) - PROCESS_BYTES)
+    left = max(1, left_bytes(reservations.room, reservations.beside(uid)) - PROCESS_BYTES)
     return tuple(
         replace(each, gpu=each.gpu.with_memory(min(left, each.gpu.reported_bytes)))
         if each.gpu is not None and each.gpu.vendor == "cpu"
@@ -149,18 +149,18 @@ def with_room_left(
 
 
 @dataclass(frozen=True, slots=True)
-class Lodging:
-    """One deployment that is judged for a place on the machine.
+class ReservationRequest:
+    """One deployment that asks for memory of the machine.
 
     Attributes:
-        tenancy: the machine.
+        reservations: the machine, and what was admitted to it.
         uid: of the deployment; None for a new one.
         replicas: how many of them.
         offered: the families of the machine.
         model_bytes: of the model's files, 0 where nobody knows.
     """
 
-    tenancy: Tenancy
+    reservations: Reservations
     uid: str | None
     replicas: int
     offered: tuple[InstanceTypeInfo, ...] = ()
@@ -168,12 +168,12 @@ class Lodging:
 
     def families(self) -> tuple[InstanceTypeInfo, ...]:
         """Return the families with what is left of the machine's memory beside all others."""
-        return with_room_left(self.offered, self.tenancy, self.uid)
+        return with_room_left(self.offered, self.reservations, self.uid)
 
     def need(self, found: Plan | None, gpu_type: str) -> ReplicaNeed | None:
         """Return what one replica takes by its plan; None where no machine is shared."""
         family = next((each for each in self.offered if each.family == gpu_type), None)
-        if self.tenancy.room is None or family is None:
+        if self.reservations.room is None or family is None:
             return None
         return planned_need(found, family, self.model_bytes)
 
@@ -187,21 +187,21 @@ class Lodging:
 
     def cache_flags(self, need: ReplicaNeed) -> tuple[str, ...]:
         """Return the size of the KV cache as the platform would give it, unless it was asked for."""
-        if self.tenancy.room is None or need.most_cache_bytes <= need.cache_bytes:
+        if self.reservations.room is None or need.most_cache_bytes <= need.cache_bytes:
             return ()
         replicas = max(1, self.replicas)
-        left = left_bytes(self.tenancy.room, self.tenancy.beside(self.uid))
+        left = left_bytes(self.reservations.room, self.reservations.beside(self.uid))
         cache = choose_cache(need, left - replicas * need.least_bytes, replicas)
         return (f"--kv-cache-memory-bytes={cache}",) if cache else ()
 
 
-def find_lack(tenancy: Tenancy, wanted: Share) -> Issue | None:
+def find_shortage(reservations: Reservations, wanted: Share) -> Issue | None:
     """Say why so many replicas do not fit beside what was admitted; None where they do.
 
     A change that takes no more than before is never refused.
     """
-    room, others = tenancy.room, tenancy.beside(wanted.uid)
-    if room is None or wanted.planned_bytes <= tenancy.planned(wanted.uid):
+    room, others = reservations.room, reservations.beside(wanted.uid)
+    if room is None or wanted.planned_bytes <= reservations.planned(wanted.uid):
         return None
     most = count_fitting(room, others, wanted.need)
     if wanted.replicas <= most:
@@ -217,10 +217,10 @@ def find_lack(tenancy: Tenancy, wanted: Share) -> Issue | None:
     return Issue(text, "$['replicas']", text, 412)
 
 
-def describe_ways_out(tenancy: Tenancy, wanted: Share) -> tuple[str, ...]:
+def describe_ways_out(reservations: Reservations, wanted: Share) -> tuple[str, ...]:
     """Return what to ask for instead, one line each."""
-    room = tenancy.room
-    most = 0 if room is None else count_fitting(room, tenancy.beside(wanted.uid), wanted.need)
+    room = reservations.room
+    most = 0 if room is None else count_fitting(room, reservations.beside(wanted.uid), wanted.need)
     fewer = (f"ask for {most} or fewer replicas",) if most else ()
     return (
         *fewer,
@@ -235,12 +235,12 @@ def warning(code: str, detail: str) -> PlanProblem:
     return PlanProblem(code=code, detail=detail, refuses=False, location="$['replicas']")
 
 
-def find_crowding(tenancy: Tenancy, wanted: Share) -> list[PlanProblem]:
+def find_cpu_oversubscription(reservations: Reservations, wanted: Share) -> list[PlanProblem]:
     """Warn of more replicas on the CPU than the machine has cores."""
-    room = tenancy.room
+    room = reservations.room
     if room is None:
         return []
-    others = sum(count for uid, count in tenancy.on_cpu.items() if uid != wanted.uid)
+    others = sum(count for uid, count in reservations.on_cpu.items() if uid != wanted.uid)
     total = others + wanted.replicas
     if total <= room.num_cores or wanted.replicas == 0:
         return []
@@ -253,23 +253,23 @@ def find_crowding(tenancy: Tenancy, wanted: Share) -> list[PlanProblem]:
 
 
 def make_guard(
-    tenancy: Tenancy, wanted: Share, sizes: Mapping[str, int], title: str
+    reservations: Reservations, wanted: Share, sizes: Mapping[str, int], title: str
 ) -> Guard | None:
     """Return what holds a write back, in its own transaction, if the room has gone meanwhile.
 
     Args:
-        tenancy: the machine.
+        reservations: the machine, and what was admitted to it.
         wanted: what is to be recorded.
         sizes: bytes of the models' files, by name.
         title: of the refusal.
     """
-    if tenancy.room is None:
+    if reservations.room is None:
         return None
 
     def guard(stored: Sequence[Resource]) -> None:
         present = [each for each in stored if isinstance(each, InferenceDeployment)]
-        now = tenancy.with_deployments(present, sizes)
-        if (lack := find_lack(now, wanted)) is not None:
-            raise refuse(title, [lack], ways_out=describe_ways_out(now, wanted))
+        now = reservations.with_deployments(present, sizes)
+        if (shortage := find_shortage(now, wanted)) is not None:
+            raise refuse(title, [shortage], ways_out=describe_ways_out(now, wanted))
 
     return guard

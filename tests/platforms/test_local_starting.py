@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_inference.host_memory import HostMemory, Pressure
-from exo_inference.platforms.local.host import HostView, Tenant
+from exo_inference.platforms.local.host import HostReplica, HostView
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.starting import Go, Wait, decide_start, max_starts
 from exo_inference.platforms.replica_memory import MIB, ReplicaNeed, reserve_bytes
@@ -20,8 +20,8 @@ NEED = ReplicaNeed(400 * MIB, 100 * MIB, 400 * MIB)
 FREE = HostView(HostMemory(24 * GIB, 20 * GIB), num_cores=4)
 
 
-def starting(name: str, seconds: float = 1.0, *, simulated: bool = False) -> Tenant:
-    return Tenant(
+def starting(name: str, seconds: float = 1.0, *, simulated: bool = False) -> HostReplica:
+    return HostReplica(
         name, "u", NEED, True, claim_bytes=500 * MIB, seconds_starting=seconds, simulated=simulated
     )
 
@@ -35,17 +35,17 @@ def starting(name: str, seconds: float = 1.0, *, simulated: bool = False) -> Ten
         pytest.param(
             replace(FREE, pressure=Pressure(80, 12.3)), "stood still for 12 %", id="pressure"
         ),
-        pytest.param(replace(FREE, tenants=(starting("a"),)), "", id="one starts"),
+        pytest.param(replace(FREE, replicas=(starting("a"),)), "", id="one starts"),
         pytest.param(
-            replace(FREE, tenants=(starting("a"), starting("b"))),
+            replace(FREE, replicas=(starting("a"), starting("b"))),
             "waiting for its turn: 2 replicas are starting, 2 at a time on 4 cores",
             id="two start",
         ),
         pytest.param(
-            replace(FREE, tenants=(starting("a", 200), starting("b"))), "", id="one takes long"
+            replace(FREE, replicas=(starting("a", 200), starting("b"))), "", id="one takes long"
         ),
         pytest.param(
-            replace(FREE, tenants=(starting("a", 9, simulated=True), starting("b"))),
+            replace(FREE, replicas=(starting("a", 9, simulated=True), starting("b"))),
             "",
             id="one only pretends to load",
         ),
@@ -58,7 +58,7 @@ def starting(name: str, seconds: float = 1.0, *, simulated: bool = False) -> Ten
             replace(
                 FREE,
                 memory=HostMemory(24 * GIB, 768 * MIB + 900 * MIB),
-                tenants=(replace(starting("a"), held_bytes=50 * MIB),),
+                replicas=(replace(starting("a"), held_bytes=50 * MIB),),
             ),
             "450 MiB of this machine's",
             id="memory that another one was promised",
@@ -82,8 +82,8 @@ def test_starts_go_by_cores(cores: int, expected: int) -> None:
 def test_a_cache_leaves_room_for_those_that_wait() -> None:
     alone = decide_start(FREE, "r", NEED, SETTINGS)
     assert alone == Go(400 * MIB, 800 * MIB)
-    waiting = tuple(Tenant(f"w{number}", "u", NEED) for number in range(37))
-    crowded = decide_start(replace(FREE, tenants=waiting), "r", NEED, SETTINGS)
+    waiting = tuple(HostReplica(f"w{number}", "u", NEED) for number in range(37))
+    crowded = decide_start(replace(FREE, replicas=waiting), "r", NEED, SETTINGS)
     assert isinstance(crowded, Go)
     assert 100 * MIB <= crowded.cache_bytes < 110 * MIB
 
@@ -96,37 +96,37 @@ def test_any_number_of_replicas_never_takes_more_than_the_machine_has(
     """Replicas start, take what they were promised or less, and become ready, until nothing moves."""
     total = 256 * GIB
     touched = data.draw(st.floats(0, 1))
-    tenants = {f"r{n}": Tenant(f"r{n}", "u", NEED) for n in range(count)}
+    replicas = {f"r{n}": HostReplica(f"r{n}", "u", NEED) for n in range(count)}
     most_at_once = 0
     while True:
-        held = sum(t.held_bytes for t in tenants.values())
+        held = sum(t.held_bytes for t in replicas.values())
         view = HostView(
             HostMemory(total, max(0, free - held)),
             num_cores=cores,
-            tenants=tuple(tenants.values()),
+            replicas=tuple(replicas.values()),
         )
         moved = False
-        for name, tenant in list(tenants.items()):
-            if tenant.running:
+        for name, replica in list(replicas.items()):
+            if replica.running:
                 continue
-            view = replace(view, tenants=tuple(tenants.values()))
+            view = replace(view, replicas=tuple(replicas.values()))
             decision = decide_start(view, name, NEED, SETTINGS)
             if isinstance(decision, Wait):
                 break
             moved = True
-            tenants[name] = replace(
-                tenant, running=True, claim_bytes=decision.memory_bytes, seconds_starting=0.0
+            replicas[name] = replace(
+                replica, running=True, claim_bytes=decision.memory_bytes, seconds_starting=0.0
             )
-        now = [t for t in tenants.values() if t.seconds_starting is not None]
+        now = [t for t in replicas.values() if t.seconds_starting is not None]
         most_at_once = max(most_at_once, len(now))
-        for tenant in now:
-            tenants[tenant.name] = replace(
-                tenant, seconds_starting=None, held_bytes=int(tenant.claim_bytes * touched)
+        for replica in now:
+            replicas[replica.name] = replace(
+                replica, seconds_starting=None, held_bytes=int(replica.claim_bytes * touched)
             )
-        claimed = sum(t.claim_bytes for t in tenants.values() if t.running)
+        claimed = sum(t.claim_bytes for t in replicas.values() if t.running)
         assert claimed <= max(0, free - reserve_bytes(total))
         if not moved:
             break
     assert most_at_once <= max_starts(cores)
     fitting = max(0, free - reserve_bytes(total)) // NEED.least_bytes
-    assert sum(t.running for t in tenants.values()) == min(count, fitting)
+    assert sum(t.running for t in replicas.values()) == min(count, fitting)

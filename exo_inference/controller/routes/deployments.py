@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from exo_inference.controller import admission, operations, versions
-from exo_inference.controller.admission import make_reservation
+from exo_inference.controller.admission import make_reservation_guard
 from exo_inference.controller.body import Fields, parse_object
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.host_room import Guard, model_sizes, need_of
@@ -105,7 +105,9 @@ async def create_deployment(request: Request) -> Response:
         )
         key = context.secret_box.encrypt(new_api_key(), owner=uid, name=KEY_SECRET)
         title, need = "Deployment not created", admitted.need
-        guard = None if is_forced else make_reservation(title, admitted.spec, need, world, uid)
+        guard = (
+            None if is_forced else make_reservation_guard(title, admitted.spec, need, world, uid)
+        )
         recording = Recording(
             operation,
             replace(identity, result_id=operation.id),
@@ -164,7 +166,7 @@ async def update_deployment(request: Request) -> Response:
         guard = None
         if admitted.spec != present.spec and not is_forced:
             title = "Deployment not updated"
-            guard = make_reservation(title, admitted.spec, admitted.need, world, metadata.uid)
+            guard = make_reservation_guard(title, admitted.spec, admitted.need, world, metadata.uid)
         return Wanted(metadata, admitted.spec, admitted.plan, admitted.event, guard)
 
     event = NewEvent("Normal", "Updated", "a change was asked for")
@@ -190,7 +192,7 @@ async def replace_deployment(request: Request) -> Response:
         guard = None
         if not is_forced:
             title = "Deployment not replaced"
-            guard = make_reservation(title, admitted.spec, admitted.need, world, metadata.uid)
+            guard = make_reservation_guard(title, admitted.spec, admitted.need, world, metadata.uid)
         return Wanted(metadata, admitted.spec, admitted.plan, admitted.event, guard)
 
     event = NewEvent("Normal", "Replaced", "another specification was asked for")
@@ -210,7 +212,7 @@ async def scale_deployment(request: Request) -> Response:
         need = need_of(present, sizes.get(spec.model, 0))
         uid, title, guard = present.metadata.uid, "Deployment not scaled", None
         if not is_forced:
-            guard = make_reservation(title, spec, need, world, uid)
+            guard = make_reservation_guard(title, spec, need, world, uid)
         return Wanted(present.metadata, spec, guard=guard)
 
     wanted = fields.values.get("replicas")

@@ -56,7 +56,7 @@ async def plan_deployment(request: Request) -> Response:
     fields = Fields(PlanRequest, parse_object(await request.body()))
     issues = list(fields.issues)
     world = await context.load_world(await context.families())
-    families = with_room_left(world.families, world.tenancy, None)
+    families = with_room_left(world.families, world.reservations, None)
     gpu = _check_gpu(fields.values, families, context.user_gpus, issues)
     candidate = _check_candidate(fields.values, families, issues)
     models = world.models

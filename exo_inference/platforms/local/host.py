@@ -29,7 +29,7 @@ from exo_inference.platforms.replica_memory import (
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class HostReplica:
     """One replica on the machine.
 
     Attributes:
@@ -61,7 +61,7 @@ class HostView:
     memory: HostMemory
     pressure: Pressure | None = None
     num_cores: int = 1
-    tenants: tuple[Tenant, ...] = ()
+    replicas: tuple[HostReplica, ...] = ()
     paused: bool = False
 
     @property
@@ -69,9 +69,9 @@ class HostView:
         """Return the same as admission counts with it: by deployment."""
         held: dict[str, int] = {}
         claimed: dict[str, int] = {}
-        for tenant in self.tenants:
-            held[tenant.uid] = held.get(tenant.uid, 0) + tenant.held_bytes
-            claimed[tenant.uid] = claimed.get(tenant.uid, 0) + tenant.taken_bytes
+        for replica in self.replicas:
+            held[replica.uid] = held.get(replica.uid, 0) + replica.held_bytes
+            claimed[replica.uid] = claimed.get(replica.uid, 0) + replica.taken_bytes
         memory = self.memory
         return HostRoom(memory.total_bytes, memory.free_bytes, held, claimed, self.num_cores)
 
@@ -98,15 +98,15 @@ class Host:
             memory=read_host_memory(self.root),
             pressure=read_pressure(self.root),
             num_cores=self.cores,
-            tenants=tuple(_tenant(facts, held) for facts in replicas),
+            replicas=tuple(_host_replica(facts, held) for facts in replicas),
             paused=paused,
         )
 
 
-def _tenant(facts: ReplicaFacts, held: dict[int, int]) -> Tenant:
+def _host_replica(facts: ReplicaFacts, held: dict[int, int]) -> HostReplica:
     is_starting = facts.running and not facts.was_ready and not facts.draining
     since = facts.launch.spawned_at if facts.launch is not None else 0.0
-    return Tenant(
+    return HostReplica(
         name=facts.name,
         uid=facts.record.uid,
         need=need_of(facts.record),

@@ -61,16 +61,16 @@ def decide_start(
         cores = "1 core" if view.num_cores == 1 else f"{view.num_cores} cores"
         turn = f"{starting} replicas are starting, {most} at a time on {cores}"
         return Wait(f"waiting for its turn: {turn}")
-    waiting = [t for t in view.tenants if not t.running and not t.draining and t.name != name]
-    spare = left - need.least_bytes - sum(tenant.need.least_bytes for tenant in waiting)
+    waiting = [t for t in view.replicas if not t.running and not t.draining and t.name != name]
+    spare = left - need.least_bytes - sum(replica.need.least_bytes for replica in waiting)
     cache = min(choose_cache(need, spare, 1 + len(waiting)), left - need.fixed_bytes)
     return Go(cache, need.fixed_bytes + cache)
 
 
 def free_room(view: HostView) -> int:
     """Return what may be given to replicas beside all that run; negative if they have too much."""
-    held = sum(tenant.held_bytes for tenant in view.tenants)
-    taken = sum(tenant.taken_bytes for tenant in view.tenants)
+    held = sum(replica.held_bytes for replica in view.replicas)
+    taken = sum(replica.taken_bytes for replica in view.replicas)
     return view.memory.free_bytes + held - taken - reserve_bytes(view.memory.total_bytes)
 
 
@@ -94,9 +94,9 @@ def count_starting(view: HostView, settings: LocalPlatformSettings) -> int:
     limits = {False: settings.start_slot_seconds, True: settings.simulated_start_slot_seconds}
     return sum(
         1
-        for tenant in view.tenants
-        if tenant.seconds_starting is not None
-        and tenant.seconds_starting < limits[tenant.simulated]
+        for replica in view.replicas
+        if replica.seconds_starting is not None
+        and replica.seconds_starting < limits[replica.simulated]
     )
 
 
