@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 
-from exo_inference.controller.admission import World, find_model
 from exo_inference.controller.architectures import (
     Architectures,
     KnownModel,
@@ -23,6 +22,7 @@ from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.start_log import FileStarts, Starts
 from exo_inference.controller.stores.base import Store
+from exo_inference.controller.world import World, find_model
 from exo_inference.engines import Engine
 from exo_inference.planner import Gpu
 from exo_inference.platforms.base import (

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from exo_inference.controller import plan
-from exo_inference.controller.admission import World, admit_create
+from exo_inference.controller.admission import admit_create
 from exo_inference.controller.body import Fields, parse_object
 from exo_inference.controller.problems import Refused
+from exo_inference.controller.world import World
 from exo_inference.planner import find_gpu
 from exo_inference.platforms.base import (
     InstanceTypeInfo,

@@ -16,15 +16,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from exo_inference import planner
-from exo_inference.controller.admission import (
-    check_parameters,
-    check_version,
-    find_model,
-    no_model_issue,
-)
 from exo_inference.controller.architectures import KnownModel, find_bundled
 from exo_inference.controller.body import Fields, parse_object
 from exo_inference.controller.context import Context, context_of
+from exo_inference.controller.field_checks import (
+    check_parameters,
+    check_version,
+    no_model_issue,
+)
 from exo_inference.controller.fitting import (
     MAX_GPUS,
     Candidate,
@@ -36,6 +35,7 @@ from exo_inference.controller.fitting import (
 from exo_inference.controller.host_room import with_room_left
 from exo_inference.controller.problems import Issue, choice_issue, field_issue, refuse, short_number
 from exo_inference.controller.routes.requests import answer, route
+from exo_inference.controller.world import find_model
 from exo_inference.engines import ENGINES
 from exo_inference.errors import UsageError
 from exo_inference.hub import is_in_place, source_for
