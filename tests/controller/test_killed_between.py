@@ -108,7 +108,7 @@ class MortalPlatform(FakePlatform):
         return gone
 
 
-class NoGateway:
+class FakeRouting:
     """Nobody routes: whatever is asked for is so at once."""
 
     must_let_go = False
@@ -135,7 +135,7 @@ class NoGateway:
         return
 
 
-class NoStarts:
+class FakeStarts:
     """Measures nothing."""
 
     def notice(self, *_: object) -> None:
@@ -153,7 +153,7 @@ class Plane:
         self.box = SecretBox(b"k" * 32)
         self.platform = MortalPlatform(looks_until_ready=1)
         self.platform.fate = fate
-        self.gateway = NoGateway()
+        self.gateway = FakeRouting()
         self.restart()
 
     def restart(self) -> None:
@@ -164,7 +164,7 @@ class Plane:
             self.gateway,
             self.box,
             "http://g",
-            NoStarts(),  # type: ignore[arg-type]
+            FakeStarts(),  # type: ignore[arg-type]
         )
         self.models = ModelReconciler(
             self.store,

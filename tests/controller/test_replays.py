@@ -245,7 +245,7 @@ def test_the_access_log_names_the_key(
 # -- the memory itself
 
 
-class Clock:
+class FakeClock:
     """A clock that is set by hand."""
 
     now = 1000.0
@@ -264,7 +264,7 @@ async def ask(memory: ReplayMemory, signature: str, status: int = 200, body: byt
 
 
 async def test_signatures_are_forgotten_when_they_end() -> None:
-    clock, monotonic = Clock(), Clock()
+    clock, monotonic = FakeClock(), FakeClock()
     memory = ReplayMemory(clock, monotonic=monotonic)
     assert [await ask(memory, "a"), await ask(memory, "a")] == ["new", "old"]
     clock.now = 1600.0
@@ -275,7 +275,7 @@ async def test_signatures_are_forgotten_when_they_end() -> None:
 
 
 async def test_a_clock_that_jumps_forth_and_back_forgets_nothing() -> None:
-    clock, monotonic = Clock(), Clock()
+    clock, monotonic = FakeClock(), FakeClock()
     memory = ReplayMemory(clock, monotonic=monotonic)
     assert await ask(memory, "a") == "new"
     clock.now += 100_000
@@ -285,7 +285,7 @@ async def test_a_clock_that_jumps_forth_and_back_forgets_nothing() -> None:
 
 
 async def test_the_memory_is_bounded_in_number_and_size() -> None:
-    memory = ReplayMemory(Clock(), max_signatures=100, max_answer_bytes=1000)
+    memory = ReplayMemory(FakeClock(), max_signatures=100, max_answer_bytes=1000)
     for number in range(50):
         await ask(memory, f"{number:03}", body=b"x" * 100)
     assert await ask(memory, "049") == "old"
@@ -299,7 +299,7 @@ async def test_the_memory_is_bounded_in_number_and_size() -> None:
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 async def test_what_asks_to_be_repeated_is_done_again(status: int) -> None:
-    memory = ReplayMemory(Clock())
+    memory = ReplayMemory(FakeClock())
     assert await ask(memory, "a", status) == "new"
     assert len(memory) == 0
     assert [await ask(memory, "a"), await ask(memory, "a", 500)] == ["new", "old"]
@@ -307,7 +307,7 @@ async def test_what_asks_to_be_repeated_is_done_again(status: int) -> None:
 
 async def test_a_refusal_is_judged_again_for_two_seconds() -> None:
     """Clients sign in whole seconds: delete, refused; mend the cause; delete."""
-    clock = Clock()
+    clock = FakeClock()
     memory = ReplayMemory(clock)
     assert [await ask(memory, "a", 412), await ask(memory, "a", 412)] == ["new", "new"]
     clock.now += replays.REFUSAL_SECONDS
@@ -315,7 +315,7 @@ async def test_a_refusal_is_judged_again_for_two_seconds() -> None:
 
 
 async def test_repeats_do_not_keep_a_refusal_open() -> None:
-    clock = Clock()
+    clock = FakeClock()
     memory = ReplayMemory(clock)
     outcomes = []
     for _ in range(100):
@@ -326,13 +326,13 @@ async def test_repeats_do_not_keep_a_refusal_open() -> None:
 
 
 async def test_what_succeeds_after_a_refusal_is_done_once() -> None:
-    memory = ReplayMemory(Clock())
+    memory = ReplayMemory(FakeClock())
     answers = [await ask(memory, "a", status) for status in (412, 412, 200, 200)]
     assert answers == ["new", "new", "new", "old"]
 
 
 async def test_one_that_breaks_off_leaves_the_next_to_do_it() -> None:
-    memory = ReplayMemory(Clock())
+    memory = ReplayMemory(FakeClock())
     begun, is_first_run = asyncio.Event(), []
 
     async def hang() -> Answer:
@@ -355,7 +355,7 @@ async def test_one_that_breaks_off_leaves_the_next_to_do_it() -> None:
 
 
 async def test_a_burst_costs_little() -> None:
-    memory = ReplayMemory(Clock())
+    memory = ReplayMemory(FakeClock())
     before = time.process_time()
     for number in range(20_000):
         await ask(memory, str(number))

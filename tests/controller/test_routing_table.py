@@ -16,7 +16,7 @@ from exo_inference.wire import Route, RouteKey, RouteReplica, RouteTable
 from tests.controller.fakes import FakeGateway
 
 
-class Clock:
+class FakeClock:
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -31,12 +31,12 @@ def gateway() -> FakeGateway:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-async def table(tmp_path: Path, gateway: FakeGateway, clock: Clock) -> RoutingTable:
+async def table(tmp_path: Path, gateway: FakeGateway, clock: FakeClock) -> RoutingTable:
     made = RoutingTable(tmp_path / "routes.json", gateway, monotonic=clock)
     await made.load()
     gateway.version = made.version
@@ -106,7 +106,7 @@ async def test_a_deployment_is_unrouted_once_its_route_is_gone(
 
 
 async def test_a_silent_gateway_counts_as_gone_after_a_while(
-    table: RoutingTable, gateway: FakeGateway, clock: Clock
+    table: RoutingTable, gateway: FakeGateway, clock: FakeClock
 ) -> None:
     await table.set_route(route("a"))
     await table.set_route(route("b"))
@@ -117,7 +117,7 @@ async def test_a_silent_gateway_counts_as_gone_after_a_while(
 
 
 async def test_a_gateway_that_answers_again_is_believed_again(
-    table: RoutingTable, gateway: FakeGateway, clock: Clock
+    table: RoutingTable, gateway: FakeGateway, clock: FakeClock
 ) -> None:
     await table.set_route(route("a"))
     gateway.version = None
@@ -176,7 +176,7 @@ async def test_versions_grow_even_when_the_file_is_lost(
 
 
 async def test_waiting_for_the_gateway_ends_when_it_follows_or_is_dead(
-    table: RoutingTable, gateway: FakeGateway, clock: Clock
+    table: RoutingTable, gateway: FakeGateway, clock: FakeClock
 ) -> None:
     async def waited_seconds() -> float:
         start = clock.now

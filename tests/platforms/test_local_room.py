@@ -13,7 +13,7 @@ from tests.platforms.conftest import FAST, FakeEngine, Rig
 NEED = ReplicaNeed(400 * MIB, 100 * MIB, 400 * MIB)
 
 
-class Machine:
+class FakeMachine:
     """What a machine of 16 GiB tells of itself; the replicas on it are real."""
 
     def __init__(self, root: Path, rig: Rig, free_mib: int) -> None:
@@ -53,7 +53,7 @@ def is_starting(observed: ObservedDeployment) -> bool:
 
 
 async def test_what_does_not_fit_waits_and_says_for_what(rig: Rig, tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "m", rig, free_mib=1200)
+    machine = FakeMachine(tmp_path / "m", rig, free_mib=1200)
     desired = rig.desired(50, need=NEED)
 
     def two_ready(observed: ObservedDeployment) -> bool:
@@ -72,7 +72,7 @@ async def test_what_does_not_fit_waits_and_says_for_what(rig: Rig, tmp_path: Pat
 
 
 async def test_replicas_start_a_few_at_a_time(rig: Rig, tmp_path: Path) -> None:
-    Machine(tmp_path / "m", rig, free_mib=8000)
+    FakeMachine(tmp_path / "m", rig, free_mib=8000)
     desired = rig.desired(5, "--start-seconds=0.4", need=NEED)
     most = 0
 
@@ -88,7 +88,7 @@ async def test_replicas_start_a_few_at_a_time(rig: Rig, tmp_path: Path) -> None:
 
 
 async def test_no_replica_starts_under_pressure(rig: Rig, tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "m", rig, free_mib=8000)
+    machine = FakeMachine(tmp_path / "m", rig, free_mib=8000)
     machine.set_pressure(40.0)
     observed = await rig.until(rig.desired(need=NEED), lambda o: bool(o.replicas))
     assert "the machine is short of memory" in observed.replicas[0].details
@@ -110,7 +110,7 @@ async def test_a_paused_platform_starts_nothing_and_deletes(rig: Rig) -> None:
 async def test_an_update_without_room_for_another_replaces_in_place(
     rig: Rig, tmp_path: Path
 ) -> None:
-    Machine(tmp_path / "m", rig, free_mib=1200)
+    FakeMachine(tmp_path / "m", rig, free_mib=1200)
     first = rig.desired(2, "--label=a", need=NEED)
     await rig.until_ready(first)
     await rig.until_ready(rig.desired(2, "--label=b", need=NEED))

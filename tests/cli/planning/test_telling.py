@@ -8,8 +8,8 @@ from exo_inference.cli.planning.telling import tell
 from exo_inference.wire import DeploymentPlan, PlanProblem, PlanVerdict
 
 
-class Said:
-    """A fake session that keeps what is said."""
+class FakeSession:
+    """Keeps the remarks."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -31,6 +31,6 @@ def test_what_the_machine_lacks_for_all_replicas_is_a_warning(code: str, is_told
         engine_version="1",
         problems=[problem],
     )
-    said = Said()
+    said = FakeSession()
     tell(said, plan)  # type: ignore[arg-type]
     assert ("warning: 50 replicas share 2 cores" in said.lines) == is_told

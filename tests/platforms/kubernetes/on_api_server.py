@@ -1,6 +1,6 @@
 """A platform on a real API server, and the fake kubelet that its tests run pods with.
 
-`Kubelet` makes and changes pods of a Deployment as its controllers would. The charts, Helm, its records,
+`FakeKubelet` makes and changes pods of a Deployment as its controllers would. The charts, Helm, its records,
 the watches and the API are real.
 """
 
@@ -52,8 +52,8 @@ DESIRED = DesiredDeployment(
 _ADDRESSES = itertools.count(1)
 
 
-class Kubelet:
-    """Named fake of what makes pods of a Deployment and runs them."""
+class FakeKubelet:
+    """Makes pods of a Deployment and runs them, as controllers and kubelet would."""
 
     def __init__(self, api: KubernetesApi) -> None:
         self.api = api
@@ -130,7 +130,7 @@ class Running:
                     return observed
                 await asyncio.sleep(0.05)
 
-    async def settle(self, desired: DesiredDeployment, kubelet: Kubelet) -> str:
+    async def settle(self, desired: DesiredDeployment, kubelet: FakeKubelet) -> str:
         """Install and have one replica ready; return its pod."""
         await self.applied(desired, kubelet)
         pod = kubelet.make_pod()
@@ -138,7 +138,7 @@ class Running:
         await self.until(desired, lambda _: is_settled(kubelet))
         return pod
 
-    async def applied(self, desired: DesiredDeployment, kubelet: Kubelet) -> None:
+    async def applied(self, desired: DesiredDeployment, kubelet: FakeKubelet) -> None:
         """Apply until the Deployment is that of the desired state, and Helm has ended."""
 
         def is_applied(_: ObservedDeployment) -> bool:
@@ -155,7 +155,7 @@ class Running:
         await self.until(desired, is_applied)
 
 
-def is_settled(kubelet: Kubelet) -> bool:
+def is_settled(kubelet: FakeKubelet) -> bool:
     annotations = kubelet.deployment()["metadata"].get("annotations", {})
     labels = kubelet.deployment()["metadata"]["labels"]
     return (

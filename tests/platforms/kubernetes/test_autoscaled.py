@@ -11,7 +11,7 @@ from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
     RELEASE,
     UID,
-    Kubelet,
+    FakeKubelet,
     is_settled,
     running,
 )
@@ -23,7 +23,7 @@ async def test_the_number_is_that_of_the_autoscaler_and_what_is_desired_does_not
     kubernetes_api: KubernetesApi, tmp_path: Path
 ) -> None:
     kubernetes_api.kubectl("create", "serviceaccount", "default")  # no controller makes it here
-    kubelet = Kubelet(kubernetes_api)
+    kubelet = FakeKubelet(kubernetes_api)
     async with running(kubernetes_api, tmp_path, AUTOSCALED) as process:
         await process.settle(DESIRED, kubelet)
         assert (await process.platform.apply(DESIRED)).autoscaled == 1
@@ -48,7 +48,7 @@ async def test_without_an_autoscaler_no_number_of_one_is_reported(
     kubernetes_api: KubernetesApi, tmp_path: Path
 ) -> None:
     kubernetes_api.kubectl("create", "serviceaccount", "default")
-    kubelet = Kubelet(kubernetes_api)
+    kubelet = FakeKubelet(kubernetes_api)
     async with running(kubernetes_api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         assert (await process.platform.apply(DESIRED)).autoscaled is None

@@ -16,7 +16,7 @@ from tests.platforms.kubernetes.on_api_server import (
     CHARTS,
     DESIRED,
     RELEASE,
-    Kubelet,
+    FakeKubelet,
     Running,
     is_settled,
     revisions,
@@ -37,7 +37,7 @@ from tests.platforms.kubernetes.on_api_server import (
     ids=lambda words: f"{words[0]} {words[1]}",
 )
 async def test_what_a_hand_took_away_comes_back(
-    kubelet: Kubelet, tmp_path: Path, words: tuple[str, ...]
+    kubelet: FakeKubelet, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
@@ -64,7 +64,7 @@ async def test_what_a_hand_took_away_comes_back(
     ids=lambda words: " ".join(words[:3]),
 )
 async def test_pods_that_a_hand_changed_are_put_back_once_and_it_is_told(
-    kubelet: Kubelet, tmp_path: Path, words: tuple[str, ...]
+    kubelet: FakeKubelet, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
@@ -84,7 +84,7 @@ async def test_pods_that_a_hand_changed_are_put_back_once_and_it_is_told(
 
 
 async def test_a_rollout_that_a_hand_restarted_is_left_alone(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
@@ -118,7 +118,7 @@ def objects_of(api: KubernetesApi) -> set[tuple[str, ...]]:
 
 
 async def test_a_release_uninstalled_by_hand_is_installed_again(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
@@ -133,7 +133,7 @@ async def test_a_release_uninstalled_by_hand_is_installed_again(
     "words", [("rollback", RELEASE, "1"), ("upgrade", RELEASE, "--set=deployment.specHash=mine")]
 )
 async def test_a_release_changed_by_hand_is_brought_back(
-    kubelet: Kubelet, tmp_path: Path, words: tuple[str, ...]
+    kubelet: FakeKubelet, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     wanted = replace(DESIRED, engine_parameters=("--seed=1",))
     async with running(kubelet.api, tmp_path) as process:
@@ -155,7 +155,7 @@ def by_hand(api: KubernetesApi, *words: str) -> None:
 
 
 async def test_a_deleted_service_comes_back_while_an_update_is_refused(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     bad = replace(DESIRED, engine_parameters=("--bad",))
     async with running(kubelet.api, tmp_path) as process:

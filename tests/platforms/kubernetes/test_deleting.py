@@ -9,12 +9,12 @@ from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
     RELEASE,
     UID,
-    Kubelet,
+    FakeKubelet,
     running,
 )
 
 
-async def test_deletion_leaves_nothing(kubelet: Kubelet, tmp_path: Path) -> None:
+async def test_deletion_leaves_nothing(kubelet: FakeKubelet, tmp_path: Path) -> None:
     async with running(kubelet.api, tmp_path) as process:
         pod = await process.settle(DESIRED, kubelet)
         async with asyncio.timeout(60):
@@ -33,7 +33,7 @@ async def test_deletion_leaves_nothing(kubelet: Kubelet, tmp_path: Path) -> None
 
 
 async def test_objects_whose_record_is_gone_are_removed_too(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await process.applied(DESIRED, kubelet)

@@ -12,7 +12,7 @@ from exo_inference.platforms.kubernetes.names import model_release_name
 from tests.platforms.kubernetes.on_api_server import (
     MODEL,
     UID,
-    Kubelet,
+    FakeKubelet,
     Running,
     install_model,
     running,
@@ -23,14 +23,14 @@ from tests.platforms.kubernetes.on_api_server import (
 CLAIM = model_release_name(UID)
 
 
-def let_go(kubelet: Kubelet) -> None:
+def let_go(kubelet: FakeKubelet) -> None:
     """End the protection of the claim, as the cluster does when no pod uses it any more."""
     path = f"/api/v1/namespaces/{kubelet.api.namespace}/persistentvolumeclaims/{CLAIM}"
     body = {"metadata": {"finalizers": None}}
     kubelet.api.client.request("PATCH", path, body, content_type="application/merge-patch+json")
 
 
-def jobs(kubelet: Kubelet) -> list[str]:
+def jobs(kubelet: FakeKubelet) -> list[str]:
     found = json.loads(kubelet.api.kubectl("get", "jobs", "--output=json").stdout)["items"]
     return [item["metadata"]["uid"] for item in found]
 
@@ -42,7 +42,7 @@ async def until_loss(process: Running, words: str) -> None:
 
 
 async def test_a_model_whose_volume_goes_says_so_and_is_fetched_again(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     api = kubelet.api
     async with running(api, tmp_path) as process:
@@ -69,7 +69,7 @@ async def test_a_model_whose_volume_goes_says_so_and_is_fetched_again(
 
 
 async def test_a_volume_that_somebody_made_anew_is_not_taken_for_the_old_one(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     api = kubelet.api
     async with running(api, tmp_path) as process:

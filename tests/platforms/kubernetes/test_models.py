@@ -13,7 +13,7 @@ from exo_inference.platforms.kubernetes.names import model_release_name
 from tests.platforms.kubernetes.on_api_server import (
     MODEL,
     UID,
-    Kubelet,
+    FakeKubelet,
     install_model,
     running,
     set_job_status,
@@ -22,7 +22,7 @@ from tests.platforms.kubernetes.on_api_server import (
 
 
 async def test_a_model_is_brought_by_its_job_and_the_token_goes_when_it_is_there(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     api = kubelet.api
     async with running(api, tmp_path) as process:
@@ -44,7 +44,7 @@ async def test_a_model_is_brought_by_its_job_and_the_token_goes_when_it_is_there
 
 
 async def test_a_failed_download_says_what_the_source_said_and_can_be_tried_again(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         job = await install_model(process, MODEL)
@@ -55,7 +55,7 @@ async def test_a_failed_download_says_what_the_source_said_and_can_be_tried_agai
 
 
 async def test_a_download_that_ended_well_is_no_failure_before_its_job_says_so(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await install_model(process, MODEL)

@@ -19,7 +19,7 @@ from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
     RELEASE,
-    Kubelet,
+    FakeKubelet,
     revisions,
     running,
 )
@@ -27,7 +27,7 @@ from tests.platforms.kubernetes.on_api_server import (
 
 @pytest.mark.parametrize("state", ["pending-install", "pending-upgrade", "pending-rollback"])
 async def test_a_release_that_a_killed_helm_left_pending_is_repaired(
-    kubelet: Kubelet, tmp_path: Path, state: str
+    kubelet: FakeKubelet, tmp_path: Path, state: str
 ) -> None:
     changed = replace(DESIRED, engine_parameters=("--seed=1",))
     async with running(kubelet.api, tmp_path) as process:
@@ -51,7 +51,7 @@ async def test_a_release_that_a_killed_helm_left_pending_is_repaired(
 
 
 async def test_a_roll_back_that_was_killed_does_not_bring_the_refused_version_back(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     """Its objects are the old ones again, while the newest values that Helm knows are the refused."""
     bad = replace(DESIRED, engine_parameters=("--max-model-len=1",))
@@ -104,7 +104,9 @@ def kill_helm() -> bool:
     return killed
 
 
-async def test_a_helm_killed_at_any_moment_is_made_good(kubelet: Kubelet, tmp_path: Path) -> None:
+async def test_a_helm_killed_at_any_moment_is_made_good(
+    kubelet: FakeKubelet, tmp_path: Path
+) -> None:
     async with running(kubelet.api, tmp_path) as process:
         num_killed = 0
         for number, delay in enumerate((0.04, 0.07, 0.1, 0.13, 0.16, 0.2, 0.3, 0.5)):
@@ -121,7 +123,7 @@ async def test_a_helm_killed_at_any_moment_is_made_good(kubelet: Kubelet, tmp_pa
 
 @pytest.mark.parametrize("delay", [0.0, 0.15, 0.3])
 async def test_an_api_server_that_restarts_in_the_middle_delays_and_loses_nothing(
-    kubelet: Kubelet, tmp_path: Path, delay: float
+    kubelet: FakeKubelet, tmp_path: Path, delay: float
 ) -> None:
     changed = replace(DESIRED, engine_parameters=("--seed=1",))
     async with running(kubelet.api, tmp_path) as process:

@@ -19,7 +19,7 @@ from tests.platforms.kubernetes.on_api_server import (
     MODEL,
     RELEASE,
     UID,
-    Kubelet,
+    FakeKubelet,
     install_model,
     revisions,
     running,
@@ -27,7 +27,7 @@ from tests.platforms.kubernetes.on_api_server import (
 
 
 async def test_a_deployment_is_installed_once_and_then_left_alone(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         first = await process.platform.apply(DESIRED)
@@ -48,7 +48,7 @@ async def test_a_deployment_is_installed_once_and_then_left_alone(
 
 
 async def test_scaling_to_zero_and_back_keeps_the_pods_of_the_version(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
@@ -60,7 +60,7 @@ async def test_scaling_to_zero_and_back_keeps_the_pods_of_the_version(
 
 
 async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     bad = replace(DESIRED, engine_parameters=("--max-model-len=1",))
     async with running(kubelet.api, tmp_path) as process:
@@ -104,7 +104,7 @@ async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
 
 
 async def test_values_that_the_chart_refuses_are_named_and_the_release_stays_as_it_was(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
@@ -118,7 +118,9 @@ async def test_values_that_the_chart_refuses_are_named_and_the_release_stays_as_
         assert kubelet.deployment()["spec"] == before
 
 
-async def test_failures_retries_and_models_in_one_life(kubelet: Kubelet, tmp_path: Path) -> None:
+async def test_failures_retries_and_models_in_one_life(
+    kubelet: FakeKubelet, tmp_path: Path
+) -> None:
     bad = replace(DESIRED, engine_parameters=("--bad",))
     async with running(kubelet.api, tmp_path) as process:
         old = await process.settle(DESIRED, kubelet)

@@ -26,7 +26,7 @@ from exo_inference.platforms.kubernetes.workloads import as_deployment
 from scripts.kubernetes.client import ApiError
 from tests.charts.rendering import only, render
 from tests.kubernetes_api import KubernetesApi
-from tests.platforms.kubernetes.on_api_server import RELEASE, UID, Kubelet, revisions, running
+from tests.platforms.kubernetes.on_api_server import RELEASE, UID, FakeKubelet, revisions, running
 from tests.platforms.kubernetes.recorded import node
 from tests.platforms.kubernetes.test_values import DESIRED as ON_ONE_NODE
 
@@ -106,7 +106,7 @@ def install_definition(api: KubernetesApi) -> None:
         time.sleep(0.05)
 
 
-class GroupKubelet(Kubelet):
+class FakeGroupKubelet(FakeKubelet):
     """Makes pods of a LeaderWorkerSet as its controller would."""
 
     groups = itertools.count()
@@ -168,7 +168,7 @@ async def test_a_replica_over_two_nodes_is_installed_updated_rolled_back_and_rem
         client.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": A5000}})
         path, merge = f"/api/v1/nodes/{name}/status", "application/merge-patch+json"
         client.request("PATCH", path, {"status": body["status"]}, merge)
-    kubelet = GroupKubelet(kubernetes_api)
+    kubelet = FakeGroupKubelet(kubernetes_api)
     async with running(kubernetes_api, tmp_path, values=SPANNING) as process:
         (gpus, _) = await process.platform.instance_types()
         assert (gpus.total_gpus, gpus.gpus_of_one_node, gpus.spans_nodes) == (8, 4, True)

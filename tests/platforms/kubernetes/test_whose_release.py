@@ -39,7 +39,7 @@ from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
     MODEL,
     UID,
-    Kubelet,
+    FakeKubelet,
     Running,
     install_model,
     running,
@@ -132,7 +132,7 @@ def test_a_record_that_unpacks_without_end_is_not_read_to_its_end() -> None:
 
 
 async def test_a_release_that_is_not_the_deployments_is_neither_changed_nor_removed(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     """The attack: a uid so chosen that the release's name is that of the control plane."""
     api = kubelet.api
@@ -153,7 +153,7 @@ async def test_a_release_that_is_not_the_deployments_is_neither_changed_nor_remo
 
 @pytest.mark.parametrize("status", ["deployed", "pending-upgrade", "failed"])
 async def test_a_control_plane_is_no_orphan_whatever_state_its_upgrade_is_in(
-    kubelet: Kubelet, tmp_path: Path, status: str
+    kubelet: FakeKubelet, tmp_path: Path, status: str
 ) -> None:
     packed = record("exo-inference", {})
     write_record(kubelet.api, "exo-inference", packed, "deployed")
@@ -169,7 +169,7 @@ async def test_a_control_plane_is_no_orphan_whatever_state_its_upgrade_is_in(
 
 
 async def test_a_models_release_cannot_be_taken_over_by_a_deployment(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     """The attack: a uid `model-<uid of the model>`, with what the version before made of both."""
     api = kubelet.api
@@ -188,7 +188,7 @@ async def test_a_models_release_cannot_be_taken_over_by_a_deployment(
 
 
 async def test_a_chart_that_was_installed_by_hand_is_left_alone(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     """It says a uid among its values, and so on its objects; its release has another name."""
     api = kubelet.api
@@ -206,7 +206,7 @@ async def test_a_chart_that_was_installed_by_hand_is_left_alone(
 
 @pytest.mark.parametrize("status", ["uninstalling", "failed", "pending-install"])
 async def test_a_release_without_its_object_is_found_and_removed(
-    kubelet: Kubelet, tmp_path: Path, status: str
+    kubelet: FakeKubelet, tmp_path: Path, status: str
 ) -> None:
     """A Helm was killed: its record is all there is."""
     for release, chart, value, uid in (
@@ -230,7 +230,7 @@ async def test_a_release_without_its_object_is_found_and_removed(
 
 
 async def test_parts_without_a_deployment_and_a_record_are_found_and_removed(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     api = kubelet.api
     async with running(api, tmp_path) as process:
@@ -259,7 +259,7 @@ def version_before() -> Iterator[None]:
 
 
 async def test_what_the_version_before_installed_keeps_its_name_and_its_pods(
-    kubelet: Kubelet, tmp_path: Path
+    kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     api = kubelet.api
     with version_before():
