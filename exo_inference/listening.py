@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import socket
+from asyncio.trsock import TransportSocket
 
 BACKLOG = 1024
 """Connections that may wait to be accepted; the kernel's own limit (`net.core.somaxconn`) may be lower.
@@ -17,6 +19,21 @@ where it is told nothing.
 
 ENOUGH_DESCRIPTORS = 65536
 """Containers may allow a billion, and some programs look at each one that they might have."""
+
+
+STALLED_SECONDS = 60
+"""How long a client may take nothing of what waits for it."""
+
+
+def end_when_stalled(connection: socket.socket | TransportSocket) -> None:
+    """Have the kernel end a connection whose peer takes nothing, though it is there, for a minute.
+
+    Without this, what waits in its buffers would wait for ever, and no write would ever fail.
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
+    if option is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):  # it has ended already
+            connection.setsockopt(socket.IPPROTO_TCP, option, STALLED_SECONDS * 1000)
 
 
 def raise_descriptor_limit() -> int:

@@ -17,6 +17,7 @@ from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from exo_inference.gateway import errors
+from exo_inference.listening import end_when_stalled
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,12 @@ class _Connection(web.RequestHandler):
     """One connection of a client."""
 
     __slots__ = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, and bound how long the client may take nothing."""
+        super().connection_made(transport)
+        if (own := transport.get_extra_info("socket")) is not None:
+            end_when_stalled(own)
 
     def handle_error(
         self,

@@ -30,7 +30,7 @@ from exo_inference.gateway.headers import (
 )
 from exo_inference.gateway.holding import Holding
 from exo_inference.gateway.patience import Patience
-from exo_inference.gateway.relay import relay
+from exo_inference.gateway.relay import Room, relay
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
@@ -142,6 +142,7 @@ class Proxy:
         self._tables = tables
         self._balancer = balancer
         self._upstreams = upstreams
+        self._room = Room()
 
     async def hold(self, exchange: Exchange, deployment: Deployment) -> Deployment:
         """Wait, within bounds, where no replica is ready and one is on its way; return the newest."""
@@ -184,7 +185,9 @@ class Proxy:
             try:
                 async with self._sent(request, exchange, job, replica) as upstream:
                     self._holding.release(exchange)
-                    return await relay(request, upstream, exchange, strip_usage=job.strip_usage)
+                    return await relay(
+                        request, upstream, exchange, self._room, strip_usage=job.strip_usage
+                    )
             except _BusyError as exc:
                 attempts.busy.add(replica.name)
                 self._log(logging.INFO, exchange, exc)

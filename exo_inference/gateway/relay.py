@@ -1,13 +1,15 @@
 """Passes one replica's answer on to the client, byte for byte, and reads its usage on the way.
 
 An event stream is passed on chunk by chunk as it comes. Any other answer is read whole first (it
-is one JSON object, and comes at once), so that one which breaks off becomes a clean 502. Decides
-nothing about retries: once this is called, the request belongs to this replica.
+is one JSON object, and comes at once), so that one which breaks off becomes a clean 502; but a long one, and
+any while too much is held already, is passed on as it comes: what a client does not take stays with
+its engine. Decides nothing about retries: once this is called, the request belongs to this replica.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import aiohttp
 from aiohttp import web
@@ -15,18 +17,49 @@ from aiohttp import web
 from exo_inference.gateway import errors
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import answer_headers
-from exo_inference.gateway.sse import UsageReader, tokens_of_answer
+from exo_inference.gateway.sse import UsageFinder, UsageReader, tokens_of_answer
 
-MAX_WHOLE_BYTES = 64 << 20
-"""A plain answer longer than this is passed on as it comes, its usage unread."""
+MAX_WHOLE_BYTES = 1 << 20
+"""A plain answer longer than this is passed on as it comes."""
 
-_THREAD_BYTES = 1 << 20  # parsing more than this would hold up other requests
+TOTAL_WHOLE_BYTES = 64 << 20
+"""What all answers together may take that are read whole and not taken by their clients yet."""
+
+
+class Room:
+    """What is left of a number of bytes. Lives on one event loop.
+
+    Attributes:
+        left: so many.
+    """
+
+    def __init__(self, num_bytes: int = TOTAL_WHOLE_BYTES) -> None:
+        self.left = num_bytes
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], bool]]:
+        """Yield what takes bytes, unless so many are not left; they come back when the block ends."""
+        taken = 0
+
+        def take(num_bytes: int) -> bool:
+            nonlocal taken
+            if num_bytes > self.left:
+                return False
+            self.left -= num_bytes
+            taken += num_bytes
+            return True
+
+        try:
+            yield take
+        finally:
+            self.left += taken
 
 
 async def relay(
     request: web.BaseRequest,
     upstream: aiohttp.ClientResponse,
     exchange: Exchange,
+    room: Room,
     *,
     strip_usage: bool,
 ) -> web.StreamResponse:
@@ -39,27 +72,48 @@ async def relay(
     exchange.status = upstream.status
     if upstream.content_type == "text/event-stream":
         return await _relay_events(request, upstream, exchange, UsageReader(strip=strip_usage))
+    with room.share() as take:
+        head, is_whole = await _collect(upstream, exchange, take)
+        pass_on = _relay_whole if is_whole else _relay_rest
+        return await pass_on(request, upstream, exchange, head)
+
+
+async def _collect(
+    upstream: aiohttp.ClientResponse, exchange: Exchange, take: Callable[[int], bool]
+) -> tuple[bytes, bool]:
+    """Return the answer, or its beginning, and which of the two it is.
+
+    Raises:
+        RequestRefused: 502, the replica broke off.
+    """
     head = bytearray()
     try:
         async for chunk in upstream.content.iter_any():
             head += chunk
-            if len(head) > MAX_WHOLE_BYTES:
-                return await _relay_rest(request, upstream, exchange, bytes(head))
+            if len(head) > MAX_WHOLE_BYTES or not take(len(chunk)):
+                return bytes(head), False
     except aiohttp.ClientError as exc:
         exchange.broken = True
         raise errors.replica_failed(
             f"replica {exchange.replica} of deployment {exchange.deployment!r} broke off while it "
             "answered; the request may be repeated"
         ) from exc
+    return bytes(head), True
+
+
+async def _relay_whole(
+    request: web.BaseRequest, upstream: aiohttp.ClientResponse, exchange: Exchange, body: bytes
+) -> web.StreamResponse:
+    """Send an answer that is there, and return when the client has taken all but its last part."""
     exchange.note_first_byte()
-    body = bytes(head)
-    exchange.tokens = (
-        await asyncio.to_thread(tokens_of_answer, body)
-        if len(body) > _THREAD_BYTES
-        else tokens_of_answer(body)
-    )
+    exchange.tokens = tokens_of_answer(body)
     headers = answer_headers(upstream.headers, exchange.own_headers())
-    return web.Response(status=upstream.status, reason=upstream.reason, headers=headers, body=body)
+    response = web.Response(
+        status=upstream.status, reason=upstream.reason, headers=headers, body=body
+    )
+    await response.prepare(request)
+    await response.write_eof()
+    return response
 
 
 async def _relay_events(
@@ -95,9 +149,15 @@ async def _relay_rest(
 ) -> web.StreamResponse:
     response = await _begin(request, upstream, exchange, drop_length=False)
     exchange.note_first_byte()
-    await response.write(head)
-    while chunk := await _read(upstream, exchange):
-        await response.write(chunk)
+    finder = UsageFinder()
+    finder.feed(head)
+    try:
+        await response.write(head)
+        while chunk := await _read(upstream, exchange):
+            finder.feed(chunk)
+            await response.write(chunk)
+    finally:
+        exchange.tokens = finder.tokens
     if exchange.broken and request.transport is not None:
         request.transport.close()  # short of its Content-Length: the client sees that it broke
     return response
