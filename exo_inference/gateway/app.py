@@ -301,7 +301,7 @@ class Gateway:
         deployment = await self._tables.settle(deployment)
         deployment = await self._proxy.hold(exchange, deployment)
         self._balancer.check(deployment)  # a body that nobody can take is not read
-        async with self._uploads.read(request) as body:
+        async with self._uploads.read(request, deployment.id) as body:
             job = await make_job(request, deployment.id, target.path, body)
             return await self._proxy.forward(request, exchange, job)
 

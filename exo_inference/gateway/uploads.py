@@ -2,13 +2,15 @@
 
 `app.py` owns the one `Uploads` and holds each body until its request ends, because the proxy may
 send it more than once. A body that makes no progress, comes too slowly or is still unfinished
-when the gateway stops is refused; what all bodies together may take is bounded.
+when the gateway stops is refused; what all bodies together may take is bounded, and so is the part of
+one deployment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,7 +34,8 @@ class UploadLimits:
         stall_seconds: the longest time without a byte.
         bytes_per_second: a body must be at least this fast, on average and after the first
             `stall_seconds`.
-        total_bytes: of all bodies held at one time.
+        total_bytes: of all bodies held at one time. One deployment has half of what the others leave, so
+            that there is always room for another one.
         stop_seconds: how long unfinished bodies may still take once the gateway stops.
     """
 
@@ -47,13 +50,17 @@ class Uploads:
 
     def __init__(self, limits: UploadLimits | None = None) -> None:
         self._limits = limits or UploadLimits()
-        self._held = 0
+        self._held: Counter[str] = Counter()
         self._reading: set[asyncio.Timeout] = set()
         self._stopping = False
 
     @asynccontextmanager
-    async def read(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
+    async def read(self, request: web.BaseRequest, deployment_id: str) -> AsyncIterator[bytes]:
         """Read the request's body, decoded, and count its bytes until the block ends.
+
+        Args:
+            request: whose body.
+            deployment_id: on whose account.
 
         Raises:
             RequestRefused: 400 the body is not what its headers say, 408 it did not come in time,
@@ -67,7 +74,7 @@ class Uploads:
         if (request.content_length or 0) > MAX_BODY_BYTES:
             raise _too_large()
         await _answer_expectation(request)
-        share = _Share(self)
+        share = _Share(self, deployment_id)
         try:
             body = await self._collect(request, share)
             if encoding:
@@ -137,8 +144,10 @@ class Uploads:
             headers=_CLOSE,
         )
 
-    def _take(self, num_bytes: int) -> None:
-        if num_bytes > 0 and self._held + num_bytes > self._limits.total_bytes:
+    def _take(self, owner: str, num_bytes: int) -> None:
+        others = self._held.total() - self._held[owner]
+        most = (self._limits.total_bytes - others) // 2
+        if num_bytes > 0 and self._held[owner] + num_bytes > most:
             raise errors.RequestRefused(
                 503,
                 "too_many_uploads",
@@ -146,22 +155,25 @@ class Uploads:
                 type="service_unavailable_error",
                 headers={"Retry-After": "2", **_CLOSE},
             )
-        self._held += num_bytes
+        self._held[owner] += num_bytes
+        if not self._held[owner]:
+            del self._held[owner]
 
 
 class _Share:
     """What one body takes of the memory for all."""
 
-    def __init__(self, uploads: Uploads) -> None:
+    def __init__(self, uploads: Uploads, owner: str) -> None:
         self._uploads = uploads
+        self._owner = owner
         self._num_bytes = 0
 
     def grow(self, num_bytes: int) -> None:
-        self._uploads._take(num_bytes)
+        self._uploads._take(self._owner, num_bytes)
         self._num_bytes += num_bytes
 
     def shrink_to(self, num_bytes: int) -> None:
-        self._uploads._take(num_bytes - self._num_bytes)
+        self._uploads._take(self._owner, num_bytes - self._num_bytes)
         self._num_bytes = num_bytes
 
 

@@ -132,7 +132,7 @@ async def hurried(stack):
     """The stack with a gateway that has no patience with uploads."""
     await stack.gateway.stop(grace_seconds=0.1)
     limits = UploadLimits(
-        stall_seconds=0.2, bytes_per_second=1000, total_bytes=3 << 20, stop_seconds=0.1
+        stall_seconds=0.2, bytes_per_second=1000, total_bytes=6 << 20, stop_seconds=0.1
     )
     stack.gateway = Gateway(stack.state, upload_limits=limits)
     stack.url = f"http://127.0.0.1:{await stack.gateway.start('127.0.0.1', 0)}"
@@ -182,6 +182,35 @@ async def test_bodies_together_are_bounded_and_give_back_what_they_took(hurried)
     gate.set()
     assert await first == 200
     assert await post() == 200
+
+
+async def test_bodies_of_one_deployment_leave_room_for_those_of_others(hurried):
+    gate = asyncio.Event()
+
+    async def wait(_):
+        await gate.wait()
+        return web.json_response({})
+
+    for engine in hurried.engines:
+        engine.handler = wait
+
+    async def post(deployment, key, num_bytes):
+        headers = {"Authorization": f"Bearer {key}"}
+        data = io.BytesIO(bytes(num_bytes))
+        path = hurried.path(deployment=deployment)
+        async with hurried.client.post(path, data=data, headers=headers) as answer:
+            return answer.status
+
+    size = 256 << 10
+    greedy = [asyncio.create_task(post("d-1", hurried.key, size), name=str(i)) for i in range(20)]
+    _, waiting = await asyncio.wait(greedy, timeout=1)
+    assert len(waiting) == 12
+    other = asyncio.create_task(post("d-2", hurried.other_key, size), name="other")
+    await asyncio.wait([other], timeout=0.5)
+    gate.set()
+    assert await other == 200
+    answers = await asyncio.gather(*greedy)
+    assert (answers.count(200), answers.count(503)) == (12, 8)
 
 
 async def test_unfinished_uploads_do_not_delay_a_stop(stack):
