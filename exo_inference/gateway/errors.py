@@ -77,12 +77,12 @@ def unknown_key() -> RequestRefused:
     )
 
 
-def foreign_key(name: str) -> RequestRefused:
+def foreign_key(name_or_id: str) -> RequestRefused:
     """403: a key of another deployment."""
     return RequestRefused(
         403,
         "wrong_deployment",
-        f"the API key is valid, but not for deployment {name!r}",
+        f"the API key is valid, but not for deployment {name_or_id!r}",
         type="permission_error",
     )
 

@@ -42,7 +42,7 @@ def authorize(token: str, table: Table, name_or_id: str) -> tuple[Deployment, st
         raise errors.unknown_key()
     if deployment is None:
         raise errors.unknown_deployment(name_or_id)
-    raise errors.foreign_key(deployment.name)
+    raise errors.foreign_key(name_or_id)
 
 
 def _match(digest: bytes, keys: Iterable[Key]) -> Key | None:

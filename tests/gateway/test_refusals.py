@@ -47,7 +47,8 @@ async def test_key_of_another_deployment_is_403(stack):
     headers = {"Authorization": f"Bearer {stack.other_key}"}
     async with stack.client.post(stack.path(), headers=headers) as answer:
         assert answer.status == 403
-        assert "'chat'" in (await refusal(answer))["message"]
+        assert "'d-1'" in (message := (await refusal(answer))["message"])
+        assert "chat" not in message  # whoever has another key learns no names
 
 
 @pytest.mark.parametrize("deployment", ["d-1", "d-2", "chat", "other"])
