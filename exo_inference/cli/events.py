@@ -107,5 +107,5 @@ def _print_as_they_come(output: Output, happening: Iterable[Event]) -> None:
             continue
         times = f" ({event.count} times)" if event.count > 1 else ""
         kind = paint(event.type, f"{event.type:7}")
-        told = harmless(f"{event.reason}: {event.message}{times}")
-        print_drawn(f"{format_moment(event.time)} {kind} {told}\n")
+        text = harmless(f"{event.reason}: {event.message}{times}")
+        print_drawn(f"{format_moment(event.time)} {kind} {text}\n")

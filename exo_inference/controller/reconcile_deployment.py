@@ -201,8 +201,8 @@ class DeploymentReconciler:
                 observed = await self._platform.apply(before)
             except PlatformError as exc:
                 return await self._write_blocked(deployment, exc)
-            told = plan.held_beside(found, observed, before.replicas)
-            outcome = await self._write(deployment, told, observed)
+            beside = plan.held_beside(found, observed, before.replicas)
+            outcome = await self._write(deployment, beside, observed)
             again = outcome.again_after_seconds
             return replace(
                 outcome, again_after_seconds=observed.next_check_seconds if again is None else again
@@ -413,10 +413,10 @@ def _merge(deployment: InferenceDeployment, found: Sequence[Condition]) -> tuple
 
 def _essence(status: DeploymentStatus) -> tuple[object, ...]:
     """Return what of a status others read, without times and words."""
-    told = frozenset((entry.type, entry.status, entry.reason) for entry in status.conditions)
+    states = frozenset((entry.type, entry.status, entry.reason) for entry in status.conditions)
     counts = (status.current_replicas, status.ready_replicas, status.autoscaled_replicas)
     names = (status.url, status.key_sha256, status.selector, status.uid, status.release)
-    return told, counts, names
+    return states, counts, names
 
 
 def adopted_uid(obj: InferenceDeployment | InferenceModel) -> str:

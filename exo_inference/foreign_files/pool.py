@@ -34,7 +34,7 @@ class Pool:
     """
 
     def __init__(self, num_children: int = NUM_CHILDREN) -> None:
-        self._most = num_children
+        self._max_children = num_children
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_threads = 0
@@ -42,7 +42,7 @@ class Pool:
 
     @property
     def num_children(self) -> int:
-        """How many children there are, or may be."""
+        """How many children there are, or will be once they are asked."""
         return self._num_threads
 
     def submit(
@@ -52,7 +52,7 @@ class Pool:
         future: Future[Any] = Future()
         with self._lock:
             self._num_pending += 1
-            if self._num_threads < min(self._num_pending, self._most):
+            if self._num_threads < min(self._num_pending, self._max_children):
                 self._num_threads += 1
                 name = f"foreign-files-{self._num_threads}"
                 threading.Thread(target=self._work, name=name, daemon=True).start()

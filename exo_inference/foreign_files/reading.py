@@ -76,7 +76,7 @@ def list_files(directory: Path) -> list[os.DirEntry[str]]:
     """
     try:
         with os.scandir(directory) as entries:
-            found = list(islice((each for each in entries), MAX_FILES + 1))
+            found = list(islice(entries, MAX_FILES + 1))
     except FileNotFoundError as error:
         raise MissingFile(f"there is no directory {shown(str(directory))}") from error
     except NotADirectoryError as error:
@@ -91,8 +91,8 @@ def list_files(directory: Path) -> list[os.DirEntry[str]]:
             f"{shown(str(directory))} holds more than {MAX_FILES} files, which no model has",
             hint="Name the directory that holds config.json.",
         )
-    shown_entries = [each for each in found if not each.name.startswith(".")]
-    return sorted(shown_entries, key=lambda each: each.name)
+    visible = (each for each in found if not each.name.startswith("."))
+    return sorted(visible, key=lambda each: each.name)
 
 
 def parse_object(data: bytes, name: str, *, allows_constants: bool = True) -> dict[str, Any]:

@@ -7,6 +7,7 @@ scheduler does all of this.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ STAND_IN_BYTES = PROCESS_BYTES + 64 * MIB
 _MOST_UNKNOWN_CACHE = _GIB
 _LEAST_UNKNOWN_CACHE = 64 * MIB
 _MAX_BYTES = 2**60
+_NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,9 @@ class ReplicaNeed:
 def read_need(text: str) -> ReplicaNeed | None:
     """Read what `ReplicaNeed.text` wrote; None for anything else."""
     words = text.split("/")
-    if len(words) != 3 or not all(word.isascii() and word.isdecimal() for word in words):
+    if len(words) != 3 or not all(_NUMBER.fullmatch(word) for word in words):
         return None
-    if max(map(len, words)) > 19 or (numbers := [int(word) for word in words]) is None:
-        return None
+    numbers = [int(word) for word in words]
     return ReplicaNeed(*numbers) if max(numbers) <= _MAX_BYTES else None
 
 

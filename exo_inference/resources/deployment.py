@@ -117,15 +117,15 @@ class DeploymentSpec(ResourceModel):
         Those an autoscaler may set. Fields at their defaults do not count, so that a later version
         with more fields has the same digest.
         """
-        told = self.model_dump(mode="json", exclude_defaults=True, exclude={"replicas"})
+        given = self.model_dump(mode="json", exclude_defaults=True, exclude={"replicas"})
         if self.engine.name == _DIGEST_ENGINE:
-            del told["engine"]["name"]
-            told = {key: value for key, value in told.items() if value != {}}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+            del given["engine"]["name"]
+            given = {key: value for key, value in given.items() if value != {}}
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()
 
 
 class ReplicaState(ResourceModel):
-    """One replica as last observed. `state`: starting, ready, draining, backoff or failed."""
+    """One replica as last observed. `state`: pending, starting, ready, draining, backoff or failed."""
 
     name: str
     state: str
@@ -140,16 +140,24 @@ class DeploymentStatus(ResourceModel):
 
     Conditions: `Admitted`, `ModelReady`, `Progressing` (reason Deploying, Scaling or Updating
     while true), `Available` (enough replicas ready), `Failed`, and `Ready`, which sums them up: all
-    is as asked for. `observed_restart` is the value of `RESTART_ANNOTATION` that was acted on.
-    `current_replicas` counts `replicas`, and `selector` finds their pods on a cluster: both are what
-    an autoscaler asks for. `autoscaled_replicas` is the number wanted where an autoscaler sets it on
-    the pods past `spec.replicas`, which has no effect then. `key_sha256` is the hash of the
-    deployment's own key, by which the gateways of a cluster know it. `admitted_spec` is the full digest
-    of the specification that was judged last and found good; earlier versions wrote its beginning. `uid` is the id that it was taken over with,
-    and `release` what it was installed as: neither changes any more. `settled_spec` is
-    the specification, as JSON, that was in effect last; what a change needs to be taken back is kept for as
-    long. `refused_spec` is the digest of one that was taken back, `refused_reason` why, and `refused_restart`
-    the restart that had been asked for by then.
+    is as asked for.
+
+    Attributes:
+        observed_restart: the value of `RESTART_ANNOTATION` that was acted on.
+        current_replicas: counts `replicas`; an autoscaler asks for it, and for `selector`.
+        autoscaled_replicas: the number wanted where an autoscaler sets it on the pods past
+            `spec.replicas`, which has no effect then.
+        selector: finds the pods of `replicas` on a cluster.
+        key_sha256: hash of the deployment's own key, by which the gateways of a cluster know it.
+        admitted_spec: full digest of the specification that was judged last and found good;
+            earlier versions wrote its beginning.
+        uid: the id that it was taken over with; it does not change any more.
+        release: what it was installed as; it does not change any more.
+        settled_spec: the specification that was in effect last, as JSON, so that a change can be
+            taken back.
+        refused_spec: digest of one that was taken back.
+        refused_restart: the restart that had been asked for by then.
+        refused_reason: why it was taken back.
     """
 
     conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_list("type"))

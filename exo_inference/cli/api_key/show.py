@@ -25,7 +25,7 @@ from exo_inference.sdk.lookup import find
 def show(session: Session, key: str) -> None:
     """Show one key, without its value.
 
-    Not its value: that is what `reveal` prints.
+    The value is what `reveal` prints.
     """
     output = session.output(API_KEY.field_names)
     with session.connect() as client:

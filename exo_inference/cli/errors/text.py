@@ -49,8 +49,8 @@ def describe(error: ExoError) -> str:
         each = [describe(one) for one in error.errors]
         return "\n".join([*each, harmless(f"error: {error.message}")])
     if isinstance(error, Interrupted):
-        said = [f"interrupted: {error.message}"] * bool(error.message)
-        return harmless("\n".join(filter(None, [*said, error.hint])), keep="\n")
+        head = f"interrupted: {error.message}" if error.message else ""
+        return harmless("\n".join(filter(None, [head, error.hint])), keep="\n")
     lines = [f"error: {error.message}"]
     if isinstance(error, ApiError):
         if len(error.problems) == 1 and (one_line := _with_flag(error)):

@@ -124,10 +124,10 @@ def _as_in_files(
     shared = {key for key in names if key not in places}
     kept = [replace(obj, file_name=names.get(obj.label, "")) for obj in objects]
     if path.is_dir() and shared:
-        told = ", ".join(sorted(shared & {obj.label for obj in objects}))
-        if told:
+        twice = ", ".join(sorted(shared & {obj.label for obj in objects}))
+        if twice:
             raise ExoError(
-                f"{path} has files with several objects: {told} would be there twice",
+                f"{path} has files with several objects: {twice} would be there twice",
                 hint="Give each object a file of its own, or export into another directory.",
             )
     return kept, places

@@ -76,16 +76,16 @@ def conclude_dry_run(
     from exo_inference.cli.planning.fields import PLAN
     from exo_inference.cli.planning.running import print_plan
 
-    said = f"Deployment {outcome.state} (dry run)."
+    sentence = f"Deployment {outcome.state} (dry run)."
     if plan is None:
-        session.success(said)
+        session.success(sentence)
         conclude(session.output(PLAN.field_names), outcome)
         return
 
     print_plan(session.output(PLAN.field_names), plan, line_of(plan), replicas)
     if plan.verdict != PlanVerdict.FITS:
         tell(session, plan)
-    session.remark(said)  # stdout is the plan's
+    session.remark(sentence)  # stdout is the plan's
 
 
 @contextmanager

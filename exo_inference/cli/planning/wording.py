@@ -47,8 +47,8 @@ def summary(plan: DeploymentPlan) -> str:
     """Say a plan in one line, for commands that are about something else."""
     words = verdict_words(plan)
     if plan.verdict in (PlanVerdict.REFUSED, PlanVerdict.UNKNOWN):
-        told = refusals(plan) or reasons(plan)
-        return f"{words}: {'; '.join(told)}" if told else words
+        causes = refusals(plan) or reasons(plan)
+        return f"{words}: {'; '.join(causes)}" if causes else words
     parts = [
         f"{gib(plan.available_kv_bytes_per_gpu, 1)} per GPU for the KV cache",
         f"{plan.kv_capacity_tokens:,} tokens",
@@ -63,8 +63,8 @@ def summary(plan: DeploymentPlan) -> str:
 def tight_warning(plan: DeploymentPlan) -> str:
     """Say why a tight plan may fail."""
     if not lacks_cache(plan):
-        told = [problem.detail for problem in plan.problems if problem.code == "max-num-seqs"]
-        return f"It may not start: {'; '.join(told)}"
+        causes = [problem.detail for problem in plan.problems if problem.code == "max-num-seqs"]
+        return f"It may not start: {'; '.join(causes)}"
     return (
         f"It may not start: at worst {gib(max(0, plan.available_kv_bytes_low))} per GPU are left "
         f"for the KV cache, one request of {plan.max_model_len:,} tokens needs "

@@ -92,8 +92,8 @@ async def create_deployment(request: Request) -> Response:
             return answer(operations.dry_run("deployment", None, admitted.plan))
         uid = operations.new_uid(identity)
         # The vendor's program sends 0 when its user says nothing.
-        said = _ONE_FOR_NONE if fields.values.get("replicas") == 0 else None
-        operation = operations.succeeded("deployment", uid, said, plan=admitted.plan)
+        message = _ONE_FOR_NONE if fields.values.get("replicas") == 0 else None
+        operation = operations.succeeded("deployment", uid, message, plan=admitted.plan)
         deployment = InferenceDeployment(
             metadata=ObjectMeta(
                 name=admitted.name,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import uuid
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from exo_inference.kubernetes_api.identity import is_uuid
 from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, release_name
 from exo_inference.platforms.kubernetes.values import hash_of
 
@@ -80,7 +80,7 @@ def read_words(release: str, values: Mapping[str, Any]) -> Words | None:
         str(deployment.get("name", "")),
     )
     is_plain = (
-        _is_uuid(words.uid)
+        is_uuid(words.uid)
         and words.release == release_name(words.uid)
         and _HASH.fullmatch(words.spec_hash)
         and _HASH.fullmatch(words.pods_hash)
@@ -113,8 +113,8 @@ class Form:
     ) -> None:
         self._text = json.dumps(text)
         self._objects = [
-            (plural, group, json.dumps(_owned(item, namespace)))
-            for plural, group, item in _read_objects(text["manifest"])
+            (*_PLURALS[item["kind"]], json.dumps(_owned(item, namespace)))
+            for item in _read_items(text["manifest"])
         ]
         self._max_name = max_name
         # The chart is most of a record and the same in all: it is packed once.
@@ -135,13 +135,13 @@ class Form:
         ]
 
     def record(
-        self, words: Words, values: Mapping[str, Any], status: str, said: str, now: datetime
+        self, words: Words, values: Mapping[str, Any], status: str, description: str, now: datetime
     ) -> dict[str, Any]:
         """Return the Secret in which Helm writes down the first revision of a release."""
         text = json.loads(_filled(self._text, words))
         at = now.isoformat()
         info = {
-            "first_deployed": at, "last_deployed": at, "deleted": "", "description": said, "status": status,
+            "first_deployed": at, "last_deployed": at, "deleted": "", "description": description, "status": status,
             "notes": text["notes"],
         }  # fmt: skip
         rest = {"name": words.release, "info": info, "config": values, "manifest": text["manifest"]}
@@ -167,7 +167,7 @@ def learn(one: Installed, other: Installed, namespace: str) -> Form | None:
     if not is_alike or one.record["chart"] != other.record["chart"]:
         return None
     text = json.loads(texts[0] or "")
-    if any(item is None for item in _read_kinds(text["manifest"])):
+    if any(item["kind"] not in _PLURALS for item in _read_items(text["manifest"])):
         return None
     longest = max(len(one.words.name), len(other.words.name))
     return Form(one.record["chart"], namespace, text, longest)
@@ -180,9 +180,8 @@ def _text_of(installed: Installed) -> str | None:
     text = json.dumps({"manifest": record["manifest"], "notes": info.get("notes", "")})
     if not is_plain or record["config"] != installed.values or any(t in text for t in _TOKENS):
         return None
-    for word, token in zip(
-        installed.words, _TOKENS, strict=True
-    ):  # the release's name has the uid in it
+    # In the order of the fields: the release's name has the uid in it.
+    for word, token in zip(installed.words, _TOKENS, strict=True):
         text = text.replace(word, token)
     return text
 
@@ -193,14 +192,8 @@ def _filled(text: str, words: Words) -> str:
     return text
 
 
-def _read_kinds(manifest: str) -> list[tuple[str, str] | None]:
-    items = [item for item in yaml.safe_load_all(manifest) if item]
-    return [_PLURALS.get(item["kind"]) for item in items]
-
-
-def _read_objects(manifest: str) -> list[tuple[str, str, dict[str, Any]]]:
-    items = [item for item in yaml.safe_load_all(manifest) if item]
-    return [(*_PLURALS[item["kind"]], item) for item in items]
+def _read_items(manifest: str) -> list[dict[str, Any]]:
+    return [item for item in yaml.safe_load_all(manifest) if item]
 
 
 def _owned(item: dict[str, Any], namespace: str) -> dict[str, Any]:
@@ -213,10 +206,3 @@ def _owned(item: dict[str, Any], namespace: str) -> dict[str, Any]:
         "meta.helm.sh/release-namespace": namespace,
     }
     return {**item, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text
-    except ValueError:
-        return False

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,7 +53,7 @@ class _Known:
     since: float
     sample: Installed | None = None
     form: Form | None = None
-    tries: int = field(default=0)
+    tries: int = 0
 
 
 class Installer:

@@ -358,9 +358,8 @@ class KubernetesStore:
         async with self._companions.before(recording, subject, is_new=False):
             after = await write()
         present = cache.by_uid(uid)
-        if (
-            present is None or present.uid != stored.uid
-        ):  # it is gone; another may have asked for the uid
+        is_gone = present is None or present.uid != stored.uid  # another may have asked for the uid
+        if is_gone:
             await self._companions.forget(stored, uid)
         else:
             await self._companions.after(recording, kind, after)
