@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from exo_inference.controller.server import serve
+from exo_inference.controller.local.server import serve
 from exo_inference.controller.settings import ControllerSettings, read_settings
 from exo_inference.controller.stores.base import StoreDamaged, StoreTooNew
 from exo_inference.errors import ConfigurationError, ExoError, UsageError
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise_descriptor_limit()
         if settings.cluster is not None:
             # Brings the client of the Kubernetes API, which one machine does without.
-            from exo_inference.controller.cluster import serve_on_cluster
+            from exo_inference.controller.cluster.server import serve_on_cluster
 
             asyncio.run(serve_on_cluster(settings, find_source=source_for))
             return 0

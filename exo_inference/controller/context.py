@@ -8,21 +8,21 @@ from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 
-from exo_inference.controller.architectures import (
+from exo_inference.controller.admission.architectures import (
     Architectures,
     KnownModel,
     find_bundled,
     read_draft_name,
 )
-from exo_inference.controller.figures import SharedPage
+from exo_inference.controller.admission.model import FindSource
+from exo_inference.controller.admission.world import World, find_model
+from exo_inference.controller.http.figures import SharedPage
 from exo_inference.controller.hub_tokens import read_hub_token
-from exo_inference.controller.model_source import FindSource
-from exo_inference.controller.routing_table import Routing
+from exo_inference.controller.local.routing_table import Routing
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
-from exo_inference.controller.start_log import FileStarts, Starts
 from exo_inference.controller.stores.base import Store
-from exo_inference.controller.world import World, find_model
+from exo_inference.controller.stores.start_log import FileStarts, Starts
 from exo_inference.engines import Engine
 from exo_inference.planner import Gpu
 from exo_inference.platforms.base import (

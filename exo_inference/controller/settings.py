@@ -25,7 +25,7 @@ from exo_inference.simulated_gpus import SimulatedGpus, parse_simulated_gpus
 from exo_inference.state_dir import StateDir
 
 if TYPE_CHECKING:  # brings the client of the Kubernetes API, which one machine does without
-    from exo_inference.controller.leader import LeaseTimes
+    from exo_inference.controller.cluster.leader import LeaseTimes
 
 _ZONE = "ch-dk-2"
 

@@ -1,6 +1,6 @@
 """Requests to the Kubernetes API: plain JSON in and out, repeated through short outages.
 
-The other modules of the package and `controller/leader.py` call it. It is the only import of the
+The other modules of the package and `controller/cluster/leader.py` call it. It is the only import of the
 `kubernetes` client, of which it uses the asynchronous half: configuration, credentials and their
 renewal, connections. Its errors end here and become errors of the store contract.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from exo_inference.controller.server import serve
+from exo_inference.controller.local.server import serve
 from exo_inference.controller.settings import read_settings
 from exo_inference.logs import set_up_logging
 from tests.controller.fakes import FakePlatform, FakeSource

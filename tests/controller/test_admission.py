@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from exoscale.api.exceptions import ExoscaleAPIClientException
 
-from exo_inference.controller.field_checks import check_version
-from exo_inference.controller.problems import Issue
+from exo_inference.controller.admission.field_checks import check_version
+from exo_inference.controller.admission.problems import Issue
 from exo_inference.state_dir import StateDir
 from tests.controller.conftest import Controller
 from tests.controller.fakes import GPU_FAMILIES, FakePlatform

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 from starlette.requests import Request
 
-from exo_inference.controller.adoption import adopt_deployment, adopt_model, choose_engine
+from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.context import Context
-from exo_inference.controller.problems import Refused
-from exo_inference.controller.routes.deployments import reveal_api_key
+from exo_inference.controller.http.routes.deployments import reveal_api_key
+from exo_inference.controller.reconcile.adoption import adopt_deployment, adopt_model, choose_engine
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
 from exo_inference.controller.stores.base import VersionConflict
 from exo_inference.controller.stores.sqlite import SqliteStore

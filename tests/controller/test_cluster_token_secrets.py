@@ -11,9 +11,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from exo_inference.controller.cluster_routing import ClusterRouting
+from exo_inference.controller.cluster.routing import ClusterRouting
 from exo_inference.controller.context import Context
-from exo_inference.controller.reconcile_cluster_model import ClusterModelReconciler
+from exo_inference.controller.reconcile.cluster_model import ClusterModelReconciler
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import read_settings
 from exo_inference.controller.stores.kubernetes import KubernetesStore

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from exoscale.api.exceptions import ExoscaleAPIClientException
 
-from exo_inference.controller import operations
+from exo_inference.controller.http import operations
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.resources import InferenceDeployment
 from tests.controller.conftest import Controller

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.admission import admit_model_deletion
-from exo_inference.controller.reconcile_cluster_model import ClusterModelReconciler
+from exo_inference.controller.admission.world import World, find_model
+from exo_inference.controller.http.views import view_model
+from exo_inference.controller.reconcile.cluster_model import ClusterModelReconciler
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import ObjectNotFound
 from exo_inference.controller.stores.sqlite import SqliteStore
-from exo_inference.controller.views import view_model
-from exo_inference.controller.world import World, find_model
 from exo_inference.hub import source_for
 from exo_inference.platforms.base import DesiredModel, ModelPhase, ObservedModel
 from exo_inference.resources import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.controller.endpoints import endpoint_of, find_endpoint
+from exo_inference.controller.http.endpoints import endpoint_of, find_endpoint
 from exo_inference.controller.settings import read_settings
 from exo_inference.errors import ConfigurationError
 from tests.controller.conftest import Controller

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.admission import admit_create, admit_update
-from exo_inference.controller.architectures import find_bundled
-from exo_inference.controller.body import Fields, parse_object
-from exo_inference.controller.fitting import Candidate, make_subject
-from exo_inference.controller.problems import Refused
-from exo_inference.controller.views import view_deployment
-from exo_inference.controller.world import World
+from exo_inference.controller.admission.architectures import find_bundled
+from exo_inference.controller.admission.fields import Fields
+from exo_inference.controller.admission.fitting import Candidate, make_subject
+from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.admission.world import World
+from exo_inference.controller.http.body import parse_object
+from exo_inference.controller.http.views import view_deployment
 from exo_inference.engines import engines_on
 from exo_inference.planner import cpu_as_gpu, find_gpu
 from exo_inference.platforms.base import InstanceTypeInfo

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from exo_inference.controller.app import create_app
 from exo_inference.controller.context import Context
-from exo_inference.controller.server import open_context
+from exo_inference.controller.http.app import create_app
+from exo_inference.controller.local.server import open_context
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.errors import PlatformError
@@ -97,7 +97,7 @@ async def test_a_platform_that_fails_says_why(
 async def test_a_stalled_source_is_not_waited_for(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exo_inference.controller.model_source.RESOLVE_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("exo_inference.controller.admission.model.RESOLVE_TIMEOUT_SECONDS", 0.05)
     answer = await call(context, "POST", "/v2/ai/model", {"name": "stalled/model"})
     assert answer.status_code == 200
     shown = await call(context, "GET", f"/v2/ai/model/{answer.json()['reference']['id']}")

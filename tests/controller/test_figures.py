@@ -10,9 +10,9 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from exo_inference.cli.metrics import samples
-from exo_inference.controller import figures
-from exo_inference.controller.figures import Page, SharedPage, merge_metrics, read_usage
-from exo_inference.controller.routes import figures as routes
+from exo_inference.controller.http import figures
+from exo_inference.controller.http.figures import Page, SharedPage, merge_metrics, read_usage
+from exo_inference.controller.http.routes import figures as routes
 from exo_inference.resources import DeploymentSpec, InferenceDeployment, ObjectMeta
 from tests.controller.conftest import Controller, DistinctAuth
 

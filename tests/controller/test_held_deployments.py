@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from exo_inference.controller.cluster_routing import ClusterRouting
-from exo_inference.controller.reconcile_deployment import DeploymentReconciler
+from exo_inference.controller.cluster.routing import ClusterRouting
+from exo_inference.controller.reconcile.deployment import DeploymentReconciler
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.platforms.base import InstanceTypeInfo

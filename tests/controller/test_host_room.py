@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import pytest
 
-from exo_inference.controller.host_room import need_of
-from exo_inference.controller.problems import Refused
+from exo_inference.controller.admission.host_room import need_of
+from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.stores.base import Recording
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.planner import cpu_as_gpu

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.context import Context
-from exo_inference.controller.judging import SpecJudge
+from exo_inference.controller.local.server import open_context
+from exo_inference.controller.reconcile.judging import SpecJudge
 from exo_inference.controller.secret_box import SecretBox
-from exo_inference.controller.server import open_context
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.resources import ADMITTED_ANNOTATION, InferenceDeployment
 from exo_inference.state_dir import StateDir

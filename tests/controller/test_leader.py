@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exo_inference.controller.leader import LeaderElection, LeaseTimes
+from exo_inference.controller.cluster.leader import LeaderElection, LeaseTimes
 from exo_inference.controller.stores.base import StoreUnreachable
 from exo_inference.controller.stores.kubernetes import KubernetesApi
 from exo_inference.kubernetes_api.client import ApiRefusal

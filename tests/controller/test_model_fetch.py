@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.controller.model_fetch import failure_of, format_size
+from exo_inference.controller.reconcile.model_fetch import failure_of, format_size
 from exo_inference.hub.base import SourceUnreachable
 from exo_inference.resources import find_condition
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.body import Fields
-from exo_inference.controller.model_source import check_new_model
-from exo_inference.controller.problems import Refused
+from exo_inference.controller.admission.fields import Fields
+from exo_inference.controller.admission.model import check_new_model
+from exo_inference.controller.admission.problems import Refused
 from exo_inference.hub.base import ModelSource
 from exo_inference.wire import CreateModel
 

@@ -8,8 +8,8 @@ import pytest
 import requests
 from exoscale_auth import ExoscaleV2Auth
 
-from exo_inference.controller.problems import Refused
-from exo_inference.controller.routes.platform import usual_engine
+from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.http.routes.platform import usual_engine
 from exo_inference.platforms.base import InstanceTypeInfo
 from tests.controller.conftest import Controller
 

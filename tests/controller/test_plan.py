@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.controller.conditions import changes, condition, merge, with_ready
-from exo_inference.controller.plan import (
+from exo_inference.controller.reconcile.conditions import changes, condition, merge, with_ready
+from exo_inference.controller.reconcile.plan import (
     Apply,
     Hold,
     TearDown,

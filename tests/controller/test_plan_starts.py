@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from exo_inference.controller import start_log
-from exo_inference.controller.start_log import FileStarts
+from exo_inference.controller.stores import start_log
+from exo_inference.controller.stores.start_log import FileStarts
 from exo_inference.errors import StoreError
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.state_dir import StateDir

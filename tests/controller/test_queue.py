@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from exo_inference.controller.queue import WorkQueue
+from exo_inference.controller.reconcile.queue import WorkQueue
 
 
 @pytest.fixture

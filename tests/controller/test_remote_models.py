@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller import architectures as module
-from exo_inference.controller.architectures import Architectures
+from exo_inference.controller.admission import architectures as module
+from exo_inference.controller.admission.architectures import Architectures
 from exo_inference.errors import HubError
 from exo_inference.hub.architecture import read_directory_async
 from exo_inference.planner import Architecture, find_model

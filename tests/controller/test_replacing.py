@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.admission import admit_replace
-from exo_inference.controller.problems import Refused
-from exo_inference.controller.world import World
+from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.admission.world import World
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import DeploymentSpec, EngineRef, InferenceDeployment, ObjectMeta
 from tests.controller.builders import ready_model

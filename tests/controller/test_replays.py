@@ -11,8 +11,8 @@ import pytest
 import requests
 from exoscale_auth import ExoscaleV2Auth
 
-from exo_inference.controller import replays
-from exo_inference.controller.replays import Answer, Forgotten, ReplayMemory
+from exo_inference.controller.http import replays
+from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory
 from tests.controller.conftest import Controller
 
 NAMED = {"model": {"name": "org/m1"}, "gpu-type": "cpu", "gpu-count": 1, "replicas": 1}

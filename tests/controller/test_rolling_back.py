@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exo_inference.controller import rollback
+from exo_inference.controller.reconcile import rollback
 from exo_inference.platforms.base import ObservedDeployment
 from exo_inference.resources import DeploymentSpec, InferenceDeployment
 from tests.controller import builders

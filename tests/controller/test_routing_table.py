@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from exo_inference.controller.gateway_link import SocketGatewayLink
-from exo_inference.controller.routing_table import RoutingTable
+from exo_inference.controller.local.routing_table import RoutingTable
 from exo_inference.wire import Route, RouteKey, RouteReplica, RouteTable
 from tests.controller.fakes import FakeGateway
 

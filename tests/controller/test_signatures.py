@@ -15,8 +15,8 @@ from exoscale_auth import ExoscaleV2Auth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_inference.controller.auth import CredentialFile, SignedRequest, Verifier
-from exo_inference.controller.problems import Refused
+from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.http.auth import CredentialFile, SignedRequest, Verifier
 from exo_inference.local_settings import LocalSettings, ensure_credentials
 from exo_inference.state_dir import StateDir
 from exo_inference.wire import SIGNATURE_PROBLEM

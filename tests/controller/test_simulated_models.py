@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from exo_inference.controller import plan
 from exo_inference.controller.admission import admit_create
-from exo_inference.controller.body import Fields, parse_object
-from exo_inference.controller.problems import Refused
-from exo_inference.controller.world import World
+from exo_inference.controller.admission.fields import Fields
+from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.admission.world import World
+from exo_inference.controller.http.body import parse_object
+from exo_inference.controller.reconcile import plan
 from exo_inference.planner import find_gpu
 from exo_inference.platforms.base import (
     InstanceTypeInfo,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.server import open_context
+from exo_inference.controller.local.server import open_context
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.user_gpus import read_user_gpus
 from exo_inference.errors import ConfigurationError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import requests
 
-from exo_inference.controller import versions
+from exo_inference.controller.http import versions
 from exo_inference.resources import CHANGED_ANNOTATION
 from tests.controller import builders
 from tests.controller.conftest import Controller

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.routes import (
+from exo_inference.controller.http.routes import (
     api_keys,
     deployments,
     figures,

@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exo_inference.controller import plan
-from exo_inference.controller.conditions import condition, merge, with_ready
-from exo_inference.controller.model_fetch import checking_conditions, failure_of, ready_conditions
+from exo_inference.controller.reconcile import plan
+from exo_inference.controller.reconcile.conditions import condition, merge, with_ready
+from exo_inference.controller.reconcile.model_fetch import (
+    checking_conditions,
+    failure_of,
+    ready_conditions,
+)
 from exo_inference.hub.base import ModelGated, SourceUnreachable
 from exo_inference.platforms.base import ObservedDeployment, ObservedReplica
 from exo_inference.resources import Condition, InferenceDeployment, InferenceModel

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from exo_inference.controller import versions
+from exo_inference.controller.http import versions
 from exo_inference.controller.stores.base import (
     Change,
     ChangeType,

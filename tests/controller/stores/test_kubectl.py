@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from exo_inference.controller.adoption import adopt_deployment, choose_engine
-from exo_inference.controller.key_scopes import report_scopes
-from exo_inference.controller.leader import LeaderElection
+from exo_inference.controller.cluster.leader import LeaderElection
+from exo_inference.controller.reconcile.adoption import adopt_deployment, choose_engine
+from exo_inference.controller.reconcile.key_scopes import report_scopes
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
 from exo_inference.controller.stores.base import (
     ChangeType,

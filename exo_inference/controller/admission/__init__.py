@@ -1,0 +1,23 @@
+"""Whether a wanted change may be recorded: the one seam where requests and objects are judged. Pure."""
+
+from exo_inference.controller.admission.deployment import (
+    AdmittedDeployment,
+    admit_create,
+    admit_model_deletion,
+    admit_object,
+    admit_replace,
+    admit_scale,
+    admit_update,
+    make_reservation_guard,
+)
+
+__all__ = [
+    "AdmittedDeployment",
+    "admit_create",
+    "admit_model_deletion",
+    "admit_object",
+    "admit_replace",
+    "admit_scale",
+    "admit_update",
+    "make_reservation_guard",
+]

@@ -1,0 +1,1 @@
+"""The controllers of a cluster: election, shared secrets and probes."""

@@ -1,0 +1,1 @@
+"""The HTTP API: what every request passes, and the routes."""

@@ -1,0 +1,65 @@
+"""The HTTP application: routes inside the signature gate inside the request boundary.
+
+`__main__.py` serves it with uvicorn; tests serve it the same way. It owns no background work. Only
+Starlette's router is used: its own error pages would answer before the boundary could.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from exo_inference.controller.context import Context
+from exo_inference.controller.http.auth import FindSecret, Verifier
+from exo_inference.controller.http.middleware import RequestBoundary, SignatureGate
+from exo_inference.controller.http.replays import ReplayMemory
+from exo_inference.controller.http.routes import (
+    api_keys,
+    deployments,
+    figures,
+    logs,
+    models,
+    plans,
+    platform,
+)
+
+
+def create_app(
+    context: Context, find_secret: FindSecret, clock: Callable[[], float] = time.time
+) -> ASGIApp:
+    """Return the application.
+
+    Args:
+        context: the parts that routes call.
+        find_secret: the accepted credentials.
+        clock: seconds since the epoch, for the expiry of signatures.
+    """
+    gate = SignatureGate(_Routes(context), Verifier(find_secret, clock), ReplayMemory(clock))
+    return RequestBoundary(gate)
+
+
+class _Routes:
+    """The router, with the context in each request's scope."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        routes = [
+            *models.ROUTES,
+            *deployments.ROUTES,
+            *logs.ROUTES,
+            *api_keys.ROUTES,
+            *plans.ROUTES,
+            *figures.ROUTES,
+            *platform.ROUTES,
+        ]
+        # A redirect to the path without its slash would be followed with the old signature.
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["state"]["context"] = self._context
+            scope["app"] = self  # makes the router raise its 404 and 405 instead of answering them
+        await self._router(scope, receive, send)

@@ -1,0 +1,287 @@
+"""What every request passes: an id, a log line, the body limit, the signature, the error boundary.
+
+Plain ASGI, because the signature covers the raw path and the raw body. `app.py` puts it around
+the router. Only `GET /v2/zone` and `GET /healthz` are open: clients fetch the zones unsigned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.http.auth import (
+    EXPIRED_LEEWAY_SECONDS,
+    READS,
+    Claim,
+    SignedRequest,
+    Verifier,
+)
+from exo_inference.controller.http.body import MAX_BODY_BYTES
+from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory
+from exo_inference.controller.stores.base import (
+    ObjectRefused,
+    StoreTooNew,
+    StoreUnwritable,
+    VersionConflict,
+)
+from exo_inference.errors import ExoError, PlatformError
+
+logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("exo_inference.controller.access")
+
+PUBLIC_PATHS = frozenset({"/v2/zone", "/healthz"})
+"""Answered without a signature, for GET and HEAD alone."""
+
+_HARMLESS_WRITES = frozenset({"/v2/ai/plan"})
+"""Requests that only calculate."""
+
+BODY_TIMEOUT_SECONDS = 30
+_MAX_DRAINED_BYTES = 64 * MAX_BODY_BYTES
+"""A refused body is read up to here, so that a client which sends all of it first sees the answer."""
+
+
+class RequestBoundary:
+    """The outermost layer: names, times and logs each request, and turns errors into answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request (or pass the lifespan on)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(8)
+        # `//` comes from an endpoint configured with a trailing slash; raw_path stays as signed.
+        scope["path"] = re.sub("//+", "/", scope["path"])
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = time.monotonic()
+        status = 0
+
+        async def observed_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ())]}
+                message["headers"].append((b"x-request-id", request_id.encode()))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, observed_send)
+        except Exception as exc:  # the boundary: nothing passes it unanswered
+            if status:  # part of the answer is out already; the client sees it break off
+                logger.exception("request %s failed while it was being answered", request_id)
+                raise
+            await answer_error(exc, scope)(scope, receive, observed_send)
+        finally:
+            _log_access(scope, request_id, status, time.monotonic() - started)
+
+
+class SignatureGate:
+    """Reads the body, within its limit, and lets nothing unsigned through, and no write twice."""
+
+    def __init__(self, app: ASGIApp, verifier: Verifier, memory: ReplayMemory) -> None:
+        self._app = app
+        self._verifier = verifier
+        self._memory = memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request (or pass the lifespan on)."""
+        path, method = scope["path"] if scope["type"] == "http" else "", scope.get("method")
+        if scope["type"] != "http" or (path in PUBLIC_PATHS and method in ("GET", "HEAD")):
+            await self._app(scope, receive, send)
+            return
+        if not path.startswith("/v2/"):
+            raise Refused(
+                404,
+                "No such path",
+                f"{method} {path[:256]} is not part of the API",
+                hint="The endpoint must end in /v2, as http://HOST:PORT/v2.",
+            )
+        body = await _read_body(scope, receive)
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        claim = self._verifier.verify(
+            SignedRequest(
+                method=scope["method"],
+                raw_path=scope["raw_path"].decode("latin-1"),
+                query=scope["query_string"].decode("latin-1"),
+                body=body,
+                authorization=[
+                    value.decode("latin-1") for name, value in headers if name == b"authorization"
+                ],
+            )
+        )
+        scope["state"].update(key_id=claim.key, signature=claim.signature)
+        if _has_no_effect(scope):
+            await self._app(scope, _replay(body, receive), send)
+        else:
+            await self._answer_once(claim, scope, body, receive, send)
+
+    async def _answer_once(
+        self, claim: Claim, scope: Scope, body: bytes, receive: Receive, send: Send
+    ) -> None:
+        """Answer a write; one whose signature came before gets the answer of then."""
+
+        async def first() -> Answer | None:
+            messages: list[Message] = []
+
+            async def keep(message: Message) -> None:
+                messages.append(message)
+
+            try:
+                await self._app(scope, _replay(body, receive), keep)
+            except Exception as exc:  # refusals are remembered as well
+                messages.clear()
+                await answer_error(exc, scope)(scope, receive, keep)
+            answer = _to_answer(messages)
+            await _send_answer(answer, send)
+            return answer
+
+        until = claim.expires + EXPIRED_LEEWAY_SECONDS
+        try:
+            before = await self._memory.once(f"{claim.key} {claim.signature}", until, first)
+        except Forgotten as exc:
+            raise Refused(
+                409,
+                "Answered before",
+                "this very request was answered before, and the answer is not kept any more",
+                hint="Look at what is there, and sign a new request if something is missing.",
+            ) from exc
+        if before is not None:
+            await _send_answer(before, send)
+
+
+def _has_no_effect(scope: Scope) -> bool:
+    # A dry run in a wrong form is refused by its route.
+    return (
+        scope["method"] in READS
+        or scope["path"] in _HARMLESS_WRITES
+        or b"dry-run" in scope["query_string"]
+    )
+
+
+def _to_answer(messages: list[Message]) -> Answer:
+    start, *rest = messages
+    body = b"".join(message.get("body", b"") for message in rest)
+    return Answer(start["status"], tuple(start.get("headers", ())), body)
+
+
+async def _send_answer(answer: Answer, send: Send) -> None:
+    headers = list(answer.headers)
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def answer_error(exc: Exception, scope: Scope) -> JSONResponse:
+    """Return the answer for an exception; what nobody meant to raise is logged and answered 500."""
+    refused = _refuse_route(exc, scope) if isinstance(exc, HTTPException) else _to_refused(exc)
+    if refused is None:
+        request_id = scope["state"]["request_id"]
+        logger.error("request %s failed", request_id, exc_info=exc)
+        refused = Refused(
+            500,
+            "Unexpected failure",
+            f"the controller failed on request {request_id}",
+            hint="Its log has the details; nothing was changed by a request that only reads.",
+        )
+    body = refused.to_problem().to_wire()
+    return JSONResponse(body, refused.status_code, headers=refused.headers)
+
+
+def _refuse_route(exc: HTTPException, scope: Scope) -> Refused:
+    """Word the router's 404 and 405 like all other refusals."""
+    what = f"{scope['method']} {scope['path'][:256]} is not part of the API"
+    if exc.status_code == 405:
+        allowed = (exc.headers or {}).get("Allow", "")
+        hint = f"This path has: {allowed}."
+        return Refused(405, "Not for this path", what, hint=hint, headers={"Allow": allowed})
+    return Refused(404, "No such path", what, hint="Compare it with the reference of the API.")
+
+
+def _to_refused(exc: Exception) -> Refused | None:
+    if isinstance(exc, Refused):
+        return exc
+    # 412 rather than 503: some clients repeat every 5xx for 15 s and then hide its text.
+    titles: dict[type[ExoError], tuple[int, str]] = {
+        StoreUnwritable: (412, "Change not stored"),
+        ObjectRefused: (412, "Change not stored"),
+        VersionConflict: (409, "Changed meanwhile"),
+        StoreTooNew: (412, "Object not readable"),
+        PlatformError: (412, "Platform not able"),
+    }
+    for kind, (status, title) in titles.items():
+        if isinstance(exc, kind):
+            return Refused(status, title, exc.message, hint=exc.hint)
+    if isinstance(exc, ExoError):
+        logger.error("request refused by an error: %s", exc.message, exc_info=exc)
+        return Refused(500, "Controller not able", exc.text)
+    return None
+
+
+async def _read_body(scope: Scope, receive: Receive) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "Body incomplete", "the client hung up within its body")
+                size += len(message.get("body", b""))
+                if size <= MAX_BODY_BYTES:
+                    chunks.append(message.get("body", b""))
+                if size > _MAX_DRAINED_BYTES or not message.get("more_body", False):
+                    break
+    except TimeoutError as exc:
+        raise Refused(
+            408, "Body incomplete", f"the body did not arrive within {BODY_TIMEOUT_SECONDS} s"
+        ) from exc
+    if size > MAX_BODY_BYTES:
+        raise Refused(
+            413,
+            "Body too large",
+            f"the body has more than {MAX_BODY_BYTES} bytes",
+            hint="No request of this API needs that much.",
+            headers={"connection": "close"},
+        )
+    return b"".join(chunks)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that hands out the body once and then whatever comes (a disconnect)."""
+    pending = [body]
+
+    async def replay() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await receive()
+
+    return replay
+
+
+def _log_access(scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    fields = {
+        "request_id": request_id,
+        "method": scope["method"],
+        "path": scope["path"][:256],
+        "status": status,
+        "duration_seconds": round(seconds, 4),
+        "key_id": scope["state"].get("key_id"),
+    }
+    access_logger.info(
+        "%s %s -> %s in %.1f ms by %s",
+        fields["method"],
+        ascii(fields["path"])[1:-1],
+        status or "no answer",
+        seconds * 1000,
+        fields["key_id"] or "nobody",
+        extra=fields,
+    )

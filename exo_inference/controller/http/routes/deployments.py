@@ -1,0 +1,407 @@
+"""`/ai/deployment`: create, list, show, update, replace, scale, restart, delete, key, events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from exo_inference.controller import admission
+from exo_inference.controller.admission import make_reservation_guard
+from exo_inference.controller.admission.fields import Fields
+from exo_inference.controller.admission.host_room import Guard, model_sizes, need_of
+from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.context import Context, context_of
+from exo_inference.controller.http import operations, versions
+from exo_inference.controller.http.body import parse_object
+from exo_inference.controller.http.routes.requests import answer, is_asked, load, route
+from exo_inference.controller.http.views import view_deployment
+from exo_inference.controller.reconcile.judging import admission_annotation
+from exo_inference.controller.secret_box import KEY_SECRET, new_api_key
+from exo_inference.controller.stores.base import (
+    NameTaken,
+    NewEvent,
+    Recording,
+    VersionConflict,
+)
+from exo_inference.platforms.base import ReplicaPhase
+from exo_inference.resources import (
+    DEPLOYMENT_FINALIZER,
+    MEMORY_ANNOTATION,
+    RESTART_ANNOTATION,
+    ROLL_ANNOTATION,
+    DeploymentSpec,
+    InferenceDeployment,
+    InferenceModel,
+    ObjectMeta,
+    is_true,
+)
+from exo_inference.resources.states import wanted_replicas
+from exo_inference.wire import (
+    CreateDeployment,
+    DeploymentApiKey,
+    DeploymentList,
+    DeploymentPlan,
+    EventList,
+    ModelRef,
+    Operation,
+    ScaleDeployment,
+    UpdateDeployment,
+)
+
+_RESTARTED = (ReplicaPhase.FAILED, ReplicaPhase.BACKOFF)
+"""Replicas in one of these are started by an update that changes nothing else."""
+
+_MAX_ATTEMPTS = 10
+"""A change is tried again when the reconciler wrote a status meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a deployment shall be after a change that was admitted."""
+
+    metadata: ObjectMeta
+    spec: DeploymentSpec
+    plan: DeploymentPlan | None = None
+    planned: NewEvent | None = None
+    guard: Guard | None = None
+
+
+_ONE_FOR_NONE = "replicas: 0 was taken as 1; scale the deployment to 0 to stop its replica"
+
+Judge = Callable[[InferenceDeployment], Wanted]
+"""Says what a deployment shall become; raises Refused."""
+
+
+async def create_deployment(request: Request) -> Response:
+    """Record a deployment with its key."""
+    context = context_of(request)
+    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    fields = Fields(CreateDeployment, parse_object(await request.body()))
+    identity = await operations.identify_request(request)
+    families = await context.families()
+    flags = fields.values.get("inference_engine_parameters") or ()
+    async with context.writing:
+        if done := await operations.find_repeated_operation(context.store, identity):
+            return answer(done)
+        world = await context.load_world(families, fields.values.get("model"), flags)
+        admitted = await asyncio.to_thread(admission.admit_create, fields, world, force=is_forced)
+        if is_dry_run:
+            return answer(operations.dry_run("deployment", None, admitted.plan))
+        uid = operations.new_uid(identity)
+        # The vendor's program sends 0 when its user says nothing.
+        message = _ONE_FOR_NONE if fields.values.get("replicas") == 0 else None
+        operation = operations.succeeded("deployment", uid, message, plan=admitted.plan)
+        deployment = InferenceDeployment(
+            metadata=ObjectMeta(
+                name=admitted.name,
+                uid=uid,
+                finalizers=(DEPLOYMENT_FINALIZER,),
+                annotations=_annotations(context, uid, admitted),
+            ),
+            spec=admitted.spec,
+        )
+        key = context.secret_box.encrypt(new_api_key(), owner=uid, name=KEY_SECRET)
+        title, need = "Deployment not created", admitted.need
+        guard = (
+            None if is_forced else make_reservation_guard(title, admitted.spec, need, world, uid)
+        )
+        recording = Recording(
+            operation,
+            replace(identity, result_id=operation.id),
+            {KEY_SECRET: key},
+            (
+                NewEvent("Normal", "Created", f"deployment {admitted.name} was created"),
+                admitted.event,
+            ),
+            guard,
+        )
+        try:
+            await context.store.create(deployment, recording)
+        except NameTaken as exc:
+            raise _name_taken(admitted.name) from exc
+    return answer(operation)
+
+
+async def list_deployments(request: Request) -> Response:
+    """List all deployments, oldest first; `visibility=public` has none here."""
+    context = context_of(request)
+    visibilities = request.query_params.getlist("visibility")
+    if visibilities == ["public"]:
+        return answer(DeploymentList())
+    model_ids = await _model_ids(context)
+    deployments = await context.store.list(InferenceDeployment)
+    views = [view_deployment(item, model_ids, details=False) for item in deployments]
+    return answer(DeploymentList(deployments=views))
+
+
+async def get_deployment(request: Request) -> Response:
+    """Show one deployment."""
+    context = context_of(request)
+    deployment = await load(context.store, InferenceDeployment, request)
+    view = view_deployment(deployment, await _model_ids(context), details=True)
+    found = answer(view)
+    found.headers["etag"] = f'"{view.version}"'
+    return found
+
+
+async def update_deployment(request: Request) -> Response:
+    """Change name, parameters or version; start replicas again that have failed.
+
+    A body without fields does the latter alone: it is how a user says that the cause is mended.
+    """
+    context = context_of(request)
+    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    fields = Fields(UpdateDeployment, parse_object(await request.body()))
+    before = await load(context.store, InferenceDeployment, request)
+    flags = fields.values.get("inference_engine_parameters") or before.spec.engine_parameters
+    families = await context.families()
+    world = await context.load_world(families, ModelRef(name=before.spec.model), flags)
+
+    def judge(present: InferenceDeployment) -> Wanted:
+        admitted = admission.admit_update(fields, present, world, force=is_forced)
+        metadata = _changed(context, present, admitted)
+        guard = None
+        if admitted.spec != present.spec and not is_forced:
+            title = "Deployment not updated"
+            guard = make_reservation_guard(title, admitted.spec, admitted.need, world, metadata.uid)
+        return Wanted(metadata, admitted.spec, admitted.plan, admitted.event, guard)
+
+    event = NewEvent("Normal", "Updated", "a change was asked for")
+    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+
+
+async def replace_deployment(request: Request) -> Response:
+    """Let another specification take a deployment's place: id, URL and key stay.
+
+    It is judged as a create, before anything is changed; then one write decides.
+    """
+    context = context_of(request)
+    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    body = parse_object(await request.body())
+    fields = Fields(CreateDeployment, body)
+    families = await context.families()
+    flags = fields.values.get("inference_engine_parameters") or ()
+    world = await context.load_world(families, fields.values.get("model"), flags)
+
+    def judge(present: InferenceDeployment) -> Wanted:
+        admitted = admission.admit_replace(body, present, world, force=is_forced)
+        metadata = _changed(context, present, admitted)
+        guard = None
+        if not is_forced:
+            title = "Deployment not replaced"
+            guard = make_reservation_guard(title, admitted.spec, admitted.need, world, metadata.uid)
+        return Wanted(metadata, admitted.spec, admitted.plan, admitted.event, guard)
+
+    event = NewEvent("Normal", "Replaced", "another specification was asked for")
+    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+
+
+async def scale_deployment(request: Request) -> Response:
+    """Change the number of replicas."""
+    context = context_of(request)
+    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    fields = Fields(ScaleDeployment, parse_object(await request.body()))
+    world = await context.load_world(await context.families())
+
+    def judge(present: InferenceDeployment) -> Wanted:
+        spec = admission.admit_scale(fields, present, world, force=is_forced)
+        sizes = model_sizes(world.models)
+        need = need_of(present, sizes.get(spec.model, 0))
+        uid, title, guard = present.metadata.uid, "Deployment not scaled", None
+        if not is_forced:
+            guard = make_reservation_guard(title, spec, need, world, uid)
+        return Wanted(present.metadata, spec, guard=guard)
+
+    wanted = fields.values.get("replicas")
+    asked = "1 replica was" if wanted == 1 else f"{wanted} replicas were"
+    event = NewEvent("Normal", "Scaled", f"{asked} asked for")
+    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+
+
+async def restart_deployment(request: Request) -> Response:
+    """Ask for new replicas in place of all that run, as an update replaces them: without loss."""
+    context = context_of(request)
+    is_dry_run = is_asked(request, "dry-run")
+
+    def judge(present: InferenceDeployment) -> Wanted:
+        if wanted_replicas(present) == 0:
+            raise Refused(
+                412,
+                "Deployment not restarted",
+                f"{present.metadata.name} is scaled to 0, so nothing of it runs",
+                hint="Scale it up instead.",
+            )
+        now = datetime.now(UTC).isoformat()
+        asked = {RESTART_ANNOTATION: now, ROLL_ANNOTATION: now}
+        annotations = {**present.metadata.annotations, **asked}
+        return Wanted(
+            present.metadata.model_copy(update={"annotations": annotations}), present.spec
+        )
+
+    event = NewEvent("Normal", "Restarted", "new replicas in place of all that run were asked for")
+    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+
+
+async def delete_deployment(request: Request) -> Response:
+    """Mark a deployment for deletion; its replicas finish their requests first."""
+    context = context_of(request)
+    is_dry_run = is_asked(request, "dry-run")
+    await versions.catch_up(context.store, request)
+    async with context.writing:
+        deployment = await load(context.store, InferenceDeployment, request)
+        versions.check_unchanged(request, deployment)
+        uid = deployment.metadata.uid
+        if is_dry_run:
+            return answer(operations.dry_run("deployment", uid))
+        deletion = await operations.delete(context.store, "deployment", deployment)
+    return answer(await operations.end_deletion(context.store, deletion, InferenceDeployment))
+
+
+async def reveal_api_key(request: Request) -> Response:
+    """Show the deployment's own inference key."""
+    context = context_of(request)
+    deployment = await load(context.store, InferenceDeployment, request)
+    uid = deployment.metadata.uid
+    sealed = await context.store.get_secret(uid, KEY_SECRET)
+    if sealed is None:  # it came past the API, and its key is made when it is adopted
+        problem = deployment.metadata.uid_problem
+        raise Refused(
+            412,
+            "No key yet",
+            f"the deployment {deployment.metadata.name!r} has no key: "
+            + ("it was not taken over yet" if problem is None else problem.message),
+            hint="Ask again in a moment." if problem is None else "Mend its uid first.",
+        )
+    value = context.secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
+    return answer(DeploymentApiKey(api_key=value))
+
+
+async def list_deployment_events(request: Request) -> Response:
+    """List what happened to a deployment."""
+    store = context_of(request).store
+    deployment = await load(store, InferenceDeployment, request)
+    return answer(EventList(events=await store.list_events(deployment.metadata.uid)))
+
+
+def _annotations(
+    context: Context, uid: str, admitted: admission.AdmittedDeployment
+) -> dict[str, str]:
+    """Return what is recorded of an admission with the object itself."""
+    seal = admission_annotation(context.secret_box, uid, admitted.spec)
+    return {**seal, **admitted.annotations}
+
+
+def _changed(
+    context: Context, present: InferenceDeployment, admitted: admission.AdmittedDeployment
+) -> ObjectMeta:
+    """Return the metadata of a deployment that becomes what was admitted."""
+    annotations = dict(present.metadata.annotations)
+    if admitted.spec != present.spec:
+        annotations.pop(MEMORY_ANNOTATION, None)  # of what it was before
+        annotations.update(_annotations(context, present.metadata.uid, admitted))
+    if _has_failed(present):
+        annotations[RESTART_ANNOTATION] = datetime.now(UTC).isoformat()
+    changed = {"name": admitted.name, "annotations": annotations}
+    return present.metadata.model_copy(update=changed)
+
+
+def _has_failed(present: InferenceDeployment) -> bool:
+    """Whether replicas have failed, or a change was rolled back, so that an update tries again."""
+    if is_true(present.status.conditions, "Failed"):
+        return True
+    return any(replica.state in _RESTARTED for replica in present.status.replicas)
+
+
+async def _change(
+    context: Context, request: Request, judge: Judge, event: NewEvent, *, is_dry_run: bool
+) -> Operation:
+    """Read, judge and record a change, again if a status was written in between."""
+    await versions.catch_up(context.store, request)
+    async with context.writing:
+        for attempt in range(_MAX_ATTEMPTS):
+            present = await load(context.store, InferenceDeployment, request)
+            if present.metadata.deletion_timestamp is not None:
+                raise Refused(
+                    409,
+                    "Deployment going",
+                    f"the deployment {present.metadata.name!r} is being deleted",
+                    hint="Create it again when it is gone.",
+                )
+            versions.check_unchanged(request, present)
+            wanted = await asyncio.to_thread(judge, present)
+            uid = present.metadata.uid
+            if is_dry_run:
+                return operations.dry_run("deployment", uid, wanted.plan)
+            after = versions.after_change(present, wanted.metadata, wanted.spec)
+            operation = operations.succeeded("deployment", uid, plan=wanted.plan).model_copy(
+                update={"version": versions.version_of(after), "generation": after.generation}
+            )
+            events = _events_of(present, wanted, event)
+            recording = Recording(operation, events=events, guard=wanted.guard)
+            by = request.state.key_id
+            metadata = versions.note_change(present, wanted.metadata, wanted.spec, by=by)
+            new = {"metadata": metadata, "spec": wanted.spec}
+            try:
+                await context.store.update(present.model_copy(update=new), recording)
+            except NameTaken as exc:
+                raise _name_taken(wanted.metadata.name) from exc
+            except VersionConflict:
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise
+                continue
+            return operation
+    raise AssertionError("the loop returns or raises")
+
+
+def _events_of(
+    present: InferenceDeployment, wanted: Wanted, event: NewEvent
+) -> tuple[NewEvent, ...]:
+    """Return what is recorded of a change: nothing where nothing changes, a plan with a new spec."""
+    if wanted.spec != present.spec and wanted.planned is not None:
+        return (event, wanted.planned)
+    return (event,) if (wanted.metadata, wanted.spec) != (present.metadata, present.spec) else ()
+
+
+async def _model_ids(context: Context) -> dict[str, str]:
+    models = await context.store.list(InferenceModel)
+    # Of several with one source the oldest, which comes first, is the one that is used.
+    return {model.spec.source: model.metadata.uid for model in reversed(models)}
+
+
+def _name_taken(name: str) -> Refused:
+    return Refused(
+        409,
+        "Name taken",
+        f"another deployment has the name {name!r}",
+        hint="Choose another name, or delete that deployment first.",
+    )
+
+
+_DRY = ("dry-run",)
+_JUDGED = ("dry-run", "force")
+
+ROUTES = [
+    route("/v2/ai/deployment", {"POST": _JUDGED}, GET=list_deployments, POST=create_deployment),
+    route(
+        "/v2/ai/deployment/{id}",
+        {"PATCH": _JUDGED, "PUT": _JUDGED, "DELETE": _DRY},
+        has_versions=True,
+        GET=get_deployment,
+        PUT=replace_deployment,
+        PATCH=update_deployment,
+        DELETE=delete_deployment,
+    ),
+    route(
+        "/v2/ai/deployment/{id}/scale", {"POST": _JUDGED}, has_versions=True, POST=scale_deployment
+    ),
+    route(
+        "/v2/ai/deployment/{id}/restart", {"POST": _DRY}, has_versions=True, POST=restart_deployment
+    ),
+    route("/v2/ai/deployment/{id}/api-key", GET=reveal_api_key),
+    route("/v2/ai/deployment/{id}/events", GET=list_deployment_events),
+]

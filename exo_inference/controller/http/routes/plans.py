@@ -1,0 +1,184 @@
+"""`/ai/plan`: what a deployment would take and give, without creating anything. Additive.
+
+A well-formed request is always answered with 200; whether it fits is the `verdict`. The model may be
+one of this control plane, one of the planner's catalogue, one of the Hub, or a config.json.
+`/ai/plan/starts` tells how right plans were, by the replicas that really started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from exo_inference import planner
+from exo_inference.controller.admission.architectures import KnownModel, find_bundled
+from exo_inference.controller.admission.field_checks import (
+    check_parameters,
+    check_version,
+    no_model_issue,
+)
+from exo_inference.controller.admission.fields import Fields
+from exo_inference.controller.admission.fitting import (
+    MAX_GPUS,
+    Candidate,
+    complete_plan,
+    make_subject,
+    offered_gpu,
+    other_gpus,
+)
+from exo_inference.controller.admission.host_room import with_room_left
+from exo_inference.controller.admission.problems import (
+    Issue,
+    choice_issue,
+    field_issue,
+    refuse,
+    short_number,
+)
+from exo_inference.controller.admission.world import find_model
+from exo_inference.controller.context import Context, context_of
+from exo_inference.controller.http.body import parse_object
+from exo_inference.controller.http.routes.requests import answer, route
+from exo_inference.engines import ENGINES
+from exo_inference.errors import UsageError
+from exo_inference.hub import is_in_place, source_for
+from exo_inference.hub.base import InvalidModelName
+from exo_inference.planner import Gpu
+from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.preflight import judge
+from exo_inference.resources import InferenceModel
+from exo_inference.wire import ModelRef, PlanRequest, PlanStartList
+
+_TITLE = "Not planned"
+_CONFIG_MODEL = "the given config.json"
+
+
+async def plan_deployment(request: Request) -> Response:
+    """Plan a deployment that need not exist, with ways out where it does not fit."""
+    context = context_of(request)
+    fields = Fields(PlanRequest, parse_object(await request.body()))
+    issues = list(fields.issues)
+    world = await context.load_world(await context.families())
+    families = with_room_left(world.families, world.reservations, None)
+    gpu = _check_gpu(fields.values, families, context.user_gpus, issues)
+    candidate = _check_candidate(fields.values, families, issues)
+    models = world.models
+    name = _check_model(fields.values, models, issues)
+    if issues:
+        raise refuse(_TITLE, issues)
+    candidate = replace(candidate, model=name)
+    known = await _look_up(context, fields.values, candidate, models)
+    subject = replace(make_subject(candidate, families, known), gpu=gpu)
+    is_ours = any(family.family == candidate.gpu_type for family in families)
+    others = other_gpus(candidate.gpu_type, families) if is_ours else None
+    wants_advice = not fields.values.get("without_advice", False)
+    judgement = await asyncio.to_thread(judge, subject, with_advice=wants_advice, other_gpus=others)
+    return answer(complete_plan(judgement, candidate.gpu_type, known.get(name, KnownModel())))
+
+
+def _check_candidate(
+    values: Mapping[str, Any], families: Sequence[InstanceTypeInfo], issues: list[Issue]
+) -> Candidate:
+    """Return what is to be planned, still without its model; what is wrong goes to `issues`."""
+    gpu_type, count = values.get("gpu_type", ""), values.get("gpu_count", 1)
+    if not 1 <= count <= MAX_GPUS:
+        found = f"must be from 1 to {MAX_GPUS}, found {short_number(count)}"
+        issues.append(field_issue("gpu-count", found))
+    family = next((each for each in families if each.family == gpu_type), None)
+    engine = values.get("inference_engine") or ("vllm" if family is None else family.engine)
+    if engine not in ENGINES:
+        issues.append(choice_issue("inference-engine", engine[:64], ENGINES))
+    version = check_version(values, engine, issues)
+    flags = check_parameters(values, issues) or ()
+    return Candidate("", gpu_type, count, engine, version, flags)
+
+
+def _check_gpu(
+    values: Mapping[str, Any],
+    families: Sequence[InstanceTypeInfo],
+    user_gpus: Mapping[str, Gpu],
+    issues: list[Issue],
+) -> Gpu | None:
+    """Return the GPU: of the platform, of the user's file, or of the planner's catalogue."""
+    name = values.get("gpu_type")
+    if name is None:
+        return None  # reported already
+    family = next((each for each in families if each.family == name), None)
+    if family is not None and family.gpu is not None:
+        return offered_gpu(family)
+    if name in user_gpus:
+        return user_gpus[name]
+    try:
+        return planner.find_gpu(name[:128])
+    except UsageError as error:
+        if family is None:
+            issues.append(Issue(error.text, "$['gpu-type']", error.text))
+        return None
+
+
+def _check_model(
+    values: Mapping[str, Any], models: Sequence[InferenceModel], issues: list[Issue]
+) -> str:
+    """Return the model's name; a reference by id must be to a model here."""
+    ref: ModelRef = values.get("model") or ModelRef()
+    if "model_config_json" in values:
+        return ref.name or _CONFIG_MODEL
+    if ref.id:
+        model = find_model(ref, models)
+        if model is None:
+            issues.append(no_model_issue(ref))
+        return "" if model is None else model.spec.source
+    if not ref.name and not any(issue.location == "$['model']" for issue in issues):
+        issues.append(field_issue("model", "needs a name or an id, or send model-config instead"))
+    return ref.name or ""
+
+
+async def _look_up(
+    context: Context,
+    values: Mapping[str, Any],
+    candidate: Candidate,
+    models: Sequence[InferenceModel],
+) -> dict[str, KnownModel]:
+    name = candidate.model
+    known = await context.look_up(ModelRef(name=name), candidate.flags, models)
+    if "model_config_json" in values:
+        config = values["model_config_json"]
+        known[name] = KnownModel(planner.read_architecture(config, name=name))
+    elif name not in known:
+        known[name] = find_bundled(name)
+    if known[name].architecture is None and _is_hub_name(name):
+        known[name] = await _ask_hub(context, name, models)
+    return known
+
+
+def _is_hub_name(name: str) -> bool:
+    try:
+        source_for(name)
+    except InvalidModelName:
+        return False
+    return not is_in_place(name)
+
+
+async def _ask_hub(context: Context, name: str, models: Sequence[InferenceModel]) -> KnownModel:
+    """Ask the Hub, with the token of the model where it is one of this control plane."""
+    model = find_model(ModelRef(name=name), models)
+    if model is None:
+        return await context.architectures.of_hub(name)
+    token = await context.hub_token(model)
+    revision = model.status.revision or model.spec.revision
+    return await context.architectures.of_hub(name, revision=revision, token=token)
+
+
+async def list_starts(request: Request) -> Response:
+    """Return the real starts: what was predicted for each, and what was measured."""
+    return answer(PlanStartList(starts=await context_of(request).starts.read()))
+
+
+ROUTES = [
+    route("/v2/ai/plan", POST=plan_deployment),
+    route("/v2/ai/plan/starts", GET=list_starts),
+]

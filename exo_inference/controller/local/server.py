@@ -1,0 +1,275 @@
+"""The one controller of a machine: store, reconciler and HTTP server, put together and taken apart.
+
+`__main__.py` calls `serve` with the real platform and model sources; the tests call it with named
+fakes. Stopping leaves engines running: they belong to the platform, not to this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from exo_inference.controller.admission.architectures import Architectures, FetchArchitecture
+from exo_inference.controller.admission.model import FindSource
+from exo_inference.controller.context import Context
+from exo_inference.controller.gateway_link import SocketGatewayLink
+from exo_inference.controller.http.app import create_app
+from exo_inference.controller.http.auth import CredentialFile
+from exo_inference.controller.local.routing_table import RoutingTable
+from exo_inference.controller.reconcile.reconciler import Reconciler
+from exo_inference.controller.secret_box import open_secret_box
+from exo_inference.controller.settings import ControllerSettings
+from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.controller.user_gpus import FILE_NAME, read_user_gpus
+from exo_inference.engines import Engine, get_engine
+from exo_inference.errors import ConfigurationError
+from exo_inference.hub.architecture import fetch_architecture
+from exo_inference.listening import BACKLOG
+from exo_inference.liveness import answering
+from exo_inference.platforms.base import Platform
+from exo_inference.state_dir import StateDir
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open. Clients poll every few seconds, and one that sends while
+the server hangs up sees a failure that it must not repeat blindly."""
+
+SHUTDOWN_SECONDS = 5
+"""How long requests may take to end after SIGTERM; log streams end at once."""
+
+LOCK_SECONDS = 5.0
+"""How long to wait for a controller that is just ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A controller that answers.
+
+    Attributes:
+        port: its TCP port.
+        stop: ends it gracefully; to be called on its event loop.
+    """
+
+    port: int
+    stop: Callable[[], None]
+
+
+@contextlib.asynccontextmanager
+async def open_context(
+    settings: ControllerSettings,
+    *,
+    platform: Platform,
+    find_source: FindSource,
+    find_engine: Callable[[str], Engine] = get_engine,
+    fetch: FetchArchitecture = fetch_architecture,
+) -> AsyncIterator[Context]:
+    """Open the store and put together what the routes and the reconciler need.
+
+    Raises:
+        StoreError: the database cannot be used.
+        ConfigurationError: the key file does not fit the database, or gpus.toml is wrong.
+    """
+    state = settings.state
+    user_gpus = await asyncio.to_thread(read_user_gpus, state.root / FILE_NAME)
+    store = await SqliteStore.open(state.database_file)
+    try:
+        yield Context(
+            settings=settings,
+            store=store,
+            platform=platform,
+            find_engine=find_engine,
+            find_source=find_source,
+            secret_box=await open_secret_box(state.secret_key_file, store),
+            routing=RoutingTable(
+                state.routes_file,
+                SocketGatewayLink(state.gateway_socket),
+                timeout_seconds=settings.gateway_timeout_seconds,
+            ),
+            org_uuid=await store.ensure_fact("org-uuid", str(uuid.uuid4())),
+            architectures=Architectures(fetch),
+            user_gpus=user_gpus,
+        )
+    finally:
+        await store.close()
+
+
+async def serve(
+    settings: ControllerSettings,
+    *,
+    platform: Platform,
+    find_source: FindSource,
+    find_engine: Callable[[str], Engine] = get_engine,
+    fetch: FetchArchitecture = fetch_architecture,
+    started: Callable[[Running], None] = lambda running: None,
+    listener: socket.socket | None = None,
+) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        settings: of this process.
+        platform: where replicas run.
+        find_source: where models come from.
+        find_engine: which engines there are.
+        fetch: asks the Hub what a model is, without fetching it.
+        started: called once requests are answered.
+        listener: a socket that listens at the address already, inherited from the supervisor.
+
+    Raises:
+        ConfigurationError: the port is taken, or another controller has the state directory.
+        StoreError: the database cannot be used.
+    """
+    settings.state.create()
+    with lock_state_dir(settings.state), listener or _listen(settings) as listening:
+        async with (
+            answering(settings.state.live_socket("controller"), listening),
+            open_context(
+                settings,
+                platform=platform,
+                find_source=find_source,
+                find_engine=find_engine,
+                fetch=fetch,
+            ) as context,
+        ):
+            credentials = CredentialFile(settings.state)
+            app = create_app(context, credentials.find_secret)
+            work = Reconciler(context).run()
+            await run_server(app, context.stopping, work, listening, started)
+
+
+async def run_server(
+    app: ASGIApp,
+    stopping: asyncio.Event,
+    work: Coroutine[Any, Any, None],
+    listener: socket.socket,
+    started: Callable[[Running], None],
+) -> None:
+    """Answer requests and do the background work until SIGTERM or SIGINT, or until the work ends.
+
+    Args:
+        app: what answers.
+        stopping: set when the process is asked to stop.
+        work: without it nothing would ever become ready: the process ends with it, to be started again.
+        listener: where requests come.
+        started: called once they are answered.
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        backlog=BACKLOG,
+    )
+    server = _Server(config, stopping)
+    port = int(listener.getsockname()[1])
+    background = asyncio.create_task(work, name="background")
+    background.add_done_callback(lambda _: server.stop())
+    try:
+        server.on_started = lambda: started(Running(port, server.stop))
+        logger.info("listening on port %d", port)
+        await server.serve(sockets=[listener])
+    finally:
+        ended = background.done()
+        background.cancel()
+        results = await asyncio.gather(background, return_exceptions=True)
+        if ended and isinstance(results[0], Exception):
+            raise results[0]
+    logger.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that ends streams before it waits for requests, and leaves signals to us."""
+
+    def __init__(self, config: uvicorn.Config, stopping: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+        self.on_started: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        """Stop accepting, end streams, wait a little for the rest."""
+        self._stopping.set()
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve and say so."""
+        await super().startup(sockets=sockets)
+        self.on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Stop on SIGTERM and SIGINT (uvicorn's own way would raise them again at the end)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: tests
+                loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with contextlib.suppress(ValueError, RuntimeError):
+                    loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def lock_state_dir(state: StateDir, *, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold the state directory: two controllers on one database would undo each other's work.
+
+    Raises:
+        ConfigurationError: another controller has it.
+    """
+    descriptor = os.open(state.run_dir / "controller.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _wait_for_lock(descriptor, state, timeout_seconds)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, state: StateDir, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as exc:
+            if time.monotonic() >= deadline:
+                raise ConfigurationError(
+                    f"another controller runs on {state.root}",
+                    hint="Stop it with `exo dedicated-inference down`, or use another state directory.",
+                ) from exc
+        time.sleep(0.05)
+
+
+def _listen(settings: ControllerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # asyncio switches Nagle's algorithm off only where the protocol is named; with it on, the body of
+    # every answer waits 40 ms for the acknowledgement of its head.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise ConfigurationError(
+            f"cannot listen on {settings.host}:{settings.port}: {exc.strerror or exc}",
+            hint="Stop what listens there, or start with another --port.",
+        ) from exc
+    return listener
