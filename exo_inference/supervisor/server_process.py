@@ -25,7 +25,7 @@ from exo_inference.listening import BACKLOG
 from exo_inference.liveness import Sign
 from exo_inference.local_settings import LISTEN_FD_VARIABLE
 from exo_inference.state_dir import ProcessFailure, StateDir, process_start_ticks
-from exo_inference.supervisor.watchdog import Patience, WatchPolicy, look
+from exo_inference.supervisor.watchdog import HangDetector, WatchPolicy, look
 
 logger = logging.getLogger(__name__)
 
@@ -294,7 +294,7 @@ class SupervisedProcess:
             await asyncio.gather(watch, return_exceptions=True)
 
     async def _watch(self, process: Watched) -> None:
-        patience, policy = Patience(self._watching), self._watching
+        detector, policy = HangDetector(self._watching), self._watching
         path, before = self._state.live_socket(self.name), time.monotonic()
         while not self._stopping:
             looking = asyncio.ensure_future(asyncio.to_thread(look, path, process.pid, policy))
@@ -307,7 +307,7 @@ class SupervisedProcess:
                 self._take_over(sign.listener)
             now = time.monotonic()
             answered = True if sign is not None else False if path.exists() else None
-            why = patience.note(answered=answered, stopped=stopped, elapsed_seconds=now - before)
+            why = detector.observe(answered=answered, stopped=stopped, elapsed_seconds=now - before)
             if why and not self._stopping:
                 logger.error(
                     "%s (pid %d) hangs: %s; killing it (SIGKILL) to start it again",

@@ -1,6 +1,6 @@
-"""When a server that runs counts as hung. `Patience` is pure; `look` is what it is told.
+"""When a server that runs counts as hung. `HangDetector` is pure; `look` is what it is shown.
 
-Used by `supervised.py`. A server hangs when it is stopped by a signal, or when it no longer answers its
+Used by `server_process.py`. A server hangs when it is stopped by a signal, or when it no longer answers its
 own socket (`exo_inference/liveness.py`). Time in which the supervisor itself did not get on, because
 the machine stood still, does not count against a server. Standard library only.
 """
@@ -30,7 +30,7 @@ class WatchPolicy:
     """One that answered before and does not any more, after so long."""
 
 
-class Patience:
+class HangDetector:
     """What is known of one process from look to look."""
 
     def __init__(self, policy: WatchPolicy) -> None:
@@ -39,7 +39,7 @@ class Patience:
         self._stopped_seconds = 0.0
         self._silent_seconds = 0.0
 
-    def note(self, *, answered: bool | None, stopped: bool, elapsed_seconds: float) -> str:
+    def observe(self, *, answered: bool | None, stopped: bool, elapsed_seconds: float) -> str:
         """Take one look; return why to end the process, or "".
 
         Args:

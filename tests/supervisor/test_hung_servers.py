@@ -15,7 +15,7 @@ import pytest
 from exo_inference.liveness import answering, ask
 from exo_inference.state_dir import StateDir
 from exo_inference.supervisor.server_process import RestartPolicy, ServerCommand, SupervisedProcess
-from exo_inference.supervisor.watchdog import Patience, WatchPolicy, is_stopped
+from exo_inference.supervisor.watchdog import HangDetector, WatchPolicy, is_stopped
 
 POLICY = WatchPolicy(interval_seconds=1, answer_seconds=2, stopped_seconds=5, silent_seconds=30)
 
@@ -39,8 +39,8 @@ asyncio.run(main())
 
 
 def looks(*seen: tuple[bool | None, bool], seconds: float = 1.0) -> list[str]:
-    patience = Patience(POLICY)
-    return [patience.note(answered=a, stopped=s, elapsed_seconds=seconds) for a, s in seen]
+    detector = HangDetector(POLICY)
+    return [detector.observe(answered=a, stopped=s, elapsed_seconds=seconds) for a, s in seen]
 
 
 def test_server_that_answers_does_not_hang():
