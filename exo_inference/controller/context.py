@@ -16,11 +16,11 @@ from exo_inference.controller.admission.architectures import (
 )
 from exo_inference.controller.admission.model import FindSource
 from exo_inference.controller.admission.world import World, find_model
-from exo_inference.controller.http.figures import SharedPage
 from exo_inference.controller.hub_tokens import read_hub_token
-from exo_inference.controller.local.routing_table import Routing
+from exo_inference.controller.routing import Routing
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
+from exo_inference.controller.shared_page import SharedPage
 from exo_inference.controller.stores.base import Store
 from exo_inference.controller.stores.start_log import FileStarts, Starts
 from exo_inference.engines import Engine

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import exo_inference
 from exo_inference.controller.user_gpus import FILE_NAME as GPUS_FILE_NAME
@@ -24,10 +23,22 @@ from exo_inference.settings import resolve_state_dir
 from exo_inference.simulated_gpus import SimulatedGpus, parse_simulated_gpus
 from exo_inference.state_dir import StateDir
 
-if TYPE_CHECKING:  # brings the client of the Kubernetes API, which one machine does without
-    from exo_inference.controller.cluster.leader import LeaseTimes
-
 _ZONE = "ch-dk-2"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """How patient everyone is. All candidates should have the same."""
+
+    duration_seconds: float = 12.0
+    """A Lease that stayed as it is for so long may be taken."""
+
+    renew_seconds: float = 8.0
+    """A leader that did not manage to renew for so long stops. What is left until the Lease may be
+    taken is for its work to end."""
+
+    retry_seconds: float = 2.0
+    """How often a leader renews and a candidate looks."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import functools
 
 from exo_inference.engines.base import ENGINES, Engine, UnknownEngine
 from exo_inference.engines.versions import VERSIONS
+from exo_inference.resources import EngineRef
 
 
 def get_engine(name: str) -> Engine:
@@ -43,3 +44,10 @@ def engines_on(device: str) -> tuple[str, ...]:
 def releases_of(engine: str) -> tuple[str, ...]:
     """Return the versions that a deployment of an engine may name."""
     return VERSIONS if engine in ("exo", "vllm") else (get_engine(engine).version,)
+
+
+def engine_release(engine: EngineRef) -> str:
+    """Return the release that runs: exo-engine's own, or that whose flags were asked for."""
+    own: str | None = None if engine.name == "exo" else engine.version
+    # What came by kubectl may name any engine, until it is judged.
+    return own or (get_engine(engine.name).version if engine.name in ENGINES else "")

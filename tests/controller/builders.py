@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from exo_inference.controller.conditions import condition, merge
 from exo_inference.controller.reconcile import plan
-from exo_inference.controller.reconcile.conditions import condition, merge
 from exo_inference.platforms.base import ObservedDeployment, ObservedReplica, ReplicaPhase
 from exo_inference.resources import (
     Condition,

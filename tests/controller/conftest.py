@@ -17,7 +17,8 @@ import requests
 from exoscale.api.v2 import Client
 from exoscale_auth import ExoscaleV2Auth
 
-from exo_inference.controller.local.server import Running, serve
+from exo_inference.controller.http.serving import Running
+from exo_inference.controller.local.server import serve
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.local_settings import LocalSettings, ensure_credentials
 from exo_inference.state_dir import StateDir

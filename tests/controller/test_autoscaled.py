@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from exo_inference.controller.conditions import with_ready
 from exo_inference.controller.http.views import view_deployment
-from exo_inference.controller.reconcile.conditions import with_ready
 from exo_inference.resources import InferenceDeployment, is_true
 from exo_inference.resources.states import deployment_state
 from tests.controller.builders import assess, deployment, replica

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import pytest
 
+from exo_inference.controller.conditions import condition
 from exo_inference.controller.http import operations
-from exo_inference.controller.reconcile.conditions import condition
 from exo_inference.controller.reconcile.deployment import DeploymentReconciler
 from exo_inference.controller.reconcile.model import ModelReconciler
 from exo_inference.controller.secret_box import (

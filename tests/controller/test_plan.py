@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.controller.reconcile.conditions import changes, condition, merge, with_ready
+from exo_inference.controller.conditions import changes, condition, merge, with_ready
 from exo_inference.controller.reconcile.plan import (
     Apply,
     Hold,

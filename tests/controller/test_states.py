@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.controller.reconcile.conditions import condition
+from exo_inference.controller.conditions import condition
 from exo_inference.resources import InferenceDeployment
 from exo_inference.resources.states import awaits_replicas, deployment_state, model_state
 from tests.controller.builders import assess, deployment, model, ready_model, replica

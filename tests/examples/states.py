@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exo_inference.controller.conditions import condition, merge, with_ready
 from exo_inference.controller.reconcile import plan
-from exo_inference.controller.reconcile.conditions import condition, merge, with_ready
 from exo_inference.controller.reconcile.model_fetch import (
     checking_conditions,
     failure_of,

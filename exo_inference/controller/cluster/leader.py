@@ -14,31 +14,16 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from exo_inference.controller.settings import LeaseTimes
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal
 
 logger = logging.getLogger(__name__)
 
 _GROUP = "coordination.k8s.io/v1"
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """How patient everyone is. All candidates should have the same."""
-
-    duration_seconds: float = 12.0
-    """A Lease that stayed as it is for so long may be taken."""
-
-    renew_seconds: float = 8.0
-    """A leader that did not manage to renew for so long stops. What is left until the Lease may be
-    taken is for its work to end."""
-
-    retry_seconds: float = 2.0
-    """How often a leader renews and a candidate looks."""
 
 
 class LeaseApi(Protocol):

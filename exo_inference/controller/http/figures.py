@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -47,28 +46,6 @@ class Page:
 
     text: bytes | None
     labels: Mapping[str, str]
-
-
-class SharedPage:
-    """The page of metrics: made by one request at a time, and shared for a second.
-
-    Args:
-        clock: in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._making = asyncio.Lock()
-        self._page = b""
-        self._until = float("-inf")
-
-    async def get(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Return the page that was made last, or make another."""
-        async with self._making:
-            if self._clock() >= self._until:
-                self._page = await make()
-                self._until = self._clock() + PAGE_SECONDS
-            return self._page
 
 
 class LocalFigures:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from exo_inference.controller.http.versions import last_change, version_of
-from exo_inference.engines import DEFAULT_VERSION, ENGINES, get_engine
+from exo_inference.engines import DEFAULT_VERSION
+from exo_inference.engines.registry import engine_release
 from exo_inference.resources import (
     Condition,
-    EngineRef,
     InferenceApiKey,
     InferenceDeployment,
     InferenceModel,
@@ -92,13 +92,6 @@ def view_deployment(
         "replica_status": [_view_replica(replica) for replica in status.replicas],
     }
     return view.model_copy(update=more)
-
-
-def engine_release(engine: EngineRef) -> str:
-    """Return the release that runs: exo-engine's own, or that whose flags were asked for."""
-    own: str | None = None if engine.name == "exo" else engine.version
-    # What came by kubectl may name any engine, until it is judged.
-    return own or (get_engine(engine.name).version if engine.name in ENGINES else "")
 
 
 def _view_replica(replica: ReplicaState) -> ReplicaView:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from exo_inference.controller.admission.model import FindSource, no_directory_error
+from exo_inference.controller.conditions import condition
 from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.reconcile.adoption import adopt_model
-from exo_inference.controller.reconcile.conditions import condition
 from exo_inference.controller.reconcile.deployment import TEARDOWN_CHECK_SECONDS, Outcome
 from exo_inference.controller.reconcile.model_fetch import (
     FINAL_REASON,

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from exo_inference.controller.local.routing_table import Routing
-from exo_inference.controller.reconcile import conditions, plan, rollback
+from exo_inference.controller import conditions
+from exo_inference.controller.reconcile import plan, rollback
 from exo_inference.controller.reconcile.adoption import adopt_deployment, choose_engine
 from exo_inference.controller.reconcile.judging import SpecJudge
 from exo_inference.controller.reconcile.start_recorder import StartRecorder
+from exo_inference.controller.routing import Routing
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
 from exo_inference.controller.stores.base import (
     NewEvent,

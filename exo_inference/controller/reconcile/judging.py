@@ -10,31 +10,16 @@ and is of one specification of one object.
 from __future__ import annotations
 
 import asyncio
-import hmac
 
 from exo_inference.controller import admission
 from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.admission.seals import is_sealed
 from exo_inference.controller.context import Context
-from exo_inference.controller.secret_box import SecretBox
-from exo_inference.resources import ADMITTED_ANNOTATION, DeploymentSpec, InferenceDeployment
+from exo_inference.resources import InferenceDeployment
 from exo_inference.wire import ModelRef
 
 MAX_CHARACTERS = 1000
 """Of a refusal; conditions and events are read in tables."""
-
-
-def admission_annotation(secret_box: SecretBox, uid: str, spec: DeploymentSpec) -> dict[str, str]:
-    """Return what the API writes with a specification that it admitted."""
-    digest = spec.full_digest
-    return {ADMITTED_ANNOTATION: f"{digest}.{secret_box.admission_seal(uid, digest)}"}
-
-
-def _is_sealed(deployment: InferenceDeployment, secret_box: SecretBox) -> bool:
-    """Whether the API admitted the present specification of this very object."""
-    expected = admission_annotation(secret_box, deployment.metadata.uid, deployment.spec)
-    found = deployment.metadata.annotations.get(ADMITTED_ANNOTATION, "")
-    sealed = expected[ADMITTED_ANNOTATION].encode()
-    return hmac.compare_digest(found.encode(errors="replace"), sealed)
 
 
 class SpecJudge:
@@ -62,7 +47,7 @@ class SpecJudge:
         digest = spec.full_digest
         # The short one is what earlier versions wrote into the status.
         is_known = self.admitted_spec(deployment) in (digest, spec.digest)
-        if not is_known and not _is_sealed(deployment, self._context.secret_box):
+        if not is_known and not is_sealed(deployment, self._context.secret_box):
             families = await self._context.families()
             ref = ModelRef(name=spec.model)
             world = await self._context.load_world(families, ref, spec.engine_parameters)

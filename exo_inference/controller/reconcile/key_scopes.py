@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from exo_inference.controller.reconcile import conditions
-from exo_inference.controller.reconcile.conditions import condition
+from exo_inference.controller import conditions
+from exo_inference.controller.conditions import condition
 from exo_inference.controller.stores.base import (
     ObjectNotFound,
     Recording,

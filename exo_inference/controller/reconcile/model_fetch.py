@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from exo_inference.controller.reconcile.conditions import condition
+from exo_inference.controller.conditions import checking_conditions, condition
 from exo_inference.errors import ExoError
 from exo_inference.hub.base import FetchCancelled, ResolvedModel
 from exo_inference.resources import Condition, ModelStatus, find_condition, is_true
@@ -89,14 +89,6 @@ def progress_conditions(status: ModelStatus, fetch: Fetch) -> list[Condition]:
         condition("Resolved", True, "Resolved"),
         condition("Downloaded", False, "Downloading", f"downloading {size}"),
         condition("Ready", False, "Downloading"),
-    ]
-
-
-def checking_conditions() -> list[Condition]:
-    """Return the conditions of a model whose files are being checked where they are."""
-    return [
-        condition("Resolved", False, "Checking", "checking its files; they are used in place"),
-        condition("Ready", False, "NotFetched"),
     ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from exo_inference.controller.admission.host_room import need_of
-from exo_inference.controller.reconcile.conditions import REFUSED_REASON, condition
+from exo_inference.controller.conditions import REFUSED_REASON, condition
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.platforms.base import (
     DesiredDeployment,

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from exo_inference.controller.admission.fitting import Candidate, judge_fit
 from exo_inference.controller.context import Context
-from exo_inference.controller.http.views import engine_release
 from exo_inference.controller.stores.start_log import Starts
+from exo_inference.engines.registry import engine_release
 from exo_inference.errors import ExoError
 from exo_inference.platforms.base import InstanceTypeInfo, ObservedDeployment, ReplicaPhase
 from exo_inference.resources import DeploymentSpec, InferenceDeployment, InferenceModel

@@ -15,12 +15,12 @@ from exo_inference.controller.admission import make_reservation_guard
 from exo_inference.controller.admission.fields import Fields
 from exo_inference.controller.admission.host_room import Guard, model_sizes, need_of
 from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.admission.seals import admission_annotation
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http import operations, versions
 from exo_inference.controller.http.body import parse_object
 from exo_inference.controller.http.routes.requests import answer, is_asked, load, route
 from exo_inference.controller.http.views import view_deployment
-from exo_inference.controller.reconcile.judging import admission_annotation
 from exo_inference.controller.secret_box import KEY_SECRET, new_api_key
 from exo_inference.controller.stores.base import (
     NameTaken,

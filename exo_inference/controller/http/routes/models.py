@@ -11,13 +11,12 @@ from exo_inference.controller import admission
 from exo_inference.controller.admission.fields import Fields
 from exo_inference.controller.admission.model import check_new_model, try_resolve
 from exo_inference.controller.admission.problems import Refused
+from exo_inference.controller.conditions import checking_conditions, condition
 from exo_inference.controller.context import context_of
 from exo_inference.controller.http import operations
 from exo_inference.controller.http.body import parse_object
 from exo_inference.controller.http.routes.requests import answer, is_asked, load, route
 from exo_inference.controller.http.views import view_model
-from exo_inference.controller.reconcile.conditions import condition
-from exo_inference.controller.reconcile.model_fetch import checking_conditions
 from exo_inference.controller.secret_box import TOKEN_SECRET
 from exo_inference.controller.stores.base import (
     NameTaken,

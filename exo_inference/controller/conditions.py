@@ -89,3 +89,11 @@ def changes(old: Sequence[Condition], new: Sequence[Condition]) -> list[NewEvent
         if entry.message and event not in events:  # several conditions may have one cause
             events.append(event)
     return events
+
+
+def checking_conditions() -> list[Condition]:
+    """Return the conditions of a model whose files are being checked where they are."""
+    return [
+        condition("Resolved", False, "Checking", "checking its files; they are used in place"),
+        condition("Ready", False, "NotFetched"),
+    ]

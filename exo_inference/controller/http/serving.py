@@ -1,0 +1,116 @@
+"""Runs an application until the process is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from exo_inference.listening import BACKLOG
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 75
+"""How long an idle connection stays open. Clients poll every few seconds, and one that sends while
+the server hangs up sees a failure that it must not repeat blindly."""
+
+SHUTDOWN_SECONDS = 5
+"""How long requests may take to end after SIGTERM; log streams end at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A controller that answers.
+
+    Attributes:
+        port: its TCP port.
+        stop: ends it gracefully; to be called on its event loop.
+    """
+
+    port: int
+    stop: Callable[[], None]
+
+
+async def run_server(
+    app: ASGIApp,
+    stopping: asyncio.Event,
+    work: Coroutine[Any, Any, None],
+    listener: socket.socket,
+    started: Callable[[Running], None],
+) -> None:
+    """Answer requests and do the background work until SIGTERM or SIGINT, or until the work ends.
+
+    Args:
+        app: what answers.
+        stopping: set when the process is asked to stop.
+        work: without it nothing would ever become ready: the process ends with it, to be started again.
+        listener: where requests come.
+        started: called once they are answered.
+    """
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        backlog=BACKLOG,
+    )
+    server = _Server(config, stopping)
+    port = int(listener.getsockname()[1])
+    background = asyncio.create_task(work, name="background")
+    background.add_done_callback(lambda _: server.stop())
+    try:
+        server.on_started = lambda: started(Running(port, server.stop))
+        logger.info("listening on port %d", port)
+        await server.serve(sockets=[listener])
+    finally:
+        ended = background.done()
+        background.cancel()
+        results = await asyncio.gather(background, return_exceptions=True)
+        if ended and isinstance(results[0], Exception):
+            raise results[0]
+    logger.info("stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that ends streams before it waits for requests, and leaves signals to us."""
+
+    def __init__(self, config: uvicorn.Config, stopping: asyncio.Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
+        self.on_started: Callable[[], None] = lambda: None
+
+    def stop(self) -> None:
+        """Stop accepting, end streams, wait a little for the rest."""
+        self._stopping.set()
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve and say so."""
+        await super().startup(sockets=sockets)
+        self.on_started()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Stop on SIGTERM and SIGINT (uvicorn's own way would raise them again at the end)."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: tests
+                loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with contextlib.suppress(ValueError, RuntimeError):
+                    loop.remove_signal_handler(number)
