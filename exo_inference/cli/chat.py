@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from exo_inference.cli.chat_stream import ChatEndpoint, ChatOptions, Reply, stream_chat, through
-from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.completion.names import complete_deployments
 from exo_inference.cli.durations import Limit
+from exo_inference.cli.rendering.terminal import print_data
+from exo_inference.cli.rendering.views import Column, View
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import Column, View
 from exo_inference.cli.waiting import DEFAULT_WAIT_SECONDS, wait_for_deployment
 from exo_inference.errors import ExoError, UsageError
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from exo_inference.cli.errors.text import SeveralFailed
-from exo_inference.cli.output import Output
-from exo_inference.cli.progress import step
-from exo_inference.cli.prompts import confirm
-from exo_inference.cli.results import ANSWER, Answer
-from exo_inference.cli.terminal import harmless
+from exo_inference.cli.rendering.output import Output
+from exo_inference.cli.rendering.progress import step
+from exo_inference.cli.rendering.prompts import confirm
+from exo_inference.cli.rendering.results import ANSWER, Answer
+from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.cli.waiting import Followed, Wait, follow
 from exo_inference.cli.writing import by_name
 from exo_inference.errors import ExoError, NotFound

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.colours import as_it_is, by_state, takes_colour
-from exo_inference.cli.completing import complete_objects
-from exo_inference.cli.output import Output
+from exo_inference.cli.completion.names import complete_objects
+from exo_inference.cli.rendering.colours import as_it_is, by_state, takes_colour
+from exo_inference.cli.rendering.output import Output
+from exo_inference.cli.rendering.terminal import harmless, print_drawn
+from exo_inference.cli.rendering.views import Column, View, format_moment
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import harmless, print_drawn
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import Column, View, format_moment
 from exo_inference.cli.writing import by_name
 from exo_inference.errors import Conflict, NotFound
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from exo_inference.cli.completing import complete_zones
+from exo_inference.cli.completion.names import complete_zones
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.flags import OUTPUT_FORMATS, GlobalFlags, collect
 

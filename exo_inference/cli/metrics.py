@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
 
 _SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? (\S+)(?: -?\d+)?")

@@ -16,9 +16,9 @@ import click
 
 from exo_inference.cli.errors.text import name_flags
 from exo_inference.cli.flags import OUTPUT_FORMATS, GlobalFlags, given_flags
-from exo_inference.cli.output import Format, Output
-from exo_inference.cli.template import parse_template
-from exo_inference.cli.terminal import harmless
+from exo_inference.cli.rendering.output import Format, Output
+from exo_inference.cli.rendering.template import parse_template
+from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import ApiError, ConfigurationError, ConnectionFailed
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class ControlPlaneStopped(ConfigurationError):
 
 def _unreachable(state: StateDir) -> ConnectionFailed | ControlPlaneStopped:
     """Say what runs of a control plane whose controller does not, and what to do about it."""
-    from exo_inference.cli.platform.processes import find_servers
+    from exo_inference.cli.control_plane.processes import find_servers
 
     servers = {process.name: process for process in find_servers(state)}
     up = f"Run `exo dedicated-inference up{_where(state)}`."

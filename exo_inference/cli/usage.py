@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.completion.names import complete_deployments
+from exo_inference.cli.rendering.views import Column, View
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import Column, View
 
 if TYPE_CHECKING:
     from exo_inference.wire import KeyUsage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from exo_inference import __version__
-from exo_inference.cli.output import Field
+from exo_inference.cli.rendering.output import Field
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 

@@ -15,8 +15,8 @@ import click
 
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.errors.text import Interrupted
-from exo_inference.cli.progress import step
-from exo_inference.cli.views import download_progress
+from exo_inference.cli.rendering.progress import step
+from exo_inference.cli.rendering.views import download_progress
 
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.progress import step
+from exo_inference.cli.rendering.progress import step
 from exo_inference.errors import ExoError
 
 if TYPE_CHECKING:

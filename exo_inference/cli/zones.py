@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import click
 
-from exo_inference.cli.terminal import harmless
-from exo_inference.cli.views import InZone, View
+from exo_inference.cli.rendering.terminal import harmless
+from exo_inference.cli.rendering.views import InZone, View
 from exo_inference.errors import AuthenticationFailed, ExoError
 
 if TYPE_CHECKING:

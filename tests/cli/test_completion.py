@@ -11,7 +11,7 @@ import threading
 import pytest
 from click.shell_completion import ShellComplete
 
-from exo_inference.cli import completing
+from exo_inference.cli.completion import names as completing
 from exo_inference.cli.root import root
 
 from .conftest import Exo

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.cli.platform import down as module
-from exo_inference.cli.platform.processes import LocalProcess, find_all
+from exo_inference.cli.control_plane import down as module
+from exo_inference.cli.control_plane.processes import LocalProcess, find_all
 from exo_inference.state_dir import StateDir, process_start_ticks
 
 from .conftest import Exo

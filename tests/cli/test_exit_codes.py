@@ -13,7 +13,7 @@ import pytest
 
 from exo_inference import errors
 from exo_inference.cli import main as main_module
-from exo_inference.cli.platform.status import NOT_RUNNING
+from exo_inference.cli.control_plane.status import NOT_RUNNING
 
 from .conftest import Exo
 from .fake_api import FakeApi

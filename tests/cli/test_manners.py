@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from exo_inference.cli.deployment.log_lines import readable
-from exo_inference.cli.table import draw_list
-from exo_inference.cli.terminal import display_width
+from exo_inference.cli.rendering.table import draw_list
+from exo_inference.cli.rendering.terminal import display_width
 from exo_inference.cli.waiting import Followed
 
 from .conftest import Exo

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from exo_inference.cli.table import draw_list, draw_rows
-from exo_inference.cli.template import parse_template
-from exo_inference.cli.terminal import display_width, harmless
-from exo_inference.cli.views import format_moment, format_size
+from exo_inference.cli.rendering.table import draw_list, draw_rows
+from exo_inference.cli.rendering.template import parse_template
+from exo_inference.cli.rendering.terminal import display_width, harmless
+from exo_inference.cli.rendering.views import format_moment, format_size
 from exo_inference.errors import UsageError
 
 from .conftest import Exo

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from exo_inference.cli.platform.down import is_ours
-from exo_inference.cli.platform.processes import find_all, find_replicas, find_servers
+from exo_inference.cli.control_plane.down import is_ours
+from exo_inference.cli.control_plane.processes import find_all, find_replicas, find_servers
 from exo_inference.state_dir import StateDir, process_start_ticks
 
 from .conftest import Exo, Result

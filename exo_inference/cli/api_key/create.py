@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from exo_inference.cli.api_key.views import API_KEY, EVERY_DEPLOYMENT, NamedKey
-from exo_inference.cli.completing import complete_deployments
-from exo_inference.cli.progress import step
+from exo_inference.cli.completion.names import complete_deployments
+from exo_inference.cli.rendering.progress import step
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import UsageError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.completing import complete_api_keys
+from exo_inference.cli.completion.names import complete_api_keys
 from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from exo_inference.cli.api_key.views import VALUE, KeyValue
-from exo_inference.cli.completing import complete_api_keys
+from exo_inference.cli.completion.names import complete_api_keys
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.writing import by_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from exo_inference.cli.views import Column, View, format_moment
+from exo_inference.cli.rendering.views import Column, View, format_moment
 
 if TYPE_CHECKING:
     from exo_inference.sdk import Client

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exo_inference.cli.completing import complete_gpu_types, complete_models
+from exo_inference.cli.completion.names import complete_gpu_types, complete_models
 from exo_inference.cli.deployment.engine_flags import (
     engine_options,
     print_parameter_help,
     split_parameters,
     wants_parameter_help,
 )
-from exo_inference.cli.results import Answer, resulting, show_deployment
+from exo_inference.cli.rendering.results import Answer, resulting, show_deployment
+from exo_inference.cli.rendering.terminal import print_data
+from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import DEPLOYMENT
 from exo_inference.cli.waiting import wait_for_deployment, wait_options
 from exo_inference.cli.writing import (
     MAX_REPLICAS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.completion.names import complete_deployments
 from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
-from exo_inference.cli.terminal import print_data
+from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.errors import ConfigurationError, ConnectionFailed, UsageError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from exo_inference.cli.rendering.views import INSTANCE_TYPE_LIST
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import INSTANCE_TYPE_LIST
 from exo_inference.cli.zones import print_list
 
 if TYPE_CHECKING:

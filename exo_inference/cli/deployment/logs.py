@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.completion.names import complete_deployments
 from exo_inference.cli.deployment.log_lines import readable
 from exo_inference.cli.durations import Moment
-from exo_inference.cli.output import Field, Record
+from exo_inference.cli.rendering.output import Field, Record
+from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.writing import by_name
 from exo_inference.errors import NotFound, UsageError

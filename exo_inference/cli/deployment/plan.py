@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from exo_inference.cli.completing import complete_gpu_types, complete_models
+from exo_inference.cli.completion.names import complete_gpu_types, complete_models
 from exo_inference.cli.deployment.create import checked_model_id
 from exo_inference.cli.deployment.engine_flags import ENGINES, parameter_options, split_parameters
 from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions

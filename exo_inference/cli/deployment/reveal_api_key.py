@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.completion.names import complete_deployments
+from exo_inference.cli.rendering.views import API_KEY
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import API_KEY
 from exo_inference.cli.writing import by_name
 
 

@@ -6,11 +6,11 @@ from functools import partial
 
 import click
 
-from exo_inference.cli.completing import complete_deployments
-from exo_inference.cli.results import Answer, conclude, resulting, show_deployment
+from exo_inference.cli.completion.names import complete_deployments
+from exo_inference.cli.rendering.results import Answer, conclude, resulting, show_deployment
+from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import DEPLOYMENT
 from exo_inference.cli.waiting import Followed, follow, wait_options
 from exo_inference.cli.writing import by_name, dry_run_option, finish, room_option, titled
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.completing import complete_deployments
+from exo_inference.cli.completion.names import complete_deployments
 from exo_inference.cli.deployment.engine_flags import (
     engine_options,
     print_parameter_help,
@@ -16,10 +16,10 @@ from exo_inference.cli.deployment.engine_flags import (
     wants_parameter_help,
 )
 from exo_inference.cli.deployment.migrating import migrated_flags, tell_changes
-from exo_inference.cli.results import Answer, resulting, show_deployment
+from exo_inference.cli.rendering.results import Answer, resulting, show_deployment
+from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import DEPLOYMENT
 from exo_inference.cli.waiting import Followed, follow, wait_for_deployment, wait_options
 from exo_inference.cli.writing import by_name, dry_run_option, finish, override_option, titled
 from exo_inference.errors import UsageError

@@ -14,7 +14,7 @@ import click
 
 from exo_inference import errors
 from exo_inference.cli.errors.text import Interrupted, SeveralFailed, usage_hint, usage_message
-from exo_inference.cli.output import to_json
+from exo_inference.cli.rendering.output import to_json
 from exo_inference.errors import (
     ApiError,
     AuthenticationFailed,

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from exo_inference.cli.colours import takes_colour, with_red_head
 from exo_inference.cli.errors.text import describe, describe_usage
+from exo_inference.cli.rendering.colours import takes_colour, with_red_head
 from exo_inference.errors import ExoError
 
 

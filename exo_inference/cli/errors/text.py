@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from exo_inference.cli.terminal import harmless
+from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import ApiError, ExoError
 
 # Fields of the API whose flags have other names; all others are called like their flags.

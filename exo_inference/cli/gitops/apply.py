@@ -165,7 +165,7 @@ def _check_replacements(client: Client, changes: Sequence[Change], options: Appl
 
 def _confirmed(session: Session, changes: Sequence[Change], options: ApplyOptions) -> bool:
     """Ask before anything is deleted, unless nothing is or `--yes` was given."""
-    from exo_inference.cli.prompts import confirm
+    from exo_inference.cli.rendering.prompts import confirm
 
     doomed = [c.label for c in changes if _is_deleted(c, options)]
     if not doomed or options.yes or options.dry_run is not None:

@@ -52,7 +52,7 @@ def run(session: Session, filenames: tuple[str, ...], *, prune: bool) -> int:
     """Print the differences and return the exit code."""
     from exo_inference.cli.gitops.plan import Action
     from exo_inference.cli.gitops.report import as_json
-    from exo_inference.cli.terminal import for_stream
+    from exo_inference.cli.rendering.terminal import for_stream
 
     with session.connect() as client:
         changes = plan_from_files(client, filenames, prune=prune)

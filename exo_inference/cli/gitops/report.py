@@ -9,7 +9,7 @@ from exo_inference.cli.gitops.plan import Action, Change
 from exo_inference.errors import ApiError, ExoError
 
 if TYPE_CHECKING:
-    from exo_inference.cli.output import Output
+    from exo_inference.cli.rendering.output import Output
     from exo_inference.cli.session import Session
     from exo_inference.sdk import Client
     from exo_inference.wire import DeploymentPlan

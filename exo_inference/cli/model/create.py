@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from exo_inference.cli.hub_token import TokenSources, read_token
-from exo_inference.cli.results import ANSWER, Answer, resulting, show_model
+from exo_inference.cli.rendering.results import ANSWER, Answer, resulting, show_model
+from exo_inference.cli.rendering.views import MODEL
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import MODEL
 from exo_inference.cli.waiting import Followed, follow, wait_options
 from exo_inference.cli.writing import changed_id, dry_run_option, finish, titled
 from exo_inference.errors import UsageError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from exo_inference.cli.results import model_manifest
+from exo_inference.cli.rendering.results import model_manifest
+from exo_inference.cli.rendering.views import MODEL_LIST
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import MODEL_LIST
 from exo_inference.cli.zones import print_list
 
 

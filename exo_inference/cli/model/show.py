@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from exo_inference.cli.completing import complete_models
-from exo_inference.cli.results import show_model
+from exo_inference.cli.completion.names import complete_models
+from exo_inference.cli.rendering.results import show_model
+from exo_inference.cli.rendering.views import MODEL
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.views import MODEL
 
 
 @command(

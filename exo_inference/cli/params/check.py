@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
 
 WRONG = 1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.terminal import print_data
 from exo_inference.cli.tree import Example, command
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from exo_inference.cli.planning.report import align, page_width, print_page
-from exo_inference.cli.terminal import harmless
-from exo_inference.cli.views import Column, View
+from exo_inference.cli.rendering.terminal import harmless
+from exo_inference.cli.rendering.views import Column, View
 from exo_inference.planner.accuracy.grading import (
     FIT_LIMIT,
     LIMITS,
@@ -27,7 +27,7 @@ from exo_inference.planner.accuracy.grading import (
 )
 
 if TYPE_CHECKING:
-    from exo_inference.cli.output import Output
+    from exo_inference.cli.rendering.output import Output
 
 
 def _share(value: float) -> str:

@@ -11,7 +11,7 @@ from exo_inference.cli.planning import fields, wording
 from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.planning.planners import CPU, Planner
 from exo_inference.cli.planning.report import align, wrapped
-from exo_inference.cli.terminal import harmless
+from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import UsageError
 from exo_inference.planner import Gpu, families, find_gpu
 from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanProblem, PlanVerdict

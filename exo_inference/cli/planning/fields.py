@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from exo_inference.cli.views import Column, View
+from exo_inference.cli.rendering.views import Column, View
 from exo_inference.planner import Step
 from exo_inference.wire import DeploymentPlan
 

@@ -160,7 +160,7 @@ def _find_online(
 def _from_hub(name: str, *, quiet: bool) -> Architecture:
     if find_spec("huggingface_hub") is None:
         raise HubError("huggingface_hub is not installed")
-    from exo_inference.cli.progress import step
+    from exo_inference.cli.rendering.progress import step
     from exo_inference.hub.architecture import fetch_architecture
     from exo_inference.settings import read_hub_token
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from exo_inference.cli.planning import wording
 from exo_inference.cli.planning.bars import GpuMemory, draw, gpu_memories
 from exo_inference.cli.planning.pasting import CommandLine
-from exo_inference.cli.terminal import display_width, harmless, print_data
+from exo_inference.cli.rendering.terminal import display_width, harmless, print_data
 from exo_inference.wire import BatchSpeed, DeploymentPlan, PlanAdvice, PlanVerdict
 
 MIN_WIDTH, MAX_WIDTH = 60, 120

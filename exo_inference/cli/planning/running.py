@@ -15,12 +15,12 @@ from exo_inference.cli.planning.fields import PLAN, as_json
 from exo_inference.cli.planning.pasting import CommandLine, name_for
 from exo_inference.cli.planning.planners import find_planner, read_gpu_file
 from exo_inference.cli.planning.report import page_width, print_page, report
-from exo_inference.cli.terminal import harmless
+from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.planner import Step
 from exo_inference.wire import DeploymentPlan, PlanVerdict
 
 if TYPE_CHECKING:
-    from exo_inference.cli.output import Output
+    from exo_inference.cli.rendering.output import Output
     from exo_inference.cli.session import Session
 
 REFUSED = 1

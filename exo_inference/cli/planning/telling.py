@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from exo_inference.cli.planning import wording
-from exo_inference.cli.results import Answer, conclude
+from exo_inference.cli.rendering.results import Answer, conclude
 from exo_inference.errors import ApiError, UsageError
 from exo_inference.wire import DeploymentPlan, PlanVerdict
 
 if TYPE_CHECKING:
-    from exo_inference.cli.output import Output
     from exo_inference.cli.planning.pasting import CommandLine
+    from exo_inference.cli.rendering.output import Output
+    from exo_inference.cli.rendering.views import View
     from exo_inference.cli.session import Session
-    from exo_inference.cli.views import View
 
 
 _OF_THE_MACHINE = ("room", "cores")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exo_inference.cli.colours import Paint, as_it_is
-from exo_inference.cli.terminal import display_width, harmless
+from exo_inference.cli.rendering.colours import Paint, as_it_is
+from exo_inference.cli.rendering.terminal import display_width, harmless
 
 MIN_WIDTH = 6
 """A column is not made narrower than this, however narrow the terminal is."""

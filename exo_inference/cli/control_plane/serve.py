@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from exo_inference.cli.output import Field
-from exo_inference.cli.platform.launching import (
+from exo_inference.cli.control_plane.launching import (
     LaunchOptions,
     check_installation,
     configure,
@@ -18,7 +17,8 @@ from exo_inference.cli.platform.launching import (
     state_dir_of,
     supervisor_command,
 )
-from exo_inference.cli.platform.processes import find_servers
+from exo_inference.cli.control_plane.processes import find_servers
+from exo_inference.cli.rendering.output import Field
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import ExoError

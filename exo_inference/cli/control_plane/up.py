@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.durations import Limit
-from exo_inference.cli.platform.launching import (
+from exo_inference.cli.control_plane.launching import (
     LaunchOptions,
     check_installation,
     configure,
@@ -25,10 +24,11 @@ from exo_inference.cli.platform.launching import (
     state_dir_of,
     supervisor_command,
 )
-from exo_inference.cli.platform.overview import FIELD_NAMES, Overview, look_at
-from exo_inference.cli.platform.processes import find_servers
-from exo_inference.cli.platform.recovery import restore_files
-from exo_inference.cli.progress import Step, step
+from exo_inference.cli.control_plane.overview import FIELD_NAMES, Overview, look_at
+from exo_inference.cli.control_plane.processes import find_servers
+from exo_inference.cli.control_plane.recovery import restore_files
+from exo_inference.cli.durations import Limit
+from exo_inference.cli.rendering.progress import Step, step
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import ExoError, NotReady

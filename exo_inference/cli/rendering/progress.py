@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from exo_inference.cli.durations import format_duration
-from exo_inference.cli.terminal import harmless
+from exo_inference.cli.rendering.terminal import harmless
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, ParamSpec, TypeVar
 
 import click
 
-from exo_inference.cli.terminal import harmless
+from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.simulated_gpus import (
     FLAG,

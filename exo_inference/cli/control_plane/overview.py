@@ -12,14 +12,14 @@ from urllib.parse import urlsplit
 
 import click
 
-from exo_inference.cli.output import Field, Record
-from exo_inference.cli.platform.processes import (
+from exo_inference.cli.control_plane.processes import (
     LocalProcess,
     find_replicas,
     find_servers,
     find_strays,
 )
-from exo_inference.cli.platform.recovery import find_losses, recover_settings
+from exo_inference.cli.control_plane.recovery import find_losses, recover_settings
+from exo_inference.cli.rendering.output import Field, Record
 
 if TYPE_CHECKING:
     from exo_inference.local_settings import LocalSettings

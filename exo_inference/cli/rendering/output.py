@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import click
 
-from exo_inference.cli.colours import as_it_is, by_state, takes_colour
-from exo_inference.cli.table import draw_list, draw_rows
-from exo_inference.cli.template import Template
-from exo_inference.cli.terminal import (
+from exo_inference.cli.rendering.colours import as_it_is, by_state, takes_colour
+from exo_inference.cli.rendering.table import draw_list, draw_rows
+from exo_inference.cli.rendering.template import Template
+from exo_inference.cli.rendering.terminal import (
     harmless,
     is_hazardous,
     print_data,

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from exo_inference.cli.terminal import harmless
+from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import ExoError
 
 

@@ -19,7 +19,7 @@ import click
 from exo_inference.errors import ExoError
 
 if TYPE_CHECKING:
-    from exo_inference.cli.platform.processes import LocalProcess
+    from exo_inference.cli.control_plane.processes import LocalProcess
     from exo_inference.local_settings import LocalSettings
     from exo_inference.state_dir import StateDir
 

@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from exo_inference.cli.output import Output
-from exo_inference.cli.views import DEPLOYMENT, MODEL, Column, View, model_rows, replica_rows
+from exo_inference.cli.rendering.output import Output
+from exo_inference.cli.rendering.views import (
+    DEPLOYMENT,
+    MODEL,
+    Column,
+    View,
+    model_rows,
+    replica_rows,
+)
 from exo_inference.errors import ExoError, NotReady
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from exo_inference.cli.output import Field, Record, Value
+from exo_inference.cli.rendering.output import Field, Record, Value
 
 if TYPE_CHECKING:
     from exo_inference.wire import Deployment, InstanceType, Model

@@ -72,7 +72,7 @@ def _complete(
 ) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    from exo_inference.cli.terminal import is_hazardous
+    from exo_inference.cli.rendering.terminal import is_hazardous
 
     found = _within_limit(ctx, names)
     return [
