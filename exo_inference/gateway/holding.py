@@ -37,7 +37,7 @@ class HoldSettings:
         max_requests: held at one time; further ones are refused as if none could be. One deployment
             has a quarter of them.
         deployment_bytes: what the bodies of the requests may take that are held for one deployment.
-        unseen_seconds: how long a replica may be unreachable that the table calls ready.
+        unseen_seconds: how long a replica may be unreachable that the table calls ready; each time anew.
         stop_seconds: the longest time that requests are still held once the gateway stops.
     """
 
@@ -107,25 +107,30 @@ class Holding:
             The deployment of the newest table; without replicas where it was held long enough.
         """
         while not deployment.replicas and deployment.is_coming:
-            if not await self._hold(exchange, self._settings.seconds, num_bytes):
+            if not await self._hold(exchange, num_bytes):
                 break
             deployment = find()
         return deployment
 
     async def until_reachable(
-        self, exchange: Exchange, deployment: Deployment, *, num_bytes: int = 0
+        self, exchange: Exchange, deployment: Deployment, *, since: float, num_bytes: int = 0
     ) -> bool:
         """Hold the request for a moment because no replica of the table could be reached.
 
         It keeps its place until `release`, so none that comes later takes it while this one tries.
 
+        Args:
+            exchange: the request.
+            deployment: as the table has it now.
+            since: when none could be reached first, after the last that could; a time of the loop. What
+                the request waited before that, for another end of a replica, does not count.
+            num_bytes: of its body.
+
         Returns:
             Whether it is worth to try again.
         """
-        seconds = self._settings.seconds
-        if not deployment.is_coming:
-            seconds = min(seconds, self._settings.unseen_seconds)
-        return await self._hold(exchange, seconds, num_bytes)
+        unseen_until = None if deployment.is_coming else since + self._settings.unseen_seconds
+        return await self._hold(exchange, num_bytes, unseen_until)
 
     def release(self, exchange: Exchange) -> None:
         """Give the request's place to others, if it has one: it is answered, or held no longer."""
@@ -150,13 +155,15 @@ class Holding:
         places[id(exchange)] = num_bytes
         return True
 
-    async def _hold(self, exchange: Exchange, seconds: float, num_bytes: int) -> bool:
+    async def _hold(
+        self, exchange: Exchange, num_bytes: int, unseen_until: float | None = None
+    ) -> bool:
         """Wait for news or a while; return False at once where the bounds are reached."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        deadline = now + seconds - exchange.held_seconds
-        if self._stop_at is not None:
-            deadline = min(deadline, self._stop_at)
+        deadline = now + self._settings.seconds - exchange.held_seconds
+        for other in (unseen_until, self._stop_at):
+            deadline = deadline if other is None else min(deadline, other)
         if now >= deadline or not self._take_place(exchange, num_bytes):
             return False
         self.num_held += 1

@@ -116,6 +116,8 @@ class _Attempts:
     count: int = 0
     deaths: int = 0
     waits: int = 0
+    unseen_since: float | None = None
+    """When no replica of the table could be reached first, after the last that could; a time of the loop."""
 
     def busy_wait_seconds(self) -> float | None:
         """Return how long to wait until busy replicas are tried again; None after enough waits."""
@@ -203,6 +205,7 @@ class Proxy:
                     ) from exc
                 attempts.died.add(replica.name)
                 attempts.deaths += 1
+                attempts.unseen_since = None
                 self._log(logging.WARNING, exchange, exc)
             finally:
                 self._balancer.release(replica.name)
@@ -227,6 +230,7 @@ class Proxy:
             )
             if exchange.held_seconds != held_seconds:
                 attempts.unreachable.clear()
+                attempts.unseen_since = None
             tried = attempts.unreachable | attempts.died
             # Where all have been tried, one that hung up may have closed an idle connection only.
             for without in (tried | attempts.busy, attempts.unreachable | attempts.busy):
@@ -236,8 +240,10 @@ class Proxy:
                     attempts.count += 1
                     return replica
             if not attempts.busy:
+                if attempts.unseen_since is None:
+                    attempts.unseen_since = asyncio.get_running_loop().time()
                 if not await self._holding.until_reachable(
-                    exchange, deployment, num_bytes=len(job.body)
+                    exchange, deployment, since=attempts.unseen_since, num_bytes=len(job.body)
                 ):
                     raise errors.unreachable(name)
                 attempts.unreachable.clear()

@@ -44,7 +44,8 @@ def exchange(deployment_id):
 def hold(holding, exchange, *, num_bytes=0):
     """Hold a request of a deployment whose only replica cannot be reached and is started again."""
     deployment = Deployment(exchange.deployment_id, "chat", "", "", (), (), 8, is_coming=True)
-    return holding.until_reachable(exchange, deployment, num_bytes=num_bytes)
+    now = asyncio.get_running_loop().time()
+    return holding.until_reachable(exchange, deployment, since=now, num_bytes=num_bytes)
 
 
 async def restarted(stack, **settings):
@@ -216,6 +217,45 @@ async def test_request_on_a_replica_that_dies_is_sent_again_to_its_replacement(s
     assert float(headers["X-Exo-Held-Seconds"]) >= 0
     assert len(only.bodies) == 2
     assert only.bodies[0] == only.bodies[1]
+
+
+async def test_wait_for_one_replacement_leaves_time_to_notice_the_next_end(stack, monkeypatch):
+    """As when the only engine is killed, is back after half a minute, and is killed again at once."""
+    (only,) = stack.engines[:1]
+    stack.write_table([], coming=True, state="deploying")
+    await stack.table_applied()
+    await restarted(stack, seconds=600)
+    holding = stack.gateway._holding
+    until_ready = holding.until_ready
+
+    async def wait_long(exchange, *args, **named):
+        found = await until_ready(exchange, *args, **named)
+        if 0 < exchange.held_seconds < 30:
+            exchange.held_seconds += 30
+        return found
+
+    monkeypatch.setattr(holding, "until_ready", wait_long)
+
+    async def die(request):
+        await only.runner.sites.copy().pop().stop()
+        request.transport.abort()
+        return web.Response()
+
+    only.handler = die
+    request = ask(stack)
+    await held(stack, 1)
+    stack.write_table([only])
+    async with asyncio.timeout(5):
+        while not only.bodies:
+            await asyncio.sleep(0.01)
+        while only.runner.sites:
+            await asyncio.sleep(0.01)
+    await held(stack, 1)  # the table still calls it ready
+    only.handler = None
+    await web.UnixSite(only.runner, str(only.socket)).start()
+    async with asyncio.timeout(5):
+        assert (await request)[0] == 200
+    assert len(only.bodies) == 2
 
 
 async def test_request_that_may_have_had_an_effect_is_not_sent_again(stack):
