@@ -2,7 +2,7 @@
 
 Generation has no side effects, so a request may go to another replica as long as the client has
 got nothing: when connecting failed, when the replica said that it is draining, or when it died
-before its answer began. Used by `app.py`; the answer itself is passed on by `relay.py`.
+before the client got any of its answer. Used by `app.py`; the answer itself is passed on by `relay.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from exo_inference.gateway.headers import (
 )
 from exo_inference.gateway.holding import Holding
 from exo_inference.gateway.patience import Patience
-from exo_inference.gateway.relay import Room, relay
+from exo_inference.gateway.relay import BrokenOff, Room, relay
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
@@ -86,7 +86,7 @@ class _BusyError(_TryAnother):
 
 
 class _DiedError(_TryAnother):
-    """It took the request and hung up without an answer."""
+    """It took the request and hung up without a whole answer, of which the client got nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,9 @@ class Proxy:
             replica = await self._next_replica(exchange, job, attempts)
             exchange.replica = replica.name
             try:
-                async with self._sent(request, exchange, job, replica) as upstream:
+                async with self._sent(
+                    request, exchange, job, replica, fresh=attempts.deaths > 0
+                ) as upstream:
                     self._holding.release(exchange)
                     return await relay(
                         request, upstream, exchange, self._room, strip_usage=job.strip_usage
@@ -197,11 +199,12 @@ class Proxy:
                 attempts.unreachable.add(replica.name)
                 self._balancer.note_unreachable(replica.name)
                 self._log(logging.INFO, exchange, exc)
-            except _DiedError as exc:
+            except (_DiedError, BrokenOff) as exc:
                 if not job.may_be_repeated:
+                    exchange.broken = isinstance(exc, BrokenOff)
                     raise errors.replica_failed(
                         f"replica {replica.name} of deployment {exchange.deployment!r} ended before "
-                        f"it answered, and a request to {job.path[:64]} may have had an effect"
+                        f"its answer was whole, and a request to {job.path[:64]} may have had an effect"
                     ) from exc
                 attempts.died.add(replica.name)
                 attempts.deaths += 1
@@ -263,7 +266,13 @@ class Proxy:
 
     @asynccontextmanager
     async def _sent(
-        self, request: web.BaseRequest, exchange: Exchange, job: Job, replica: Replica
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        job: Job,
+        replica: Replica,
+        *,
+        fresh: bool,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send the request; the body of the block gets the begun answer.
 
@@ -271,7 +280,7 @@ class Proxy:
         engine learns that nobody waits for the rest.
         """
         try:
-            upstream = await self._begin(request, exchange, job, replica)
+            upstream = await self._begin(request, exchange, job, replica, fresh=fresh)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
             if exc.errno in _BUSY:
                 raise _BusyError(f"busy, cannot connect now: {exc}") from exc
@@ -297,7 +306,13 @@ class Proxy:
             upstream.close()  # a whole answer has given its connection back to the pool already
 
     async def _begin(
-        self, request: web.BaseRequest, exchange: Exchange, job: Job, replica: Replica
+        self,
+        request: web.BaseRequest,
+        exchange: Exchange,
+        job: Job,
+        replica: Replica,
+        *,
+        fresh: bool,
     ) -> aiohttp.ClientResponse:
         """Send the request and return the answer once it begins.
 
@@ -308,7 +323,7 @@ class Proxy:
         address = replica.address
         async with asyncio.timeout(None) as limit:
             with self._patience.watch(limit, job.deployment_id, replica.name):
-                return await self._upstreams.session(address).request(
+                return await self._upstreams.session(address, fresh=fresh).request(
                     "GET" if request.method == "HEAD" else request.method,  # engines know no HEAD
                     self._upstreams.url(address, job.path, request.rel_url.raw_query_string),
                     headers=request_headers(request.headers, exchange.request_id),

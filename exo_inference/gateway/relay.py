@@ -1,9 +1,9 @@
 """Passes one replica's answer on to the client, byte for byte, and reads its usage on the way.
 
 An event stream is passed on chunk by chunk as it comes. Any other answer is read whole first (it
-is one JSON object, and comes at once), so that one which breaks off becomes a clean 502; but a long one, and
-any while too much is held already, is passed on as it comes: what a client does not take stays with
-its engine. Decides nothing about retries: once this is called, the request belongs to this replica.
+is one JSON object, and comes at once), so that of one which breaks off the client gets nothing, and it may
+be asked for again; but a long one, and any while too much is held already, is passed on as it comes: what a
+client does not take stays with its engine. Decides nothing about retries.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class Room:
             self.left += taken
 
 
+class BrokenOff(Exception):
+    """The replica broke off in its answer, and the client got nothing of it."""
+
+
 async def relay(
     request: web.BaseRequest,
     upstream: aiohttp.ClientResponse,
@@ -66,25 +70,25 @@ async def relay(
     """Send the client what the replica answers.
 
     Raises:
-        RequestRefused: 502, the replica broke off before the client got anything.
+        BrokenOff: the replica did, before the client got anything.
         ConnectionError: the client hung up.
     """
     exchange.status = upstream.status
     if upstream.content_type == "text/event-stream":
         return await _relay_events(request, upstream, exchange, UsageReader(strip=strip_usage))
     with room.share() as take:
-        head, is_whole = await _collect(upstream, exchange, take)
+        head, is_whole = await _collect(upstream, take)
         pass_on = _relay_whole if is_whole else _relay_rest
         return await pass_on(request, upstream, exchange, head)
 
 
 async def _collect(
-    upstream: aiohttp.ClientResponse, exchange: Exchange, take: Callable[[int], bool]
+    upstream: aiohttp.ClientResponse, take: Callable[[int], bool]
 ) -> tuple[bytes, bool]:
     """Return the answer, or its beginning, and which of the two it is.
 
     Raises:
-        RequestRefused: 502, the replica broke off.
+        BrokenOff: the replica did.
     """
     head = bytearray()
     try:
@@ -93,11 +97,7 @@ async def _collect(
             if len(head) > MAX_WHOLE_BYTES or not take(len(chunk)):
                 return bytes(head), False
     except aiohttp.ClientError as exc:
-        exchange.broken = True
-        raise errors.replica_failed(
-            f"replica {exchange.replica} of deployment {exchange.deployment!r} broke off while it "
-            "answered; the request may be repeated"
-        ) from exc
+        raise BrokenOff(f"broke off in its answer: {exc!r}") from exc
     return bytes(head), True
 
 

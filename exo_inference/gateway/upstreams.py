@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -23,14 +24,20 @@ class UpstreamPool:
         """`root` is what the `unix:` paths of the table are relative to."""
         # A path relative to the working directory stays under the 108 bytes of sun_path.
         self._root = Path() if Path.cwd() == root.resolve() else root
-        self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._sessions: dict[tuple[str, bool], aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    def session(self, address: str) -> aiohttp.ClientSession:
-        """Return the session for one address; made when first asked for."""
-        session = self._sessions.get(address)
+    def session(self, address: str, *, fresh: bool = False) -> aiohttp.ClientSession:
+        """Return the session for one address; made when first asked for.
+
+        Args:
+            address: the replica's.
+            fresh: its requests have a connection each. One kill closes all idle connections, but one after
+                the other: a request that is sent again on an idle one may meet the same end again.
+        """
+        session = self._sessions.get((address, fresh))
         if session is None:
-            session = self._sessions[address] = self._open(address)
+            session = self._sessions[address, fresh] = self._open(address, fresh=fresh)
         return session
 
     def url(self, address: str, path: str, query: str) -> URL:
@@ -40,8 +47,9 @@ class UpstreamPool:
 
     def prune(self, keep: Collection[str]) -> None:
         """Close the pools of all addresses but these."""
-        for address in self._sessions.keys() - set(keep):
-            closing = asyncio.ensure_future(self._sessions.pop(address).close())
+        kept = set(keep)
+        for key in [key for key in self._sessions if key[0] not in kept]:
+            closing = asyncio.ensure_future(self._sessions.pop(key).close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -50,13 +58,17 @@ class UpstreamPool:
         self.prune(())
         await asyncio.gather(*self._closing)
 
-    def _open(self, address: str) -> aiohttp.ClientSession:
+    def _open(self, address: str, *, fresh: bool) -> aiohttp.ClientSession:
+        # aiohttp takes a time for idle connections only where it keeps them.
+        keeping: dict[str, Any] = (
+            {"force_close": True} if fresh else {"keepalive_timeout": IDLE_SECONDS}
+        )
         connector: aiohttp.BaseConnector
         if address.startswith("unix:"):
             path = str(self._root / address.removeprefix("unix:"))
-            connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=IDLE_SECONDS)
+            connector = aiohttp.UnixConnector(path, limit=0, **keeping)
         else:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            connector = aiohttp.TCPConnector(limit=0, **keeping)
         return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),

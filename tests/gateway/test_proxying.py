@@ -18,6 +18,11 @@ def chat(**changes):
     return {"model": "m", "messages": [{"role": "user", "content": "hi"}], **changes}
 
 
+async def ask(stack):
+    async with stack.client.post(stack.path(), json=chat()) as answer:
+        return await answer.json()
+
+
 async def test_request_passes_with_path_query_and_body_but_without_the_key(stack):
     body = b'{"a" : 1.50}'
     headers = {"X-Custom": "kept", "Content-Type": "application/json", "Connection": "X-Hop"}
@@ -252,14 +257,35 @@ async def test_openai_client_sees_a_broken_stream_as_an_error(stack):
             [chunk async for chunk in stream]
 
 
-async def test_plain_answer_that_breaks_off_is_a_clean_502(stack):
+def breaks_off_in_its_answer(engine):
+    length = {"Content-Type": "application/json", "Content-Length": "99"}
+    engine.breaks_off(b'{"id":', headers=length)
+
+
+async def test_plain_answer_that_breaks_off_is_asked_for_again(stack):
+    breaks_off_in_its_answer(stack.engines[0])
+    for _ in range(6):
+        async with stack.client.post(stack.path(), json=chat()) as answer:
+            assert await answer.json() == {"engine": "chat-b"}
+    assert stack.engines[0].requests
+
+
+async def test_plain_answer_that_breaks_off_everywhere_is_a_clean_502(stack):
     for engine in stack.engines:
-        engine.breaks_off(
-            b'{"id":', headers={"Content-Type": "application/json", "Content-Length": "99"}
-        )
+        breaks_off_in_its_answer(engine)
     async with stack.client.post(stack.path(), json=chat()) as answer:
         assert answer.status == 502
         assert (await answer.json())["error"]["code"] == "replica_failed"
+    assert sum(len(engine.requests) for engine in stack.engines) == 3
+
+
+async def test_plain_answer_of_what_may_have_an_effect_is_not_asked_for_again(stack):
+    for engine in stack.engines:
+        breaks_off_in_its_answer(engine)
+    async with stack.client.post(stack.path("/v1/load_lora_adapter"), json={}) as answer:
+        assert answer.status == 502
+        assert "may have had an effect" in (await answer.json())["error"]["message"]
+    assert sum(len(engine.requests) for engine in stack.engines) == 1
 
 
 async def test_answer_that_is_not_http_is_502(stack):
@@ -295,6 +321,34 @@ async def test_idle_connection_closed_by_the_only_replica_is_no_failure(stack):
     only.handler = once
     async with stack.client.post(stack.path(), json=chat()) as answer:
         assert await answer.json() == {"engine": "chat-a"}
+
+
+async def test_one_kill_counts_once_however_many_idle_connections_it_closes(stack):
+    """A dying process closes them one after the other; all that were there before are of no use."""
+    (only,) = stack.engines[:1]
+    stack.write_table([only])
+    await stack.table_applied()
+    everybody = asyncio.Barrier(6)
+
+    async def together(_):
+        await everybody.wait()
+        return aiohttp.web.json_response({})
+
+    only.handler = together
+    async with asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(ask(stack))
+    before = {id(request.transport) for request in only.requests}
+    assert len(before) == 6
+
+    async def dying(request):
+        if id(request.transport) in before:
+            request.transport.abort()
+        return aiohttp.web.json_response({"engine": "again"})
+
+    only.handler = dying
+    assert await ask(stack) == {"engine": "again"}
+    assert len(only.requests) == 8
 
 
 async def test_http_addresses_work_too(stack):
