@@ -125,6 +125,8 @@ class SupervisedProcess:
     Attributes:
         misconfigured: set when it ended with EX_CONFIG and has never been up for long; the message.
         adopted: what runs was found, not started.
+        settled: set once what it listens on is held here: it was started, or handed its socket over. Set as
+            well where it has none to hand over or does not answer in time.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class SupervisedProcess:
         self.command = command
         self.misconfigured: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.adopted = False
+        self.settled = asyncio.Event()
         self._state = state
         self._policy = policy
         self._watching = watching or WatchPolicy()
@@ -154,6 +157,8 @@ class SupervisedProcess:
             log_offset = self._log_size()
             exit_code = None
             process = process or self._try_start()
+            if process is None or not self.adopted:
+                self.settled.set()
             if process is not None:
                 self._current = process
                 async with self._watched(process):
@@ -305,6 +310,7 @@ class SupervisedProcess:
                 raise
             if sign is not None and sign.listener is not None:
                 self._take_over(sign.listener)
+            self.settled.set()
             now = time.monotonic()
             answered = True if sign is not None else False if path.exists() else None
             why = detector.observe(answered=answered, stopped=stopped, elapsed_seconds=now - before)

@@ -40,6 +40,7 @@ logger = logging.getLogger("exo_inference.supervisor")
 _ROTATE_SECONDS = 5.0
 _COPY_SECONDS = 0.2
 _RECORD_SECONDS = 1.0
+_SETTLE_SECONDS = 5.0  # more than an answer of a server that runs may take
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,6 @@ class Supervisor:
     async def run(self) -> int:
         """Run until a stop is requested, or nothing can start. Returns the exit status."""
         _log_start(self._state)
-        try:
-            self._state.write_record("supervisor", os.getpid())
-        except OSError as exc:  # the lock still tells that it runs
-            logger.error("cannot record the supervisor: %s", exc)
         work = {server.name: server.run() for server in self._servers}
         work["log rotation"] = self._rotate_logs()
         work["records"] = self._keep_records()
@@ -243,9 +240,24 @@ class Supervisor:
                 rotate_if_large(path)
             await asyncio.sleep(_ROTATE_SECONDS)
 
+    async def _record_when_settled(self) -> None:
+        """Record this supervisor once it holds what its servers listen on; `up` waits for that.
+
+        Before, a server that is killed leaves nobody who keeps connections waiting.
+        """
+        settled = asyncio.gather(*(server.settled.wait() for server in self._servers))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(settled, _SETTLE_SECONDS)
+        if not self._stop.is_set():
+            try:
+                self._state.write_record("supervisor", os.getpid())
+            except OSError as exc:  # the lock still tells that it runs
+                logger.error("cannot record the supervisor: %s", exc)
+
     async def _keep_records(self) -> None:
         """Make folders and records anew that are deleted while this runs."""
         root = _identity(self._state.root)
+        await self._record_when_settled()
         while True:
             await asyncio.sleep(_RECORD_SECONDS)
             if self._stop.is_set() or root is None or _identity(self._state.root) != root:

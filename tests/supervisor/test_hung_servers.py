@@ -15,6 +15,7 @@ import pytest
 from exo_inference.liveness import answering, ask
 from exo_inference.state_dir import StateDir
 from exo_inference.supervisor.server_process import RestartPolicy, ServerCommand, SupervisedProcess
+from exo_inference.supervisor.supervisor import Supervisor, SupervisorSettings
 from exo_inference.supervisor.watchdog import HangDetector, WatchPolicy, is_stopped
 
 POLICY = WatchPolicy(interval_seconds=1, answer_seconds=2, stopped_seconds=5, silent_seconds=30)
@@ -167,8 +168,7 @@ async def test_port_of_an_adopted_server_refuses_nobody_while_it_is_started_agai
     first._close_listener()
     second = run()
     async with asyncio.timeout(60):
-        while second._listener is None:
-            await asyncio.sleep(0.02)
+        await second.settled.wait()
     assert second.adopted
     os.kill(pid, signal.SIGKILL)
     for _ in range(200):  # from before its end is seen until after its restart
@@ -176,3 +176,29 @@ async def test_port_of_an_adopted_server_refuses_nobody_while_it_is_started_agai
             await asyncio.sleep(0.002)
     with contextlib.suppress(ProcessLookupError):
         assert await pid_of(state, other_than=pid)
+
+
+async def test_supervisor_is_recorded_once_it_holds_what_adopted_servers_listen_on(server):
+    """`up` waits for the record: a server killed right after it must leave somebody who listens."""
+    run, state, address = server
+    first = run()
+    pid = await pid_of(state)
+    first._stopping = True
+    first._close_listener()
+    os.kill(pid, signal.SIGSTOP)
+    watching = WatchPolicy(answer_seconds=4.0)
+    supervisor = Supervisor(state, [first.command], SupervisorSettings(watching=watching))
+    (second,) = supervisor._servers
+    task = asyncio.create_task(supervisor.run())
+    try:
+        async with asyncio.timeout(60):
+            while not second.adopted:
+                await asyncio.sleep(0.01)
+            assert state.read_record("supervisor") is None
+            os.kill(pid, signal.SIGCONT)
+            while state.read_record("supervisor") is None:
+                await asyncio.sleep(0.01)
+        assert second._listener.getsockname() == address
+    finally:
+        supervisor.request_stop()
+        await task

@@ -146,7 +146,8 @@ async def test_servers_are_started_recorded_and_stopped_controller_first(state):
         for name in ("controller", "gateway"):
             record = await eventually(lambda name=name: running(state, name))
             assert record.pid in find_processes(fake(state, name))
-        assert state.read_record("supervisor").pid == os.getpid()
+        record = await eventually(lambda: running(state, "supervisor"))
+        assert record.pid == os.getpid()
         await eventually(lambda: len(order(state)) == 2)
         (state.run_dir / ".gateway.json.x7").touch()  # a record half written by what was killed
         pids = [state.read_record(name).pid for name in ("controller", "gateway")]
