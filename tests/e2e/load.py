@@ -9,7 +9,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
@@ -28,6 +28,12 @@ class Outcome:
     error: str = ""
     refused: bool = False
     """The gateway could not be connected to."""
+
+    connected: float = 0.0
+    """When its connection was made, which may be that of earlier requests."""
+
+    begun: bool = False
+    """The head of the answer had come."""
 
 
 @dataclass
@@ -65,10 +71,20 @@ class Load:
     async def _work(self, stop: asyncio.Event, worker: int) -> None:
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
         headers = {"Authorization": f"Bearer {self.key}"}
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        connected = [0.0]  # of the one connection that a worker has at a time
+
+        async def note(*_: object) -> None:
+            connected[0] = time.time()
+
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_end.append(note)
+        async with aiohttp.ClientSession(
+            headers=headers, timeout=timeout, trace_configs=[trace]
+        ) as session:
             while not stop.is_set():
                 number = next(self._numbers)
-                self.outcomes.append(await self._ask(session, f"load-{worker}-{number}", number))
+                outcome = await self._ask(session, f"load-{worker}-{number}", number)
+                self.outcomes.append(replace(outcome, connected=connected[0]))
                 await asyncio.sleep(self.pause_seconds)
 
     async def _ask(self, session: aiohttp.ClientSession, id: str, number: int) -> Outcome:
@@ -81,17 +97,18 @@ class Load:
             "stream": streamed,
         }
         started = time.time()
-        error, refused = "", False
+        error, refused, begun = "", False, False
         try:
             url = f"{self.url}/chat/completions"
             async with session.post(url, json=body, headers={"X-Request-ID": id}) as answer:
+                begun = True
                 content = await answer.read()
                 error = _problem(answer.status, content, streamed=streamed)
         except aiohttp.ClientConnectorError:
             error, refused = "connection refused", True
         except (aiohttp.ClientError, TimeoutError) as exc:
             error = f"{type(exc).__name__}: {exc}"
-        return Outcome(id, streamed, started, time.time(), error, refused)
+        return Outcome(id, streamed, started, time.time(), error, refused, begun=begun)
 
 
 def _problem(status: int, content: bytes, *, streamed: bool) -> str:

@@ -26,6 +26,7 @@ from exo_inference.state_dir import StateDir, process_start_ticks
 
 from .chaos_writes import BLOCKS, Writer
 from .conftest import Stack, processes_of, run_exo, start_stack
+from .kills import Kill, describe, kill_and_wait
 from .load import Load, Outcome
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -33,15 +34,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 NUM_KILLS = int(os.environ.get("EXO_CHAOS_KILLS", "50"))
 SETTLE_SECONDS = 120.0
 ROLL_EVERY = 12
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One process that was killed. `name` is a server's or a replica's."""
-
-    time: float
-    name: str
-    part: str
 
 
 @dataclass
@@ -62,8 +54,7 @@ class Killer:
                 continue
             name, part, pid = target
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                self.kills.append(Kill(time.time(), name, part))
+                self.kills.append(await kill_and_wait(pid, name, part))
                 print(
                     f"  {len(self.kills):3d}/{NUM_KILLS} kill -9 {part} of {name} ({pid})",
                     flush=True,
@@ -135,20 +126,17 @@ def replica_of(request_id: str, log: str) -> str | None:
     return json.loads(match[0])["replica"] if match else None
 
 
-def in_flight(request: Outcome, moment: float) -> bool:
-    """Whether the request ran at that moment, or while the kernel took the process down."""
-    return request.started - 0.2 <= moment <= request.ended + 0.2
-
-
-def unexplained(failures: list[Outcome], kills: list[Kill], log: str) -> list[str]:
+def unexplained(failures: list[Outcome], kills: list[Kill], log: str) -> list[Outcome]:
     """Return the failures that were not in flight on a process when it was killed."""
     found = []
     for failure in failures:
         replica = replica_of(failure.id, log)
-        possible = (kill.time for kill in kills if kill.name in ("gateway", replica))
+        gateway = any(kill.cut(failure) for kill in kills if kill.name == "gateway")
         # A connection made while the gateway is down waits for it, so none is refused.
-        if failure.refused or not any(in_flight(failure, moment) for moment in possible):
-            found.append(f"{failure} on {replica}")
+        if failure.refused or not (
+            gateway or any(kill.met(failure) for kill in kills if kill.name == replica)
+        ):
+            found.append(failure)
     return found
 
 
@@ -212,7 +200,7 @@ async def test_kill_9_at_random_moments_loses_nothing(chaos_stack: Stack) -> Non
     seed = int(os.environ.get("EXO_CHAOS_SEED", random.randrange(1 << 32)))
     print(f"\n  EXO_CHAOS_SEED={seed}")
     chance = random.Random(seed)
-    state = StateDir(chaos_stack.state_dir)
+    state, zero = StateDir(chaos_stack.state_dir), time.time()
     async with AsyncClient(state_dir=state.root) as client:
         uid = await start_deployment(client)
         load = Load(f"{chaos_stack.gateway}/{uid}/v1", await client.deployments.reveal_api_key(uid))
@@ -227,7 +215,11 @@ async def test_kill_9_at_random_moments_loses_nothing(chaos_stack: Stack) -> Non
         print(f"  writes: {dict(writer.counts)}")
         print(f"  kills: {dict(Counter(kill.part for kill in killer.kills))}")
         log = (state.logs_dir / "gateway.log").read_text()
-        assert unexplained(load.failures, killer.kills, log) == []
+        wrong = [
+            describe(failure, killer.kills, state, zero)
+            for failure in unexplained(load.failures, killer.kills, log)
+        ]
+        assert not wrong, f"EXO_CHAOS_SEED={seed}\n" + "\n".join(wrong)
         await writer.check({uid}, seconds=SETTLE_SECONDS)
         await restart_supervisor(chaos_stack, state)
         assert_no_orphans(state)
