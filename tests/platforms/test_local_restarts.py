@@ -123,6 +123,18 @@ def test_a_replica_that_had_served_waits_as_long_when_memory_ran_out() -> None:
     assert plan(replace(killed(1), ready_run=3), now=1005.0).wait_seconds > 20
 
 
+def test_a_replica_that_was_killed_while_it_served_is_back_at_once_however_often() -> None:
+    launch = replace(LAUNCH, failures=9)
+    limit = SETTINGS.max_backoff_after_kill_seconds
+    serving = replace(killed(0), launch=launch, ready_run=3)
+    assert plan(serving, now=1005.0).wait_seconds == limit
+    starting = replace(serving, ready_run=2)
+    hung = replace(killed(0, killed=True), launch=launch, ready_run=3)
+    crashed = replace(killed(0, exit_code=-11), launch=launch, ready_run=3)
+    for other in (starting, hung, crashed):
+        assert plan(other, now=1005.0).wait_seconds >= SETTINGS.max_backoff_after_ready_seconds
+
+
 @pytest.mark.parametrize(
     "replica",
     [killed(0), killed(1, exit_code=1), killed(1, killed=True)],

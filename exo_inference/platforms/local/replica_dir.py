@@ -126,6 +126,12 @@ class Exit:
         """Whether the kernel killed it, or a part of it, because memory ran out."""
         return self.oom_kills > 0 and not self.killed and self.exit_code in _KILLED
 
+    @property
+    def killed_from_outside(self) -> bool:
+        """Whether a person or a program killed it, which says nothing about it."""
+        asked = self.stop_asked or self.killed
+        return self.exit_code == -signal.SIGKILL and not asked and not self.out_of_memory
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:

@@ -60,6 +60,8 @@ def plan_restart(
     delay = backoff_seconds(facts.name, facts.run, failures, settings, out_of_memory=out_of_memory)
     if facts.was_ready and not out_of_memory:
         delay = min(delay, settings.max_backoff_after_ready_seconds)
+        if ended is not None and ended.killed_from_outside:
+            delay = min(delay, settings.max_backoff_after_kill_seconds)
     waited = max(0.0, now - ended_at)  # a clock set back must not lengthen the wait
     left = max(0.0, delay - waited)
     return RestartPlan(failures, crashed=True, wait_seconds=left, out_of_memory=out_of_memory)

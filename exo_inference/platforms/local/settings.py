@@ -22,6 +22,10 @@ class LocalPlatformSettings:
     """Ceiling for a replica that was ready before it crashed: its configuration works, so being
     back soon is worth more than sparing the machine a start."""
 
+    max_backoff_after_kill_seconds: float = 1.0
+    """The same for one that was killed from outside while it served, which says nothing about it: not its
+    fault, and not likely again."""
+
     first_backoff_out_of_memory_seconds: float = 30.0
     """The first wait after the kernel killed an engine because memory ran out; it doubles, too."""
 
