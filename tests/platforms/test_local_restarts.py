@@ -74,6 +74,35 @@ def test_user_who_asks_after_a_crash_ends_the_wait() -> None:
     assert asked(1004.5).wait_seconds > 1
 
 
+HOUR = 3600.0
+
+
+def test_clock_that_is_set_back_does_not_hold_up_a_restart() -> None:
+    found = plan(facts(failures=9), now=1005.0 - HOUR)
+    assert (found.crashed, found.failures, found.wait_seconds) == (True, 10, 0.0)
+
+
+def test_clock_that_is_set_forward_ends_the_wait() -> None:
+    assert plan(facts(failures=9), now=1005.0 + HOUR).wait_seconds == 0
+
+
+def test_what_was_asked_before_the_clock_was_set_back_does_not_excuse_later_crashes() -> None:
+    asked = datetime.fromtimestamp(1005.0 + HOUR, UTC)
+    found = plan_restart(facts(failures=9), 1006.0, BOOT, SETTINGS, restarted_at=asked)
+    assert found.failures == 10
+    assert found.wait_seconds > 1
+    # Both were before it was set back.
+    found = plan_restart(facts(failures=9), 1006.0 - HOUR, BOOT, SETTINGS, restarted_at=asked)
+    assert found == RestartPlan(0, False, 0.0)
+
+
+def test_user_who_asks_after_the_clock_was_set_back_is_heard() -> None:
+    now = 1006.0 - HOUR
+    asked = datetime.fromtimestamp(now - 1, UTC)
+    found = plan_restart(facts(failures=9), now, BOOT, SETTINGS, restarted_at=asked)
+    assert found == RestartPlan(0, False, 0.0)
+
+
 def test_run_that_ended_with_the_machine_is_no_crash() -> None:
     replica = facts(failures=2, ran_seconds=None, boot_id="the boot before")
     assert plan(replica, now=1005.0) == RestartPlan(2, False, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_inference.host_memory import HostMemory, Pressure
-from exo_inference.platforms.local.host import HostReplica, HostView
+from exo_inference.platforms.local.host import Host, HostReplica, HostView
+from exo_inference.platforms.local.replica_dir import Launch, Process, ReplicaFacts, ReplicaRecord
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.starting import Go, Wait, decide_start, max_starts
 from exo_inference.platforms.replica_memory import MIB, ReplicaNeed, reserve_bytes
+from exo_inference.state_dir import process_start_ticks
 
 GIB = 2**30
 SETTINGS = LocalPlatformSettings()
@@ -130,3 +134,16 @@ def test_any_number_of_replicas_never_takes_more_than_the_machine_has(
     assert most_at_once <= max_starts(cores)
     fitting = max(0, free - reserve_bytes(total)) // NEED.least_bytes
     assert sum(t.running for t in replicas.values()) == min(count, fitting)
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0], ids=["set back", "set forward"])
+def test_how_long_a_start_takes_does_not_depend_on_the_clock(jump: float) -> None:
+    spawned_at = time.time() - jump
+    launch = Launch(1, 0, "boot", spawned_at, ("x",), {}, 60, 1000, 3)
+    ticks = process_start_ticks(os.getpid())
+    process = Process(1, os.getpid(), ticks, os.getpid(), ticks, spawned_at)
+    record = ReplicaRecord("r", "u", "chat", "s", "cpu", 1, 900.0)
+    facts = ReplicaFacts(record, True, launch, process, None, False, 0)
+    (replica,) = Host().look([facts], paused=False).replicas
+    assert replica.seconds_starting is not None
+    assert 0 < replica.seconds_starting < 3000

@@ -6,6 +6,7 @@ it is decided by `starting.py`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -105,7 +106,6 @@ class Host:
 
 def _host_replica(facts: ReplicaFacts, held: dict[int, int]) -> HostReplica:
     is_starting = facts.running and not facts.was_ready and not facts.draining
-    since = facts.launch.spawned_at if facts.launch is not None else 0.0
     return HostReplica(
         name=facts.name,
         uid=facts.record.uid,
@@ -114,9 +114,17 @@ def _host_replica(facts: ReplicaFacts, held: dict[int, int]) -> HostReplica:
         draining=facts.draining,
         claim_bytes=facts.launch.memory_bytes if facts.launch is not None else 0,
         held_bytes=held.get(facts.process.engine_pid, 0) if facts.process is not None else 0,
-        seconds_starting=max(0.0, time.time() - since) if is_starting else None,
+        seconds_starting=_seconds_running(facts) if is_starting else None,
         simulated=facts.record.gpu_type != CPU_FAMILY,
     )
+
+
+def _seconds_running(facts: ReplicaFacts) -> float:
+    """Return how long a run is on, by the kernel's count since boot: the clock may be set meanwhile."""
+    ticks = facts.process.shim_start_ticks if facts.process is not None else None
+    if ticks is None:
+        return 0.0  # just started
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def need_of(record: ReplicaRecord) -> ReplicaNeed:

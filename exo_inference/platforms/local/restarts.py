@@ -52,7 +52,7 @@ def plan_restart(
     if ended is not None and ended.stop_asked:
         return RestartPlan(launch.failures, crashed=False, wait_seconds=0.0)
     ended_at = ended.finished_at if ended else launch.spawned_at
-    if restarted_at is not None and restarted_at.timestamp() >= ended_at:
+    if restarted_at is not None and _is_asked_since(restarted_at.timestamp(), ended_at, now):
         return RestartPlan(failures=0, crashed=False, wait_seconds=0.0)
     ran_seconds = (ended_at if ended else now) - launch.spawned_at
     failures = 1 if ran_seconds >= settings.stable_seconds else launch.failures + 1
@@ -62,9 +62,19 @@ def plan_restart(
         delay = min(delay, settings.max_backoff_after_ready_seconds)
         if ended is not None and ended.killed_from_outside:
             delay = min(delay, settings.max_backoff_after_kill_seconds)
-    waited = max(0.0, now - ended_at)  # a clock set back must not lengthen the wait
-    left = max(0.0, delay - waited)
+    # Once the clock was set back nobody knows how long it waited; it must not wait for the clock.
+    left = max(0.0, delay - (now - ended_at)) if now >= ended_at else 0.0
     return RestartPlan(failures, crashed=True, wait_seconds=left, out_of_memory=out_of_memory)
+
+
+def _is_asked_since(asked_at: float, ended_at: float, now: float) -> bool:
+    """Whether a user has asked to try again since the end.
+
+    A time after `now` is one of before the clock was set back.
+    """
+    if ended_at > now >= asked_at:
+        return True  # nothing tells which was first: one more start does no harm
+    return asked_at >= ended_at and not asked_at > now >= ended_at
 
 
 def backoff_seconds(
