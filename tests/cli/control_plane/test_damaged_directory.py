@@ -1,0 +1,166 @@
+"""A state directory of which something is damaged, deleted or not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from exo_inference.cli.control_plane.down import is_ours
+from exo_inference.cli.control_plane.processes import find_servers
+from exo_inference.state_dir import StateDir
+from tests.cli.conftest import Exo
+from tests.cli.control_plane.commands import is_refused, pids, status_of, until, until_gone, up
+
+
+def test_purge_asks_and_removes_only_what_is_ours(exo: Exo, state: StateDir) -> None:
+    state.create()
+    (state.root / "settings.json").write_text("{}")
+    (state.root / "controller.db-wal").write_text("")
+    (state.root / "holiday.jpg").write_text("mine")
+    assert exo("ai", "down", "--purge", stdin="n\n").code == 0
+    assert (state.root / "settings.json").exists()
+    result = exo("ai", "down", "--purge", stdin="y\n")
+    assert result.code == 0
+    assert "holds other files: holiday.jpg" in result.err
+    assert [path.name for path in state.root.iterdir()] == ["holiday.jpg"]
+    (state.root / "holiday.jpg").unlink()
+    assert exo("ai", "down", "--purge", "--force").out.endswith("is deleted.\n")
+    assert not state.root.exists()
+
+
+def test_purge_does_not_follow_links(exo: Exo, state: StateDir, tmp_path: Path) -> None:
+    state.create()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("mine")
+    (state.models_dir / "uid").symlink_to(tmp_path / "precious")
+    state.cache_dir.symlink_to(tmp_path / "precious")
+    assert exo("ai", "down", "--purge", "-f").code == 0
+    assert (tmp_path / "precious" / "file").read_text() == "mine"
+    assert not state.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("exoscale.toml", True),
+        ("controller.db", True),
+        ("controller.db-shm", True),
+        (".routes.json.x1y2", True),
+        ("models", True),
+        ("usage.json", True),
+        ("controller.db.backup", False),
+        (".bashrc", False),
+        ("notes.txt", False),
+    ],
+)
+def test_what_is_ours(state: StateDir, name: str, expected: bool) -> None:
+    assert is_ours(state, state.root / name) is expected
+
+
+def test_broken_settings_are_named(exo: Exo, state: StateDir) -> None:
+    state.create()
+    state.settings_file.write_text('{"port": "x"}')
+    result = exo("ai", "status")
+    assert result.code == 2
+    assert str(state.settings_file) in result.err
+
+
+def test_deleted_records_hide_nothing(exo: Exo, state: StateDir) -> None:
+    assert up("-Q").code == 0
+    before = status_of(exo)
+    shutil.rmtree(state.run_dir)
+    assert status_of(exo) == before
+    again = up()
+    assert again.out.startswith("The control plane is already running.\n")
+    assert status_of(exo) == before
+    until(lambda: all(process.alive for process in find_servers(state)))
+    until(lambda: (state.run_dir / "supervisor.json").exists())
+    assert exo("ai", "down").out == "The control plane is stopped.\n"
+
+
+def test_deleted_settings_are_restored_and_credentials_made_anew(exo: Exo, state: StateDir) -> None:
+    assert up("-Q", "-z", "at-vie-2").code == 0
+    before = status_of(exo)
+    saved = state.settings_file.read_text()
+    state.settings_file.unlink()
+    state.config_file.unlink()
+    degraded = exo("ai", "status", "-O", "json")
+    found = json.loads(degraded.out)
+    assert (found["state"], found["endpoint"], found["zone"], found["gateway"]) == (
+        "degraded",
+        before["endpoint"],
+        "at-vie-2",
+        before["gateway"],
+    )
+    assert [problem.split()[0] for problem in found["problems"]] == [
+        "settings.json",
+        "exoscale.toml",
+    ]
+    assert "warning: exoscale.toml was deleted, with the API's secret" in degraded.err
+    again = up()
+    assert again.code == 0
+    assert "its API key and secret cannot be restored" in again.err
+    assert state.settings_file.read_text() == saved
+    after = status_of(exo)
+    assert after["state"] == "running"
+    assert after["api_key"] != before["api_key"]
+    assert pids(after) == pids(before)
+    assert exo("ai", "model", "list", "-O", "json").out == "[]\n"
+    assert exo("ai", "down").code == 0
+
+
+def test_a_deleted_state_directory_is_said_and_its_processes_are_found(
+    exo: Exo, state: StateDir
+) -> None:
+    assert up("-Q").code == 0
+    before = status_of(exo)
+    shutil.rmtree(state.root)
+    found = exo("ai", "status", "-O", "json")
+    assert found.code == 0
+    assert json.loads(found.out)["state"] == "degraded"
+    assert pids(json.loads(found.out)) == pids(before)
+    assert "its state directory was deleted while it runs" in found.err
+    again = up()
+    assert again.code == 1
+    assert "still runs, but its state directory was deleted" in again.err
+    assert "exo dedicated-inference down" in again.err
+    assert exo("ai", "down").out == "The control plane is stopped.\n"
+    until_gone(*pids(before).values())
+
+
+def test_a_lost_secret_key_is_one_clear_error(exo: Exo, state: StateDir) -> None:
+    assert up("-Q").code == 0
+    state.secret_key_file.unlink()
+    assert "warning: secret.key was deleted" in exo("ai", "status").err
+    assert exo("ai", "down").code == 0
+    result = up()
+    assert result.code == 1
+    message = result.err.splitlines()[-2]
+    assert message.startswith(f"error: the control plane cannot start: {state.secret_key_file} is")
+    assert "API keys and the Hub tokens" in message
+    assert "down --purge" in message
+    assert " ERROR " not in result.err
+
+
+def test_a_dead_controller_beside_a_living_gateway_is_said(
+    exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_inference.sdk._retries.MAX_ATTEMPTS", 1)
+    assert up("-Q").code == 0
+    status = status_of(exo)
+    running = pids(status)
+    for name in ("supervisor", "controller"):
+        os.kill(running[name], signal.SIGKILL)
+        until_gone(running[name])
+    # The last thread of a killed process closes its sockets a moment after its first one is gone.
+    until(lambda: is_refused(status["endpoint"]))
+    result = exo("ai", "model", "list", "-z", "ch-dk-2")
+    assert result.code == 1
+    assert f"the controller of {state.root} does not answer" in result.err
+    assert "`exo dedicated-inference up`" in result.err
+    assert exo("ai", "down").code == 0
