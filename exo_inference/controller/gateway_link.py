@@ -1,6 +1,6 @@
 """Asking the gateway over its private unix socket: which routing table it has applied, what it has counted.
 
-Called by `routing_table.py` and `figures.py`. Any failure is "no answer": the gateway may be down or
+Called by `routing_table.py` and `local_metrics.py`. Any failure is "no answer": the gateway may be down or
 restarting.
 """
 

@@ -19,8 +19,8 @@ from exo_inference.controller.http.replays import ReplayMemory
 from exo_inference.controller.http.routes import (
     api_keys,
     deployments,
-    figures,
     logs,
+    metrics,
     models,
     plans,
     platform,
@@ -52,7 +52,7 @@ class _Routes:
             *logs.ROUTES,
             *api_keys.ROUTES,
             *plans.ROUTES,
-            *figures.ROUTES,
+            *metrics.ROUTES,
             *platform.ROUTES,
         ]
         # A redirect to the path without its slash would be followed with the old signature.

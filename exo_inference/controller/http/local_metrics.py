@@ -1,8 +1,8 @@
 """What the servers of one machine have counted: the gateway's usage, and everybody's metrics in one page.
 
-`LocalFigures` asks gateway and engines over their private sockets; `merge_metrics` (pure) makes one
+`LocalMetrics` asks gateway and engines over their private sockets; `merge_metrics` (pure) makes one
 exposition of what they answer, with `deployment_id` and `replica` on what engines say of themselves.
-Called by `routes/figures.py`. On a cluster Prometheus asks gateways and engines itself.
+Called by `routes/metrics.py`. On a cluster Prometheus asks gateways and engines itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAGE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MetricsPage:
     """The metrics of one process, and the labels that tell it from others.
 
     Attributes:
@@ -48,7 +48,7 @@ class Page:
     labels: Mapping[str, str]
 
 
-class LocalFigures:
+class LocalMetrics:
     """Asks the servers of one state directory."""
 
     def __init__(self, state: StateDir) -> None:
@@ -71,7 +71,7 @@ class LocalFigures:
                 return None
         return read_usage(body)
 
-    async def pages(self, deployments: Sequence[InferenceDeployment]) -> list[Page]:
+    async def pages(self, deployments: Sequence[InferenceDeployment]) -> list[MetricsPage]:
         """Return the metrics of the gateway and of each replica that serves."""
         replicas = [
             (each.metadata.uid, replica.name)
@@ -81,13 +81,13 @@ class LocalFigures:
         ]
         free = asyncio.Semaphore(MAX_AT_ONCE)
 
-        async def ask(uid: str, name: str) -> Page:
+        async def ask(uid: str, name: str) -> MetricsPage:
             async with free:
                 directory = self._state.replicas_dir / name
                 text = await read_metrics(directory, ENGINE_SECONDS)
-            return Page(text, {"deployment_id": uid, "replica": name})
+            return MetricsPage(text, {"deployment_id": uid, "replica": name})
 
-        gateway = Page(await self._gateway.ask("/metrics"), {})
+        gateway = MetricsPage(await self._gateway.ask("/metrics"), {})
         return [gateway, *await asyncio.gather(*(ask(*replica) for replica in replicas))]
 
 
@@ -100,7 +100,9 @@ def read_usage(body: bytes) -> list[KeyUsage] | None:
         return None
 
 
-def merge_metrics(deployments: Sequence[InferenceDeployment], pages: Iterable[Page]) -> bytes:
+def merge_metrics(
+    deployments: Sequence[InferenceDeployment], pages: Iterable[MetricsPage]
+) -> bytes:
     """Return one exposition of what the controller knows and the others answered.
 
     A page that cannot be read counts as one that was not answered: `exo_scrape_up` is 0.
@@ -132,7 +134,7 @@ class _Collected(Collector):
         yield from self._families
 
 
-def _parse(page: Page) -> list[Metric] | None:
+def _parse(page: MetricsPage) -> list[Metric] | None:
     if page.text is None:
         return None
     try:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.context import Context, context_of
-from exo_inference.controller.http.figures import LocalFigures, merge_metrics
+from exo_inference.controller.http.local_metrics import LocalMetrics, merge_metrics
 from exo_inference.controller.http.routes.requests import answer, route
 from exo_inference.resources import InferenceApiKey, InferenceDeployment
 from exo_inference.wire import UsageList
@@ -20,7 +20,7 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 async def list_usage(request: Request) -> Response:
     """List requests and tokens per deployment and key, with their names."""
     context = context_of(request)
-    usage = await _figures(context, "Usage not counted here").usage()
+    usage = await _local_metrics(context, "Usage not counted here").usage()
     if usage is None:
         raise Refused(
             503,
@@ -51,19 +51,19 @@ async def list_usage(request: Request) -> Response:
 async def show_metrics(request: Request) -> Response:
     """Show the metrics of controller, gateway and engines as one page for Prometheus."""
     context = context_of(request)
-    figures = _figures(context, "Metrics not collected here")
+    local = _local_metrics(context, "Metrics not collected here")
 
     async def make() -> bytes:
         deployments = await context.store.list(InferenceDeployment)
-        pages = await figures.pages(deployments)
+        pages = await local.pages(deployments)
         return await asyncio.to_thread(merge_metrics, deployments, pages)
 
     text = await context.metrics.get(make)
     return Response(text, headers={"content-type": _TEXT})
 
 
-def _figures(context: Context, title: str) -> LocalFigures:
-    """Return where figures come from.
+def _local_metrics(context: Context, title: str) -> LocalMetrics:
+    """Return where usage and metrics come from.
 
     Raises:
         Refused: on a cluster, where each gateway and each engine is asked by itself.
@@ -75,7 +75,7 @@ def _figures(context: Context, title: str) -> LocalFigures:
             "on a cluster gateways and engines count for themselves, and Prometheus asks each of them",
             hint="Query exo_gateway_requests_total and exo_gateway_tokens_total there.",
         )
-    return LocalFigures(context.settings.state)
+    return LocalMetrics(context.settings.state)
 
 
 ROUTES = [

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exo_inference.cli.metrics import samples
 from exo_inference.controller import shared_page
-from exo_inference.controller.http.figures import Page, merge_metrics, read_usage
-from exo_inference.controller.http.routes import figures as routes
+from exo_inference.controller.http.local_metrics import MetricsPage, merge_metrics, read_usage
+from exo_inference.controller.http.routes import metrics as routes
 from exo_inference.controller.shared_page import SharedPage
 from exo_inference.resources import DeploymentSpec, InferenceDeployment, ObjectMeta
 from tests.controller.conftest import Controller, DistinctAuth
@@ -30,12 +30,12 @@ DEPLOYMENT = InferenceDeployment(
 )
 
 
-def engine(name: str, text: bytes | None = ENGINE) -> Page:
-    return Page(text, {"deployment_id": "u-1", "replica": name})
+def engine(name: str, text: bytes | None = ENGINE) -> MetricsPage:
+    return MetricsPage(text, {"deployment_id": "u-1", "replica": name})
 
 
 def test_pages_of_several_replicas_become_one_that_prometheus_reads() -> None:
-    text = merge_metrics([DEPLOYMENT], [Page(None, {}), engine("r1"), engine("r2")]).decode()
+    text = merge_metrics([DEPLOYMENT], [MetricsPage(None, {}), engine("r1"), engine("r2")]).decode()
     assert text.count("# TYPE vllm:num_requests_running gauge") == 1
     families = {family.name: family for family in text_string_to_metric_families(text)}
     running = families["vllm:num_requests_running"].samples
