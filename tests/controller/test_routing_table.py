@@ -210,10 +210,10 @@ async def test_a_key_that_moves_is_waited_for_until_it_opens_nothing_else(
     """The gateway is asked as soon as the table is as the key's scope says, and not before."""
     asked = []
 
-    async def is_asked() -> None:
+    async def has_argument() -> None:
         asked.append(table.version)
 
-    monkeypatch.setattr(table, "wait_until_applied", is_asked)
+    monkeypatch.setattr(table, "wait_until_applied", has_argument)
 
     async def is_followed(scope: str) -> bool:
         asked.clear()

@@ -14,7 +14,7 @@ from exo_inference.controller.admission.problems import Issue, Refused, field_is
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http import operations
 from exo_inference.controller.http.body import parse_object
-from exo_inference.controller.http.routes.requests import answer, is_asked, is_uuid, load, route
+from exo_inference.controller.http.routes.requests import answer, has_argument, load, route
 from exo_inference.controller.http.views import view_api_key
 from exo_inference.controller.secret_box import KEY_SECRET, hash_api_key
 from exo_inference.controller.stores.base import (
@@ -25,6 +25,7 @@ from exo_inference.controller.stores.base import (
     Recording,
     VersionConflict,
 )
+from exo_inference.kubernetes_api.identity import is_uuid
 from exo_inference.resources import (
     PUBLIC_SCOPE,
     ApiKeySpec,
@@ -163,7 +164,7 @@ async def reveal_api_key(request: Request) -> Response:
 async def delete_api_key(request: Request) -> Response:
     """Remove a key; the gateway refuses it from its next table on."""
     context = context_of(request)
-    is_dry_run = is_asked(request, "dry-run")
+    is_dry_run = has_argument(request, "dry-run")
     async with context.writing:
         key = await load(context.store, InferenceApiKey, request)
         uid = key.metadata.uid
@@ -228,7 +229,7 @@ def _name_taken(name: str) -> Issue:
 
 
 async def _check_scope(context: Context, scope: str) -> Issue | None:
-    if not is_uuid(scope):
+    if not is_uuid(scope.lower()):
         return field_issue("scope", f"must be `public` or a deployment's id, found {scope[:64]!r}")
     try:
         deployment = await context.store.get(InferenceDeployment, scope)

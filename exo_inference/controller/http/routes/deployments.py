@@ -19,7 +19,7 @@ from exo_inference.controller.admission.seals import admission_annotation
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http import operations, versions
 from exo_inference.controller.http.body import parse_object
-from exo_inference.controller.http.routes.requests import answer, is_asked, load, route
+from exo_inference.controller.http.routes.requests import answer, has_argument, load, route
 from exo_inference.controller.http.views import view_deployment
 from exo_inference.controller.secret_box import KEY_SECRET, new_api_key
 from exo_inference.controller.stores.base import (
@@ -80,7 +80,7 @@ Judge = Callable[[InferenceDeployment], Wanted]
 async def create_deployment(request: Request) -> Response:
     """Record a deployment with its key."""
     context = context_of(request)
-    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     fields = Fields(CreateDeployment, parse_object(await request.body()))
     identity = await operations.identify_request(request)
     families = await context.families()
@@ -155,7 +155,7 @@ async def update_deployment(request: Request) -> Response:
     A body without fields does the latter alone: it is how a user says that the cause is mended.
     """
     context = context_of(request)
-    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     fields = Fields(UpdateDeployment, parse_object(await request.body()))
     before = await load(context.store, InferenceDeployment, request)
     flags = fields.values.get("inference_engine_parameters") or before.spec.engine_parameters
@@ -181,7 +181,7 @@ async def replace_deployment(request: Request) -> Response:
     It is judged as a create, before anything is changed; then one write decides.
     """
     context = context_of(request)
-    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     body = parse_object(await request.body())
     fields = Fields(CreateDeployment, body)
     families = await context.families()
@@ -204,7 +204,7 @@ async def replace_deployment(request: Request) -> Response:
 async def scale_deployment(request: Request) -> Response:
     """Change the number of replicas."""
     context = context_of(request)
-    is_dry_run, is_forced = is_asked(request, "dry-run"), is_asked(request, "force")
+    is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     fields = Fields(ScaleDeployment, parse_object(await request.body()))
     world = await context.load_world(await context.families())
 
@@ -226,7 +226,7 @@ async def scale_deployment(request: Request) -> Response:
 async def restart_deployment(request: Request) -> Response:
     """Ask for new replicas in place of all that run, as an update replaces them: without loss."""
     context = context_of(request)
-    is_dry_run = is_asked(request, "dry-run")
+    is_dry_run = has_argument(request, "dry-run")
 
     def judge(present: InferenceDeployment) -> Wanted:
         if wanted_replicas(present) == 0:
@@ -250,7 +250,7 @@ async def restart_deployment(request: Request) -> Response:
 async def delete_deployment(request: Request) -> Response:
     """Mark a deployment for deletion; its replicas finish their requests first."""
     context = context_of(request)
-    is_dry_run = is_asked(request, "dry-run")
+    is_dry_run = has_argument(request, "dry-run")
     await versions.catch_up(context.store, request)
     async with context.writing:
         deployment = await load(context.store, InferenceDeployment, request)

@@ -15,7 +15,7 @@ from exo_inference.controller.conditions import checking_conditions, condition
 from exo_inference.controller.context import context_of
 from exo_inference.controller.http import operations
 from exo_inference.controller.http.body import parse_object
-from exo_inference.controller.http.routes.requests import answer, is_asked, load, route
+from exo_inference.controller.http.routes.requests import answer, has_argument, load, route
 from exo_inference.controller.http.views import view_model
 from exo_inference.controller.secret_box import TOKEN_SECRET
 from exo_inference.controller.stores.base import (
@@ -42,7 +42,7 @@ from exo_inference.wire import CreateModel, EventList, ModelList
 async def create_model(request: Request) -> Response:
     """Record a model, if its source knows it (or cannot be asked now)."""
     context = context_of(request)
-    is_dry_run = is_asked(request, "dry-run")
+    is_dry_run = has_argument(request, "dry-run")
     fields = Fields(CreateModel, parse_object(await request.body()))
     identity = await operations.identify_request(request)
     if done := await operations.find_repeated_operation(context.store, identity):
@@ -100,7 +100,7 @@ async def get_model(request: Request) -> Response:
 async def delete_model(request: Request) -> Response:
     """Mark a model for deletion, unless a deployment uses it."""
     context = context_of(request)
-    is_dry_run = is_asked(request, "dry-run")
+    is_dry_run = has_argument(request, "dry-run")
     async with context.writing:
         model = await load(context.store, InferenceModel, request)
         admission.admit_model_deletion(model, await context.load_world())

@@ -26,8 +26,6 @@ _NOUNS: dict[type[Resource], str] = {
     InferenceApiKey: "API key",
 }
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
 
 def route(
     path: str,
@@ -80,11 +78,6 @@ async def load(store: Store, kind: type[R], request: Request) -> R:
         raise not_found(_NOUNS[kind], uid[:64]) from exc
 
 
-def is_uuid(text: str) -> bool:
-    """Whether a text is a UUID in its usual form."""
-    return _UUID.fullmatch(text.lower()) is not None
-
-
 def _refuse_unbound(request: Request, allowed: Sequence[str]) -> None:
     """Refuse a write with query arguments that its signature does not bind to their names.
 
@@ -110,7 +103,7 @@ def _refuse_unbound(request: Request, allowed: Sequence[str]) -> None:
         raise refuse("Query not understood", issues)
 
 
-def is_asked(request: Request, name: str) -> bool:
+def has_argument(request: Request, name: str) -> bool:
     """Return whether a write has one of our arguments, `?name=name`; its form was checked before."""
     return name in request.query_params
 
