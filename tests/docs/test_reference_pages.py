@@ -12,8 +12,8 @@ import pytest
 from exo_inference.controller.http.routes import (
     api_keys,
     deployments,
-    figures,
     logs,
+    metrics,
     models,
     plans,
     platform,
@@ -26,7 +26,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("exam
 def test_every_route_is_in_the_http_reference_and_none_besides() -> None:
     served = {
         f"{method} {route.path}"
-        for nouns in (api_keys, deployments, figures, logs, models, plans, platform)
+        for nouns in (api_keys, deployments, logs, metrics, models, plans, platform)
         for route in nouns.ROUTES
         for method in route.methods or ()
         if method != "HEAD"
