@@ -1,6 +1,6 @@
 """Checks of single fields of a wanted deployment, each of which adds what is wrong to the issues. Pure.
 
-`admission.py` asks for all of them, so that a refusal lists every problem; `routes/plans.py` for those of a plan.
+`deployment.py` asks for all of them, so that a refusal lists every problem; `routes/plans.py` for those of a plan.
 """
 
 from __future__ import annotations

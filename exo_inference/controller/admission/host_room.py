@@ -1,6 +1,6 @@
 """Whether all replicas together fit into the memory of the one machine they share. Pure.
 
-`admission.py` asks before a change is recorded, and the store once more inside the transaction that
+`deployment.py` asks before a change is recorded, and the store once more inside the transaction that
 records it, with the deployments as they then are: what was admitted is the reservation, so that two
 changes at once never both take the last room. Families of a cluster say nothing of a machine; there
 the scheduler judges.

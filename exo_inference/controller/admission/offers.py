@@ -1,6 +1,6 @@
 """Whether the platform offers what a deployment asks for: the engine, and the GPUs of one replica. Pure.
 
-`admission.py` asks here, once the GPU family is known.
+`deployment.py` asks here, once the GPU family is known.
 """
 
 from __future__ import annotations

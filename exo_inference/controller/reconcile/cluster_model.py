@@ -1,6 +1,6 @@
 """Bringing one model onto a volume of the cluster: resolve it, then let the platform download it.
 
-In place of `reconcile_model.py`. This process resolves a name to one content and its size; the files are
+In place of `model.py`. This process resolves a name to one content and its size; the files are
 brought by a Job that the platform installs. What runs is on the cluster, so a new leader goes on.
 """
 

@@ -1,6 +1,6 @@
 """One fetch of a model's files, and what it means for the model's conditions. Pure but for `Fetch`.
 
-`reconcile_model.py` runs fetches and writes what the functions here say.
+`model.py` runs fetches and writes what the functions here say.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `__main__.py` runs it beside the HTTP server. Level-driven: a pass over an object needs nothing but
 the object's name, so a restart begins by queueing everything. What one pass does is in
-`reconcile_deployment.py` and `reconcile_model.py`.
+`deployment.py` and `model.py`.
 """
 
 from __future__ import annotations
