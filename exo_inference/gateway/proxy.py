@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import aiohttp
 from aiohttp import web
 
+from exo_inference.byte_room import ByteRoom
 from exo_inference.gateway import errors
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import (
@@ -30,7 +31,7 @@ from exo_inference.gateway.headers import (
 )
 from exo_inference.gateway.holding import Holding
 from exo_inference.gateway.patience import Patience
-from exo_inference.gateway.relay import BrokenOff, Room, relay
+from exo_inference.gateway.relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
 from exo_inference.gateway.routing import Balancer
 from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
@@ -144,7 +145,7 @@ class Proxy:
         self._tables = tables
         self._balancer = balancer
         self._upstreams = upstreams
-        self._room = Room()
+        self._room = ByteRoom(TOTAL_WHOLE_BYTES)
 
     async def hold(self, exchange: Exchange, deployment: Deployment) -> Deployment:
         """Wait, within bounds, where no replica is ready and one is on its way; return the newest."""

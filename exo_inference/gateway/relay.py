@@ -8,12 +8,12 @@ client does not take stays with its engine. Decides nothing about retries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import aiohttp
 from aiohttp import web
 
+from exo_inference.byte_room import ByteRoom
 from exo_inference.gateway import errors
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import answer_headers
@@ -26,35 +26,6 @@ TOTAL_WHOLE_BYTES = 64 << 20
 """What all answers together may take that are read whole and not taken by their clients yet."""
 
 
-class Room:
-    """What is left of a number of bytes. Lives on one event loop.
-
-    Attributes:
-        left: so many.
-    """
-
-    def __init__(self, num_bytes: int = TOTAL_WHOLE_BYTES) -> None:
-        self.left = num_bytes
-
-    @contextmanager
-    def share(self) -> Iterator[Callable[[int], bool]]:
-        """Yield what takes bytes, unless so many are not left; they come back when the block ends."""
-        taken = 0
-
-        def take(num_bytes: int) -> bool:
-            nonlocal taken
-            if num_bytes > self.left:
-                return False
-            self.left -= num_bytes
-            taken += num_bytes
-            return True
-
-        try:
-            yield take
-        finally:
-            self.left += taken
-
-
 class BrokenOff(Exception):
     """The replica broke off in its answer, and the client got nothing of it."""
 
@@ -63,7 +34,7 @@ async def relay(
     request: web.BaseRequest,
     upstream: aiohttp.ClientResponse,
     exchange: Exchange,
-    room: Room,
+    room: ByteRoom,
     *,
     strip_usage: bool,
 ) -> web.StreamResponse:

@@ -112,6 +112,16 @@ class Verifier:
         self._find_secret = find_secret
         self._clock = clock
 
+    def check_key(self, authorization: Sequence[str]) -> None:
+        """Refuse who names no key that there is, before the body has come.
+
+        Raises:
+            Refused: 403.
+        """
+        claim = _parse_header(authorization)
+        if self._find_secret(claim.key) is None:
+            raise _unknown_key(claim.key)
+
     def verify(self, request: SignedRequest) -> Claim:
         """Return who signed the request, how and until when.
 
@@ -129,10 +139,7 @@ class Verifier:
         expected = compute_signature(secret if secret is not None else "no such key", message)
         matches = hmac.compare_digest(expected.encode(), claim.signature.encode())
         if secret is None:
-            raise _refused(
-                f"the key {claim.key[:64]!r} is not known here",
-                "Use the key and secret of this control plane's exoscale.toml.",
-            )
+            raise _unknown_key(claim.key)
         if not matches:
             raise _refused(
                 "the signature does not match the request",
@@ -219,6 +226,13 @@ def _file_version(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_ino
+
+
+def _unknown_key(key: str) -> Refused:
+    return _refused(
+        f"the key {key[:64]!r} is not known here",
+        "Use the key and secret of this control plane's exoscale.toml.",
+    )
 
 
 def _refused(detail: str, hint: str) -> Refused:

@@ -11,11 +11,13 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from exo_inference.byte_room import ByteRoom
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.http.auth import (
     EXPIRED_LEEWAY_SECONDS,
@@ -44,6 +46,11 @@ _HARMLESS_WRITES = frozenset({"/v2/ai/plan"})
 """Requests that only calculate."""
 
 BODY_TIMEOUT_SECONDS = 30
+
+MAX_BODIES_BYTES = 64 * MAX_BODY_BYTES
+"""Of all bodies together whose signature was not checked yet. The bodies of those who name no key that there
+is are not kept at all."""
+
 _MAX_DRAINED_BYTES = 64 * MAX_BODY_BYTES
 """A refused body is read up to here, so that a client which sends all of it first sees the answer."""
 
@@ -75,6 +82,7 @@ class RequestBoundary:
             await send(message)
 
         try:
+            _refuse_two_lengths(scope)
             await self._app(scope, receive, observed_send)
         except Exception as exc:  # the boundary: nothing passes it unanswered
             if status:  # part of the answer is out already; the client sees it break off
@@ -92,6 +100,7 @@ class SignatureGate:
         self._app = app
         self._verifier = verifier
         self._memory = memory
+        self._room = ByteRoom(MAX_BODIES_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request (or pass the lifespan on)."""
@@ -106,24 +115,34 @@ class SignatureGate:
                 f"{method} {path[:256]} is not part of the API",
                 hint="The endpoint must end in /v2, as http://HOST:PORT/v2.",
             )
-        body = await _read_body(scope, receive)
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        claim = self._verifier.verify(
-            SignedRequest(
-                method=scope["method"],
-                raw_path=scope["raw_path"].decode("latin-1"),
-                query=scope["query_string"].decode("latin-1"),
-                body=body,
-                authorization=[
-                    value.decode("latin-1") for name, value in headers if name == b"authorization"
-                ],
-            )
-        )
+        claim, body = await self._check(scope, receive)
         scope["state"].update(key_id=claim.key, signature=claim.signature)
         if _has_no_effect(scope):
             await self._app(scope, _replay(body, receive), send)
         else:
             await self._answer_once(claim, scope, body, receive, send)
+
+    async def _check(self, scope: Scope, receive: Receive) -> tuple[Claim, bytes]:
+        """Read the body and check the signature."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        authorization = [
+            value.decode("latin-1") for name, value in headers if name == b"authorization"
+        ]
+        try:
+            self._verifier.check_key(authorization)
+        except Refused:
+            await _read_body(receive, keep=None)
+            raise
+        with self._room.share() as keep:
+            body = await _read_body(receive, keep=keep)
+            request = SignedRequest(
+                method=scope["method"],
+                raw_path=scope["raw_path"].decode("latin-1"),
+                query=scope["query_string"].decode("latin-1"),
+                body=body,
+                authorization=authorization,
+            )
+            return self._verifier.verify(request), body
 
     async def _answer_once(
         self, claim: Claim, scope: Scope, body: bytes, receive: Receive, send: Send
@@ -226,7 +245,29 @@ def _to_refused(exc: Exception) -> Refused | None:
     return None
 
 
-async def _read_body(scope: Scope, receive: Receive) -> bytes:
+def _refuse_two_lengths(scope: Scope) -> None:
+    """Refuse a body that has two lengths: a proxy may go by the other one (RFC 9112 §6.1)."""
+    names = {name for name, _ in scope["headers"]}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        raise Refused(
+            400,
+            "Length not clear",
+            "the request has both Content-Length and Transfer-Encoding",
+            hint="Send one of them.",
+            headers={"connection": "close"},
+        )
+
+
+async def _read_body(receive: Receive, *, keep: Callable[[int], bool] | None) -> bytes:
+    """Return the body.
+
+    Args:
+        receive: brings it.
+        keep: asked for room for each part, which is refused without; None reads it and keeps nothing.
+
+    Raises:
+        Refused: it did not come, is too large, or there is no room.
+    """
     chunks: list[bytes] = []
     size = 0
     try:
@@ -235,9 +276,12 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Refused(400, "Body incomplete", "the client hung up within its body")
-                size += len(message.get("body", b""))
-                if size <= MAX_BODY_BYTES:
-                    chunks.append(message.get("body", b""))
+                part = message.get("body", b"")
+                size += len(part)
+                if keep is not None and size <= MAX_BODY_BYTES:
+                    if not keep(len(part)):
+                        raise _no_room()
+                    chunks.append(part)
                 if size > _MAX_DRAINED_BYTES or not message.get("more_body", False):
                     break
     except TimeoutError as exc:
@@ -253,6 +297,16 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes:
             headers={"connection": "close"},
         )
     return b"".join(chunks)
+
+
+def _no_room() -> Refused:
+    return Refused(
+        429,
+        "Too many bodies",
+        "the bodies of all requests together are too large at the moment",
+        hint="Repeat it in a moment.",
+        headers={"retry-after": "1", "connection": "close"},
+    )
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator
@@ -14,13 +15,10 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from exo_inference.controller.http.connections import HEAD_SECONDS, Connection
 from exo_inference.listening import BACKLOG
 
 logger = logging.getLogger(__name__)
-
-KEEP_ALIVE_SECONDS = 75
-"""How long an idle connection stays open. Clients poll every few seconds, and one that sends while
-the server hangs up sees a failure that it must not repeat blindly."""
 
 SHUTDOWN_SECONDS = 5
 """How long requests may take to end after SIGTERM; log streams end at once."""
@@ -62,7 +60,8 @@ async def run_server(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        http=Connection,
+        timeout_keep_alive=math.ceil(HEAD_SECONDS),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         backlog=BACKLOG,
     )
