@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.foreign_files import asking, child
+from exo_inference.foreign_files import child, client
 from exo_inference.foreign_files.pool import Pool
 from exo_inference.hub import architecture
 from exo_inference.hub.architecture import fetch_architecture, read_directory
@@ -186,7 +186,7 @@ async def test_readers_that_do_not_answer_hold_up_no_other_work(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(child, "_MODULE", "silent")
     pool = Pool()
-    monkeypatch.setattr(asking, "pool", pool)
+    monkeypatch.setattr(client, "pool", pool)
     asked = [
         fetch_architecture("acme/qwen", endpoint=hub.url, timeout_seconds=2) for _ in range(40)
     ]

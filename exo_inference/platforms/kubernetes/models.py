@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +31,12 @@ from exo_inference.platforms.kubernetes.diagnosis import (
     container_status,
     diagnose_pod,
 )
+from exo_inference.platforms.kubernetes.model_values import (
+    model_path,
+    model_values,
+    token_of,
+    token_secret_name,
+)
 from exo_inference.platforms.kubernetes.names import (
     DOWNLOAD_CONTAINER,
     MODEL_CHART,
@@ -41,12 +46,10 @@ from exo_inference.platforms.kubernetes.names import (
     annotation,
     is_part,
     label,
-    model_release_name,
     model_release_names,
 )
 from exo_inference.platforms.kubernetes.records import Owner
-from exo_inference.platforms.kubernetes.settings import Values
-from exo_inference.platforms.kubernetes.values import CLAIM_PREFIX, hash_of, merged, split_claim
+from exo_inference.platforms.kubernetes.values import split_claim
 from exo_inference.resources import TokenSecretRef
 
 _EXIT_FINAL = 78
@@ -54,8 +57,6 @@ _EXIT_FINAL = 78
 
 _ERROR_PREFIX = "exo-download: error: "
 _PROGRESS_LINES = 20
-_TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
-_OWNER_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/part-of")
 
 
 class KubernetesModels:
@@ -265,13 +266,13 @@ class KubernetesModels:
         for job in self._jobs_of(uid):  # should Helm's record of it be gone
             path = object_path(api, "jobs", job["metadata"]["name"], group="batch/v1")
             await delete_if_there(api, path)
-        await delete_if_there(api, object_path(api, "secrets", _token_secret(release)))
+        await delete_if_there(api, object_path(api, "secrets", token_secret_name(release)))
 
     # -- the token
 
     async def _write_token(self, release: str, desired: DesiredModel) -> None:
         assert desired.token is not None, "callers look first"
-        name = _token_secret(release)
+        name = token_secret_name(release)
         data = {"token": base64.b64encode(desired.token.encode()).decode()}
         labels = {MODEL_UID_LABEL: desired.uid, "app.kubernetes.io/part-of": "exo-inference"}
         body = {
@@ -291,7 +292,7 @@ class KubernetesModels:
     async def _remove_token(self, release: str) -> None:
         api = self._cluster.api
         try:
-            await delete_if_there(api, object_path(api, "secrets", _token_secret(release)))
+            await delete_if_there(api, object_path(api, "secrets", token_secret_name(release)))
         except ExoError as exc:
             raise PlatformError(f"the Hub's token cannot be removed: {exc.message}") from exc
 
@@ -339,73 +340,6 @@ class KubernetesModels:
             return []
 
 
-def model_values(desired: DesiredModel, given: Values, chart_version: str) -> dict[str, Any]:
-    """Return the values of a model's release; their hash is a label of its objects."""
-    own: dict[str, Any] = {
-        "model": {
-            "source": desired.source,
-            "revision": desired.revision,
-            "sizeBytes": desired.size_bytes,
-            "name": desired.name,
-            "uid": desired.uid,
-        },
-        "download": {"enabled": True},
-    }
-    if given.get("storage", {}).get("existingClaim"):  # one for all models, each in its directory
-        own["storage"] = {"subPath": desired.uid}
-    if desired.token_secret is not None:
-        named = desired.token_secret
-        own["download"]["token"] = {"secretName": named.name, "secretKey": named.key}
-    elif desired.token is not None:
-        secret = _token_secret(desired.release or model_release_name(desired.uid))
-        own["download"]["token"] = {"secretName": secret, "secretKey": "token"}
-    values = merged(given, own)
-    without_token = values
-    if desired.token_secret is None:  # ours goes with the download; naming another one is a new try
-        without_token = merged(values, {"download": {"token": {}}})
-        without_token["download"].pop("token")
-    spec = {"values": without_token, "chart": chart_version, "attempt": desired.attempt}
-    return merged(values, {"commonLabels": {SPEC_LABEL: hash_of(spec)}})
-
-
-def token_of(found: Object, secret: TokenSecretRef) -> str:
-    """Return the token that a Secret holds.
-
-    Raises:
-        TokenSecretUnusable: it holds none, or is not one that a user made for this: naming it in a model
-            would hand what it holds to the Hub.
-    """
-    kind = str(found.get("type", "Opaque"))
-    if kind != "Opaque" or "exo-inference" in (label(found, name) for name in _OWNER_LABELS):
-        owner = f"of type {kind}" if kind != "Opaque" else "the control plane's own"
-        raise TokenSecretUnusable(
-            f"the Secret {secret.name}, which spec.tokenSecret names, is {owner}",
-            hint="Name one of type Opaque that holds a token of the Hub.",
-        )
-    encoded = (found.get("data") or {}).get(secret.key)
-    if encoded is None:
-        raise TokenSecretUnusable(
-            f"the Secret {secret.name} has no key {secret.key!r}, which spec.tokenSecret names",
-            hint="Add the key to the Secret, or name another in spec.tokenSecret.key.",
-        )
-    token = base64.b64decode(encoded).decode("ascii", "replace").strip()
-    if not _TOKEN.fullmatch(token):
-        raise TokenSecretUnusable(
-            f"key {secret.key!r} of the Secret {secret.name} holds no token: expected 1 to 500 printable "
-            "ASCII characters without blanks",
-            hint="Put the token alone into it.",
-        )
-    return token
-
-
-def model_path(release: str, values: Values) -> str:
-    """Return where engines find the model: `pvc:CLAIM`, or `pvc:CLAIM/DIRECTORY`."""
-    storage = values.get("storage", {})
-    claim = storage.get("existingClaim") or release
-    directory = storage.get("subPath", "")
-    return f"{CLAIM_PREFIX}{claim}/{directory}" if directory else f"{CLAIM_PREFIX}{claim}"
-
-
 def read_progress(lines: Sequence[str]) -> int | None:
     """Return the bytes that are there, from the last line in which a download says so."""
     for line in reversed(lines):
@@ -451,7 +385,3 @@ def _is_younger(claim: Object, job: Object) -> bool:
     """Whether a claim was made after a Job had ended, so that nothing of it is on the claim."""
     ended = str(job.get("status", {}).get("completionTime", ""))
     return bool(ended) and str(claim["metadata"].get("creationTimestamp", "")) > ended
-
-
-def _token_secret(release: str) -> str:
-    return f"{release}-token"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exo_inference.platforms.base import DesiredModel, TokenSecretUnusable
-from exo_inference.platforms.kubernetes.models import model_values, token_of
+from exo_inference.platforms.kubernetes.model_values import model_values, token_of
 from exo_inference.resources import TokenSecretRef
 
 MODEL = DesiredModel("7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11", "m", "org/m", "abc", 1000)

@@ -16,7 +16,7 @@ from exo_inference.errors import ConfigurationError, PlatformError
 from exo_inference.platforms.base import DesiredDeployment, DesiredModel
 from exo_inference.platforms.kubernetes import PlatformValues, read_platform_values
 from exo_inference.platforms.kubernetes.helm import find_helm
-from exo_inference.platforms.kubernetes.models import model_path, model_values
+from exo_inference.platforms.kubernetes.model_values import model_path, model_values
 from exo_inference.platforms.kubernetes.names import model_release_name, release_name
 from exo_inference.platforms.kubernetes.nodes import GpuNode, affinity_of, gpu_nodes
 from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
