@@ -127,7 +127,7 @@ def absorbed_bytes(model: Architecture, ranks: Ranks, dtype_bytes: int) -> float
 
 def pads_experts(model: Architecture, rules: EngineRules) -> bool:
     """Whether experts are padded: vLLM's Marlin kernel for MXFP4 rounds hidden to 256, width to 128."""
-    return rules.engine == "vllm" and model.moe is not None and model.model_type == "gpt_oss"
+    return rules.engine == "vllm" and model.moe is not None and model.pads_experts
 
 
 @lru_cache(maxsize=4096)

@@ -52,6 +52,7 @@ class Architecture:
             fields are empty.
         outer_weights: everything outside the decoder layers (embeddings, head, encoder, norms).
         rope_elements: entries of the rotary tables that the engine keeps on each GPU.
+        pads_experts: vLLM pads the experts.
         mtp_weights: multi-token-prediction layers, loaded only for speculative decoding.
         mtp_layer: the cache of one of them.
         checkpoint_bytes: size of the weights by the checkpoint's own headers, when known.
@@ -75,6 +76,7 @@ class Architecture:
     vision: VisionShape | None = None
     mtp_weights: tuple[Weight, ...] = ()
     num_mtp_layers: int = 0
+    pads_experts: bool = False
     quantization: Quantization | None = None
     min_batched_tokens: int = 0
     is_embedding: bool = False
@@ -223,10 +225,11 @@ def _read(
         layers=tuple(layers),
         outer_weights=tuple(_formatted("", weight, chooser) for weight in outer),
         rope_elements=_rope_elements(fields, family),
-        moe=read_moe(fields),
+        moe=read_moe(fields, family),
         vision=vision,
         mtp_weights=tuple(_formatted("", weight, chooser) for weight in mtp),
         num_mtp_layers=num_mtp,
+        pads_experts=family.pads_experts,
         quantization=quantization,
         min_batched_tokens=family.min_batched_tokens if vision is not None else 0,
         is_embedding="embedding" in name.lower(),
@@ -385,19 +388,19 @@ def _outer_weights(
         weights.append(Weight("lm_head", "lm_head", vocab, hidden))
     final = 0 if family.norms == 0 else hidden * (2 if family.norm_bias else 1)
     weights.append(Weight("norm", "norm", final, 1, shard=Shard.REPLICATED))
-    if fields.text_type == "bloom":
+    if family.embedding_norm:
         weights.append(
             Weight("word_embeddings_layernorm", "norm", 2 * hidden, 1, shard=Shard.REPLICATED)
         )
-    if fields.text_type == "deepseek_v4":
+    if family.layout == "compressed":
         weights.append(hyper_head(fields))
     if family.positions is not None:
         rows = fields.integer("max_position_embeddings") + family.positions
         weights.append(Weight("embed_positions", "embedding", rows, hidden, shard=Shard.REPLICATED))
-    if fields.text_type in ("gptj", "phi") or fields.flag("lm_head_bias"):
+    if family.lm_head_bias or fields.flag("lm_head_bias"):
         weights.append(Weight("lm_head.bias", "norm", vocab, 1))
     extra = fields.integer("hidden_size_per_layer_input", 0)
-    if extra and fields.text_type.startswith(("gemma3n", "gemma4")):
+    if extra and family.per_layer_inputs:
         width = extra * fields.integer("num_hidden_layers")
         rows = fields.integer("vocab_size_per_layer_input", vocab)
         weights += [
@@ -405,10 +408,10 @@ def _outer_weights(
             Weight("per_layer_model_projection", "mlp", width, hidden),
             Weight("per_layer_projection_norm", "norm", extra, shard=Shard.REPLICATED),
         ]
-    if fields.text_type.startswith("gemma3n"):
+    if family.altup:
         copies = 2 * (fields.integer("altup_num_inputs") - 1)
         weights.append(Weight("altup_projections", "mlp", hidden, hidden, max(1, copies)))
-    if fields.text_type == "whisper":
+    if family.layout == "encoder_decoder":
         encoder, encoder_shape = build_encoder(fields)
         return weights + encoder, encoder_shape, True
     built = build_vision(fields)

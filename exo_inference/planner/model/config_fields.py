@@ -39,6 +39,10 @@ class FieldProblem(ValueError):
     """A field that is needed is missing, or holds something else than expected."""
 
 
+_PARTS: Mapping[str, tuple[str, ...]] = {"dbrx": ("attn_config", "ffn_config")}
+"""Families whose attention and experts have objects of their own in the config."""
+
+
 class ConfigFields:
     """One level of a config, with lookups by our names.
 
@@ -53,14 +57,9 @@ class ConfigFields:
         if inner is not None and isinstance(inner.get("text_config"), Mapping):
             inner = inner["text_config"]
         self.raw: Mapping[str, Any] = {**config, **inner} if inner is not None else config
-        if (
-            config.get("model_type") == "dbrx"
-        ):  # its attention and experts have objects of their own
-            parts = [
-                config[k]
-                for k in ("attn_config", "ffn_config")
-                if isinstance(config.get(k), Mapping)
-            ]
+        names = _PARTS.get(str(config.get("model_type")), ())
+        if names:
+            parts = [config[name] for name in names if isinstance(config.get(name), Mapping)]
             self.raw = {
                 **{k: v for part in parts for k, v in part.items() if k != "model_type"},
                 **config,

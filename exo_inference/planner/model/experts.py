@@ -22,11 +22,11 @@ def mlp_weights(
     yield Weight(f"{path}.down_proj", part, hidden, size, copies, shard)
 
 
-def read_moe(fields: ConfigFields) -> MoeShape | None:
+def read_moe(fields: ConfigFields, family: Family) -> MoeShape | None:
     """Return the shape of the routed experts, if there are any."""
     if not fields.get("num_experts") or not fields.get("experts_per_token"):
         return None
-    if fields.text_type.startswith("gemma4") and not fields.flag("enable_moe_block"):
+    if family.experts_beside_mlp and not fields.flag("enable_moe_block"):
         return None
     count, chosen = fields.integer("num_experts"), fields.integer("experts_per_token")
     if chosen > count:
@@ -37,33 +37,31 @@ def read_moe(fields: ConfigFields) -> MoeShape | None:
         fields.integer("hidden_size") if latent is None else whole_number("moe_latent_size", latent)
     )
     return MoeShape(
-        count, chosen, size, hidden, _shared_size(fields, size),
+        count, chosen, size, hidden, _shared_size(fields, family, size),
     )  # fmt: skip
 
 
-def _shared_size(fields: ConfigFields, size: int) -> int:
+def _shared_size(fields: ConfigFields, family: Family, size: int) -> int:
     """Return the intermediate size of all shared experts together."""
     for name in (
         "moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", "share_expert_dim",
     ):  # fmt: skip
         if fields.get(name):
             return fields.integer(name)
-    if fields.text_type in ("llama4", "llama4_text"):
-        return fields.integer("intermediate_size")
-    if fields.text_type in ("granitemoehybrid", "granitemoeshared"):
-        return fields.integer("shared_intermediate_size", 0)
+    if family.shared_width_field:
+        return fields.integer(family.shared_width_field, 0)
     return size * fields.integer("num_shared_experts", 0)
 
 
 def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
     """Yield router, routed and shared experts."""
-    moe = read_moe(fields)
+    moe = read_moe(fields, family)
     if moe is None:
         raise FieldProblem("config.json has layers of experts, but not their number")
-    hidden, kind, gated = fields.integer("hidden_size"), fields.text_type, family.gated_mlp
+    hidden, gated = fields.integer("hidden_size"), family.gated_mlp
     yield Weight("mlp.gate", "router", moe.num_experts, hidden, shard=Shard.REPLICATED)
     yield from mlp_weights(
-        "experts" if kind.startswith("gemma4") else "mlp.experts", "routed_experts", moe.hidden_size, moe.intermediate_size,
+        "experts" if family.experts_beside_mlp else "mlp.experts", "routed_experts", moe.hidden_size, moe.intermediate_size,
         is_gated=gated, copies=moe.num_experts,
     )  # fmt: skip
     if moe.hidden_size != hidden:
@@ -72,17 +70,17 @@ def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
     if moe.shared_intermediate_size:
         size = moe.shared_intermediate_size
         yield from mlp_weights("mlp.shared_experts", "shared_experts", hidden, size, is_gated=gated)
-    if kind in ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "qwen2_moe"):
+    if family.gates_shared_experts:
         yield vector("mlp.shared_expert_gate", hidden)
-    if kind in ("laguna", "ernie4_5_moe"):
+    if family.corrects_experts:
         yield vector("mlp.gate.e_score_correction_bias", moe.num_experts)
-    if kind == "gpt_oss":
+    if family.biases_experts:
         yield vector("mlp.gate.bias", moe.num_experts)
         yield Weight(
             "mlp.experts.bias", "expert_bias", 2 * moe.intermediate_size + hidden, 1, moe.num_experts,
             Shard.EXPERTS,
         )  # fmt: skip
-    if kind.startswith("gemma4"):
+    if family.experts_beside_mlp:
         yield vector("router.scale", hidden + moe.num_experts + 3 * hidden)
 
 

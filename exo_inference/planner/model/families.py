@@ -8,7 +8,7 @@ parameter counts; `tests/planner/test_architecture.py` repeats the comparison ag
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -28,6 +28,32 @@ class Family:
         mrope: the tables are four times as long (multimodal rotary positions).
         positions: rows added to a learned position table; None: no such table.
         min_batched_tokens: vLLM raises max-num-batched-tokens to the largest image or video item.
+        layout: how the config describes the layers. `uniform` is one kind of decoder layer with variations;
+            the others have a function of their own in `layers.py`.
+        others_are: kind of the layers that a list of attending ones leaves out.
+        full_every: where only a window says which layers use it, each N-th attends to everything; 0: none.
+        windows_are: kind of the layers between them; chunks need no `sliding_window`.
+        multi_query: one key-value head unless `multi_query` is false or `new_decoder_architecture` true;
+            the latter has two norms.
+        has_value_dim: `v_head_dim` is the size of the values.
+        has_global_heads: `global_head_dim` and `num_global_key_value_heads` are those of full layers.
+        gates_attention: the output is gated unless `attn_output_gate` says otherwise.
+        gates_heads: one gate per head.
+        bias_fields: where the config says that projections have biases; the first that is there counts.
+        optional_qk_norm: what `use_qk_norm` stands for.
+        sinks: layers with a learned sink per head.
+        mlp_multiple: width of the feed-forward in hidden sizes where the config has none.
+        rounds_mlp_width: the width is two thirds of what the config says, rounded up.
+        mlp_width_field: field with the width of dense layers, if it has a name of its own.
+        activation_vectors: learned numbers of the activation.
+        shared_width_field: field with the width of shared experts, if it has a name of its own.
+        experts_beside_mlp: experts stand beside the dense feed-forward where `enable_moe_block` is set.
+        gates_shared_experts, corrects_experts, biases_experts: a gate for shared experts; a correction of
+            the router's scores; biases of router and experts.
+        pads_experts: vLLM pads the experts (its Marlin kernel for MXFP4).
+        per_layer_inputs: each layer has an embedding of its own (`hidden_size_per_layer_input`).
+        altup: alternating updates and a low-rank branch.
+        embedding_norm, lm_head_bias: a norm after the embedding; a bias of the output head.
     """
 
     qkv_bias: bool | None = None
@@ -43,50 +69,95 @@ class Family:
     mrope: bool = False
     positions: int | None = None
     min_batched_tokens: int = 0
+    layout: Literal["uniform", "pattern", "blocks", "compressed", "encoder_decoder"] = "uniform"
+    others_are: Literal["", "mamba", "conv"] = ""
+    full_every: int = 0
+    windows_are: Literal["sliding", "chunked"] = "sliding"
+    multi_query: bool = False
+    has_value_dim: bool = False
+    has_global_heads: bool = False
+    gates_attention: bool = False
+    gates_heads: bool = False
+    bias_fields: tuple[str, str] = ("attention_bias", "use_qkv_bias")
+    optional_qk_norm: Literal["none", "head", "full"] = "none"
+    sinks: Literal["none", "all", "sliding"] = "none"
+    mlp_multiple: int | None = None
+    rounds_mlp_width: bool = False
+    mlp_width_field: str = ""
+    activation_vectors: int = 0
+    shared_width_field: str = ""
+    experts_beside_mlp: bool = False
+    gates_shared_experts: bool = False
+    corrects_experts: bool = False
+    biases_experts: bool = False
+    pads_experts: bool = False
+    per_layer_inputs: bool = False
+    altup: bool = False
+    embedding_norm: bool = False
+    lm_head_bias: bool = False
 
 
 _LLAMA = Family()
 _QWEN2 = Family(qkv_bias=True, o_bias=False)
 _QWEN3 = Family(qk_norm="head")
-_GEMMA3 = Family(qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2)
+_QWEN_MOE_GATE = replace(_QWEN3, gates_shared_experts=True)
+_LLAMA4 = Family(
+    full_every=4, windows_are="chunked", mlp_width_field="intermediate_size_mlp",
+    shared_width_field="intermediate_size",
+)  # fmt: skip
+_INTERNLM = Family(bias_fields=("qkv_bias", "bias"))
+_GEMMA3 = Family(
+    qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2, full_every=6
+)
+_GEMMA3N = replace(_GEMMA3, full_every=0, per_layer_inputs=True, altup=True)
 _GEMMA4 = Family(
     qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2,
-    min_batched_tokens=2496,
+    min_batched_tokens=2496, has_global_heads=True, experts_beside_mlp=True, per_layer_inputs=True,
 )  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4 (vllm-memory.md §3)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA, "llava": _LLAMA, "llava_next": _LLAMA, "idefics3": _LLAMA, "smolvlm": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
-    "smollm3": _LLAMA, "mixtral": _LLAMA, "phi3": _LLAMA, "nemotron-nas": _LLAMA, "llama4": _LLAMA,
-    "llama4_text": _LLAMA, "seed_oss": Family(qkv_bias=True, o_bias=False), "mimo": _QWEN2,
-    "qwen2": _QWEN2, "qwen2_moe": _QWEN2,
+    "smollm3": _LLAMA, "mixtral": _LLAMA, "phi3": _LLAMA, "nemotron-nas": Family(layout="blocks"), "llama4": _LLAMA4,
+    "llama4_text": _LLAMA4, "seed_oss": Family(qkv_bias=True, o_bias=False), "mimo": _QWEN2,
+    "qwen2": _QWEN2, "qwen2_moe": replace(_QWEN2, gates_shared_experts=True),
     "qwen2_vl": Family(qkv_bias=True, o_bias=False, mrope=True),
     "qwen2_5_vl": Family(qkv_bias=True, o_bias=False, mrope=True),
     "qwen3": _QWEN3, "qwen3_moe": _QWEN3,
     "qwen3_vl": Family(qk_norm="head", mrope=True),
     "qwen3_vl_moe": Family(qk_norm="head", mrope=True),
-    "qwen3_next": _QWEN3, "qwen3_5": Family(qk_norm="head", mrope=True),
-    "qwen3_5_moe": Family(qk_norm="head", mrope=True),
+    "qwen3_next": replace(_QWEN_MOE_GATE, gates_attention=True), "qwen3_5": Family(qk_norm="head", mrope=True),
+    "qwen3_5_moe": replace(_QWEN_MOE_GATE, mrope=True),
     "gemma": Family(ties_by_default=True, default_head_dim=256),
-    "gemma2": Family(norms=4, ties_by_default=True, default_head_dim=256),
+    "gemma2": Family(norms=4, ties_by_default=True, default_head_dim=256, full_every=2),
     "gemma3": _GEMMA3, "gemma3_text": _GEMMA3, "gemma4": _GEMMA4, "gemma4_text": _GEMMA4,
-    "gemma3n": _GEMMA3, "gemma3n_text": _GEMMA3, "deepseek_v4": Family(rope_caches=2),
+    "gemma3n": _GEMMA3N, "gemma3n_text": _GEMMA3N,
+    "deepseek_v4": Family(rope_caches=2, layout="compressed"),
     "olmo2": Family(qk_norm="full"), "olmo3": Family(qk_norm="full"),
-    "exaone4": _QWEN3, "apertus": Family(qk_norm="head", gated_mlp=False),
-    "glm4_moe": Family(o_bias=False), "gpt_oss": Family(qkv_bias=True, o_bias=True),
+    "exaone4": _QWEN3, "apertus": Family(qk_norm="head", gated_mlp=False, activation_vectors=2),
+    "glm4_moe": Family(o_bias=False, optional_qk_norm="head"),
+    "gpt_oss": Family(qkv_bias=True, o_bias=True, sinks="all", biases_experts=True, pads_experts=True),
     "minimax_m2": Family(qk_norm="full"), "minimax_m3": Family(qk_norm="head"),
-    "mimo_v2_flash": Family(rope_caches=2), "step3p7": Family(qk_norm="head"),
+    "mimo_v2_flash": Family(rope_caches=2, has_value_dim=True, sinks="sliding"),
+    "step3p7": Family(qk_norm="head", gates_heads=True),
     "deepseek_v2": _LLAMA, "deepseek_v3": _LLAMA, "deepseek_v32": _LLAMA, "kimi_k2": _LLAMA,
     "kimi_k25": _LLAMA, "glm4_moe_lite": _LLAMA, "glm_moe_dsa": _LLAMA,
     "kimi_linear": Family(), "kimi_k3": Family(),
-    "nemotron_h": Family(norms=1, gated_mlp=False, rope_caches=0),
-    "granitemoehybrid": Family(ties_by_default=True),
-    "falcon": Family(
-        qkv_bias=False, o_bias=False, gated_mlp=False, norms=1, norm_bias=True, ties_by_default=True
+    "nemotron_h": Family(norms=1, gated_mlp=False, rope_caches=0, layout="pattern"),
+    "granitemoehybrid": Family(
+        ties_by_default=True, mlp_width_field="shared_intermediate_size",
+        shared_width_field="shared_intermediate_size",
     ),
-    "gptj": Family(qkv_bias=False, o_bias=False, mlp_bias=True, gated_mlp=False, norms=1, norm_bias=True),
+    "falcon": Family(
+        qkv_bias=False, o_bias=False, gated_mlp=False, norms=1, norm_bias=True, ties_by_default=True,
+        multi_query=True, mlp_multiple=4,
+    ),
+    "gptj": Family(
+        qkv_bias=False, o_bias=False, mlp_bias=True, gated_mlp=False, norms=1, norm_bias=True,
+        lm_head_bias=True, mlp_multiple=4,
+    ),
     "gpt2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True,
-        ties_by_default=True, rope_caches=0, positions=0,
+        ties_by_default=True, rope_caches=0, positions=0, mlp_multiple=4,
     ),
     "opt": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True,
@@ -95,23 +166,33 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_neox": Family(qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True),
     "gpt_bigcode": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True,
-        ties_by_default=True, rope_caches=0, positions=0,
+        ties_by_default=True, rope_caches=0, positions=0, multi_query=True, mlp_multiple=4,
     ),
-    "phi": Family(qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norms=1, norm_bias=True),
+    "phi": Family(
+        qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norms=1, norm_bias=True,
+        lm_head_bias=True,
+    ),
     "phimoe": Family(norm_bias=True), "stablelm": Family(o_bias=False, norm_bias=True),
-    "cohere": Family(norms=1, ties_by_default=True), "cohere2": Family(norms=1, ties_by_default=True),
+    "cohere": Family(norms=1, ties_by_default=True, optional_qk_norm="full"), "cohere2": Family(norms=1, ties_by_default=True),
     "glm": Family(o_bias=False), "glm4": Family(o_bias=False, norms=4),
     "olmo": Family(norms=0), "olmoe": Family(qk_norm="full"), "arcee": Family(gated_mlp=False),
-    "whisper": Family(norm_bias=True, ties_by_default=True, rope_caches=0), "helium": _LLAMA, "granitemoe": _LLAMA, "laguna": Family(qk_norm="head", rope_caches=2),
-    "ernie4_5": Family(ties_by_default=True), "ernie4_5_moe": Family(ties_by_default=True),
-    "internlm2": _LLAMA, "internlm3": _LLAMA, "exaone": _LLAMA, "baichuan": _LLAMA, "minicpm": Family(ties_by_default=True),
-    "nemotron": Family(gated_mlp=False, norm_bias=True), "dbrx": _LLAMA, "bamba": _LLAMA,
+    "whisper": Family(norm_bias=True, ties_by_default=True, rope_caches=0, layout="encoder_decoder"),
+    "helium": _LLAMA, "granitemoe": _LLAMA, "laguna": Family(qk_norm="head", rope_caches=2, gates_heads=True, corrects_experts=True),
+    "ernie4_5": Family(ties_by_default=True), "ernie4_5_moe": Family(ties_by_default=True, corrects_experts=True),
+    "internlm2": _INTERNLM, "internlm3": _INTERNLM, "exaone": _LLAMA, "baichuan": _LLAMA, "minicpm": Family(ties_by_default=True),
+    "nemotron": Family(gated_mlp=False, norm_bias=True), "dbrx": _LLAMA, "bamba": Family(others_are="mamba"),
     "bloom": Family(
-        qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True, rope_caches=0
+        qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True,
+        rope_caches=0, embedding_norm=True, mlp_multiple=4,
     ),
-    "mpt": Family(qkv_bias=False, o_bias=False, gated_mlp=False, ties_by_default=True, rope_caches=0),
-    "dots1": _QWEN3, "hunyuan_v1_dense": _QWEN3, "granitemoeshared": _LLAMA,
-    "lfm2": Family(qk_norm="head", ties_by_default=True, qkv_bias=False, o_bias=False),
+    "mpt": Family(
+        qkv_bias=False, o_bias=False, gated_mlp=False, ties_by_default=True, rope_caches=0, mlp_multiple=4
+    ),
+    "dots1": _QWEN3, "hunyuan_v1_dense": _QWEN3, "granitemoeshared": Family(shared_width_field="shared_intermediate_size"),
+    "lfm2": Family(
+        qk_norm="head", ties_by_default=True, qkv_bias=False, o_bias=False, others_are="conv",
+        rounds_mlp_width=True,
+    ),
     "starcoder2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True
     ),

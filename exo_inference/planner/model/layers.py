@@ -36,22 +36,22 @@ def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
     Raises:
         FieldProblem: the config lacks something that is needed, or describes something unknown.
     """
-    if fields.text_type == "nemotron_h":
+    if family.layout == "pattern":
         return list(_nemotron_layers(fields, family))
-    if fields.text_type == "whisper":
+    if family.layout == "encoder_decoder":
         return build_decoder(fields)
     count = fields.integer("num_hidden_layers")
     if not 1 <= count <= _MAX_LAYERS:
         raise FieldProblem(f"num_hidden_layers is {count}, expected 1 to {_MAX_LAYERS}")
-    if fields.text_type == "nemotron-nas":
+    if family.layout == "blocks":
         return list(_nas_layers(fields, family))
-    kinds = attention_kinds(fields, count)
-    if fields.text_type == "deepseek_v4":
+    kinds = attention_kinds(fields, family, count)
+    if family.layout == "compressed":
         return _compressed_layers(fields, family, count)
     cache: dict[tuple[object, ...], Layer] = {}
     layers = []
     for index in range(count):
-        key = (kinds[index], is_moe_layer(fields, index), has_indexer(fields, index), _intermediate(fields, index),
+        key = (kinds[index], is_moe_layer(fields, family, index), has_indexer(fields, index), _intermediate(fields, family, index),
                owns_kv(fields, index, count), _heads_of_layer(fields, index))  # fmt: skip
         if key not in cache:
             cache[key] = _build_layer(fields, family, index, kinds[index], count)
@@ -73,7 +73,7 @@ def _compressed_layers(fields: ConfigFields, family: Family, count: int) -> list
     return layers
 
 
-def attention_kinds(fields: ConfigFields, count: int) -> list[str]:
+def attention_kinds(fields: ConfigFields, family: Family, count: int) -> list[str]:
     """Return per layer: full, sliding, chunked, latent, linear or mamba."""
     if "linear_attn_config" in fields.raw and fields.mapping("linear_attn_config"):
         full = set(fields.mapping("linear_attn_config").get("full_attn_layers") or [])
@@ -86,16 +86,17 @@ def attention_kinds(fields: ConfigFields, count: int) -> list[str]:
             raise FieldProblem(f"layer_types names {len(named)} layers, expected {count}")
         return [_kind_named(str(name)) for name in named[:count]]
     attending = fields.sequence("attn_layer_indices") or fields.sequence("full_attn_idxs")
-    if fields.text_type in ("bamba", "lfm2"):
-        other = "mamba" if fields.text_type == "bamba" else "conv"
-        return ["full" if index in (attending or []) else other for index in range(count)]
+    if family.others_are:
+        return [
+            "full" if index in (attending or []) else family.others_are for index in range(count)
+        ]
     interval = fields.integer("full_attention_interval", 0)
     if interval and fields.get("linear_num_value_heads"):
         return ["full" if (index + 1) % interval == 0 else "linear" for index in range(count)]
     hybrid = fields.sequence("hybrid_layer_pattern")
     if hybrid is not None and len(hybrid) >= count:
         return ["sliding" if entry else "full" for entry in hybrid[:count]]
-    return _window_kinds(fields, count)
+    return _window_kinds(fields, family, count)
 
 
 def _kind_named(name: str) -> str:
@@ -109,28 +110,24 @@ def _kind_named(name: str) -> str:
     return known[name]
 
 
-def _window_kinds(fields: ConfigFields, count: int) -> list[str]:
+def _window_kinds(fields: ConfigFields, family: Family, count: int) -> list[str]:
     """Return the kinds where only a window and the family say which layers use it."""
-    if fields.text_type in ("llama4", "llama4_text"):  # every fourth layer sees everything (NoPE)
-        return ["full" if (index + 1) % 4 == 0 else "chunked" for index in range(count)]
-    window = fields.get("sliding_window")
-    if not window or not fields.flag("use_sliding_window", default=True):
-        return ["full"] * count
-    pattern = fields.get("sliding_window_pattern")
-    if isinstance(pattern, int) and pattern > 1:
-        return ["full" if (index + 1) % pattern == 0 else "sliding" for index in range(count)]
-    if fields.text_type == "gemma2":
-        return ["sliding" if index % 2 == 0 else "full" for index in range(count)]
-    if fields.text_type in ("gemma3", "gemma3_text"):
-        return ["full" if (index + 1) % 6 == 0 else "sliding" for index in range(count)]
-    return ["sliding"] * count
+    every, kind = family.full_every, family.windows_are
+    if kind == "sliding":
+        window = fields.get("sliding_window")
+        if not window or not fields.flag("use_sliding_window", default=True):
+            return ["full"] * count
+        pattern = fields.get("sliding_window_pattern")
+        if isinstance(pattern, int) and pattern > 1:
+            every = pattern
+    return ["full" if every and (index + 1) % every == 0 else kind for index in range(count)]
 
 
-def is_moe_layer(fields: ConfigFields, index: int) -> bool:
+def is_moe_layer(fields: ConfigFields, family: Family, index: int) -> bool:
     """Whether the layer's feed-forward is routed experts."""
     if not fields.get("num_experts") or not fields.get("experts_per_token"):
         return False
-    if fields.text_type.startswith("gemma4"):
+    if family.experts_beside_mlp:
         return fields.flag("enable_moe_block")
     named = fields.sequence("mlp_layer_types")
     if named is not None and index < len(named):
@@ -159,22 +156,22 @@ def owns_kv(fields: ConfigFields, index: int, count: int) -> bool:
     return index < count - fields.integer("num_kv_shared_layers", 0)
 
 
-def _intermediate(fields: ConfigFields, index: int) -> int:
+def _intermediate(fields: ConfigFields, family: Family, index: int) -> int:
     value = fields.get("intermediate_size")
     if isinstance(value, list):
         return whole_number("intermediate_size", value[index] if index < len(value) else None)
-    if value is None and fields.text_type in ("gpt2", "gptj", "gpt_bigcode", "falcon", "bloom"):
-        return 4 * fields.integer("hidden_size")
-    if value is None and fields.text_type == "mpt":
-        return fields.integer("expansion_ratio", 4) * fields.integer("hidden_size")
-    if fields.text_type == "lfm2":
-        return _lfm2_width(fields)
+    if value is None and family.mlp_multiple is not None:
+        return fields.integer("expansion_ratio", family.mlp_multiple) * fields.integer(
+            "hidden_size"
+        )
+    if family.rounds_mlp_width:
+        return _rounded_width(fields)
     if value is None and fields.get("moe_intermediate_size"):
         return 0
     return fields.integer("intermediate_size")
 
 
-def _lfm2_width(fields: ConfigFields) -> int:
+def _rounded_width(fields: ConfigFields) -> int:
     """Return LFM2's width of the feed-forward (transformers, Lfm2MLP): two thirds, rounded up."""
     size = fields.integer("block_ff_dim", fields.integer("intermediate_size"))
     if not fields.flag("block_auto_adjust_ff_dim", default=True):
@@ -205,7 +202,7 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
         is_owner = owns_kv(fields, index, count)
         weights += attention_weights(fields, family, heads, kind, is_owner=is_owner)
         kv = kv_spec(fields, heads, kind) if is_owner else None
-    is_moe = is_moe_layer(fields, index)
+    is_moe = is_moe_layer(fields, family, index)
     weights += _feed_forward(fields, family, index, is_moe=is_moe)
     weights += _norms(fields, family, hidden)
     return Layer(tuple(weights), kv, is_windowed=kind in ("sliding", "chunked"), uses_moe=is_moe)
@@ -226,17 +223,11 @@ def read_heads(fields: ConfigFields, family: Family, kind: str) -> Heads:
         raise FieldProblem("num_attention_heads is 0")
     default_dim = family.default_head_dim or fields.integer("hidden_size") // num_heads
     key_dim = fields.integer("head_dim", default_dim)
-    value_dim = (
-        fields.integer("v_head_dim", key_dim) if fields.text_type == "mimo_v2_flash" else key_dim
-    )
+    value_dim = fields.integer("v_head_dim", key_dim) if family.has_value_dim else key_dim
     kv_heads = fields.integer("num_key_value_heads", num_heads)
-    if fields.text_type == "falcon":
-        new = fields.flag("new_decoder_architecture")
-        one = fields.flag("multi_query", default=True) and not new
-        kv_heads = 1 if one else kv_heads
-    if fields.text_type == "gpt_bigcode":
-        kv_heads = 1 if fields.flag("multi_query", default=True) else num_heads
-    if kind == "full" and fields.text_type.startswith("gemma4"):
+    if family.multi_query and not fields.flag("new_decoder_architecture"):
+        kv_heads = 1 if fields.flag("multi_query", default=True) else kv_heads
+    if kind == "full" and family.has_global_heads:
         key_dim = value_dim = fields.integer("global_head_dim", key_dim)
         kv_heads = fields.integer("num_global_key_value_heads", kv_heads)
     if kind == "sliding" and fields.get("swa_num_key_value_heads"):
@@ -266,7 +257,7 @@ def attention_weights(
 ) -> Iterator[Weight]:
     """Yield the projections of a layer with ordinary attention."""
     hidden, kv = fields.integer("hidden_size"), heads.num_kv_heads
-    is_gated = fields.flag("attn_output_gate", default=fields.text_type == "qwen3_next")
+    is_gated = fields.flag("attn_output_gate", default=family.gates_attention)
     q_rows = heads.num_heads * heads.key_dim
     path = "self_attn"
     yield Weight(f"{path}.q_proj", "attention", q_rows * (2 if is_gated else 1), hidden)
@@ -277,26 +268,23 @@ def attention_weights(
             f"{path}.{name}_proj", "attention", kv * dim, hidden, shard=Shard.KV_HEADS, heads=kv
         )
     yield Weight(f"{path}.o_proj", "attention", hidden, heads.num_heads * heads.value_dim)
-    bias = fields.flag("attention_bias", default=fields.flag("use_qkv_bias"))
-    if fields.text_type in ("internlm2", "internlm3"):
-        bias = fields.flag("qkv_bias", default=fields.flag("bias"))
+    first, second = family.bias_fields
+    bias = fields.flag(first, default=fields.flag(second))
     if bias if family.qkv_bias is None else family.qkv_bias:
         kv_rows = kv * (heads.key_dim + heads.value_dim)
         yield vector(f"{path}.qkv_bias", q_rows + kv_rows)
     if bias if family.o_bias is None else family.o_bias:
         yield vector(f"{path}.o_bias", hidden)
     norm = family.qk_norm
-    if fields.text_type == "glm4_moe" and fields.flag("use_qk_norm"):
-        norm = "head"
-    if fields.text_type == "cohere" and fields.flag("use_qk_norm"):
-        norm = "full"
+    if family.optional_qk_norm != "none" and fields.flag("use_qk_norm"):
+        norm = family.optional_qk_norm
     if norm == "head":
         yield vector(f"{path}.qk_norm", heads.key_dim * (2 if is_owner else 1))
     elif norm == "full":
         yield vector(f"{path}.qk_norm", (heads.num_heads + kv) * heads.key_dim)
-    if fields.text_type == "gpt_oss" or (fields.text_type == "mimo_v2_flash" and kind == "sliding"):
+    if family.sinks in ("all", kind):
         yield vector(f"{path}.sinks", heads.num_heads)
-    if fields.text_type in ("step3p7", "laguna"):
+    if family.gates_heads:
         yield Weight(f"{path}.g_proj", "attention", heads.num_heads, hidden)
 
 
@@ -339,18 +327,16 @@ def _latent_spec(fields: ConfigFields, *, has_index: bool) -> KvSpec:
 def _feed_forward(
     fields: ConfigFields, family: Family, index: int, *, is_moe: bool
 ) -> Iterator[Weight]:
-    hidden, kind = fields.integer("hidden_size"), fields.text_type
+    hidden = fields.integer("hidden_size")
     if is_moe:
         yield from moe_weights(fields, family)
-    if is_moe and not kind.startswith("gemma4"):
+    if is_moe and not family.experts_beside_mlp:
         return
-    size = _intermediate(fields, index)
+    size = _intermediate(fields, family, index)
     if fields.get("dense_intermediate_size") and fields.get("num_experts"):
         size = fields.integer("dense_intermediate_size")
-    if kind in ("llama4", "llama4_text"):
-        size = fields.integer("intermediate_size_mlp", size)
-    if kind == "granitemoehybrid":
-        size = fields.integer("shared_intermediate_size", size)
+    if family.mlp_width_field:
+        size = fields.integer(family.mlp_width_field, size)
     if fields.flag("use_double_wide_mlp") and not owns_kv(
         fields, index, fields.integer("num_hidden_layers")
     ):
@@ -358,21 +344,21 @@ def _feed_forward(
     yield from mlp_weights("mlp", "mlp", hidden, size, is_gated=family.gated_mlp)
     if fields.flag("mlp_bias") if family.mlp_bias is None else family.mlp_bias:
         yield vector("mlp.bias", size * (2 if family.gated_mlp else 1) + hidden)
-    if kind == "apertus":
-        yield vector("mlp.act_fn", 2)
+    if family.activation_vectors:
+        yield vector("mlp.act_fn", family.activation_vectors)
 
 
 def _norms(fields: ConfigFields, family: Family, hidden: int) -> Iterator[Weight]:
     count = family.norms
-    if fields.text_type == "falcon" and fields.flag("new_decoder_architecture"):
+    if family.multi_query and fields.flag("new_decoder_architecture"):
         count = 2
     yield vector("norms", hidden * count * (2 if family.norm_bias else 1))
     extra = fields.integer("hidden_size_per_layer_input", 0)
-    if extra and fields.text_type.startswith(("gemma3n", "gemma4")):
+    if extra and family.per_layer_inputs:
         yield Weight("per_layer_input_gate", "mlp", extra, hidden, shard=Shard.REPLICATED)
         yield Weight("per_layer_projection", "mlp", hidden, extra, shard=Shard.REPLICATED)
         yield vector("post_per_layer_input_norm", hidden)
-    if fields.text_type.startswith("gemma3n"):
+    if family.altup:
         yield from _altup(fields, hidden)
 
 

@@ -7,7 +7,7 @@ sized as an ordinary vision transformer, which the caller marks as approximate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exo_inference.planner.model.config_fields import ConfigFields
@@ -22,10 +22,11 @@ def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool]
     Raises:
         FieldProblem: a size is missing.
     """
-    if fields.model_type == "gemma3n":
-        return _gemma3n(fields.integer("hidden_size"))
+    fixed = _FIXED.get(fields.model_type)
+    if fixed is not None and (fixed.always or fields.vision is None):
+        return fixed.build(fields.integer("hidden_size"))
     if fields.vision is None:
-        return _step_defaults(fields)
+        return None
     inner = {"scale_factor": fields.outer.get("scale_factor"), **fields.vision}
     vision = ConfigFields(inner)
     kind = fields.model_type
@@ -267,10 +268,8 @@ def _gemma3n(text: int) -> tuple[list[Weight], VisionShape, bool]:
     return weights, VisionShape(2048, 4 * 2048, 1, 256), False
 
 
-def _step_defaults(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | None:
+def _step_defaults(text: int) -> tuple[list[Weight], VisionShape, bool]:
     """Step-3.7's encoder, whose sizes its published config leaves to the library's defaults."""
-    if fields.model_type != "step3p7":
-        return None
     size, wide, count, positions = 1536, 8960, 47, 2704
     weights = _blocks(size, wide, count, biases=True, norms=6)
     weights += [
@@ -279,7 +278,7 @@ def _step_defaults(fields: ConfigFields) -> tuple[list[Weight], VisionShape, boo
         _matrix("downsampler1", 2 * size, size * 9),
         _matrix("downsampler2", 4 * size, 2 * size * 9),
         _vectors(6 * size),
-        _matrix("projector", fields.integer("hidden_size"), 4 * size, part="projector"),
+        _matrix("projector", text, 4 * size, part="projector"),
     ]
     return weights, VisionShape(size, wide, count, positions), True
 
@@ -311,3 +310,22 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
 )
 
 VisionConfig = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """An encoder whose sizes are those of the library, as the published configs have none.
+
+    Attributes:
+        build: from the hidden size of the text model to weights, shape and whether they are exact.
+        always: also where the config describes an encoder.
+    """
+
+    build: Callable[[int], tuple[list[Weight], VisionShape, bool]]
+    always: bool = False
+
+
+_FIXED: Mapping[str, _Fixed] = {
+    "gemma3n": _Fixed(_gemma3n, always=True),
+    "step3p7": _Fixed(_step_defaults),
+}
