@@ -21,14 +21,16 @@ _RETRY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class LivenessAnswer:
     """One answer of a server that lives. Whoever asked owns the listener, if there is one."""
 
     listener: socket.socket | None = None
 
 
 @contextlib.asynccontextmanager
-async def answering(path: Path, listener: socket.socket | None = None) -> AsyncIterator[None]:
+async def answering_probes(
+    path: Path, listener: socket.socket | None = None
+) -> AsyncIterator[None]:
     """Answer whoever asks on the socket file `path` until the block ends.
 
     Args:
@@ -44,7 +46,7 @@ async def answering(path: Path, listener: socket.socket | None = None) -> AsyncI
             await asyncio.gather(task, return_exceptions=True)
 
 
-def ask(path: Path, timeout_seconds: float) -> Sign | None:
+def probe(path: Path, timeout_seconds: float) -> LivenessAnswer | None:
     """Return the answer of the server on the socket file `path`; None without one in time. Blocks."""
     try:
         with _through_directory(path) as short, socket.socket(socket.AF_UNIX) as connection:
@@ -56,7 +58,7 @@ def ask(path: Path, timeout_seconds: float) -> Sign | None:
     listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
     for listener in listeners:
         listener.set_inheritable(False)
-    return Sign(*listeners) if word == _WORD else None
+    return LivenessAnswer(*listeners) if word == _WORD else None
 
 
 async def _answer_all(asked: socket.socket, listener: socket.socket | None) -> None:

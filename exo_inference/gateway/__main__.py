@@ -25,7 +25,7 @@ from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.holding import read_hold_settings
 from exo_inference.listening import raise_descriptor_limit
-from exo_inference.liveness import answering
+from exo_inference.liveness import answering_probes
 from exo_inference.local_settings import LocalSettings, load_settings, take_inherited_listener
 from exo_inference.logs import set_up_logging
 from exo_inference.state_dir import StateDir
@@ -50,7 +50,7 @@ async def serve(
     holding = read_hold_settings(os.environ)
     gateway = Gateway(state, on_failure=stop.set, holding=holding)  # the supervisor starts it again
     host, port = settings.gateway_host, settings.gateway_port
-    async with answering(state.live_socket("gateway"), listener):
+    async with answering_probes(state.live_socket("gateway"), listener):
         await _run(gateway, stop, gateway.start(host, port, listener=listener), grace_seconds)
 
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exo_inference.listening import BACKLOG
-from exo_inference.liveness import Sign
+from exo_inference.liveness import LivenessAnswer
 from exo_inference.local_settings import LISTEN_FD_VARIABLE
 from exo_inference.state_dir import ProcessFailure, StateDir, process_start_ticks
-from exo_inference.supervisor.watchdog import HangDetector, WatchPolicy, look
+from exo_inference.supervisor.watchdog import HangDetector, WatchPolicy, probe_server
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +302,9 @@ class SupervisedProcess:
         detector, policy = HangDetector(self._watching), self._watching
         path, before = self._state.live_socket(self.name), time.monotonic()
         while not self._stopping:
-            looking = asyncio.ensure_future(asyncio.to_thread(look, path, process.pid, policy))
+            looking = asyncio.ensure_future(
+                asyncio.to_thread(probe_server, path, process.pid, policy)
+            )
             try:
                 sign, stopped = await asyncio.shield(looking)
             except asyncio.CancelledError:
@@ -394,7 +396,7 @@ class SupervisedProcess:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _drop(looking: asyncio.Future[tuple[Sign | None, bool]]) -> None:
+def _drop(looking: asyncio.Future[tuple[LivenessAnswer | None, bool]]) -> None:
     """Close what an answer that nobody waits for any more has brought."""
     sign, _ = looking.result()
     if sign is not None and sign.listener is not None:

@@ -1,4 +1,4 @@
-"""When a server that runs counts as hung. `HangDetector` is pure; `look` is what it is shown.
+"""When a server that runs counts as hung. `HangDetector` is pure; `probe_server` is what it is shown.
 
 Used by `server_process.py`. A server hangs when it is stopped by a signal, or when it no longer answers its
 own socket (`exo_inference/liveness.py`). Time in which the supervisor itself did not get on, because
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_inference.liveness import Sign, ask
+from exo_inference.liveness import LivenessAnswer, probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class HangDetector:
         return ""
 
 
-def look(path: Path, pid: int, policy: WatchPolicy) -> tuple[Sign | None, bool]:
+def probe_server(path: Path, pid: int, policy: WatchPolicy) -> tuple[LivenessAnswer | None, bool]:
     """Return what a server answers on its socket, and whether a signal has stopped it. Blocks."""
-    return ask(path, policy.answer_seconds), is_stopped(pid)
+    return probe(path, policy.answer_seconds), is_stopped(pid)
 
 
 def is_stopped(pid: int) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.liveness import answering, ask
+from exo_inference.liveness import answering_probes, probe
 from exo_inference.state_dir import StateDir
 from exo_inference.supervisor.server_process import RestartPolicy, ServerCommand, SupervisedProcess
 from exo_inference.supervisor.supervisor import Supervisor, SupervisorSettings
@@ -24,12 +24,12 @@ POLICY = WatchPolicy(interval_seconds=1, answer_seconds=2, stopped_seconds=5, si
 SERVER = """
 import asyncio, socket, sys
 from pathlib import Path
-from exo_inference.liveness import answering
+from exo_inference.liveness import answering_probes
 from exo_inference.local_settings import take_inherited_listener
 root, mode = sys.argv[1:]
 async def main():
     listener = take_inherited_listener()
-    async with answering(Path(root) / "run/gateway.live", listener):
+    async with answering_probes(Path(root) / "run/gateway.live", listener):
         print("up", flush=True)
         if mode == "deaf":
             await asyncio.sleep(0.5)
@@ -86,18 +86,18 @@ async def test_answer_brings_the_very_socket_that_listens(tmp_path: Path):
     path = tmp_path / ("long" * 30) / "server.live"
     path.parent.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        async with answering(path, listener):
+        async with answering_probes(path, listener):
             assert path.stat().st_mode & 0o777 == 0o600
-            sign = await asyncio.to_thread(ask, path, 5.0)
+            sign = await asyncio.to_thread(probe, path, 5.0)
             with sign.listener as taken:
                 assert taken.getsockname() == listener.getsockname()
                 listener.close()
                 with socket.create_connection(taken.getsockname(), timeout=5):
                     taken.accept()[0].close()
-            sign = await asyncio.to_thread(ask, path, 5.0)
+            sign = await asyncio.to_thread(probe, path, 5.0)
             assert sign.listener is None  # it is closed: nothing else is handed over in its place
     assert not path.exists()
-    assert ask(path, 1.0) is None
+    assert probe(path, 1.0) is None
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ async def pid_of(state: StateDir, other_than: int = 0) -> int:
     async with asyncio.timeout(60):
         while True:
             record = state.read_record("gateway")
-            sign = await asyncio.to_thread(ask, state.live_socket("gateway"), 0.2)
+            sign = await asyncio.to_thread(probe, state.live_socket("gateway"), 0.2)
             if sign is not None and sign.listener is not None:
                 sign.listener.close()
             if record and record.alive and record.pid != other_than and sign is not None:

@@ -33,7 +33,7 @@ from exo_inference.engines import Engine, get_engine
 from exo_inference.errors import ConfigurationError
 from exo_inference.hub.architecture import fetch_architecture
 from exo_inference.listening import BACKLOG
-from exo_inference.liveness import answering
+from exo_inference.liveness import answering_probes
 from exo_inference.platforms.base import Platform
 from exo_inference.state_dir import StateDir
 
@@ -110,7 +110,7 @@ async def serve(
     settings.state.create()
     with lock_state_dir(settings.state), listener or _listen(settings) as listening:
         async with (
-            answering(settings.state.live_socket("controller"), listening),
+            answering_probes(settings.state.live_socket("controller"), listening),
             open_context(
                 settings,
                 platform=platform,
