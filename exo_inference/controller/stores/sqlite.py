@@ -34,6 +34,8 @@ from exo_inference.wire import Event, Operation
 R = TypeVar("R", bound=Resource)
 
 _COLUMNS = "metadata, spec, status"
+_Row = tuple[str, str, str]
+"""Metadata, with the uid, so that no two are equal; spec; status."""
 _Events = list[Event]  # inside the class, `list` is the method
 
 
@@ -43,6 +45,7 @@ class SqliteStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._watchers: list[tuple[str, asyncio.Queue[Change]]] = []
+        self._listed: dict[str, dict[_Row, Any]] = {}
         self._departures = Departures()
 
     @classmethod
@@ -75,9 +78,16 @@ class SqliteStore:
         return await self._database.read(lambda db: _load(db, kind, "name", name))
 
     async def list(self, kind: type[R]) -> list[R]:
-        """Return all objects of a kind, oldest first."""
+        """Return all objects of a kind, oldest first.
+
+        Most requests list something. An object that was listed before and has the same text is the same
+        object (they are frozen): reading hundreds again would hold up all other requests.
+        """
         rows = await self._database.read(lambda db: _rows(db, kind))
-        return [_parse(kind, row) for row in rows]
+        before = self._listed.get(kind.KIND, {})
+        found: dict[_Row, R] = {row: before.get(row) or _parse(kind, row) for row in rows}
+        self._listed[kind.KIND] = found
+        return [*found.values()]
 
     async def update(self, obj: R, recording: Recording | None = None) -> R:
         """Replace spec and metadata; see `ObjectStore.update`."""
@@ -270,7 +280,7 @@ def _delete(
     return stored, False
 
 
-def _rows(db: sqlite3.Connection, kind: type[Resource]) -> list[tuple[str, str, str]]:
+def _rows(db: sqlite3.Connection, kind: type[Resource]) -> list[_Row]:
     query = f"SELECT {_COLUMNS} FROM objects WHERE kind = ? ORDER BY number"  # noqa: S608
     return db.execute(query, (kind.KIND,)).fetchall()
 
@@ -294,7 +304,7 @@ def _load(db: sqlite3.Connection, kind: type[R], column: str, value: str) -> R:
     return _parse(kind, row)
 
 
-def _parse(kind: type[R], row: tuple[str, str, str]) -> R:
+def _parse(kind: type[R], row: _Row) -> R:
     metadata, spec, status = row
     return kind.model_validate_json(
         f'{{"kind":"{kind.KIND}","metadata":{metadata},"spec":{spec},"status":{status}}}'

@@ -25,7 +25,7 @@ from exo_inference.resources import (
     ObjectMeta,
 )
 from exo_inference.wire import Operation, OperationState
-from tests.controller.stores.objects import deployment
+from tests.controller.stores.objects import deployment, with_replicas, with_status
 
 
 @pytest.fixture
@@ -45,6 +45,37 @@ async def test_the_file_is_readable_by_its_owner_alone(path: Path) -> None:
     await store.create(deployment())
     for file in path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    await store.close()
+
+
+async def test_a_list_reads_what_changed_and_nothing_else_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read = 0
+    right = InferenceDeployment.model_validate_json
+
+    def count(text: str) -> InferenceDeployment:
+        nonlocal num_read
+        num_read += 1
+        return right(text)
+
+    await fill(path, 20)
+    store = await SqliteStore.open(path)
+    monkeypatch.setattr(InferenceDeployment, "model_validate_json", count)
+    before = await store.list(InferenceDeployment)
+    assert num_read == 20
+    await store.update(with_replicas(before[3], 2))
+    await store.update_status(with_status(before[4], 1))
+    await store.delete(InferenceDeployment, before[5].metadata.uid)
+    num_read = 0  # the writes themselves read what they change
+    after = await store.list(InferenceDeployment)
+    assert num_read <= 2
+    assert [each.metadata.uid for each in after] == [
+        each.metadata.uid for each in before if each is not before[5]
+    ]
+    assert after[3].spec.replicas == 2
+    assert after[4].status.ready_replicas == 1
+    assert after == [await store.get(InferenceDeployment, each.metadata.uid) for each in after]
     await store.close()
 
 
