@@ -5,6 +5,7 @@ Not for several threads at once; `pool.py` gives each of its threads one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -24,6 +25,8 @@ from exo_inference.foreign_files.errors import (
 
 DEADLINE_SECONDS = 30.0
 """Of the wall clock, for one request; what takes the processor for longer than 10 s ends sooner."""
+NICENESS = 5
+"""Above that of the process that asks, whose other work goes first; also while Python starts in it."""
 _MODULE = "exo_inference.foreign_files.worker"
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "TZ")
 """Of the environment. Tokens and passwords in it are nothing for a process that reads foreign files."""
@@ -119,6 +122,9 @@ class Child:
             bufsize=0,
             start_new_session=True,  # Ctrl-C in a terminal is for those who ask
         )
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
+        with contextlib.suppress(OSError):  # it has ended already
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None, "made with pipes"
             os.set_blocking(stream.fileno(), False)

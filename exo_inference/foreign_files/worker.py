@@ -2,7 +2,8 @@
 
 Takes requests on stdin and answers them on stdout, one after another, until stdin ends or nothing was
 asked for a while. It may use little memory and, for each request, little processor time; the kernel
-ends it when it takes more, and it is the first that the kernel ends when the machine runs short.
+ends it when it takes more, and it is the first that the kernel ends when the machine runs short. Who
+starts it gives it its priority.
 """
 
 from __future__ import annotations
@@ -77,8 +78,6 @@ def confine() -> None:
         hard = resource.getrlimit(limit)[1]
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (most, most))
-    with contextlib.suppress(OSError):
-        os.nice(5)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

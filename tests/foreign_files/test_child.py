@@ -48,6 +48,20 @@ def obedient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
     return Child()
 
 
+def test_priority_is_lower_while_python_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting takes more of the processor than most files do."""
+    (tmp_path / "silent.py").write_text("input()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(child_module, "_MODULE", "silent")
+    child = Child()
+    process = child._running()
+    wanted = os.getpriority(os.PRIO_PROCESS, 0) + child_module.NICENESS
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == wanted
+    child.close()
+
+
 def test_memory_ends_at_the_limit_and_the_next_request_is_answered(obedient: Child) -> None:
     with pytest.raises(ForeignFileError, match="takes more than 1024 MiB of memory"):
         ask(obedient, "x = bytearray(2 * 2**30)")
