@@ -26,8 +26,11 @@ def test_a_thousand_mutated_files_of_a_kind(
     assert set(found.outcomes) <= {"refused", "error", "ready"}, found.outcomes
     assert found.outcomes["refused"] > 0.3 * COUNT
     assert found.outcomes.total() == COUNT
-    assert not api.failures
+    answers = found.answers
+    assert not answers.failures
+    assert len(answers.seconds) > 20
     assert "Traceback" not in (tmp_path / "controller.log").read_text()
-    assert max(found.seconds) < HANG_SECONDS
-    record_property("answers_p99_seconds", percentile(found.seconds, 0.99))
-    record_property("answers_slowest_seconds", max(found.seconds))
+    assert max(answers.seconds) < HANG_SECONDS
+    record_property("answers_p99_seconds", percentile(answers.seconds, 0.99))
+    record_property("answers_slowest_seconds", max(answers.seconds))
+    record_property("late_p99_seconds", percentile(answers.late_seconds, 0.99))
