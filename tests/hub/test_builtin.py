@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from exo_engine.tokenizer.tokenizer import is_own
 
 from exo_inference.hub import source_for
 from exo_inference.hub.base import InvalidModelName, ModelNotFound, ModelUnusable
-from exo_inference.hub.builtin import BuiltinSource, builtin_names
+from exo_inference.hub.builtin import BuiltinSource, builtin_directory, builtin_names
 from exo_inference.hub.file import FileSource
 from exo_inference.hub.huggingface import HuggingFaceSource
 
@@ -105,3 +106,16 @@ def test_endpoint_is_used_without_its_last_slash() -> None:
     source = source_for("a/b", endpoint="http://hub.example/")
     assert isinstance(source, HuggingFaceSource)
     assert source._endpoint == "http://hub.example"
+
+
+def test_the_engine_knows_the_tokenizers_of_built_in_models_by_their_content(
+    tmp_path: Path,
+) -> None:
+    """It reads any other, a changed one of the same name among them, as a stranger's."""
+    for name in builtin_names():
+        directory = builtin_directory(name)
+        assert is_own(directory)
+        copied = tmp_path / directory.name
+        copied.mkdir()
+        (copied / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes() + b"\n")
+        assert not is_own(copied)

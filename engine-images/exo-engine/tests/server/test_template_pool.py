@@ -44,7 +44,7 @@ async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await made.open()
     yield made
     await made.close()
-    assert made.num_processes == 0 or not made._processes
+    assert made.pool.num_processes == 0 or not made.pool.processes
 
 
 async def test_text_is_that_of_the_template_itself(pool: TemplatePool) -> None:
@@ -56,7 +56,7 @@ async def test_text_is_that_of_the_template_itself(pool: TemplatePool) -> None:
         for variables in ({}, {"x": [1, {"a": None}]}):
             found = await pool.render(messages, variables=variables)
             assert found == here.render(messages, variables=variables)
-    assert pool.num_processes == 1
+    assert pool.pool.num_processes == 1
 
 
 async def test_slow_template_is_ended_and_others_are_answered_meanwhile(
@@ -83,7 +83,7 @@ async def test_many_slow_ones_start_four_processes_at_most(pool: TemplatePool) -
     most = 0
     waiting = asyncio.gather(*slow, return_exceptions=True)
     while not waiting.done():
-        most = max(most, pool.num_processes)
+        most = max(most, pool.pool.num_processes)
         await asyncio.sleep(0.02)
     assert all(isinstance(each, TemplateRefused) for each in waiting.result())
     assert 1 < most <= 4
@@ -93,7 +93,7 @@ async def test_many_slow_ones_start_four_processes_at_most(pool: TemplatePool) -
 async def test_a_burst_of_quick_ones_needs_one_process(pool: TemplatePool) -> None:
     texts = await asyncio.gather(*(pool.render(USER) for _ in range(200)))
     assert set(texts) == {"<user>hiX<s>"}
-    assert pool.num_processes <= 2
+    assert pool.pool.num_processes <= 2
 
 
 async def test_a_client_that_hangs_up_leaves_its_answer_to_nobody(pool: TemplatePool) -> None:
@@ -106,12 +106,12 @@ async def test_a_client_that_hangs_up_leaves_its_answer_to_nobody(pool: Template
 
 async def test_a_process_that_is_killed_costs_no_request(pool: TemplatePool) -> None:
     for is_noticed in (False, True):
-        (process,) = pool._processes
-        os.kill(process._process.pid, signal.SIGKILL)
+        (process,) = pool.pool.processes
+        os.kill(process.pid, signal.SIGKILL)
         if is_noticed:
-            await process._process.wait()
+            await process.wait()
         assert await pool.render(USER) == "<user>hiX<s>"
-        assert pool.num_processes == 1
+        assert pool.pool.num_processes == 1
 
 
 async def test_a_conversation_that_ends_its_process_is_tried_twice_and_refused(
@@ -138,13 +138,13 @@ async def test_a_conversation_that_ends_its_process_is_tried_twice_and_refused(
     with pytest.raises(TemplateRefused, match="the process that renders it ended"):
         await dying.render(USER)
     assert starts.read_text() == "xx"
-    assert dying.num_processes == 0
+    assert dying.pool.num_processes == 0
 
 
 async def test_signals_for_the_server_do_not_end_the_process(pool: TemplatePool) -> None:
-    (process,) = pool._processes
+    (process,) = pool.pool.processes
     for number in (signal.SIGTERM, signal.SIGINT):
-        os.kill(process._process.pid, number)
+        os.kill(process.pid, number)
     assert await pool.render(USER) == "<user>hiX<s>"
 
 
@@ -173,12 +173,12 @@ async def test_a_template_that_no_conversation_passes_does_not_load(
     bad = TemplatePool({"default": source}, special_tokens={})
     with pytest.raises(ConfigurationError, match=r"cannot (compile|use) the chat template"):
         await bad.open()
-    assert bad.num_processes == 0
+    assert bad.pool.num_processes == 0
 
 
 async def test_limits_are_those_of_the_process(pool: TemplatePool) -> None:
-    (process,) = pool._processes
-    about = Path(f"/proc/{process._process.pid}")
+    (process,) = pool.pool.processes
+    about = Path(f"/proc/{process.pid}")
     limits = await asyncio.to_thread((about / "limits").read_text)
     found = {line[:26].strip(): line[26:].split()[:2] for line in limits.splitlines()}
     assert found["Max address space"] == [str(2**30), str(2**30)]

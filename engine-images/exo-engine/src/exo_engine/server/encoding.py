@@ -1,9 +1,10 @@
 """Tokenize what clients send without letting one of them stop all the others.
 
-Small texts are tokenized at once. Large ones wait for their turn, one request at a time, and are
-tokenized in a thread that does not hold the interpreter, so that streams and /health go on. A text
-that cannot fit into the model is refused as early as that is sure: by its size, or once a part of it
-has far more tokens than the model takes. `Service` makes one `Encoder` per use.
+Texts are tokenized in processes of their own; by a tokenizer that comes with this project, small ones
+at once and large ones in a thread that does not hold the interpreter. Large ones wait for their turn,
+one request at a time. A text that cannot fit into the model is refused as early as that is sure: by its
+size, or once a part of it has far more tokens than the model takes. `Service` makes one `Encoder` per
+use.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from exo_engine.server.api_errors import ApiError, bad_request
+from exo_engine.server.tokenizer_pool import TextRefused, TokenizerPool
 from exo_engine.tokenizer import Tokenizer
 
 _SMALL_CHARACTERS = 20_000
@@ -26,15 +28,23 @@ _CERTAIN_EXCESS = 2
 class Encoder:
     """A tokenizer with the length of the model it is for."""
 
-    def __init__(self, tokenizer: Tokenizer, max_model_len: int, turn: asyncio.Semaphore) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        turn: asyncio.Semaphore,
+        pool: TokenizerPool | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
             tokenizer: of the model.
             max_model_len: most tokens of a sequence.
             turn: held while a large text is tokenized.
+            pool: where it is tokenized; None for a tokenizer that is no stranger's.
         """
         self._tokenizer = tokenizer
+        self._pool = pool
         self._max_model_len = max_model_len
         self._turn = turn
 
@@ -44,24 +54,35 @@ class Encoder:
         """Return the token ids of each text.
 
         Raises:
-            ApiError: 400 if one of them is no text, or too long for the model.
+            ApiError: 400 if one of them is no text, too long for the model, or too much for its
+                tokenizer.
         """
         for text in texts:
             self._check(text, param)
-        if sum(len(text) for text in texts) < _SMALL_CHARACTERS:
-            return [
-                self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-                for text in texts
-            ]
-        async with self._turn:
-            tokens: list[list[int]] = []
-            for group in _groups(texts):
-                for text in group:
-                    await self._check_parts(text, param)
-                tokens += await asyncio.to_thread(
-                    self._tokenizer.encode_all, group, add_special_tokens=add_special_tokens
-                )
-        return tokens
+        try:
+            if sum(len(text) for text in texts) < _SMALL_CHARACTERS:
+                return await self._encode_small(texts, add_special_tokens)
+            async with self._turn:
+                tokens: list[list[int]] = []
+                for group in _groups(texts):
+                    for text in group:
+                        await self._check_parts(text, param)
+                    tokens += await self._encode_large(group, add_special_tokens)
+            return tokens
+        except TextRefused as exc:
+            raise bad_request(exc.message, param, "tokenizer_error") from exc
+
+    async def _encode_small(self, texts: Sequence[str], is_special_added: bool) -> list[list[int]]:
+        if self._pool is not None:
+            return await self._pool.encode_all(texts, add_special_tokens=is_special_added)
+        return [self._tokenizer.encode(each, add_special_tokens=is_special_added) for each in texts]
+
+    async def _encode_large(self, texts: Sequence[str], is_special_added: bool) -> list[list[int]]:
+        if self._pool is not None:
+            return await self._pool.encode_all(texts, add_special_tokens=is_special_added)
+        return await asyncio.to_thread(
+            self._tokenizer.encode_all, texts, add_special_tokens=is_special_added
+        )
 
     def _check(self, text: str, param: str) -> None:
         """Refuse what is no text, and what is too long in any case."""
@@ -85,9 +106,7 @@ class Encoder:
         """Refuse a text of which a part already has far more tokens than the model takes."""
         length = max(_FIRST_PART_CHARACTERS_PER_TOKEN * self._max_model_len, _SMALL_CHARACTERS)
         while length < len(text):
-            (part,) = await asyncio.to_thread(
-                self._tokenizer.encode_all, [text[:length]], add_special_tokens=False
-            )
+            (part,) = await self._encode_large([text[:length]], False)
             if len(part) > _CERTAIN_EXCESS * self._max_model_len:
                 raise self._too_long(
                     f"the first {length} of the text's {len(text)} characters alone have "

@@ -24,7 +24,7 @@ from exo_engine.server.app import build_app
 from exo_engine.server.core_link import CoreFailure, CoreLink
 from exo_engine.server.listener import accept, address_of, listening_socket
 from exo_engine.server.metrics import Metrics
-from exo_engine.server.service import Service, TextTools, load_text_tools
+from exo_engine.server.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +87,7 @@ async def _live(service: Service, stop: _Stop) -> int:
 async def _load(service: Service) -> None:
     """Wait for the core and the tokenizer, then open the doors."""
     begin = time.monotonic()
-    text: TextTools = await asyncio.to_thread(load_text_tools, service.options)
-    service.hold(text)
-    if text.chat_template is not None:
-        await text.chat_template.open()
+    await service.load_text_tools()
     await service.link.wait_ready()
     if service.link.info is None:
         await service.link.wait_closed()

@@ -26,8 +26,10 @@ from exo_engine.server.metrics import Metrics
 from exo_engine.server.readers import Readers
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
 from exo_engine.server.template_pool import TemplatePool
+from exo_engine.server.tokenizer_pool import TokenizerPool
 from exo_engine.tokenizer import Tokenizer
 from exo_engine.tokenizer.chat_template import find_templates
+from exo_engine.tokenizer.tokenizer import is_own
 
 Phase = Literal["starting", "ready", "draining"]
 _MAX_SEQUENCES = 4096
@@ -78,6 +80,7 @@ class Service:
         self._numbers = itertools.count(1)
         self._encoding = asyncio.Semaphore(1)
         self.readers = Readers()
+        self._tokenizer_pool: TokenizerPool | None = None
 
     @property
     def text(self) -> TextTools:
@@ -108,9 +111,23 @@ class Service:
         assert self.link.info is not None, "asked for measurements before the core was ready"
         return self.link.info.measurements
 
-    def hold(self, text: TextTools) -> None:
-        """Take what was loaded; it is closed with this object."""
-        self._text = text
+    async def load_text_tools(self) -> None:
+        """Read what the model's files say about text; the templates open, and close with this object.
+
+        A stranger's tokenizer is read in a process with limits first.
+
+        Raises:
+            ConfigurationError: one of the files is missing or wrong.
+        """
+        options = self.options
+        if not await asyncio.to_thread(is_own, options.tokenizer_dir):
+            self._tokenizer_pool = TokenizerPool(options.tokenizer_dir, model_dir=options.model_dir)
+            await self._tokenizer_pool.open()
+        self._text = text = await asyncio.to_thread(load_text_tools, options)
+        if self._tokenizer_pool is not None:
+            self._tokenizer_pool.check(text.tokenizer)
+        if text.chat_template is not None:
+            await text.chat_template.open()
 
     def become_ready(self) -> None:
         """Open the doors."""
@@ -121,7 +138,9 @@ class Service:
             self.phase = "ready"
 
     async def close(self) -> None:
-        """End what this process started for the template."""
+        """End what this process started for tokenizer and template."""
+        if self._tokenizer_pool is not None:
+            await self._tokenizer_pool.close()
         if self._text is not None and self._text.chat_template is not None:
             await self._text.chat_template.close()
 
@@ -222,7 +241,7 @@ class Service:
         """Tokenize a text.
 
         Raises:
-            ApiError: 400 if it is no text, or too long for the model.
+            ApiError: 400 if it is no text, too long for the model, or too much for its tokenizer.
         """
         (tokens,) = await self.encode_all(
             [text], add_special_tokens=add_special_tokens, param=param
@@ -240,9 +259,12 @@ class Service:
             param: the field that the texts came from, for messages.
 
         Raises:
-            ApiError: 400 if one of them is no text, or too long for the model.
+            ApiError: 400 if one of them is no text, too long for the model, or too much for its
+                tokenizer.
         """
-        encoder = Encoder(self.text.tokenizer, self.max_model_len, self._encoding)
+        encoder = Encoder(
+            self.text.tokenizer, self.max_model_len, self._encoding, self._tokenizer_pool
+        )
         return await encoder.encode(texts, add_special_tokens=add_special_tokens, param=param)
 
     def check_num_prompts(self, num_prompts: int, num_choices: int) -> None:

@@ -8,21 +8,14 @@ is the other side.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import resource
-import signal
-import struct
 import sys
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from exo_engine.errors import EngineError
 from exo_engine.tokenizer.chat_template import ChatTemplate, TemplateCostly
+from exo_engine.tokenizer.confined import allow_processor_time, confine, pack
+from exo_engine.tokenizer.confined import read as _read
 
-PREFIX = struct.Struct(">II")
-"""Bytes of JSON, and bytes of text behind it."""
 MAX_TEXT_BYTES = 64 * 2**20
 """Of what a template renders: the sandbox lets no text have more than 16,000,000 characters."""
 MAX_PROCESSOR_SECONDS = 5
@@ -30,22 +23,13 @@ MAX_PROCESSOR_SECONDS = 5
 MAX_MEMORY_BYTES = 2**30
 
 
-def pack(document: dict[str, Any], text: str = "") -> bytes:
-    """Return one frame."""
-    head, body = json.dumps(document).encode(), text.encode("utf-8", "surrogatepass")
-    return b"".join((PREFIX.pack(len(head), len(body)), head, body))
-
-
 def main() -> int:
     """Answer requests until there are no more."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the server says when it ends, by closing stdin
-    _confine()
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    answers = confine(MAX_MEMORY_BYTES)
     template: ChatTemplate | None = None
-    while (request := _read(sys.stdin.buffer)) is not None:
-        _allow_processor_time()
+    while (frame := _read(sys.stdin.buffer)) is not None:
+        request, _ = frame
+        allow_processor_time(MAX_PROCESSOR_SECONDS)
         try:
             text = ""
             if template is None:
@@ -57,41 +41,9 @@ def main() -> int:
             document = {"error": exc.message, "is_costly": isinstance(exc, TemplateCostly)}
         except Exception as exc:
             document = {"error": f"its reader broke on it ({type(exc).__name__})"}
-        answers.write(pack(document, text))
+        answers.write(pack(document, text.encode("utf-8", "surrogatepass")))
         answers.flush()
     return 0
-
-
-def _read(stream: BinaryIO) -> dict[str, Any] | None:
-    prefix = stream.read(PREFIX.size)
-    if len(prefix) < PREFIX.size:
-        return None
-    length, _ = PREFIX.unpack(prefix)
-    request: dict[str, Any] = json.loads(stream.read(length))
-    return request
-
-
-def _confine() -> None:
-    for limit, value in (
-        (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 64),
-    ):
-        hard = resource.getrlimit(limit)[1]
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (most, most))
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def _allow_processor_time() -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + 1 + MAX_PROCESSOR_SECONDS
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    if hard != resource.RLIM_INFINITY:
-        seconds = min(seconds, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, hard))
 
 
 if __name__ == "__main__":

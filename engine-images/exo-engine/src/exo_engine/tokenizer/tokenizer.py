@@ -7,6 +7,7 @@ side encodes long prompts in worker threads. Slow or custom tokenizers are refus
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from exo_engine.foreign_files import (
     read_regular,
     shown,
 )
+from exo_engine.tokenizer.decoding_bound import check_texts
 from exo_engine.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from exo_engine.tokenizer.size_bound import most_bytes_per_token
 
@@ -35,6 +37,8 @@ _SPECIAL_NAMES: Final = (
     "cls_token",
     "mask_token",
 )
+_OWN: Final = frozenset({"9d716a944f1e1797702e9022a15d19041d7ee426fbe4fb9454dc25eb310d40f3"})
+"""SHA-256 of the tokenizer.json of `exo/tiny-chat` and `exo/tiny-draft`."""
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -52,7 +56,13 @@ class Tokenizer:
             ModelUnusable: a file is missing or cannot be read.
         """
         model_dir = model_dir or tokenizer_dir
-        self._backend = _load_backend(tokenizer_dir / "tokenizer.json")
+        path = tokenizer_dir / "tokenizer.json"
+        data = _read(path)
+        self.fingerprint = hashlib.sha256(data).hexdigest()
+        """Of tokenizer.json."""
+        self._backend = _load_backend(path, data)
+        state = parse_object(data, path)
+        check_texts(state, path)
         self.config: Mapping[str, Any] = read_json(tokenizer_dir / "tokenizer_config.json")
         legacy_map = read_json(tokenizer_dir / "special_tokens_map.json")
         self.special_tokens = _special_tokens(self.config, legacy_map)
@@ -68,9 +78,7 @@ class Tokenizer:
         self._is_byte_level = steps == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in steps
         self._bytes_by_id: dict[int, bytes] = {}
-        self.most_bytes_per_token = most_bytes_per_token(
-            read_json(tokenizer_dir / "tokenizer.json")
-        )
+        self.most_bytes_per_token = most_bytes_per_token(state)
         """Bytes of text that one token stands for at most; None where nothing can be said."""
 
     @property
@@ -163,14 +171,23 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _load_backend(path: Path) -> tokenizers.Tokenizer:
-    if not path.exists():
+def is_own(tokenizer_dir: Path) -> bool:
+    """Say whether tokenizer.json is one that comes with this project, by its content."""
+    return hashlib.sha256(_read(tokenizer_dir / "tokenizer.json")).hexdigest() in _OWN
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_regular(path, MAX_TOKENIZER_BYTES)
+    except MissingFile as exc:
         raise ModelUnusable(
             f"cannot load the tokenizer: there is no {path}",
             hint="Models with a tokenizer.model only must be converted: load the tokenizer with "
             "transformers and save it again.",
-        )
-    data = read_regular(path, MAX_TOKENIZER_BYTES)
+        ) from exc
+
+
+def _load_backend(path: Path, data: bytes) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_buffer(data)
         # Some damage shows only in use: the library panics then, which no request may meet.
