@@ -19,6 +19,7 @@ from exo_inference.resources.yaml import (
 
 MAX_FILE_BYTES = 4 * 2**20
 """A larger file is no manifest but a mistake, such as a directory of checkpoints."""
+_TOO_LARGE = f"it is larger than {MAX_FILE_BYTES} bytes"
 
 
 def load_manifests(paths: Sequence[str], stdin: str | None = None) -> list[Manifest]:
@@ -26,7 +27,8 @@ def load_manifests(paths: Sequence[str], stdin: str | None = None) -> list[Manif
 
     Args:
         paths: files, directories, or `-` for standard input.
-        stdin: the text of standard input, if it was named.
+        stdin: the text of standard input, if it was named; the caller need not read more than
+            `MAX_FILE_BYTES` and one.
 
     Raises:
         ManifestError: anything in any of them is wrong.
@@ -73,19 +75,29 @@ def _texts(
     seen: set[Path] = set()
     for name in paths:
         if name == "-":
-            yield "<stdin>", stdin or ""
+            if len(stdin or "") > MAX_FILE_BYTES:
+                problems.append(ManifestProblem("<stdin>", 1, f"cannot be read: {_TOO_LARGE}"))
+            else:
+                yield "<stdin>", stdin or ""
             continue
         for file in _files(Path(name)):
             if file.resolve() in seen:
                 continue
             seen.add(file.resolve())
             try:
-                if file.stat().st_size > MAX_FILE_BYTES:
-                    raise UsageError(f"it is larger than {MAX_FILE_BYTES} bytes")
-                yield str(file), file.read_text(encoding="utf-8")
+                yield str(file), _read(file)
             except (OSError, UnicodeDecodeError, UsageError) as exc:
                 reason = exc.strerror if isinstance(exc, OSError) else str(exc)
                 problems.append(ManifestProblem(str(file), 1, f"cannot be read: {reason}"))
+
+
+def _read(file: Path) -> str:
+    """Return the text of a file; of a pipe or a device, which say no size, no more than of others."""
+    with file.open("rb") as opened:
+        data = opened.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(_TOO_LARGE)
+    return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _files(path: Path) -> list[Path]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.foreign_files.mutations import SEED_CONFIG
 from exo_inference.foreign_files import (
     ForeignFileError,
     check_model,
@@ -192,3 +193,15 @@ def test_what_models_really_hold_is_taken(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(found))
     header({**tensor(), "__metadata__": {"format": "pt"}})(model)
     assert [name for name, _ in check_model(model).files] == ["config.json", "model.safetensors"]
+
+
+def test_of_gguf_files_name_and_size_are_looked_at_and_nothing_is_opened(model: Path) -> None:
+    (model / "config.json").write_text(json.dumps(SEED_CONFIG | {"quantization_config": None}))
+    (model / "model.safetensors").unlink()
+    with (model / "m-Q4_K_M.gguf").open("wb") as file:
+        file.write(b"GGUF" + b"\xff" * 64)  # a version, and counts, beyond all files
+        file.truncate(2**40)
+    os.mkfifo(model / "n-Q4_K_M.gguf")
+    assert "Q4_K_M by its name" in describe_model(model, "m").notes[-1]
+    with pytest.raises(ForeignFileError, match=r"holds no \.safetensors file"):
+        check_model(model)

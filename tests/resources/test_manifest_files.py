@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,27 @@ def test_file_named_twice_is_read_once(tmp_path: Path):
 
 def test_standard_input_is_a_dash():
     assert load_manifests(["-"], stdin=MODEL)[0].file == "<stdin>"
+
+
+def test_what_says_no_size_is_read_no_further_than_a_file(tmp_path: Path):
+    with pytest.raises(ManifestError, match="/dev/zero:1: cannot be read: it is larger than"):
+        load_manifests(["/dev/zero"])
+    with pytest.raises(ManifestError, match="<stdin>:1: cannot be read: it is larger than"):
+        load_manifests(["-"], stdin="#" * (MAX_FILE_BYTES + 1))
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(UsageError, match="there is no InferenceModel"):
+        load_manifests([str(tmp_path)])  # not waited for
+
+
+def test_a_pipe_that_is_named_is_read(tmp_path: Path):
+    """As a shell makes one of the output of another program."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(MODEL.replace("\n", "\r\n")))
+    writer.start()
+    (found,) = load_manifests([str(pipe)])
+    writer.join()
+    assert found.file == str(pipe)
 
 
 def test_unreadable_files_are_named(tmp_path: Path):

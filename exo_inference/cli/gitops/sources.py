@@ -45,9 +45,9 @@ def plan_from_files(client: Client, filenames: tuple[str, ...], *, prune: bool) 
     """
     from exo_inference.cli.gitops.live import DEPLOYMENT_KIND, read_live
     from exo_inference.cli.gitops.plan import plan_changes
-    from exo_inference.resources.manifest_files import load_manifests
+    from exo_inference.resources.manifest_files import MAX_FILE_BYTES, load_manifests
 
-    stdin = sys.stdin.read() if "-" in filenames else None
+    stdin = sys.stdin.read(MAX_FILE_BYTES + 1) if "-" in filenames else None
     manifests = load_manifests(filenames, stdin)
     named = {m.resource.metadata.name for m in manifests if m.resource.kind == DEPLOYMENT_KIND}
     return plan_changes(manifests, read_live(client, named.__contains__), prune=prune)
