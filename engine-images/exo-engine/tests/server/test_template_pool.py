@@ -29,11 +29,11 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TemplatePool]:
-    """A pool whose processes have one second instead of six; the rest of them is the real one."""
+    """A pool whose processes have one or two seconds instead of five or six; the rest of them is the real one."""
     (tmp_path / "hurried.py").write_text(
         "import sys\n"
         "from exo_engine.tokenizer import template_process\n"
-        "template_process.MAX_PROCESSOR_SECONDS = 0\n"
+        "template_process.MAX_PROCESSOR_SECONDS = 1\n"
         "sys.exit(template_process.main())\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -162,11 +162,12 @@ async def open_pool() -> AsyncIterator[Callable[[Path], Any]]:
 
 @pytest.fixture
 def hurried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that have one or two seconds for what they do; the rest of them is the real one."""
+    """Processes that have one or two seconds and 1 GiB; the rest of them is the real one."""
     (tmp_path / "hurried_tokenizer.py").write_text(
         "import sys\n"
         "from exo_engine.tokenizer import tokenizer_process\n"
-        "tokenizer_process._MAX_SECONDS = 0\n"
+        "tokenizer_process._MAX_SECONDS = 1\n"
+        "tokenizer_process.MAX_MEMORY_BYTES = 2**30\n"
         "tokenizer_process.MAX_LOAD_SECONDS = 1\n"
         "sys.exit(tokenizer_process.main())\n"
     )
@@ -274,6 +275,25 @@ async def test_a_process_that_is_killed_costs_no_request(open_pool: Any, model_d
         os.kill(process.pid, signal.SIGKILL)
         found = await pool.encode_all(["The fox"], add_special_tokens=True)
         assert found == [here.encode("The fox", add_special_tokens=True)]
+
+
+async def test_what_is_asked_when_the_pool_closes_fails_and_starts_nothing(
+    write: Callable[..., Path], open_pool: Any
+) -> None:
+    directory = write(split_by(_SLOW_PATTERN))
+    pool = await open_pool(directory)
+    asked = [
+        asyncio.create_task(pool.encode_all([_SLOW_TEXT], add_special_tokens=True))
+        for _ in range(3)
+    ]
+    await asyncio.sleep(0)  # one is being answered, the others wait for a process
+    await pool.close()
+    for task in asked:
+        with pytest.raises((TextRefused, ConfigurationError)):
+            await task
+    assert not pool.pool.processes
+    with pytest.raises(ConfigurationError, match="this engine is ending"):
+        await pool.encode_all(["a"], add_special_tokens=True)
 
 
 async def test_a_tokenizer_that_changes_meanwhile_is_not_taken_for_the_same(

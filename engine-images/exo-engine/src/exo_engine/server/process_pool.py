@@ -96,6 +96,7 @@ class ProcessPool:
         self._idle: asyncio.Queue[Process] = asyncio.Queue()
         self._num_reserved = 0
         self._running: set[asyncio.Task[Answer]] = set()
+        self._is_closed = False
         self.processes: set[Process] = set()
 
     @property
@@ -127,10 +128,13 @@ class ProcessPool:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End all processes."""
+        """End all processes; what was asked of them fails, and nothing is started any more."""
+        self._is_closed = True
         for process in list(self.processes):
             await process.end()
         self.processes.clear()
+        # Not cancelled: asyncio waits for ever for a process whose start was cancelled half-way.
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     def _forget(self, task: asyncio.Task[Answer]) -> None:
         self._running.discard(task)
@@ -158,7 +162,7 @@ class ProcessPool:
     async def _acquire(self) -> Process:
         """Return a process that nobody uses: an idle one, or a new one if that takes too long."""
         while True:
-            if self._num_reserved == 0:
+            if self._num_reserved == 0 or self._is_closed:
                 return await self._start()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -167,10 +171,12 @@ class ProcessPool:
                 return await self._start()
 
     async def _start(self) -> Process:
+        self._check_open()
         self._num_reserved += 1
         process: Process | None = None
         try:
             process = await Process.start(self._module, self._ended, self._environment)
+            self._check_open()
             self.processes.add(process)
             process.loaded, _ = await process.exchange(pack(self._recipe), self._loading)
         except BaseException as exc:
@@ -185,6 +191,10 @@ class ProcessPool:
             await self._drop(process)
             raise NotStarted(shown(str(process.loaded["error"]), 1000), process.loaded)
         return process
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise NotStarted("this engine is ending")
 
     async def _release(self, process: Process) -> None:
         if self._idle.qsize() > 0:  # one is enough while answers are quick
