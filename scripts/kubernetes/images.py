@@ -83,6 +83,10 @@ def _adapter_image(engine: str) -> Image:
     return Image(f"exo-{engine}", f"{directory}/Dockerfile", sources, is_adapted=True)
 
 
+def _locked(*names: str) -> tuple[str, ...]:
+    return tuple(f"requirements/{name}.txt" for name in names)
+
+
 IMAGES = (
     Image(
         "exo-inference",
@@ -93,7 +97,7 @@ IMAGES = (
             "charts/inference-deployment",
             "images",
             "pyproject.toml",
-            "constraints.txt",
+            *_locked("build", "server", "kubernetes"),
         ),
         {"BASE": _BASE_TAG},
     ),
@@ -108,6 +112,7 @@ IMAGES = (
             "engine-images/adapter/exo_adapter",
             "images/strip-system",
             "constraints.txt",
+            *_locked("build", "engine", "torch"),
         ),
         # PyPI has no builds of PyTorch for CPU alone.
         {"BASE": _BASE_TAG, "TORCH_INDEX_URL": ""},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,40 @@ def test_every_image_ends_as_one_that_the_restricted_standard_allows(image: imag
     assert users[-1] == "USER 65532:65532"
     for word in ("HEALTHCHECK", "STOPSIGNAL SIGTERM", "ENTRYPOINT ["):
         assert any(line.startswith(word) for line in final), word
+
+
+@pytest.mark.parametrize("image", images.IMAGES, ids=lambda image: image.name)
+def test_what_pip_installs_is_held_against_hashes(image: images.Image) -> None:
+    """But for builds of PyTorch that are not on pip's own index: their version alone is checked."""
+    dockerfile = (images.ROOT / image.dockerfile).read_text()
+    taken: set[str] = set()
+    for command in _pip_commands(dockerfile):
+        words = command.split()
+        assert "--no-deps" in words, command
+        if "--require-hashes" in words:
+            named = [after for word, after in pairwise(words) if word == "-r"]
+            assert named, command
+            taken |= set(named)
+        elif "wheel" in words:
+            assert "--no-build-isolation" in words, command  # which takes what is not named
+        elif "${TORCH_INDEX_URL}" in command:
+            assert "constraints.txt" in words, command
+        else:
+            assert "--no-index" in words, command
+    copied = set(re.findall(r"requirements/\w+\.txt", dockerfile))
+    assert taken == copied == {each for each in image.sources if each.startswith("requirements/")}
+
+
+def _pip_commands(dockerfile: str) -> list[str]:
+    """Return the calls of pip, each in one line, with what a function of the same name adds to it."""
+    joined = dockerfile.replace("\\\n", " ")
+    added = " ".join(re.findall(r"pip\(\) \{(.*?)\"\$@\"; \}", joined))
+    joined = re.sub(r"pip\(\) \{.*?\}", "", joined)
+    parts = re.split(r"&&|;|\n", joined)
+    found = [
+        part.strip().removeprefix("RUN ") for part in parts if re.search(r"(?<![-\w])pip ", part)
+    ]
+    return [part if "-m pip" in part else f"{part} {added}" for part in found]
 
 
 def test_an_image_is_known_by_the_content_of_its_files(tmp_path: Path) -> None:
