@@ -281,19 +281,21 @@ def kill(plane: Plane, pod: str, container: str) -> tuple[float, float]:
     found = json.loads(plane.cluster.kubectl("get", "pod", pod, "-ojson").stdout)
     statuses = {status["name"]: status for status in found["status"]["containerStatuses"]}
     container_id = statuses[container]["containerID"].rpartition("/")[2]
-    (process,) = [path for path in Path("/proc").glob("[0-9]*") if _runs(path, container_id)]
+    (process,) = [path for path in Path("/proc").glob("[0-9]*") if _began(path, container_id)]
     began = time.monotonic()
     os.kill(int(process.name), 9)
     wait_for(lambda: not process.exists(), pause=0.001)  # then all that it held is closed
     return began, time.monotonic()
 
 
-def _runs(process: Path, container_id: str) -> bool:
+def _began(process: Path, container_id: str) -> bool:
+    """Whether a process is the one that a container was started with; that may have started others."""
     try:
-        cgroup, command = (process / "cgroup").read_text(), (process / "cmdline").read_bytes()
+        cgroup, status = (process / "cgroup").read_text(), (process / "status").read_text()
     except OSError:
         return False
-    return container_id in cgroup and b"exo_inference." in command
+    pids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+    return container_id in cgroup and pids[-1] == "1"
 
 
 def has_restarted(plane: Plane, pod: str, container: str) -> bool:
