@@ -100,7 +100,6 @@ def _half_way(ring: Ring) -> set[tuple[str, str]]:
     """Return the releases with the verbs of Helm that the steps take."""
     verbs = {
         "bad update": ("upgrade", "rollback"),
-        "back to one": ("rollback",),
         "delete": ("uninstall",),
     }
     return {

@@ -34,6 +34,7 @@ from exo_inference.platforms.kubernetes.records import (
     Owner,
     Revision,
     discard_pending,
+    find_cut_off,
     find_owner,
     list_revisions,
     list_unfinished,
@@ -169,14 +170,13 @@ class Cluster:
         self._uids[release] = uid
 
     async def is_stuck(self, release: str) -> bool:
-        """Whether a Helm was killed on a release before this process began to work on releases."""
+        """Whether a Helm was cut off on a release before this process began to work on releases."""
         if self._stuck is None:
-            found = await list_unfinished(self.api)
-            self._stuck = {entry.release for entry in found if entry.status in PENDING}
+            self._stuck = await find_cut_off(self.api)
         return release in self._stuck
 
     async def unstick(self, release: str, uid: str) -> None:
-        """Clear what a killed Helm left; the release has to be upgraded afterwards.
+        """Clear what a Helm that was cut off left; the release has to be upgraded afterwards.
 
         The hash on the Deployment goes first: what it tells of may be there in part only, and if this
         is killed too, the next one must still see that there is work to do.
@@ -286,8 +286,12 @@ class Cluster:
 
     async def newest_revision(self, release: str) -> Revision | None:
         """Return the newest revision of a release."""
-        found = await list_revisions(self.api, release)
+        found = await self.revisions(release)
         return found[-1] if found else None
+
+    async def revisions(self, release: str) -> list[Revision]:
+        """Return the revisions of a release, oldest first."""
+        return await list_revisions(self.api, release)
 
     async def log_tail(self, pod: Object, container: str) -> tuple[str, ...]:
         """Return the last lines of a container's run that ended; read once per run."""

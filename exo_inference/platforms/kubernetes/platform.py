@@ -50,7 +50,7 @@ from exo_inference.platforms.kubernetes.names import (
 from exo_inference.platforms.kubernetes.nodes import instance_types
 from exo_inference.platforms.kubernetes.parts import API_GROUPS, ONLY_SERVICE
 from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
-from exo_inference.platforms.kubernetes.records import Owner
+from exo_inference.platforms.kubernetes.records import PENDING, Owner
 from exo_inference.platforms.kubernetes.replicas import (
     counts,
     is_starting,
@@ -339,10 +339,13 @@ class KubernetesPlatform:
         A Helm that was killed may have brought its objects back, but not its values.
         """
         live = read_live(self._cluster.workloads.find(uid))
-        newest = await self._cluster.newest_revision(release)
-        if live is None or live.settled_revision is None or newest is None:
+        found = await self._cluster.revisions(release)
+        if live is None or live.settled_revision is None or not found:
             return
-        if (newest.number, newest.status) != (live.settled_revision, "deployed"):
+        # Helm begins with the values of what it calls deployed, whatever failed after that.
+        while len(found) > 1 and found[-1].status in (*PENDING, "failed"):
+            found.pop()
+        if (found[-1].number, found[-1].status) != (live.settled_revision, "deployed"):
             await self._cluster.rollback(release, uid, live.settled_revision)
             await self._point_at_newest(uid, release)
 

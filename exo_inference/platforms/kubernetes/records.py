@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 PENDING = frozenset({"pending-install", "pending-upgrade", "pending-rollback"})
 _PAGE = 100
+_NAMES_AT_ONCE = 50
+"""In one selector, which is part of a URL."""
 
 _MAX_RECORD_BYTES = 32 * 1024 * 1024
 """Of an unpacked record: a Secret holds one MiB, which may be packed as small as its author likes."""
@@ -115,6 +117,25 @@ async def list_unfinished(api: KubernetesApi) -> list[Revision]:
     """
     states = ",".join(sorted({*PENDING, "uninstalling", "failed"}))
     return await _list(api, f"owner=helm,status in ({states})")
+
+
+async def find_cut_off(api: KubernetesApi) -> set[str]:
+    """Return the releases whose last Helm was killed, was told to end, or failed.
+
+    One that is told to end writes "failed", whether or not the objects were changed by then.
+
+    Raises:
+        StoreError
+    """
+    left = await list_unfinished(api)
+    cut_off = {entry.release for entry in left if entry.status in PENDING}
+    failed = sorted({entry.release for entry in left if entry.status == "failed"} - cut_off)
+    for start in range(0, len(failed), _NAMES_AT_ONCE):
+        names = failed[start : start + _NAMES_AT_ONCE]
+        # One that failed before another did not is history.
+        newest = {entry.release: entry.status for entry in await list_revisions(api, *names)}
+        cut_off |= {name for name, status in newest.items() if status == "failed"}
+    return cut_off
 
 
 async def discard_pending(api: KubernetesApi, release: str) -> bool:

@@ -150,6 +150,9 @@ def repair(wanted: Release, live: Live | None, *, restarted_at: datetime | None 
     """Return the step for a release that looks right, but on which a Helm did not come to its end."""
     if live is None or live.settled_revision is None or not is_refused(wanted, live, restarted_at):
         return Upgrade()
+    if live.pods_hash == live.settled_pods:
+        # A roll-back would bring back the replicas of then, and end those that were asked for since.
+        return Rescale((live.replicas if wanted.replicas is None else wanted.replicas) or 0)
     return RollBack(live.settled_revision, live.refused_reason)
 
 

@@ -36,8 +36,7 @@ async def test_a_release_that_a_killed_helm_left_pending_is_repaired(
             await process.applied(changed, kubelet)
         newest = (await list_revisions(process.cluster.api, RELEASE))[-1]
     # A Helm that is killed leaves its record in this state; the objects may be there already.
-    kubelet.api.kubectl("label", "secret", newest.secret, f"status={state}", "--overwrite")
-    rewrite_status(kubelet.api, newest.secret, state)
+    set_status(kubelet.api, newest.secret, state)
     desired = DESIRED if state == "pending-install" else changed
     async with running(kubelet.api, tmp_path) as process:
         async with asyncio.timeout(30):
@@ -63,8 +62,7 @@ async def test_a_roll_back_that_was_killed_does_not_bring_the_refused_version_ba
         await process.until(bad, lambda seen: "rolled back" in seen.failure)
         refused, rolled_back = (await list_revisions(process.cluster.api, RELEASE))[-2:]
     for revision, status in ((refused, "deployed"), (rolled_back, "pending-rollback")):
-        kubelet.api.kubectl("label", "secret", revision.secret, f"status={status}", "--overwrite")
-        rewrite_status(kubelet.api, revision.secret, status)
+        set_status(kubelet.api, revision.secret, status)
     settled = f"inference.exo.dev/settled-revision={refused.number - 1}"
     kubelet.api.kubectl("annotate", "deployment", RELEASE, settled, "--overwrite")
     async with running(kubelet.api, tmp_path) as process:
@@ -77,6 +75,57 @@ async def test_a_roll_back_that_was_killed_does_not_bring_the_refused_version_ba
         count = len(states)
         await process.until(scaled, lambda _: True)
         assert len(await revisions(process)) == count
+
+
+async def test_a_scaling_that_was_told_to_end_is_finished_by_the_next_leader(
+    kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    """A leader that is replaced ends its Helm, which writes "failed", although the objects may be there already."""
+    bad = replace(DESIRED, engine_parameters=("--max-model-len=1",))
+    scaled = replace(bad, replicas=2)
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        await process.applied(bad, kubelet)
+        ended = {"terminated": {"exitCode": 78, "message": "exo-engine: error: too small"}}
+        kubelet.set_state(kubelet.make_pod(), restarts=1, state=ended)
+        await process.until(bad, lambda seen: "rolled back" in seen.failure)
+        await process.until(scaled, lambda _: kubelet.deployment()["spec"]["replicas"] == 2)
+        served, cut_off = (await list_revisions(process.cluster.api, RELEASE))[-2:]
+    set_status(kubelet.api, served.secret, "deployed")
+    set_status(kubelet.api, cut_off.secret, "failed")
+    settled = f"inference.exo.dev/settled-revision={served.number}"
+    kubelet.api.kubectl("annotate", "deployment", RELEASE, settled, "--overwrite")
+    async with running(kubelet.api, tmp_path) as process:
+        await process.until(scaled, lambda _: True)
+        for _ in range(3):
+            await process.until(scaled, lambda _: True)
+        found = await revisions(process)
+        # By one revision, so not by a roll-back first, which would have ended the second replica.
+        assert found[-1] == (cut_off.number + 1, "deployed")
+        assert kubelet.deployment()["spec"]["replicas"] == 2
+        assert "max-model-len" not in json.dumps(kubelet.deployment()["spec"]["template"])
+
+
+async def test_a_release_that_failed_once_and_was_upgraded_since_is_left_alone(
+    kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    changed = replace(DESIRED, engine_parameters=("--seed=1",))
+    async with running(kubelet.api, tmp_path) as process:
+        await process.applied(DESIRED, kubelet)
+        await process.settle(changed, kubelet)
+        first = (await list_revisions(process.cluster.api, RELEASE))[0]
+    set_status(kubelet.api, first.secret, "failed")
+    async with running(kubelet.api, tmp_path) as process:
+        before = await revisions(process)
+        for _ in range(3):
+            await process.until(changed, lambda _: True)
+        assert await revisions(process) == before
+
+
+def set_status(api: KubernetesApi, secret: str, status: str) -> None:
+    """Let Helm's record say how its revision ended, to who asks by label and to Helm."""
+    api.kubectl("label", "secret", secret, f"status={status}", "--overwrite")
+    rewrite_status(api, secret, status)
 
 
 def rewrite_status(api: KubernetesApi, secret: str, status: str) -> None:

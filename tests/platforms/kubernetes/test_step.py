@@ -22,6 +22,7 @@ from exo_inference.platforms.kubernetes.step import (
     find_failed_update,
     read_live,
     refused_annotations,
+    repair,
     settled_annotations,
 )
 from exo_inference.platforms.kubernetes.values import Release
@@ -125,6 +126,17 @@ def test_a_refused_update_is_tried_again_only_when_asked() -> None:
     assert decide(release(), refused, [], restarted_at=NOW - timedelta(seconds=1)) is None
     assert decide(release(), refused, [], restarted_at=NOW + timedelta(seconds=1)) == Upgrade()
     assert decide(release("newer"), refused, []) == Upgrade()
+
+
+def test_what_was_cut_off_while_an_update_is_refused_is_finished_without_ending_replicas() -> None:
+    serving, half_back = live("old", 3, **REFUSED), live("new", 3, **REFUSED)
+    assert repair(release("new", 3), serving) == Rescale(3)
+    assert repair(
+        replace(release(), values={"autoscaling": {"enabled": True}}), serving
+    ) == Rescale(3)  # an autoscaler's
+    assert repair(release("new", 3), half_back) == RollBack(1, "it crashed")
+    assert repair(release("newer"), serving) == Upgrade()
+    assert repair(release(), None) == Upgrade()
 
 
 def test_what_serves_after_a_refused_update_can_be_scaled_to_zero_and_back() -> None:
