@@ -72,18 +72,26 @@ class HttpOptions:
         seconds = None if math.isinf(self.timeout_seconds) else self.timeout_seconds
         return httpx.Timeout(seconds, connect=None if seconds is None else min(seconds, 10.0))
 
-    def headers_for(self, request: Request, url: str) -> dict[str, str]:
-        """Return the headers of one attempt; each attempt is signed anew."""
+    def new_expiry(self, request: Request) -> int:
+        """Return when a request expires, and all attempts at it.
+
+        They have one signature, so that a server knows a repeat, and answers it as the attempt before, whose
+        answer was lost.
+        """
+        expires = int(time.time()) + EXPIRY_SECONDS
+        if request.method == "GET":
+            return expires
+        # It grows like the clock: subtracting would let the two make up for each other.
+        return expires + next(_WRITES) % SIGNATURE_SPREAD_SECONDS - SIGNATURE_SPREAD_SECONDS
+
+    def headers_for(self, request: Request, url: str, expires: int) -> dict[str, str]:
+        """Return the headers of an attempt."""
         headers = dict(self.headers)
         headers |= {"User-Agent": f"exo-inference/{__version__}", "Accept": "application/json"}
         headers |= dict(request.headers)
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         if request.signed:
-            expires = int(time.time()) + EXPIRY_SECONDS
-            if request.method != "GET":
-                # It grows like the clock: subtracting would let the two make up for each other.
-                expires += next(_WRITES) % SIGNATURE_SPREAD_SECONDS - SIGNATURE_SPREAD_SECONDS
             headers["Authorization"] = sign(
                 self.credentials,
                 request.method,
@@ -119,11 +127,12 @@ class Transport:
             retry=_retries.should_repeat(request),
             retry_error_callback=_last_outcome,
         )
-        return _noted(retrying(self._attempt, endpoint, request), retrying)
+        expires = self.options.new_expiry(request)
+        return _noted(retrying(self._attempt, endpoint, request, expires), retrying)
 
-    def _attempt(self, endpoint: str, request: Request) -> Response:
+    def _attempt(self, endpoint: str, request: Request, expires: int) -> Response:
         with _mapped(request, endpoint, self.options.trace):
-            built = _build(self._client, self.options, endpoint, request)
+            built = _build(self._client, self.options, endpoint, request, expires)
             answer = self._client.send(built)
         return _read(answer, self.options.trace)
 
@@ -134,7 +143,10 @@ class Transport:
         The body of an error is read into the head; it has no lines.
         """
         with _mapped(request, endpoint, self.options.trace):
-            built = _build(self._client, self.options, endpoint, request, STREAM_TIMEOUT_SECONDS)
+            expires = self.options.new_expiry(request)
+            built = _build(
+                self._client, self.options, endpoint, request, expires, STREAM_TIMEOUT_SECONDS
+            )
             answer = self._client.send(built, stream=True)
             try:
                 if answer.status_code >= 300:
@@ -172,11 +184,12 @@ class AsyncTransport:
             retry=_retries.should_repeat(request),
             retry_error_callback=_last_outcome,
         )
-        return _noted(await retrying(self._attempt, endpoint, request), retrying)
+        expires = self.options.new_expiry(request)
+        return _noted(await retrying(self._attempt, endpoint, request, expires), retrying)
 
-    async def _attempt(self, endpoint: str, request: Request) -> Response:
+    async def _attempt(self, endpoint: str, request: Request, expires: int) -> Response:
         with _mapped(request, endpoint, self.options.trace):
-            built = _build(self._client, self.options, endpoint, request)
+            built = _build(self._client, self.options, endpoint, request, expires)
             answer = await self._client.send(built)
         return _read(answer, self.options.trace)
 
@@ -189,7 +202,10 @@ class AsyncTransport:
         The body of an error is read into the head; it has no lines.
         """
         with _mapped(request, endpoint, self.options.trace):
-            built = _build(self._client, self.options, endpoint, request, STREAM_TIMEOUT_SECONDS)
+            expires = self.options.new_expiry(request)
+            built = _build(
+                self._client, self.options, endpoint, request, expires, STREAM_TIMEOUT_SECONDS
+            )
             answer = await self._client.send(built, stream=True)
             try:
                 if answer.status_code >= 300:
@@ -214,12 +230,13 @@ def _build(
     options: HttpOptions,
     endpoint: str,
     request: Request,
+    expires: int,
     read_timeout_seconds: float | None = None,
 ) -> httpx.Request:
     if client.is_closed:
         raise UsageError(f"{request.action}: this client is closed", hint="Make a new one.")
     url = endpoint + request.target
-    headers = options.headers_for(request, url)
+    headers = options.headers_for(request, url, expires)
     if options.trace:
         _trace.trace_request(request.method, url, headers, request.body or b"")
     timeout = options.timeout.as_dict()

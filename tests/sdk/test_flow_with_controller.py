@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from exo_inference import errors
@@ -253,3 +254,31 @@ def test_parameters_are_those_of_the_engine_asked_for(client: Client):
     own = {parameter.name for parameter in client.deployments.parameters()}
     vllm = {parameter.name for parameter in client.deployments.parameters("0.28.0", engine="vllm")}
     assert len(vllm) > len(own)
+
+
+class LosesAnswers(httpx.HTTPTransport):
+    """Loses the first answer to a deletion, as a connection that breaks too late does."""
+
+    has_lost = False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if request.method == "DELETE" and not self.has_lost:
+            self.has_lost = True
+            answer.close()
+            raise httpx.ReadTimeout("lost", request=request)
+        return answer
+
+
+def test_a_deletion_whose_answer_was_lost_is_answered_when_its_object_is_gone(
+    controller: Controller,
+):
+    lossy = LosesAnswers()
+    with Client(
+        controller.key, controller.secret, endpoint=controller.endpoint, transport=lossy
+    ) as client:
+        model = client.models.create("org/m1", huggingface_token="hf_ok").reference.id
+        assert client.models.delete(model).state == "success"
+        assert lossy.has_lost
+        with pytest.raises(errors.NotFound):
+            client.models.delete(model)

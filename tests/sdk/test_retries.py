@@ -28,6 +28,27 @@ def test_create_repeats_with_the_same_idempotency_key(api: FakeApi, client: Clie
     assert len(keys) == 1
 
 
+def test_all_attempts_at_a_write_have_one_signature_and_another_write_has_its_own(
+    api: FakeApi, client: Client
+):
+    """So a server knows the repeat, and answers it as the attempt before."""
+    api.on("DELETE", "/ai/model/m-1", Answer(hang_up=True), BUSY, OPERATION)
+    client.models.delete("m-1")
+    client.models.delete("m-1")
+    *attempts, other = [seen.headers["authorization"] for seen in api.seen]
+    assert len(attempts) == 3
+    assert len(set(attempts)) == 1
+    assert other not in attempts
+
+
+async def test_asynchronous_attempts_have_one_signature(api: FakeApi, async_client: AsyncClient):
+    api.on("DELETE", "/ai/model/m-1", Answer(hang_up=True), OPERATION)
+    async with async_client as client:
+        await client.models.delete("m-1")
+    first, second = [seen.headers["authorization"] for seen in api.seen]
+    assert first == second
+
+
 def test_deletion_whose_first_answer_was_lost_says_so(api: FakeApi, client: Client):
     api.on("DELETE", "/ai/model/m-1", Answer(hang_up=True), Answer({}, status=404))
     with pytest.raises(errors.NotFound) as caught:
