@@ -120,9 +120,7 @@ class Ring:
             life.parameters = wanted
             life.serving = SECOND
         elif step == "delete":
-            operation = self.acknowledge(
-                lambda client: client.deployments.delete(uid), lambda client: ""
-            )
+            operation = self.acknowledge(lambda client: _delete(client, uid), lambda client: "")
         else:
             life.replicas = {"scale": 3, "to zero": 0, "back to one": 1}[step]
             operation = self.acknowledge(
@@ -150,7 +148,7 @@ class Ring:
 
     def acknowledge(
         self,
-        write: Callable[[Client], Operation],
+        write: Callable[[Client], Operation | str],
         find: Callable[[Client], str] | None = None,
     ) -> Operation | str:
         """Send a write until it is acknowledged; one that had no answer may have happened: `find`."""
@@ -265,6 +263,15 @@ class Ring:
                 life.least_ready = (
                     ready if life.least_ready is None else min(ready, life.least_ready)
                 )
+
+
+def _delete(client: Client, uid: str) -> Operation | str:
+    try:
+        return client.deployments.delete(uid)
+    except NotFound as exc:
+        if "answer was lost" in (exc.hint or ""):  # the client has sent it before
+            return ""
+        raise
 
 
 def _get_operation(client: Client, uid: str) -> Operation:
