@@ -163,12 +163,15 @@ class ControlPlane:
         }
 
     def call(self, process: Process, method: str, path: str, body: Any = None) -> Any:
+        answer = self.send(process, method, path, body)
+        assert answer.status_code < 400, answer.text
+        return answer.json()
+
+    def send(self, process: Process, method: str, path: str, body: Any = None) -> requests.Response:
         secret = self.secret(CREDENTIALS)
         auth = DistinctAuth(secret["api-key"], secret["api-secret"])
         url = f"http://127.0.0.1:{process.port}/v2{path}"
-        answer = requests.request(method, url, auth=auth, json=body, timeout=20)
-        assert answer.status_code < 400, answer.text
-        return answer.json()
+        return requests.request(method, url, auth=auth, json=body, timeout=20)
 
     def path(self, plural: str, name: str = "", group: str = GROUP) -> str:
         prefix = f"/apis/{group}" if group else "/api/v1"
@@ -450,6 +453,15 @@ def test_a_model_of_one_machine_is_refused_on_a_cluster(plane: ControlPlane) -> 
         ]
 
     assert "directory of one machine" in wait_for(failed)[0]
+
+
+def test_figures_are_refused_with_the_names_that_prometheus_has(plane: ControlPlane) -> None:
+    for process in plane.processes:
+        for path in ("/ai/usage", "/ai/metrics"):
+            found = plane.send(process, "GET", path)
+            assert found.status_code == 412
+            assert "exo_gateway_requests_total" in found.text
+            assert "exo_gateway_tokens_total" in found.text
 
 
 def test_an_administrators_own_credentials_are_used(alone: ControlPlane) -> None:
