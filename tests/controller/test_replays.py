@@ -192,6 +192,66 @@ def test_a_captured_rotation_makes_no_other_value(stopped_controller: Controller
         assert controller.call("GET", f"/v2{path}/reveal").json() == second
 
 
+CHANGES: dict[str, tuple[str, str, Any, Any]] = {
+    "update": ("PATCH", "", {"name": "first"}, {"name": "second"}),
+    "replacement": ("PUT", "", {**NAMED, "replicas": 2}, {**NAMED, "replicas": 3}),
+    "scale": ("POST", "/scale", {"replicas": 2}, {"replicas": 3}),
+    "restart": ("POST", "/restart", None, None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_captured_change_is_made_once_over_a_restart(
+    stopped_controller: Controller, change: str
+) -> None:
+    """A restart stands for another controller: both forget the answers."""
+    method, path, body, later = CHANGES[change]
+    with stopped_controller.running() as controller:
+        controller.create_model()
+        uid = controller.create_deployment()
+        port = controller.port
+        captured = capture(controller, method, f"/ai/deployment/{uid}{path}", body)
+        first = send(captured)
+        assert first.status_code == 200, first.text
+        call = controller.call(method, f"/v2/ai/deployment/{uid}{path}", json=later)
+        assert call.status_code == 200, call.text
+    with stopped_controller.running() as controller:
+        captured.url = str(captured.url).replace(f":{port}/", f":{controller.port}/")
+        before = wanted(controller, uid)
+        for key in (None, "another"):
+            set_key(captured, key)
+            assert send(captured).json() == first.json()
+        assert wanted(controller, uid) == before
+
+
+def test_a_captured_change_of_a_key_is_made_once_over_a_restart(
+    stopped_controller: Controller,
+) -> None:
+    with stopped_controller.running() as controller:
+        controller.create_model()
+        uid = controller.create_deployment(wait=False)
+        key = controller.client().create_ai_api_key(name="k", scope="public")
+        path, port = f"/ai/api-key/{key['id']}", controller.port
+        widen = capture(controller, "PATCH", path, {"scope": "public", "name": "wide"})
+        assert send(widen).status_code == 200
+        assert controller.call("PATCH", f"/v2{path}", json={"scope": uid}).status_code == 200
+    with stopped_controller.running() as controller:
+        widen.url = str(widen.url).replace(f":{port}/", f":{controller.port}/")
+        assert send(widen).json()["scope"] == uid
+        assert controller.call("GET", f"/v2{path}").json()["scope"] == uid
+
+
+def wanted(controller: Controller, uid: str) -> Any:
+    """Return what a deployment shall be, and when it was restarted."""
+    found = controller.call("GET", f"/v2/ai/deployment/{uid}").json()
+    restarts = [
+        each
+        for each in controller.call("GET", f"/v2/ai/deployment/{uid}/events").json()["events"]
+        if each["reason"] == "Restarted"
+    ]
+    return found["version"], found["name"], found["replicas"], restarts
+
+
 def set_key(request: requests.PreparedRequest, key: str | None) -> None:
     """Give a request this `Idempotency-Key`, or none."""
     request.headers.pop("Idempotency-Key", None)

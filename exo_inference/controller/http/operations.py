@@ -133,9 +133,21 @@ async def identify_request(request: Request) -> RecordedRequest:
             "the header Idempotency-Key must be 1 to 255 printable ASCII characters",
             hint="A random UUID for each new create is a good key.",
         )
-    text = f"{request.method} {request.url.path}\n".encode() + await request.body()
-    fingerprint = hashlib.sha256(text).hexdigest()
+    fingerprint = await _fingerprint(request)
     return RecordedRequest(key, fingerprint, "", None if key == signature else signature)
+
+
+async def _fingerprint(request: Request) -> str:
+    text = f"{request.method} {request.url.path}\n".encode() + await request.body()
+    return hashlib.sha256(text).hexdigest()
+
+
+async def identify_change(request: Request) -> RecordedRequest:
+    """Return what makes a change this one and no other: its signature; `result_id` is open.
+
+    So one that was captured is not made again after a restart, or by another controller.
+    """
+    return RecordedRequest(f"signature:{request.state.signature}", await _fingerprint(request), "")
 
 
 def new_uid(request: RecordedRequest) -> str:
@@ -168,7 +180,7 @@ async def find_repeated(store: RecordStore, request: RecordedRequest) -> str | N
 
 
 async def find_repeated_operation(store: RecordStore, request: RecordedRequest) -> Operation | None:
-    """Return the operation of the same create, if it was done before.
+    """Return the operation of the same create or change, if it was done before.
 
     Raises:
         Refused: 409, the key was used for another create.

@@ -9,8 +9,8 @@ first refusal: being refused again does not lengthen them. What has had no effec
 repeated (5xx, 429, 408) is not remembered.
 
 The memory is this process's and is bounded. What has to hold beyond it holds by other means: a
-create is recorded under its signature, with the object (`operations.identify_request`); a deletion
-names one object for ever.
+create or change is recorded under its signature, with the object (`operations.identify_request` and
+`identify_change`); a deletion names one object for ever.
 """
 
 from __future__ import annotations

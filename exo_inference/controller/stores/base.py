@@ -74,7 +74,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A create, or the rotation of a key, that is done once.
+    """A create or a change that is done once.
 
     Attributes:
         key: what the client chose, else its signature.

@@ -320,11 +320,17 @@ def _has_failed(present: InferenceDeployment) -> bool:
 async def _change(
     context: Context, request: Request, judge: Judge, event: NewEvent, *, is_dry_run: bool
 ) -> Operation:
-    """Read, judge and record a change, again if a status was written in between."""
+    """Read, judge and record a change, again if a status was written in between.
+
+    One that was recorded before is not made again: it gets the operation of then.
+    """
+    identity = await operations.identify_change(request)
     await versions.catch_up(context.store, request)
     async with context.writing:
         for attempt in range(_MAX_ATTEMPTS):
             present = await load(context.store, InferenceDeployment, request)
+            if done := await operations.find_repeated_operation(context.store, identity):
+                return done
             if present.metadata.deletion_timestamp is not None:
                 raise Refused(
                     409,
@@ -342,7 +348,8 @@ async def _change(
                 update={"version": versions.version_of(after), "generation": after.generation}
             )
             events = _events_of(present, wanted, event)
-            recording = Recording(operation, events=events, guard=wanted.guard)
+            made = replace(identity, result_id=operation.id)
+            recording = Recording(operation, made, events=events, guard=wanted.guard)
             by = request.state.key_id
             metadata = versions.note_change(present, wanted.metadata, wanted.spec, by=by)
             new = {"metadata": metadata, "spec": wanted.spec}
