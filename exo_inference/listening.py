@@ -46,3 +46,15 @@ def raise_descriptor_limit() -> int:
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, ENOUGH_DESCRIPTORS)), hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+FEW_DESCRIPTORS = 1024
+"""The usual soft limit; a hard one below it is somebody's decision, and felt with a few hundred clients."""
+
+OWN_DESCRIPTORS = 32
+"""What a server has open beside its clients: listeners, logs, the event loop, files that it reads."""
+
+
+def max_exchanges(descriptors: int) -> int:
+    """Return how many requests at once may be passed on: each has a connection on either side."""
+    return max(1, (descriptors - OWN_DESCRIPTORS) // 2)

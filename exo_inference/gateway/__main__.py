@@ -24,7 +24,7 @@ import uvloop
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.holding import read_hold_settings
-from exo_inference.listening import raise_descriptor_limit
+from exo_inference.listening import FEW_DESCRIPTORS, max_exchanges, raise_descriptor_limit
 from exo_inference.liveness import answering_probes
 from exo_inference.local_settings import LocalSettings, load_settings, take_inherited_listener
 from exo_inference.logs import set_up_logging
@@ -48,7 +48,12 @@ async def serve(
     """
     stop = asyncio.Event()
     holding = read_hold_settings(os.environ)
-    gateway = Gateway(state, on_failure=stop.set, holding=holding)  # the supervisor starts it again
+    gateway = Gateway(
+        state,
+        on_failure=stop.set,  # the supervisor starts it again
+        holding=holding,
+        max_exchanges=_find_max_exchanges(),
+    )
     host, port = settings.gateway_host, settings.gateway_port
     async with answering_probes(state.live_socket("gateway"), listener):
         await _run(gateway, stop, gateway.start(host, port, listener=listener), grace_seconds)
@@ -87,10 +92,24 @@ async def serve_in_pod(options: argparse.Namespace) -> None:
                 admin=admin,
                 on_failure=stop.set,
                 holding=read_hold_settings(os.environ),
+                max_exchanges=_find_max_exchanges(),
             )
             await _run(gateway, stop, gateway.start_when_ready(own, stop), drain)
     finally:
         await api.close()
+
+
+def _find_max_exchanges() -> int:
+    """Return how many requests at once the limit of open files allows; warn where that is few."""
+    descriptors = raise_descriptor_limit()
+    found = max_exchanges(descriptors)
+    if descriptors < FEW_DESCRIPTORS:
+        logger.warning(
+            "only %d files may be open (`ulimit -Hn`): more than %d requests at once are refused (429)",
+            descriptors,
+            found,
+        )
+    return found
 
 
 async def _run(
@@ -119,7 +138,6 @@ def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run. Returns the exit status."""
     options = _parse(argv)
     set_up_logging()
-    raise_descriptor_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if options.platform == "kubernetes":

@@ -69,6 +69,7 @@ class Gateway:
         on_failure: called when background work ends by a bug; without it, routes would go stale.
         upload_limits, patience: how long uploads and lost replicas are waited for.
         holding: how long requests are held for a replica that is on its way.
+        max_exchanges: requests beyond so many at once are refused; None is no bound.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Gateway:
         upload_limits: UploadLimits | None = None,
         patience: PatienceSettings | None = None,
         holding: HoldSettings | None = None,
+        max_exchanges: int | None = None,
     ) -> None:
         self._state = state
         self._uploads = Uploads(upload_limits)
@@ -104,7 +106,9 @@ class Gateway:
         self._proxy = Proxy(
             self._tables, self._balancer, self._upstreams, self._patience, self._holding
         )
+        self._max_exchanges = max_exchanges
         self._server = Server(self._handle, handler_cancellation=True)
+        self._server.max_kept = max_exchanges
         self._has_routes = asyncio.Event()
         self._runners: list[web.BaseRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -259,6 +263,8 @@ class Gateway:
             if request.rel_url.raw_path == "/healthz":
                 counted = False
                 return web.json_response({"status": "ok"}, headers={"Server": errors.SERVER})
+            if self._max_exchanges is not None and self._in_flight > self._max_exchanges:
+                raise errors.out_of_descriptors(self._max_exchanges)
             return await self._serve(request, exchange)
         except errors.RequestRefused as refusal:
             exchange.status = refusal.status

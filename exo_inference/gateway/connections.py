@@ -37,9 +37,11 @@ class Server(web.Server):
 
     Attributes:
         is_closing: every answer from now on is the last one on its connection, and says so.
+        max_kept: with more connections than this, none is kept after its answer.
     """
 
     is_closing = False
+    max_kept: int | None = None
 
     def __call__(self) -> web.RequestHandler:
         """Return the protocol of one new connection."""
@@ -66,7 +68,8 @@ class Server(web.Server):
         known = message.version in (HttpVersion10, HttpVersion11)
         if not known:  # the answer must be in a version that there is
             message = message._replace(version=HttpVersion11)
-        if self.is_closing or not known:
+        is_full = self.max_kept is not None and len(self.connections) > self.max_kept
+        if self.is_closing or is_full or not known:
             message = message._replace(should_close=True)
         request = super()._make_request(message, payload, protocol, writer, task)
         request[_UNKNOWN_VERSION] = not known

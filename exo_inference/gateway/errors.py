@@ -153,6 +153,18 @@ def busy(name: str) -> RequestRefused:
     )
 
 
+def out_of_descriptors(max_exchanges: int) -> RequestRefused:
+    """429: this process may open no more connections."""
+    return RequestRefused(
+        429,
+        "too_many_connections",
+        f"the gateway passes on {max_exchanges} requests at once, as many as its limit of open files "
+        "allows (`ulimit -n`); repeat later",
+        type="rate_limit_error",
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
+
+
 def unreachable(name: str) -> RequestRefused:
     """503: what the routing table names is not there."""
     return unavailable(

@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from exo_inference.gateway import proxy
-from exo_inference.listening import BACKLOG
+from exo_inference.gateway.app import Gateway
+from exo_inference.listening import BACKLOG, max_exchanges
 
 
 @contextlib.asynccontextmanager
@@ -114,3 +115,41 @@ async def answer_slowly(stack, request):
         await asyncio.sleep(0.1)
     await response.write(stack.done)
     return response
+
+
+async def test_no_more_requests_are_passed_on_than_descriptors_allow(stack):
+    """With more clients than that, none of them would leave a descriptor for a replica."""
+    await stack.gateway.stop(grace_seconds=0.1)
+    stack.gateway = Gateway(stack.state, max_exchanges=3)
+    stack.url = f"http://127.0.0.1:{await stack.gateway.start('127.0.0.1', 0)}"
+    gate = asyncio.Event()
+
+    async def wait(_):
+        await gate.wait()
+        return web.json_response({})
+
+    for engine in stack.engines:
+        engine.handler = wait
+
+    async def ask():
+        async with stack.client.post(stack.path(), json={}) as answer:
+            return answer.status, await answer.json(), answer.headers
+
+    asked = [asyncio.create_task(ask()) for _ in range(8)]
+    async with asyncio.timeout(10):
+        while sum(task.done() for task in asked) < 5:
+            await asyncio.sleep(0.01)
+        gate.set()
+        answers = await asyncio.gather(*asked)
+    refused = [(body, headers) for status, body, headers in answers if status == 429]
+    assert [status for status, _, _ in answers].count(200) == 3
+    assert len(refused) == 5
+    for body, headers in refused:
+        assert "3 requests at once" in body["error"]["message"]
+        assert (headers["Retry-After"], headers["Connection"]) == ("1", "close")
+    assert (await ask())[0] == 200
+
+
+def test_each_request_has_a_connection_on_either_side():
+    assert max_exchanges(1024) == 496
+    assert max_exchanges(16) == 1
