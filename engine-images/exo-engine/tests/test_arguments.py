@@ -191,20 +191,20 @@ def test_catalogue_describes_every_flag_a_deployment_may_set() -> None:
     owned = {"model", "host", "port", "uds", "served-model-name", "api-key", "simulation"}
     assert set(entries) == {flag.name for flag in FLAGS} - owned
     for entry in entries.values():
-        assert set(entry) - {"allowed-values"} == {
+        assert set(entry) - {"allowed-values", "suffixed", "auto", "bounds"} == {
             "name", "flags", "type", "default", "section", "description",
         }  # fmt: skip
         assert entry["type"] in {"integer", "float", "string", "boolean", "enum", "json"}
         assert isinstance(entry["default"], str)
         assert len(entry["description"]) > 20
         assert f"--{entry['name']}" in entry["flags"]
-        assert ("allowed-values" in entry) >= (
-            entry["type"] == "enum" and "dtype" not in entry["name"]
-        )
+        assert ("allowed-values" in entry) >= (entry["type"] == "enum")
     assert entries["enable-prefix-caching"]["flags"] == [
         "--enable-prefix-caching",
         "--no-enable-prefix-caching",
     ]
+    assert entries["enforce-eager"]["flags"] == ["--enforce-eager"]  # it cannot be off
+    assert entries["gpu-memory-utilization"]["bounds"] == {"gt": 0, "le": 1}
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)

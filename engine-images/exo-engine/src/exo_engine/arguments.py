@@ -388,9 +388,23 @@ def _catalogue_entry(flag: Flag) -> dict[str, Any]:
         "section": flag.section,
         "description": flag.description,
     }
-    if flag.choices:
-        entry["allowed-values"] = list(flag.choices)
+    if flag.kind == "boolean":
+        return entry
+    if choices := flag.choices or flag.only_values:
+        entry["allowed-values"] = [str(each) for each in choices]
+    if flag.human:
+        entry["suffixed"] = True
+    if flag.auto_words:
+        entry["auto"] = list(flag.auto_words)
+    if bounds := _bounds(flag):
+        entry["bounds"] = bounds
     return entry
+
+
+def _bounds(flag: Flag) -> dict[str, float]:
+    least = "gt" if flag.is_above_minimum else "ge"
+    limits = {least: flag.minimum, "le": flag.maximum}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 _OVERVIEW = """\

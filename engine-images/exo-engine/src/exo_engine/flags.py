@@ -46,9 +46,10 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Every spelling with its dashes, the canonical one first."""
+        """Every spelling with its dashes that can be used, the canonical one first."""
         names = (f"--{self.name}", *self.aliases)
-        return (*names, f"--no-{self.name}") if self.kind == "boolean" else names
+        can_be_off = self.kind == "boolean" and self.only_values != (True,)
+        return (*names, f"--no-{self.name}") if can_be_off else names
 
     @property
     def attribute(self) -> str:
