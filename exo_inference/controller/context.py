@@ -12,7 +12,6 @@ from exo_inference.controller.admission.architectures import (
     Architectures,
     KnownModel,
     find_bundled,
-    read_draft_name,
 )
 from exo_inference.controller.admission.model import FindSource
 from exo_inference.controller.admission.world import World, find_model
@@ -81,32 +80,31 @@ class Context:
         self,
         families: Sequence[InstanceTypeInfo] = (),
         ref: ModelRef | None = None,
-        flags: Sequence[str] = (),
+        draft_name: str | None = None,
     ) -> World:
         """Return what a request is judged against.
 
         Args:
             families: what the platform has; none where GPUs are not judged.
             ref: the deployment's model, looked up for judging.
-            flags: of the engine; they may name a draft model.
+            draft_name: the draft model that the engine's flags name, looked up too.
         """
         models = tuple(await self.store.list(InferenceModel))
         return World(
             models=models,
             deployments=tuple(await self.store.list(InferenceDeployment)),
             families=tuple(families),
-            known={} if ref is None else await self.look_up(ref, flags, models),
+            known={} if ref is None else await self.look_up(ref, draft_name, models),
         )
 
     async def look_up(
-        self, ref: ModelRef, flags: Sequence[str], models: Sequence[InferenceModel]
+        self, ref: ModelRef, draft_name: str | None, models: Sequence[InferenceModel]
     ) -> dict[str, KnownModel]:
-        """Return what is known about a model of `models` and the draft model of the flags."""
+        """Return what is known about a model of `models` and a draft model."""
         known = {}
         model = find_model(ref, models)
         if model is not None:
             known[model.spec.source] = await self._find_out(model)
-        draft_name = read_draft_name(flags)
         if draft_name is not None:
             draft = find_model(ModelRef(name=draft_name), models)
             known[draft_name] = (

@@ -1,8 +1,9 @@
-"""Split an argument vector into uses of flags, as `vllm serve` would. Pure.
+"""Split an argument vector into uses of flags, as the engine's own parser would. Pure.
 
 Knows `--flag value`, `--flag=value`, `_` for `-`, short forms (`-tp 2`, `-O3`), `--no-flag`, several
 values in a row, and keys of JSON objects one by one (`-cc.mode 3`, `--hf-overrides.a.b=1`, `+=` to
-add to a list). What is neither flag nor value comes back as a stray item. Values are not judged here.
+add to a list); which of these an engine knows, its dialect and its flags say. What is neither flag nor
+value comes back as a stray item. Values are not judged here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 
 from exo_inference.engines.catalogue import Flag, ReleaseFlags
 
-BOOLEAN_WORDS = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off"})
+TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
+BOOLEAN_WORDS = TRUE_WORDS | {"false", "0", "no", "off"}
 
 _NUMBER = re.compile(r"-[0-9]+(\.[0-9]*)?|-\.[0-9]+")
 _OPTIMIZATION = "--optimization-level"
@@ -66,7 +68,7 @@ def split(items: Sequence[str], release: ReleaseFlags) -> Vector:
     strays: list[int] = []
     index = 0
     while index < len(items):
-        if not is_flag(items[index]):
+        if not is_flag(items[index], release):
             strays.append(index)
             index += 1
             continue
@@ -76,29 +78,36 @@ def split(items: Sequence[str], release: ReleaseFlags) -> Vector:
     return Vector(tuple(uses), tuple(strays))
 
 
-def is_flag(item: str) -> bool:
+def is_flag(item: str, release: ReleaseFlags) -> bool:
     """Say whether an item is read as a flag and not as a value; negative numbers are values."""
-    return len(item) > 1 and item[0] == "-" and not _NUMBER.fullmatch(item)
+    if release.dialect.dashes:
+        return len(item) > 1 and item[0] == "-" and not _NUMBER.fullmatch(item)
+    return item.startswith("--") or item.partition("=")[0] in release.by_spelling
 
 
-def normalise(head: str) -> str:
-    """Return a long flag with `-` for `_`; short ones as they are."""
-    return head.replace("_", "-") if head.startswith("--") else head
+def normalise(head: str, release: ReleaseFlags) -> str:
+    """Return a long flag with `-` for `_` where the engine reads it so; others as they are."""
+    is_long = head.startswith("--")
+    return head.replace("_", "-") if is_long and release.dialect.underscores else head
 
 
 def _read(items: Sequence[str], index: int, release: ReleaseFlags) -> Use:
     item = items[index]
-    if item.startswith("-O"):
+    if item.startswith("-O") and _OPTIMIZATION in release.by_spelling:
         return _read_level(items, index, release)
     head, equals, text = item.partition("=")
-    base, dot, rest = head.partition(".")
-    spelling = normalise(base)
+    base, dot, rest = head.partition(".") if release.dialect.keys else (head, "", "")
+    spelling = normalise(base, release)
     path = tuple(key for key in rest.rstrip("+").split(".")) if dot else ()
     negative = release.by_no_form.get(spelling)
     flag = release.by_spelling.get(spelling) or negative
     if flag is None and _has_attached_value(item, release):
         flag, spelling, equals, text = release.by_spelling[item[:2]], item[:2], "=", item[2:]
-    values = (Value(index, text),) if equals else _following(items, index, flag, bool(path))
+    values = (
+        (Value(index, text),)
+        if equals
+        else _following(items, index, release, flag, is_key=bool(path))
+    )
     return Use(
         index=index,
         spelling=spelling,
@@ -119,18 +128,21 @@ def _has_attached_value(item: str, release: ReleaseFlags) -> bool:
 
 
 def _following(
-    items: Sequence[str], index: int, flag: Flag | None, is_key: bool
+    items: Sequence[str], index: int, release: ReleaseFlags, flag: Flag | None, *, is_key: bool
 ) -> tuple[Value, ...]:
-    """Return the values after a flag: none, one, or all up to the next flag."""
+    """Return the values after a flag: none, so many as it takes, or all up to the next flag."""
+    count: int | None = 1
+    if (
+        flag is not None and not is_key
+    ):  # of no flag, the next item is more likely its value than astray
+        count = 0 if flag.type == "boolean" else flag.num_values
+    last = len(items) if count is None else min(len(items), index + 1 + count)
     end = index + 1
-    while end < len(items) and not is_flag(items[end]):
+    if flag is not None and count == 0 and release.dialect.takes_word_after:
+        last = end + (end < len(items) and items[end].lower() in BOOLEAN_WORDS)
+    while end < last and not is_flag(items[end], release):
         end += 1
-    found = tuple(Value(i, items[i]) for i in range(index + 1, end))
-    if flag is None:  # whatever it is, the item after it is more likely its value than astray
-        return found[:1]
-    if flag.type == "boolean" and not is_key:
-        return found[:1] if found and found[0].text.lower() in BOOLEAN_WORDS else ()
-    return found if flag.several else found[:1]
+    return tuple(Value(i, items[i]) for i in range(index + 1, end))
 
 
 def _read_level(items: Sequence[str], index: int, release: ReleaseFlags) -> Use:
@@ -140,7 +152,11 @@ def _read_level(items: Sequence[str], index: int, release: ReleaseFlags) -> Use:
     flag = release.by_spelling.get(_OPTIMIZATION)
     if rest.startswith("."):
         key, equals, text = rest[1:].partition("=")
-        values = (Value(index, text),) if equals else _following(items, index, None, True)
+        values = (
+            (Value(index, text),)
+            if equals
+            else _following(items, index, release, None, is_key=True)
+        )
         compilation = release.by_spelling["-cc"] if release.listed == "0.12.0" else None
         path = tuple(key.split("."))
         size = 1 if equals else 1 + len(values)

@@ -1,6 +1,6 @@
 """What an engine is to the control plane: a catalogue, a command line, and a reader of failures.
 
-Admission calls `parameters` and `check`; a platform calls `command` to start one replica and
+Admission calls `parameters` and `read`; a platform calls `command` to start one replica and
 `diagnose` when it has ended. Implementations: `exo.py`, `simulated.py`, and `imaged.py` for the engines
 that only a cluster runs.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.engines.checking import Reading
 from exo_inference.errors import PlatformError, UsageError
 from exo_inference.wire import EngineParameter
 
@@ -45,7 +45,7 @@ class ReplicaCommand:
         socket: unix socket to listen on, relative to the replica's working directory.
         gpu_type: family of the deployment; `cpu` runs without a GPU.
         gpu_count: GPUs of this one replica.
-        parameters: the user's flags, checked by `Engine.check` before.
+        parameters: the user's flags, found good by `Engine.read` before.
         simulation: file with what is simulated, relative to the working directory; the flags are
             in it already. None for a replica that runs on what it says.
         kv_cache_bytes: on the CPU, unless the flags say it; 0 leaves it to the engine.
@@ -101,10 +101,12 @@ class Engine(Protocol):
         """Return the catalogue of flags a user may set."""
         ...
 
-    def check(
-        self, parameters: Sequence[str], version: str | None = None
-    ) -> list[ParameterProblem]:
-        """Return everything that is wrong with a user's flags, in their order."""
+    def read(self, parameters: Sequence[str], version: str | None = None) -> Reading:
+        """Return what a user's flags set, and everything that is wrong with them.
+
+        Raises:
+            UsageError: the flags of that release are not known.
+        """
         ...
 
     def command(self, replica: ReplicaCommand) -> tuple[str, ...]:

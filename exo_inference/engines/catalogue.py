@@ -1,8 +1,9 @@
-"""The flags of vLLM by release, as data: what exists in a release, with its types and defaults.
+"""The flags of the engines as data: what exists in a release, with its types and defaults.
 
-Loaded once from `catalog/vllm.json` (made by `scripts/vllm_catalogue/build.py`). The checks,
-the search and the migration ask for one release with `flags_of` and get `ReleaseFlags`. A release
-between two listed ones is judged as the nearest lower one. Nothing is checked here.
+Those of vLLM are loaded once from `catalog/vllm.json` (made by `scripts/vllm_catalogue/build.py`). The
+checks, the search and the migration ask for one release with `flags_of` and get `ReleaseFlags`. A release
+between two listed ones is judged as the nearest lower one. The other engines have one release each, which
+`single_release` makes of their catalogues. Nothing is checked here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
+from exo_inference.engines.dialects import VLLM, Dialect
 from exo_inference.errors import UsageError
 
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:\.post[0-9]+)?")
@@ -39,16 +41,16 @@ class Flag:
     Attributes:
         name: without dashes, as in the reference of the engine.
         spellings: with dashes, the longest form first; without the `--no-` form.
-        no_form: the spelling that turns a boolean off, if there is one.
+        no_form: the spelling that turns a boolean off, if there is one; without it, it is never off.
         type: boolean, integer, number, string, enum or json; of each value where `several`.
         default: as text; "None" means that the engine decides at start.
         choices: values that exist; empty where any is taken.
         bounds: `gt`, `ge`, `lt`, `le` with their numbers.
         keys: keys of a JSON object; empty where any are taken.
-        several: takes one or more values in a row.
+        num_values: values in a row; None is one or more.
         repeatable: may be given again, each use adding a value.
         suffixed: integers may end in k, m, g, t or K, M, G, T.
-        takes_auto: integers may be `auto`.
+        auto_words: what an integer may be instead: `auto`.
         folded: choices are compared in lower case, with `_` for `-`.
     """
 
@@ -61,10 +63,10 @@ class Flag:
     choices: tuple[str, ...]
     bounds: Mapping[str, float]
     keys: Mapping[str, Key]
-    several: bool
+    num_values: int | None
     repeatable: bool
     suffixed: bool
-    takes_auto: bool
+    auto_words: tuple[str, ...]
     folded: bool
     description: str
 
@@ -81,9 +83,11 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFlags:
-    """Everything one release takes.
+    """Everything one release of an engine takes.
 
     Attributes:
+        engine: its name for messages; empty leaves it out.
+        dialect: how the engine's parser reads.
         version: the release that was asked for.
         listed: the release whose data is used: the same, or the nearest lower one.
         by_spelling: every way to write a flag, without `--no-` forms.
@@ -91,6 +95,8 @@ class ReleaseFlags:
         by_name: by their names without dashes.
     """
 
+    engine: str
+    dialect: Dialect
     version: str
     listed: str
     flags: tuple[Flag, ...]
@@ -106,8 +112,8 @@ class ReleaseFlags:
     def named(self) -> str:
         """The release for people, with the one it is judged as where that differs."""
         if self.version == self.listed:
-            return f"vLLM {self.version}"
-        return f"vLLM {self.version} (judged as {self.listed}, the nearest release listed)"
+            return f"{self.engine} {self.version}"
+        return f"{self.engine} {self.version} (judged as {self.listed}, the nearest release listed)"
 
     def spellings(self) -> list[str]:
         """Return every long way to write a flag, the `--no-` forms included."""
@@ -209,13 +215,51 @@ def _changes_of_choices(name: str) -> Mapping[str, list[str]]:
 def _flags_of(version: str, listed: str) -> ReleaseFlags:
     records = (r for r in _load()["flags"] if _exists(r["since"], r.get("until"), listed))
     flags = tuple(_resolve(record, listed) for record in records)
+    return _index("vLLM", VLLM, version, listed, flags)
+
+
+def single_release(
+    engine: str, version: str, records: Iterable[Mapping[str, Any]], dialect: Dialect
+) -> ReleaseFlags:
+    """Return what an engine takes of which one release is known."""
+    return _index(engine, dialect, version, version, tuple(_read_record(r) for r in records))
+
+
+def _index(
+    engine: str, dialect: Dialect, version: str, listed: str, flags: tuple[Flag, ...]
+) -> ReleaseFlags:
     return ReleaseFlags(
+        engine=engine,
+        dialect=dialect,
         version=version,
         listed=listed,
         flags=flags,
         by_spelling={spelling: flag for flag in flags for spelling in flag.spellings},
         by_no_form={flag.no_form: flag for flag in flags if flag.no_form},
         by_name={flag.name: flag for flag in flags},
+    )
+
+
+def _read_record(record: Mapping[str, Any]) -> Flag:
+    spellings: list[str] = record["flags"]
+    negative = [f"--no-{each.removeprefix('--')}" for each in spellings if each.startswith("--")]
+    no_form = next((each for each in negative if each in spellings), None)
+    return Flag(
+        name=record["name"],
+        spellings=tuple(each for each in spellings if each != no_form),
+        no_form=no_form,
+        section=record["section"],
+        type=record["type"],
+        default=record.get("default", ""),
+        choices=tuple(record.get("allowed-values", ())),
+        bounds=record.get("bounds", {}),
+        keys={},
+        num_values=record.get("values", 1),
+        repeatable=record.get("repeatable", False),
+        suffixed=record.get("suffixed", False),
+        auto_words=tuple(record.get("auto", ())),
+        folded=False,
+        description=record.get("description", ""),
     )
 
 
@@ -258,10 +302,10 @@ def _resolve(record: Mapping[str, Any], listed: str) -> Flag:
             for name, (kind, since, until) in record.get("keys", {}).items()
             if _exists(since, until, listed)
         },
-        several=record.get("several", False),
+        num_values=None if record.get("several") else 1,
         repeatable=record.get("repeatable", False),
         suffixed=record.get("suffixed", False),
-        takes_auto=bool(record.get("auto")) and _exists(record["auto"], None, listed),
+        auto_words=("auto",) if "auto" in record and _exists(record["auto"], None, listed) else (),
         folded=record.get("folded", False),
         description=record["description"],
     )

@@ -1,209 +1,176 @@
-"""Check a vLLM argument vector against one release: everything that is wrong, all at once. Pure.
+"""Read an argument vector once: what it sets, and everything that is wrong with it, all at once. Pure.
 
-`vllm.py` calls this with the flags the platform owns. What needs to know the model or the GPU is
-in `model_rules.py`. Each problem names the flag, what was found, what is expected and one next step.
+Engines call this with their flags of one release and the flags that the platform owns, and hand the
+`Reading` on; nobody reads the text again. What needs to know the model or the GPU is in `model_rules.py`.
+Each problem names the flag, what was found, what is expected and one next step; where the words depend on
+whether releases are known, they are those of `vllm_words.py` or of `plain_words.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from exo_inference.engines.argument_vector import BOOLEAN_WORDS, Use, Value, Vector, is_flag, split
-from exo_inference.engines.catalogue import Flag, ReleaseFlags, lifetime
-from exo_inference.engines.parameters import ParameterProblem
-from exo_inference.engines.successors import SUCCESSORS, rewrite_removed
-from exo_inference.engines.suggestions import suggest
-from exo_inference.engines.values import Wrong, expected, judge, judge_key
+from exo_inference.engines import plain_words, vllm_words
+from exo_inference.engines.argument_vector import (
+    BOOLEAN_WORDS,
+    TRUE_WORDS,
+    Use,
+    Value,
+    is_flag,
+    split,
+)
+from exo_inference.engines.catalogue import Flag, ReleaseFlags
+from exo_inference.engines.parameters import ParameterProblem, problem_of, shorten
+from exo_inference.engines.values import Wrong, read_key, read_value
 
-_SHOWN = 80
-"""Characters of a value that a message repeats."""
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An argument vector that was read. It is shared and does not change.
+
+    Attributes:
+        release: the flags it was read by.
+        uses: every flag that was written, in order.
+        problems: everything that is wrong, in the order of the items.
+        values: what is set, by the names of flags: numbers, texts, booleans, what JSON says, and tuples
+            of these for flags that take several. A flag that was given again has its last value, as in
+            the engines; one whose value is wrong, or as if it had not been given, is left out.
+    """
+
+    release: ReleaseFlags = field(repr=False)
+    uses: tuple[Use, ...]
+    problems: tuple[ParameterProblem, ...]
+    values: Mapping[str, Any]
+
+    def find(self, name: str) -> Use | None:
+        """Return the last use of a flag, by its name."""
+        named = (use for use in reversed(self.uses) if use.flag is not None)
+        return next((use for use in named if use.flag and use.flag.name == name), None)
 
 
-def check_vector(
-    items: Sequence[str], release: ReleaseFlags, owned: Mapping[str, str]
-) -> list[ParameterProblem]:
-    """Return everything that is wrong with an argument vector, in the order of its items.
+def read_vector(items: Sequence[str], release: ReleaseFlags, owned: Mapping[str, str]) -> Reading:
+    """Read an argument vector.
 
     Args:
-        items: the argument vector.
+        items: the argument vector: `--flag=value`, or flag and value as two items.
         release: the flags that exist.
         owned: names of flags that belong to the platform, each with the reason or the field to use.
     """
     vector = split(items, release)
-    problems = [_stray(items, index, vector) for index in vector.strays]
+    words = vllm_words if release.dialect.has_releases else plain_words
+    problems = [words.stray(items, index, vector) for index in vector.strays]
+    values: dict[str, Any] = {}
     first: dict[str, Use] = {}
     for use in vector.uses:
-        found = list(_check_use(use, items, release, owned))
-        if not found and use.flag is not None:
-            found = list(_check_repetition(use, first))
+        value, found = _read_use(use, items, release, owned)
+        if use.flag is not None and not found:
+            found = _check_repetition(use, use.flag, first)
+            _keep(values, use, use.flag, value)
         problems += found
-    problems += _control_characters(items, {problem.index for problem in problems})
-    return sorted(problems, key=lambda problem: problem.index)
+    problems += _control_characters(items, release, {problem.index for problem in problems})
+    problems.sort(key=lambda problem: problem.index)
+    return Reading(release, vector.uses, tuple(problems), values)
 
 
-def _check_use(
+def _read_use(
     use: Use, items: Sequence[str], release: ReleaseFlags, owned: Mapping[str, str]
-) -> Iterator[ParameterProblem]:
-    flag = use.flag
+) -> tuple[Any, list[ParameterProblem]]:
+    """Return what one use sets, and what is wrong with it."""
+    flag, dialect = use.flag, release.dialect
+    words = vllm_words if dialect.has_releases else plain_words
+    name = use.spelling.removeprefix("--") if flag is None else flag.name
+    if name in owned:
+        text = f"{use.spelling} is set by the platform: {owned[name]}; leave it out"
+        return None, [problem_of(use, "owned", text)]
     if flag is None:
-        yield _unknown(use, items[use.index], release, owned)
-    elif flag.name in owned:
-        text = f"{use.spelling} is set by the platform: {owned[flag.name]}; leave it out"
-        yield _problem(use, "owned", text)
-    elif use.path:
-        yield from _check_key(use, flag, release.listed)
-    elif flag.type == "boolean":
-        yield from _check_boolean(use, flag)
-    elif not use.values:
-        text = (
-            f"{use.spelling} has no value, expected {expected(flag)}; write {_example(use, flag)}"
-        )
-        yield _problem(use, "missing", text)
-    else:
-        for value in use.values:
-            for wrong in judge(value.text, flag, release.listed):
-                yield _wrong(use, value, wrong)
+        return None, [words.unknown(use, items[use.index], release, owned)]
+    if use.path:
+        return _read_member(use, flag, release)
+    if flag.type == "boolean":
+        is_on = _read_boolean(use, flag, release)
+        return is_on, [words.boolean(use, flag, release)] if is_on is None else []
+    if use.attached and not dialect.attached:
+        return None, [plain_words.attached(use, release)]
+    if len(use.values) < (flag.num_values or 1):
+        return None, [words.missing(use, flag, release)]
+    read = [(value, *read_value(value.text, flag, release)) for value in use.values]
+    found = [_wrong(use, value, each) for value, _, wrong in read for each in wrong]
+    if not dialect.has_releases:
+        found = found[:1]
+    several = tuple(each for _, each, _ in read)
+    return several if flag.num_values != 1 else several[0], found
 
 
-def _problem(use: Use, reason: str, detail: str, index: int | None = None) -> ParameterProblem:
-    return ParameterProblem(use.index if index is None else index, detail, use.spelling, reason)
+def _read_boolean(use: Use, flag: Flag, release: ReleaseFlags) -> bool | None:
+    """Return what a boolean is set to; None for a value that it does not take."""
+    if not use.values:
+        return not use.negated
+    word = use.values[0].text.lower()
+    if not release.dialect.boolean_words or use.negated or word not in BOOLEAN_WORDS:
+        return None
+    is_on = word in TRUE_WORDS
+    return is_on if is_on or flag.no_form else None
+
+
+def _read_member(use: Use, flag: Flag, release: ReleaseFlags) -> tuple[Any, list[ParameterProblem]]:
+    """Return what one key of a JSON object is set to."""
+    if not use.values:
+        name = ".".join([use.spelling, *use.path])
+        detail = f"{name} has no value, expected one for that key; write {name}=<value>"
+        return None, [problem_of(use, "missing", detail)]
+    value, wrong = read_key(use.path, use.values[0].text, flag, release)
+    return value, [] if wrong is None else [_wrong(use, use.values[0], wrong)]
+
+
+def _keep(values: dict[str, Any], use: Use, flag: Flag, value: Any) -> None:
+    """Add what a use sets; a key goes into the object that is there, or into a new one."""
+    if not use.path and value is None:
+        values.pop(flag.name, None)
+        return
+    for key in reversed(use.path):
+        value = {key: value}
+    present = values.get(flag.name)
+    is_member = bool(use.path) and isinstance(present, dict)
+    values[flag.name] = _merge(present, value) if is_member else value
+
+
+def _merge(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return {**old, **{key: _merge(old.get(key), value) for key, value in new.items()}}
 
 
 def _wrong(use: Use, value: Value, wrong: Wrong) -> ParameterProblem:
     name = ".".join([use.spelling, *use.path])
-    found = f"in {name}, {wrong.what}" if wrong.what else f"{name} is {_shorten(value.text)}"
+    found = f"in {name}, {wrong.what}" if wrong.what else f"{name} is {shorten(value.text)}"
     step = wrong.hint or f"change it, or leave {use.spelling} out"
     text = f"{found}, expected {wrong.expected}; {step}"
-    return _problem(use, wrong.reason, text, value.index)
+    return ParameterProblem(value.index, text, use.spelling, wrong.reason)
 
 
-def _check_boolean(use: Use, flag: Flag) -> Iterator[ParameterProblem]:
-    if use.values or use.attached:
-        text = use.values[0].text if use.values else ""
-        is_on = (text.lower() in ("true", "1", "yes", "on")) != use.negated
-        on, off = flag.spellings[0], flag.no_form
-        step = f"write {on}" if is_on else (f"write {off}" if off else "leave it out")
-        if text.lower() not in BOOLEAN_WORDS:
-            step = f"write {on} or {off}" if off else f"write {on} or leave it out"
-        detail = f"{use.spelling} is {_shorten(text)}, expected no value; {step}"
-        yield _problem(use, "boolean", detail)
-
-
-def _check_key(use: Use, flag: Flag, listed: str) -> Iterator[ParameterProblem]:
-    name = ".".join([use.spelling, *use.path])
-    if not use.values:
-        detail = f"{name} has no value, expected one for that key; write {name}=<value>"
-        yield _problem(use, "missing", detail)
-        return
-    wrong = judge_key(use.path, use.values[0].text, flag, listed)
-    if wrong is not None:
-        yield _wrong(use, use.values[0], wrong)
-
-
-def _check_repetition(use: Use, first: dict[str, Use]) -> Iterator[ParameterProblem]:
+def _check_repetition(use: Use, flag: Flag, first: dict[str, Use]) -> list[ParameterProblem]:
     """One flag may be given once; keys of one object once each."""
-    assert use.flag is not None
-    name = ".".join([use.flag.name, *use.path])
-    earlier = first.setdefault(name, use)
-    whole = first.get(use.flag.name)
+    earlier = first.setdefault(".".join([flag.name, *use.path]), use)
+    whole = first.get(flag.name)
     if earlier is use and use.path and whole is not None:
         earlier = whole  # the object is there already, and keys would replace it
-    if earlier is use or use.flag.repeatable:
-        return
+    if earlier is use or flag.repeatable:
+        return []
     detail = (
-        f"{use.spelling} sets {use.flag.name} a second time, expected once; item {earlier.index} "
+        f"{use.spelling} sets {flag.name} a second time, expected once; item {earlier.index} "
         f"({earlier.spelling}) does so already, so leave one of them out"
     )
-    yield _problem(use, "duplicate", detail)
+    return [problem_of(use, "duplicate", detail)]
 
 
-def _unknown(
-    use: Use, item: str, release: ReleaseFlags, owned: Mapping[str, str]
-) -> ParameterProblem:
-    """Say why a flag is none in this release: another release has it, or none has."""
-    if " " in item.partition("=")[0]:
-        return _blank(use, item)
-    known = lifetime(use.spelling)
-    if known is None and use.spelling.startswith("--no-"):
-        positive = "--" + use.spelling.removeprefix("--no-")
-        if (flag := release.by_spelling.get(positive)) is not None:
-            return _no_form(use, flag)
-    if known is None:
-        is_long = use.spelling.startswith("--")
-        meant = suggest(use.spelling, release.spellings() if is_long else [*release.by_spelling])
-        step = f"did you mean {meant}?" if meant else "search for it in the parameter help"
-        text = f"{use.spelling} is not a flag of {release.named}, expected one that it has; {step}"
-        return _problem(use, "unknown", text)
-    name = known.name
-    if name in owned:
-        text = f"{use.spelling} is set by the platform: {owned[name]}; leave it out"
-        return _problem(use, "owned", text)
-    if name in release.by_name:
-        text = f"{use.spelling} came with vLLM {known.since}, this is {release.named}"
-        return _problem(use, "not-yet", f"{text}; write {release.by_name[name].spellings[0]}")
-    if known.until is not None and release.is_after(known.until):
-        return _removed(use, name, known.until, release)
-    text = (
-        f"{use.spelling} came with vLLM {known.since}, this is {release.named}; leave it out, or "
-        f"ask for version {known.since} or later"
-    )
-    return _problem(use, "not-yet", text)
-
-
-def _removed(use: Use, name: str, until: str, release: ReleaseFlags) -> ParameterProblem:
-    successor = SUCCESSORS.get(name)
-    written = rewrite_removed(name, tuple(value.text for value in use.values), release)
-    step = f"write {' '.join(written)} instead" if written else "leave it out"
-    note = f" ({successor.note})" if successor and successor.note else ""
-    text = f"{use.spelling} was last in vLLM {until}, this is {release.named}{note}; {step}"
-    return _problem(use, "removed", text)
-
-
-def _no_form(use: Use, flag: Flag) -> ParameterProblem:
-    what = "is on only when given" if flag.type == "boolean" else f"takes {expected(flag)}"
-    step = f"leave {flag.spellings[0]} out to have it off"
-    text = f"{use.spelling} does not exist: {flag.spellings[0]} {what}; {step}"
-    return _problem(use, "no-form", text)
-
-
-def _blank(use: Use, item: str) -> ParameterProblem:
-    flag, _, value = item.partition(" ")
-    text = (
-        f"{_shorten(item)} is one item with a blank, expected flag and value as separate items; "
-        f"write {flag}={value.strip()}"
-    )
-    return _problem(use, "stray", text)
-
-
-def _stray(items: Sequence[str], index: int, vector: Vector) -> ParameterProblem:
-    item = items[index]
-    before = next((use for use in reversed(vector.uses) if use.index < index), None)
-    if " --" in item:
-        step = "give each flag and each value as an item of its own"
-    elif before is not None and before.index + before.items == index and before.flag is not None:
-        takes = "no value" if before.flag.type == "boolean" else "one value"
-        step = f"{before.spelling} before it takes {takes}, so leave it out"
-    else:
-        step = "flags begin with --"
-    detail = f"{_shorten(item)} belongs to no flag, expected a flag; {step}"
-    return ParameterProblem(index, detail, "", "stray")
-
-
-def _control_characters(items: Sequence[str], reported: set[int]) -> Iterator[ParameterProblem]:
+def _control_characters(
+    items: Sequence[str], release: ReleaseFlags, reported: set[int]
+) -> Iterator[ParameterProblem]:
     for index, item in enumerate(items):
         bad = next((c for c in item if c == "\x7f" or (ord(c) < 32 and c not in "\n\t")), None)
         if bad is not None and index not in reported:
-            detail = f"{_shorten(item)} holds a control character, expected text; leave it out"
-            flag = item.partition("=")[0] if is_flag(item) else ""
+            detail = f"{shorten(item)} holds a control character, expected text; leave it out"
+            flag = item.partition("=")[0] if is_flag(item, release) else ""
             yield ParameterProblem(index, detail, flag, "type")
-
-
-def _example(use: Use, flag: Flag) -> str:
-    if flag.choices:
-        return f"{use.spelling} {flag.choices[0]}"
-    values = {"json": "'{…}'", "integer": "<number>", "number": "<number>"}
-    return f"{use.spelling} {values.get(flag.type, '<text>')}"
-
-
-def _shorten(text: str) -> str:
-    return repr(text) if len(text) <= _SHOWN else repr(text[:_SHOWN]) + "…"

@@ -14,36 +14,40 @@ import sys
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from exo_inference import __version__
 from exo_inference.engines.base import CPU, GPU, EngineNotInstalled, Failure, ReplicaCommand
-from exo_inference.engines.parameters import ParameterProblem, check_parameters
+from exo_inference.engines.catalogue import ReleaseFlags, single_release
+from exo_inference.engines.checking import Reading, read_vector
+from exo_inference.engines.dialects import EXO
 from exo_inference.wire import EngineParameter
 
+_MACHINE = "one replica runs on one machine"
+_SOCKET = "replicas listen on a private socket behind the gateway"
+_GATEWAY = "the gateway is the only way in"
+
 PLATFORM_OWNED = {
-    "--model": "it is the deployment's model",
-    "--served-model-name": "it is the deployment's model name",
-    "--tokenizer": "the tokenizer comes with the model",
-    "--revision": "the model's revision was pinned when it was created",
-    "--download-dir": "the platform keeps the model's files",
-    "--hf-token": "a Hub token is given when the model is created",
-    "--host": "replicas listen on a private socket behind the gateway",
-    "--port": "replicas listen on a private socket behind the gateway",
-    "--uds": "replicas listen on a private socket behind the gateway",
-    "--api-key": "the gateway checks keys; use `deployment reveal-api-key`",
-    "--ssl-keyfile": "the gateway is the only way in",
-    "--ssl-certfile": "the gateway is the only way in",
-    "--root-path": "the gateway is the only way in",
-    "--device": "use the deployment's gpu-type",
-    "--device-ids": "use the deployment's gpu-count",
-    "--tensor-parallel-size": "use the deployment's gpu-count",
-    "-tp": "use the deployment's gpu-count",
-    "--data-parallel-size": "use the deployment's replicas",
-    "-dp": "use the deployment's replicas",
-    "--pipeline-parallel-size": "one replica runs on one machine",
-    "-pp": "one replica runs on one machine",
+    "model": "it is the deployment's model",
+    "served-model-name": "it is the deployment's model name",
+    "tokenizer": "the tokenizer comes with the model",
+    "revision": "the model's revision was pinned when it was created",
+    "download-dir": "the platform keeps the model's files",
+    "hf-token": "a Hub token is given when the model is created",
+    "host": _SOCKET,
+    "port": _SOCKET,
+    "uds": _SOCKET,
+    "api-key": "the gateway checks keys; use `deployment reveal-api-key`",
+    "ssl-keyfile": _GATEWAY,
+    "ssl-certfile": _GATEWAY,
+    "root-path": _GATEWAY,
+    "device": "use the deployment's gpu-type",
+    "device-ids": "use the deployment's gpu-count",
+    "tensor-parallel-size": "use the deployment's gpu-count",
+    "data-parallel-size": "use the deployment's replicas",
+    "pipeline-parallel-size": _MACHINE,
 }
-"""Flags that a user must not set, with the reason or the field to use instead."""
+"""Names of flags that a user must not set, with the reason or the field to use instead."""
 
 _ERROR_PREFIX = "exo-engine: error: "
 
@@ -80,11 +84,9 @@ class ExoEngine:
         """Return the flags a user may set; the same for every vLLM version the engine stands for."""
         return _catalogue()
 
-    def check(
-        self, parameters: Sequence[str], version: str | None = None
-    ) -> list[ParameterProblem]:
-        """Return everything that is wrong with a user's flags."""
-        return check_parameters(parameters, self.parameters(version), PLATFORM_OWNED)
+    def read(self, parameters: Sequence[str], version: str | None = None) -> Reading:
+        """Return what a user's flags set, and everything that is wrong with them."""
+        return read_vector(parameters, _flags(), PLATFORM_OWNED)
 
     def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
         """Return the argument vector that starts one replica; the user's flags come last.
@@ -172,7 +174,18 @@ def _find_memory_error(log_tail: Sequence[str]) -> str | None:
 
 
 @functools.cache
-def _catalogue() -> tuple[EngineParameter, ...]:
+def _records() -> list[dict[str, Any]]:
     text = (resources.files("exo_inference.engines") / "catalog" / "exo.json").read_text("utf-8")
-    entries = (EngineParameter.model_validate(entry) for entry in json.loads(text))
-    return tuple(entry for entry in entries if PLATFORM_OWNED.keys().isdisjoint(entry.flags))
+    records: list[dict[str, Any]] = json.loads(text)
+    return records
+
+
+@functools.cache
+def _flags() -> ReleaseFlags:
+    return single_release("", __version__, _records(), EXO)
+
+
+@functools.cache
+def _catalogue() -> tuple[EngineParameter, ...]:
+    offered = (record for record in _records() if record["name"] not in PLATFORM_OWNED)
+    return tuple(EngineParameter.model_validate(record) for record in offered)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -22,12 +22,10 @@ from exo_inference.engines.base import (
     ReplicaCommand,
     UnknownEngineRelease,
 )
-from exo_inference.engines.parameters import (
-    Dialect,
-    ParameterProblem,
-    check_parameters,
-    read_parameters,
-)
+from exo_inference.engines.catalogue import ReleaseFlags, single_release
+from exo_inference.engines.checking import Reading, read_vector
+from exo_inference.engines.dialects import PLAIN, Dialect
+from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.wire import EngineParameter
 
 SOCKET = "pods listen where the platform looks"
@@ -60,31 +58,25 @@ class Sizes:
     data: str | None = None
     shared_by: str | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The flags that there are."""
+        return tuple(name for name in (self.tensor, self.pipeline, self.data) if name is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class VllmMeaning:
     """Which flags mean for memory what flags of vLLM mean, so that vLLM's arithmetic holds.
 
     Attributes:
-        flags: names of flags, each with vLLM's flag.
+        settings: names of flags, each with the planner's setting.
         values: values that vLLM spells otherwise.
         others: flags, or values of flags, that change what memory is needed in ways not known here.
     """
 
-    flags: Mapping[str, str]
+    settings: Mapping[str, str]
     values: Mapping[str, str]
     others: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The catalogue of one engine."""
-
-    title: str
-    release: str
-    parameters: tuple[EngineParameter, ...]
-    values: Mapping[str, int | None]
-    repeatable: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ class ImagedEngine:
     Attributes:
         name: as deployments name it; also that of its catalogue.
         owned: names of flags that a user must not set, with the reason or the field to use instead.
-        dialect: how its parser reads; what the catalogue says of single flags is added.
+        dialect: how its parser reads.
         devices: where it runs.
         spans_nodes: a replica may be several pods.
         sizes: None where `gpu-count` says it all.
@@ -103,21 +95,26 @@ class ImagedEngine:
 
     name: str
     owned: Mapping[str, str]
-    dialect: Dialect
+    dialect: Dialect = PLAIN
     devices: tuple[str, ...] = (GPU,)
     spans_nodes: bool = False
     sizes: Sizes | None = None
     meaning: VllmMeaning | None = None
 
     @property
+    def flags(self) -> ReleaseFlags:
+        """Every flag of its release, those that the platform owns too."""
+        return _load(self.name, self.dialect)
+
+    @property
     def title(self) -> str:
         """The engine's name for people."""
-        return load_catalogue(self.name).title
+        return self.flags.engine
 
     @property
     def version(self) -> str:
         """The release whose flags are known, which is that of the image."""
-        return load_catalogue(self.name).release
+        return self.flags.version
 
     def parameters(self, version: str | None = None) -> tuple[EngineParameter, ...]:
         """Return the flags a user may set.
@@ -126,53 +123,40 @@ class ImagedEngine:
             UnknownEngineRelease: the flags of that release are not known.
         """
         self._check_release(version)
-        known = load_catalogue(self.name).parameters
+        records = _read(self.name)["flags"]
+        known = (EngineParameter.model_validate({"description": "", **each}) for each in records)
         return tuple(parameter for parameter in known if parameter.name not in self.owned)
 
-    def check(
-        self, parameters: Sequence[str], version: str | None = None
-    ) -> list[ParameterProblem]:
-        """Return everything that is wrong with a user's flags.
+    def read(self, parameters: Sequence[str], version: str | None = None) -> Reading:
+        """Return what a user's flags set, and everything that is wrong with them.
 
         Raises:
             UnknownEngineRelease: the flags of that release are not known.
         """
-        owned = {
-            flag: self.owned[parameter.name]
-            for parameter in load_catalogue(self.name).parameters
-            for flag in parameter.flags
-            if parameter.name in self.owned
-        }
-        return check_parameters(parameters, self.parameters(version), owned, self._spoken)
+        self._check_release(version)
+        return read_vector(parameters, self.flags, self.owned)
 
-    def read(self, parameters: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return what flags set that were found good, by their names."""
-        return read_parameters(parameters, load_catalogue(self.name).parameters, self._spoken)
-
-    def check_sizes(self, parameters: Sequence[str], gpu_count: int) -> list[ParameterProblem]:
+    def check_sizes(self, reading: Reading, gpu_count: int) -> list[ParameterProblem]:
         """Return what is wrong with how flags share the model out over a replica's GPUs."""
-        if self.sizes is None:
+        sizes, found = self.sizes, reading.values
+        if sizes is None:
             return []
-        found = self.read(parameters)
-        sizes = self.sizes
-        names = [name for name in (sizes.tensor, sizes.pipeline, sizes.data) if name in found]
-        if not names:
+        use = next(filter(None, map(reading.find, sizes.names)), None)
+        if use is None:
             return []
-        tensor = int(found.get(sizes.tensor, (str(gpu_count),))[0])
-        pipeline = int(found.get(sizes.pipeline, ("1",))[0])
-        data = int(found.get(sizes.data or "", ("1",))[0])
+        tensor = found.get(sizes.tensor, gpu_count)
+        pipeline, data = found.get(sizes.pipeline, 1), found.get(sizes.data or "", 1)
         if sizes.shared_by in found:
             data = 1
         if min(tensor, pipeline, data) > 0 and tensor * pipeline * data == gpu_count:
             return []
-        index, flag = self._find(parameters, names[0])
         parts = {"tensor": tensor, "pipeline": pipeline, "data": data}
         shown = " x ".join(f"{part} {size}" for part, size in parts.items() if size != 1)
         text = (
-            f"{flag}: parallel sizes ({shown or 'tensor 1'}) make {tensor * pipeline * data}, "
+            f"{use.spelling}: parallel sizes ({shown or 'tensor 1'}) make {tensor * pipeline * data}, "
             f"expected the {gpu_count} of the deployment's gpu-count; change it, or leave it out"
         )
-        return [ParameterProblem(index, text, flag, "model")]
+        return [ParameterProblem(use.index, text, use.spelling, "model")]
 
     def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
         """Refuse: its command line is made by the entrypoint of its image.
@@ -189,16 +173,6 @@ class ImagedEngine:
         """Say no more than the exit code does; on a cluster `container_failures.py` reads the log."""
         return Failure(f"{self.title} ended (exit code {exit_code})", retry=True)
 
-    @property
-    def _spoken(self) -> Dialect:
-        known = load_catalogue(self.name)
-        return replace(
-            self.dialect,
-            engine=f"{known.title} {known.release}",
-            values=known.values,
-            repeatable=known.repeatable,
-        )
-
     def _check_release(self, version: str | None) -> None:
         if version is not None and version != self.version:
             raise UnknownEngineRelease(
@@ -206,26 +180,15 @@ class ImagedEngine:
                 hint=f"Leave the version out, or name {self.version}.",
             )
 
-    def _find(self, parameters: Sequence[str], name: str) -> tuple[int, str]:
-        known = load_catalogue(self.name).parameters
-        spellings = next(each.flags for each in known if each.name == name)
-        for index, item in enumerate(parameters):
-            flag = item.partition("=")[0]
-            if (flag.replace("_", "-") if self.dialect.underscores else flag) in spellings:
-                return index, flag
-        raise AssertionError(f"{name} was read from these flags")
+
+@functools.cache
+def _read(name: str) -> dict[str, Any]:
+    path = resources.files("exo_inference.engines") / "catalog" / f"{name}.json"
+    loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return loaded
 
 
 @functools.cache
-def load_catalogue(name: str) -> Known:
-    """Return the catalogue of an engine; it is shared and does not change."""
-    path = resources.files("exo_inference.engines") / "catalog" / f"{name}.json"
-    loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    records: list[dict[str, Any]] = loaded["flags"]
-    return Known(
-        title=loaded["engine"],
-        release=loaded["release"],
-        parameters=tuple(EngineParameter.model_validate({"description": "", **r}) for r in records),
-        values={r["name"]: r["values"] for r in records if "values" in r},
-        repeatable=frozenset(r["name"] for r in records if r.get("repeatable")),
-    )
+def _load(name: str, dialect: Dialect) -> ReleaseFlags:
+    loaded = _read(name)
+    return single_release(loaded["engine"], loaded["release"], loaded["flags"], dialect)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from exo_inference.engines import imaged
 from exo_inference.engines.base import CPU, GPU
+from exo_inference.engines.dialects import LLAMA_CPP
 from exo_inference.engines.imaged import ImagedEngine
-from exo_inference.engines.parameters import Dialect
 
 _TOOLS = "tools would let whoever asks the model read and change files of the pod"
 _ROUTER = "a deployment serves one model"
@@ -48,6 +48,6 @@ PLATFORM_OWNED = {
 ENGINE = ImagedEngine(
     name="llama-cpp",
     owned=PLATFORM_OWNED,
-    dialect=Dialect(attached=False, boolean_words=False, suffixes=False),
+    dialect=LLAMA_CPP,
     devices=(CPU, GPU),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from exo_inference.engines.argument_vector import Use, split
 from exo_inference.engines.catalogue import ReleaseFlags, flags_of
-from exo_inference.engines.checking import check_vector
+from exo_inference.engines.checking import read_vector
 from exo_inference.engines.members import RENAMED_KEYS
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.engines.successors import SUCCESSORS, rewrite_removed
@@ -152,8 +152,8 @@ def _refusals(
     result: Sequence[str], flags: Sequence[str], old: ReleaseFlags, new: ReleaseFlags
 ) -> Iterator[Change]:
     """Yield what the new release does not take; what was wrong before is said as such."""
-    before = {_key(p, flags) for p in check_vector(flags, old, PLATFORM_OWNED)}
-    for problem in check_vector(result, new, PLATFORM_OWNED):
+    before = {_key(p, flags) for p in read_vector(flags, old, PLATFORM_OWNED).problems}
+    for problem in read_vector(result, new, PLATFORM_OWNED).problems:
         earlier = f"in {old.named} already: " if _key(problem, result) in before else ""
         yield Change("refused", problem.flag or result[problem.index], earlier + problem.detail)
 

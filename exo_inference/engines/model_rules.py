@@ -14,8 +14,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from exo_inference.engines.argument_vector import Use, split
+from exo_inference.engines.argument_vector import Use
 from exo_inference.engines.catalogue import flags_of, is_at_least
+from exo_inference.engines.checking import Reading
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.engines.versions import DEFAULT_VERSION
 
@@ -93,11 +94,11 @@ _BF16: Capability = (8, 0)
 
 
 def check_model_rules(
-    items: Sequence[str],
-    version: str | None = None,
+    reading: Reading,
     *,
     model: ModelFacts,
     gpu: GpuFacts | None = None,
+    given: Mapping[str, int] | None = None,
 ) -> list[ParameterProblem]:
     """Return what does not go together, in the order of the items.
 
@@ -105,19 +106,15 @@ def check_model_rules(
     index 0 when they follow from the deployment alone.
 
     Args:
-        items: flags that `vllm.check` found in order.
-        version: a release of vLLM; None is the platform's default.
+        reading: the user's flags, read by a release of vLLM.
         model: what is known about the model.
         gpu: what is known about the GPUs; None skips the rules about them.
+        given: sizes that the platform sets where the flags do not, by the names of flags.
     """
-    uses: dict[str, Use] = {}
-    for use in split(items, flags_of(version or DEFAULT_VERSION)).uses:
-        if use.flag is not None and not use.path:
-            uses[use.flag.name] = use
-    problems = [*_check_remote_code(uses, model)]
+    problems = [*_check_remote_code(reading, model)]
     if gpu is not None:
-        problems += _check_sizes(uses, model, gpu)
-        problems += _check_formats(uses, model, gpu, version)
+        problems += _check_sizes(reading, model, gpu, given or {})
+        problems += _check_formats(reading, model, gpu)
     return sorted(problems, key=lambda problem: problem.index)
 
 
@@ -225,8 +222,8 @@ def check_draft(model: ModelFacts) -> str | None:
     )
 
 
-def _check_remote_code(uses: Mapping[str, Use], model: ModelFacts) -> Iterator[ParameterProblem]:
-    use = uses.get("trust-remote-code")
+def _check_remote_code(reading: Reading, model: ModelFacts) -> Iterator[ParameterProblem]:
+    use = reading.find("trust-remote-code")
     if use is not None and not use.negated and model.revision_pinned is False:
         text = (
             f"{use.spelling} runs code that comes with the model, whose revision is not pinned, "
@@ -236,33 +233,33 @@ def _check_remote_code(uses: Mapping[str, Use], model: ModelFacts) -> Iterator[P
 
 
 def _check_sizes(
-    uses: Mapping[str, Use], model: ModelFacts, gpu: GpuFacts
+    reading: Reading, model: ModelFacts, gpu: GpuFacts, given: Mapping[str, int]
 ) -> Iterator[ParameterProblem]:
     names = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-    sizes = {name: _read_size(uses.get(name)) for name in names}
-    named = [use for name, use in uses.items() if name in names]
-    pipeline, data = (sizes[name] or 1 for name in names[1:])
-    tensor = sizes[names[0]] or max(1, gpu.count // (pipeline * data))
-    index = min((use.index for use in named), default=0)
-    flag = next((use.spelling for use in named if use.index == index), "--tensor-parallel-size")
+    sizes = {**given, **reading.values}
+    named = [use for use in map(reading.find, names) if use is not None]
+    pipeline, data = (sizes.get(name) or 1 for name in names[1:])
+    tensor = sizes.get(names[0]) or max(1, gpu.count // (pipeline * data))
+    first = min(named, key=lambda use: use.index, default=None)
     for text in check_parallelism(tensor, pipeline, data, model=model, gpu_count=gpu.count):
-        yield ParameterProblem(index, f"{flag}: {text}", flag, "model")
+        yield _of(first, "--tensor-parallel-size", text)
     draft = check_draft(model)
     if draft is not None:
-        use = uses.get("speculative-config") or uses.get("spec-model")
+        use = reading.find("speculative-config") or reading.find("spec-model")
         yield _of(use, "--speculative-config", draft)
 
 
 def _check_formats(
-    uses: Mapping[str, Use], model: ModelFacts, gpu: GpuFacts, version: str | None
+    reading: Reading, model: ModelFacts, gpu: GpuFacts
 ) -> Iterator[ParameterProblem]:
+    version = reading.release.version
     rules: list[tuple[str, str | None, Callable[[str, GpuFacts], str | None]]] = [
         ("quantization", model.quantization, lambda x, g: check_quantization(x, g, version)),
         ("kv-cache-dtype", None, check_kv_cache_dtype),
         ("dtype", None, check_dtype),
     ]
     for name, otherwise, rule in rules:
-        use = uses.get(name)
+        use = reading.find(name)
         value = use.values[0].text if use is not None and use.values else otherwise
         if value is not None and (text := rule(value, gpu)) is not None:
             yield _of(use, f"--{name}", text)
@@ -273,11 +270,6 @@ def _of(use: Use | None, flag: str, text: str) -> ParameterProblem:
     return ParameterProblem(
         use.index if use is not None else 0, f"{spelling}: {text}", spelling, "model"
     )
-
-
-def _read_size(use: Use | None) -> int | None:
-    text = use.values[0].text if use is not None and use.values else ""
-    return int(text) if text.isdigit() and int(text) else None
 
 
 def _divisors(number: int, limit: int) -> list[int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from exo_inference.engines import imaged
 from exo_inference.engines.imaged import ImagedEngine, Sizes, VllmMeaning
-from exo_inference.engines.parameters import Dialect
 
 PLATFORM_OWNED = {
     "model-path": imaged.MODEL,
@@ -40,7 +39,6 @@ PLATFORM_OWNED = {
 ENGINE = ImagedEngine(
     name="sglang",
     owned=PLATFORM_OWNED,
-    dialect=Dialect(underscores=False, boolean_words=False, suffixes=False),
     spans_nodes=True,
     sizes=Sizes(
         "tensor-parallel-size",
@@ -49,15 +47,15 @@ ENGINE = ImagedEngine(
         "enable-dp-attention",
     ),
     meaning=VllmMeaning(
-        flags={
-            "context-length": "--max-model-len",
-            "max-running-requests": "--max-num-seqs",
-            "mem-fraction-static": "--gpu-memory-utilization",
-            "kv-cache-dtype": "--kv-cache-dtype",
-            "dtype": "--dtype",
-            "tensor-parallel-size": "--tensor-parallel-size",
-            "pipeline-parallel-size": "--pipeline-parallel-size",
-            "data-parallel-size": "--data-parallel-size",
+        settings={
+            "context-length": "max_model_len",
+            "max-running-requests": "max_num_seqs",
+            "mem-fraction-static": "gpu_memory_utilization",
+            "kv-cache-dtype": "kv_cache_dtype",
+            "dtype": "dtype",
+            "tensor-parallel-size": "tensor_parallel_size",
+            "pipeline-parallel-size": "pipeline_parallel_size",
+            "data-parallel-size": "data_parallel_size",
         },
         values={"bf16": "bfloat16"},
         others=frozenset(

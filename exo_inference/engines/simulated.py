@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from exo_inference.engines import vllm
 from exo_inference.engines.base import GPU, EngineNotInstalled, Failure, ReplicaCommand
+from exo_inference.engines.checking import Reading
 from exo_inference.engines.exo import ExoEngine
-from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.engines.versions import DEFAULT_VERSION
 from exo_inference.wire import EngineParameter
 
@@ -40,11 +40,9 @@ class SimulatedVllm:
         """Return the flags a user may set in a release of vLLM."""
         return vllm.parameters(version)
 
-    def check(
-        self, parameters: Sequence[str], version: str | None = None
-    ) -> list[ParameterProblem]:
-        """Return everything that is wrong with a user's flags."""
-        return vllm.check(parameters, version)
+    def read(self, parameters: Sequence[str], version: str | None = None) -> Reading:
+        """Return what a user's flags set, and everything that is wrong with them."""
+        return vllm.read(parameters, version)
 
     def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
         """Return the argument vector that starts one simulated replica.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from exo_inference.engines import imaged
 from exo_inference.engines.imaged import ImagedEngine, Sizes, VllmMeaning
-from exo_inference.engines.parameters import Dialect
 
 PLATFORM_OWNED = {
     "served_model_name": imaged.MODEL_NAME,
@@ -26,15 +25,14 @@ PLATFORM_OWNED = {
 ENGINE = ImagedEngine(
     name="tensorrt-llm",
     owned=PLATFORM_OWNED,
-    dialect=Dialect(underscores=False, boolean_words=False, suffixes=False),
     sizes=Sizes("tensor_parallel_size", "pipeline_parallel_size"),
     meaning=VllmMeaning(
-        flags={
-            "max_seq_len": "--max-model-len",
-            "max_batch_size": "--max-num-seqs",
-            "max_num_tokens": "--max-num-batched-tokens",
-            "tensor_parallel_size": "--tensor-parallel-size",
-            "pipeline_parallel_size": "--pipeline-parallel-size",
+        settings={
+            "max_seq_len": "max_model_len",
+            "max_batch_size": "max_num_seqs",
+            "max_num_tokens": "max_num_batched_tokens",
+            "tensor_parallel_size": "tensor_parallel_size",
+            "pipeline_parallel_size": "pipeline_parallel_size",
         },
         values={},
         others=frozenset(

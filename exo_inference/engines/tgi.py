@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from exo_inference.engines import imaged
 from exo_inference.engines.imaged import ImagedEngine, VllmMeaning
-from exo_inference.engines.parameters import Dialect
 
 PLATFORM_OWNED = {
     "model-id": imaged.MODEL,
@@ -32,13 +31,12 @@ PLATFORM_OWNED = {
 ENGINE = ImagedEngine(
     name="tgi",
     owned=PLATFORM_OWNED,
-    dialect=Dialect(underscores=False, boolean_words=False, suffixes=False),
     meaning=VllmMeaning(
-        flags={
-            "max-total-tokens": "--max-model-len",
-            "cuda-memory-fraction": "--gpu-memory-utilization",
-            "kv-cache-dtype": "--kv-cache-dtype",
-            "dtype": "--dtype",
+        settings={
+            "max-total-tokens": "max_model_len",
+            "cuda-memory-fraction": "gpu_memory_utilization",
+            "kv-cache-dtype": "kv_cache_dtype",
+            "dtype": "dtype",
         },
         values={"fp8_e4m3fn": "fp8_e4m3"},
         others=frozenset({"quantize", "speculate"}),

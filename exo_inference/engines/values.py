@@ -1,7 +1,7 @@
-"""Judge one value of a flag: type, range, choice, JSON and its keys. Pure.
+"""Read one value of a flag, and judge it: type, range, choice, JSON and its keys. Pure.
 
-Called by `checking.py` for every value. An answer is `Wrong`, with what was expected in words, or
-None. Nothing here knows argument vectors.
+Called by `checking.py` for every value. An answer is what the text means, and `Wrong`, with what was
+expected in words, for each thing that is wrong with it. Nothing here knows argument vectors.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from exo_inference.engines.catalogue import (
     Flag,
     Key,
     Lifetime,
+    ReleaseFlags,
     choice_lifetime,
     is_at_least,
     key_lifetime,
@@ -34,6 +35,7 @@ JSON_SUFFIXES_SINCE = "0.20.0"
 """First listed release that reads 80m in JSON objects of configuration classes."""
 
 _LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+_NUMBERS = {"integer": "a whole number", "number": "a number", "float": "a number"}
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 _KINDS |= {"string": "text", "any": "a value"}
 
@@ -55,50 +57,62 @@ class Wrong:
     what: str = ""
 
 
-def judge(text: str, flag: Flag, listed: str) -> list[Wrong]:
-    """Return what is wrong with a value of a flag; several things only in a JSON object.
+def read_value(text: str, flag: Flag, release: ReleaseFlags) -> tuple[Any, list[Wrong]]:
+    """Return what a value of a flag means, and what is wrong with it; several things only in JSON.
 
     Args:
         text: the value as it was written.
         flag: the flag it belongs to; not a boolean.
-        listed: the release, for what only later ones read.
+        release: how its engine reads, for what only later releases read.
+
+    Returns:
+        A number, a text, what JSON says, or None where it is as if the flag had not been given.
     """
-    if text in ("", "None") and flag.default == "None":
-        return []  # as if the flag had not been given
+    if release.dialect.none_words and text in ("", "None") and flag.default == "None":
+        return None, []
     if flag.type == "json":
-        return _judge_json(text, flag, listed)
+        return _read_json(text, flag, release)
+    value: Any = text
     wrong = None
     if flag.choices:
-        wrong = _judge_choice(text, flag, listed)
-    elif flag.type in ("integer", "number"):
-        wrong = _judge_number(text, flag)
-    return [wrong] if wrong is not None else []
+        wrong = _judge_choice(text, flag, release)
+        value = int(text) if text.isdecimal() else text
+    elif flag.type in _NUMBERS:
+        value = "auto" if _is_auto(text, flag, release) else _read_number(text, flag, release)
+        wrong = _judge_number(text, value, flag, release)
+    return value, [wrong] if wrong is not None else []
 
 
-def judge_key(path: tuple[str, ...], text: str, flag: Flag, listed: str) -> Wrong | None:
-    """Return what is wrong with one key of a flag's JSON object, given as `--flag.key value`."""
+def read_key(
+    path: tuple[str, ...], text: str, flag: Flag, release: ReleaseFlags
+) -> tuple[Any, Wrong | None]:
+    """Return what one key of a flag's JSON object is, given as `--flag.key value`, and what is wrong."""
     if flag.type != "json":
-        return Wrong("key", f"no keys: {flag.spellings[0]} takes {expected(flag)}")
+        return None, Wrong("key", f"no keys: {flag.spellings[0]} takes {expected(flag, release)}")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    wrong = None
     if flag.keys and path[0] not in flag.keys:
-        return _unknown_key(path[0], flag, listed)
-    if flag.keys and len(path) == 1:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = text
-        return _judge_member(value, flag.keys[path[0]], flag, listed)
-    return None
+        wrong = _unknown_key(path[0], flag, release.listed)
+    elif flag.keys and len(path) == 1:
+        wrong = _judge_member(value, flag.keys[path[0]], flag, release.listed)
+    return value, wrong
 
 
-def expected(flag: Flag) -> str:
+def expected(flag: Flag, release: ReleaseFlags) -> str:
     """Return what a flag takes, in words."""
+    return _with_limits(expected_type(flag, release), {} if flag.choices else flag.bounds)
+
+
+def expected_type(flag: Flag, release: ReleaseFlags) -> str:
+    """Return what a flag takes, in words, without its limits."""
     if flag.choices:
         return f"one of: {', '.join(flag.choices)}"
-    words = {"integer": "a whole number", "number": "a number", "json": "a JSON value"}
-    if flag.type == "json" and flag.default != '["*"]':
-        words["json"] = "a JSON object"
-    text = words.get(flag.type, "text")
-    return _with_limits(text, flag.bounds)
+    if flag.type == "json" and release.dialect.json_objects and flag.default != '["*"]':
+        return "a JSON object"
+    return {**_NUMBERS, "json": "a JSON value"}.get(flag.type, "text")
 
 
 def _with_limits(text: str, bounds: Mapping[str, float]) -> str:
@@ -106,14 +120,20 @@ def _with_limits(text: str, bounds: Mapping[str, float]) -> str:
     return ", ".join([text, " and ".join(limits)]) if limits else text
 
 
-def _judge_choice(text: str, flag: Flag, listed: str) -> Wrong | None:
-    parts = text.split(",") if flag.several else [text]
+def _judge_choice(text: str, flag: Flag, release: ReleaseFlags) -> Wrong | None:
+    parts = text.split(",") if flag.num_values is None else [text]
     bad = next((part for part in parts if _fold(part, flag) not in flag.choices), None)
     if bad is None:
         return None
-    known = choice_lifetime(flag.name, _fold(bad, flag))
-    hint = _explain_release(known, listed) if known is not None else _nearest(bad, flag.choices)
-    return Wrong("choice", expected(flag), hint)
+    hint = ""
+    if release.dialect.has_releases:
+        known = choice_lifetime(flag.name, _fold(bad, flag))
+        hint = (
+            _nearest(bad, flag.choices)
+            if known is None
+            else _explain_release(known, release.listed)
+        )
+    return Wrong("choice", expected(flag, release), hint)
 
 
 def _nearest(text: str, choices: Collection[str]) -> str:
@@ -133,29 +153,36 @@ def _fold(text: str, flag: Flag) -> str:
     return text.lower().replace("-", "_") if flag.folded else text
 
 
-def _judge_number(text: str, flag: Flag) -> Wrong | None:
-    number = _read_number(text, flag)
+def _judge_number(
+    text: str, number: float | str | None, flag: Flag, release: ReleaseFlags
+) -> Wrong | None:
+    wanted = expected(flag, release)
+    if number == "auto":
+        return None
     if number is None and flag.type == "integer" and _LONG_INTEGER.fullmatch(text.strip()):
-        return Wrong("range", f"{expected(flag)}, of at most 18 digits")
-    if number is None:
-        return Wrong("type", expected(flag), _explain_number(text, flag))
+        return Wrong("range", f"{wanted}, of at most 18 digits")
+    if number is None or isinstance(number, str):
+        return Wrong("type", wanted, _explain_number(text, flag))
     if not _is_within(number, flag.bounds):
-        return Wrong("range", expected(flag))
+        return Wrong("range", wanted)
     if flag.name == "max-model-len" and number == 0:
         return Wrong("range", "a whole number above 0, or -1 for the longest that fits")
     return None
 
 
-def _read_number(text: str, flag: Flag) -> float | None:
-    text = text.strip()
-    if flag.type == "number":
+def _is_auto(text: str, flag: Flag, release: ReleaseFlags) -> bool:
+    return (text.strip().lower() if release.dialect.strips else text) in flag.auto_words
+
+
+def _read_number(text: str, flag: Flag, release: ReleaseFlags) -> float | None:
+    """Return the number that a text is, an integer where the flag takes such; None if it is none."""
+    text = text.strip() if release.dialect.strips else text
+    if flag.type != "integer":
         try:
             number = float(text)
         except ValueError:
             return None
         return number if math.isfinite(number) else None
-    if flag.takes_auto and text.lower() == "auto":
-        return -1
     if _INTEGER.fullmatch(text):
         return int(text)
     return expand_suffix(text) if flag.suffixed else None
@@ -193,24 +220,27 @@ def _is_within(number: float, bounds: Mapping[str, float]) -> bool:
     return all(checks[name] for name in bounds)
 
 
-def _judge_json(text: str, flag: Flag, listed: str) -> list[Wrong]:
+def _read_json(text: str, flag: Flag, release: ReleaseFlags) -> tuple[Any, list[Wrong]]:
+    listed = release.listed
     if flag.keys and is_at_least(listed, JSON_SUFFIXES_SINCE):
         text = _STRING_OR_NUMBER.sub(_expand_in_json, text)
+    is_object = release.dialect.json_objects
     try:
         value: Any = json.loads(text)
     except RecursionError:
-        return [Wrong("json", expected(flag), "it is nested too deeply")]
+        return None, [Wrong("json", expected(flag, release), "it is nested too deeply")]
     except ValueError as exc:
-        return [Wrong("json", expected(flag), _explain_json(text, exc))]
+        hint = _explain_json(text, exc) if is_object else ""
+        return None, [Wrong("json", expected(flag, release), hint)]
     is_array = flag.default in ('["*"]', "[]")
-    if not isinstance(value, list if is_array else dict):
+    if is_object and not isinstance(value, list if is_array else dict):
         kind = "a JSON array" if is_array else "a JSON object"
         example = '["https://example.org"]' if is_array else '{"key": "value"}'
-        return [Wrong("json", kind, f"write it as {example}")]
+        return None, [Wrong("json", kind, f"write it as {example}")]
     if not isinstance(value, dict) or not flag.keys:
-        return []
+        return value, []
     judged = (_judge_named(name, member, flag, listed) for name, member in value.items())
-    return [wrong for wrong in judged if wrong is not None]
+    return value, [wrong for wrong in judged if wrong is not None]
 
 
 def _expand_in_json(found: re.Match[str]) -> str:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from exo_inference.engines.argument_vector import split
 from exo_inference.engines.catalogue import Flag, flags_of
-from exo_inference.engines.checking import check_vector
-from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.engines.checking import Reading, read_vector
 from exo_inference.engines.versions import DEFAULT_VERSION
 from exo_inference.wire import EngineParameter
 
@@ -72,8 +70,8 @@ go with the deployment's GPUs, which `model_rules.check_parallelism` judges.
 _WIRE_TYPES = {"number": "float"}
 
 
-def check(items: Sequence[str], version: str | None = None) -> list[ParameterProblem]:
-    """Return everything that is wrong with a user's flags, in the order of the items.
+def read(items: Sequence[str], version: str | None = None) -> Reading:
+    """Return what a user's flags set, and everything that is wrong with them.
 
     Args:
         items: the argument vector: `--flag=value`, or flag and value as two items.
@@ -82,7 +80,7 @@ def check(items: Sequence[str], version: str | None = None) -> list[ParameterPro
     Raises:
         UnknownRelease: the catalogue cannot judge that release.
     """
-    return check_vector(items, flags_of(version or DEFAULT_VERSION), PLATFORM_OWNED)
+    return read_vector(items, flags_of(version or DEFAULT_VERSION), PLATFORM_OWNED)
 
 
 def parameters(version: str | None = None) -> tuple[EngineParameter, ...]:
@@ -92,26 +90,6 @@ def parameters(version: str | None = None) -> tuple[EngineParameter, ...]:
         UnknownRelease
     """
     return _parameters(flags_of(version or DEFAULT_VERSION).listed)
-
-
-def read_flags(items: Sequence[str], version: str | None = None) -> dict[str, tuple[str, ...]]:
-    """Return what an argument vector sets: values by the flag's name, booleans as true or false.
-
-    For the planner and the rules about models. What is wrong with the vector is not said here; a
-    flag that is set twice has its last value, as in the engine; keys after dots are left out.
-
-    Raises:
-        UnknownRelease
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for use in split(items, flags_of(version or DEFAULT_VERSION)).uses:
-        if use.flag is None or use.path:
-            continue
-        values = tuple(value.text for value in use.values)
-        if use.flag.type == "boolean":
-            values = ("false" if use.negated else "true",)
-        found[use.flag.name] = values
-    return found
 
 
 @functools.lru_cache(maxsize=32)

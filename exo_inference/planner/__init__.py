@@ -5,7 +5,7 @@ its own catalogue. The usual way in::
 
     from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 
-    parameters = EngineParameters.parse(["--max-model-len=60000"])
+    parameters = EngineParameters(max_model_len=60000)
     result = plan(find_model("mistralai/Ministral-3-8B-Instruct-2512"), find_gpu("gpua5000"), 1, parameters)
 
 `read_architecture` takes any config.json, `explain` shows a plan's arithmetic, `advise` ranks changes that

@@ -18,7 +18,6 @@ from typing import Any
 from exo_inference.errors import UsageError
 from exo_inference.planner.model.architecture import Architecture, read_architecture
 from exo_inference.planner.model.requantize import with_quantization
-from exo_inference.planner.parameters import EngineParameters
 
 Entries = Mapping[str, Mapping[str, Any]]
 
@@ -90,10 +89,10 @@ def find_model(name: str) -> Architecture:
     raise UsageError(f"the model {name!r} is not in the bundled catalogue", hint=hint)
 
 
-def find_draft(parameters: EngineParameters) -> Architecture | None:
-    """Return the draft model that the flags name; None where the catalogue lacks it."""
+def find_draft(name: str | None) -> Architecture | None:
+    """Return the draft model of that name; None where there is none or the catalogue lacks it."""
     try:
-        return None if parameters.draft_name is None else find_model(parameters.draft_name)
+        return None if name is None else find_model(name)
     except UsageError:
         return None
 

@@ -1,15 +1,14 @@
-"""The engine flags that memory and speed depend on, as one frozen object.
+"""The settings of an engine that memory and speed depend on, as one frozen object of values.
 
-`EngineParameters.parse` reads an argument vector in vLLM's form (exo-engine takes the same names) and
-`format` writes it back; flags without a bearing on the plan are kept as they are. Whether a flag
-exists in a version is not checked here: that is the parameter catalogue's work.
+Nothing here reads text: `preflight` reads flags and hands over what they set. `format` writes the settings
+as flags in vLLM's form, which exo-engine takes too; flags without a bearing on the plan are kept as they were
+written. Which flags exist in a version, the parameter catalogue knows.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,10 +17,19 @@ from exo_inference.errors import UsageError
 LATEST_VLLM = "0.33.0"
 AUTO_LENGTH = "auto"
 
-_SUFFIXES = {
-    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
-}  # fmt: skip
+
+class WrongSetting(UsageError):
+    """A value that no engine can be planned with.
+
+    Attributes:
+        name: of the setting.
+    """
+
+    def __init__(self, name: str, value: object, kind: _Kind) -> None:
+        flag = f"--{name.replace('_', '-')}"
+        text = f"{flag} is {value!r:.60}, expected {kind.expected}"
+        super().__init__(text, hint=kind.hint.format(flag=flag))
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +40,9 @@ class EngineParameters:
         engine: `vllm` or `exo`.
         engine_version: the vLLM release whose rules apply.
         max_model_len: tokens, or `auto` (the engine takes what fits).
-        speculative_config, limit_mm_per_prompt: JSON in canonical form.
         others: flags that have no bearing on the plan, as given.
+        records_full_graphs: whole decode steps are recorded as CUDA graphs, as vLLM does by default; the
+            flags that say so are in `others`.
     """
 
     engine: str = "vllm"
@@ -61,37 +70,45 @@ class EngineParameters:
     enable_lora: bool | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None
-    speculative_config: str | None = None
-    limit_mm_per_prompt: str | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    limit_mm_per_prompt: Mapping[str, Any] | None = None
     skip_mm_profiling: bool | None = None
     language_model_only: bool | None = None
     runner: str | None = None
     others: tuple[str, ...] = ()
+    records_full_graphs: bool = True
 
     @classmethod
-    def parse(
-        cls, flags: Sequence[str], *, engine: str = "vllm", engine_version: str = LATEST_VLLM
-    ) -> EngineParameters:
-        """Read an argument vector (`--flag=value`, or `--flag value` as two items).
+    def of(cls, values: Mapping[str, Any], **others: Any) -> EngineParameters:
+        """Return settings from outside.
+
+        Args:
+            values: of flags, by name with `_` for `-`; None is as if it were not there, a length of -1 is
+                `auto`. What is no setting has no bearing.
+            others: the fields that no flag sets.
 
         Raises:
-            UsageError: a flag the planner understands has a value of the wrong type.
+            WrongSetting: no engine can be planned with a value.
         """
-        values: dict[str, Any] = {}
-        others: list[str] = []
-        index = 0
-        while index < len(flags):
-            index = _take(flags, index, values, others)
-        return cls(engine=engine, engine_version=engine_version, others=tuple(others), **values)
+        settings = {name: values[name] for name in SETTINGS if values.get(name) is not None}
+        for name, value in settings.items():
+            if not _KINDS[name].holds(value):
+                raise WrongSetting(name, value, _KINDS[name])
+        if settings.get("max_model_len") == -1:
+            settings["max_model_len"] = AUTO_LENGTH
+        return cls(**settings, records_full_graphs=_records_full_graphs(values), **others)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is set, by name."""
+        values = {name: getattr(self, name) for name in SETTINGS}
+        return {name: value for name, value in values.items() if value is not None}
 
     def format(self) -> list[str]:
-        """Return the argument vector that `parse` reads back to an equal object."""
+        """Return the argument vector that is read back to equal settings."""
         flags: list[str] = []
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name in _NOT_FLAGS or value is None:
-                continue
-            name = each.name.replace("_", "-")
+        for each, value in self.settings.items():
+            name = each.replace("_", "-")
             if isinstance(value, bool):
                 flags.append(f"--{name}" if value else f"--no-{name}")
             else:
@@ -101,7 +118,7 @@ class EngineParameters:
     @property
     def speculative(self) -> Mapping[str, Any]:
         """The speculative decoding settings, empty where there are none."""
-        return _loaded(self.speculative_config)
+        return self.speculative_config or {}
 
     @property
     def draft_name(self) -> str | None:
@@ -110,197 +127,71 @@ class EngineParameters:
         return name if isinstance(name, str) and name else None
 
     @property
-    def records_full_graphs(self) -> bool:
-        """Whether whole decode steps are recorded as CUDA graphs, as vLLM does by default.
-
-        `-O0` records none and `-O1` pieces alone (config/vllm.py, 0.19.0); `cudagraph_mode` goes before both.
-        """
-        mode, level = None, "2"
-        for flag, value in _with_values(self.others):
-            name = _COMPILATION.get(flag.partition(".")[0])
-            if name == "optimization_level":
-                level = value
-            elif name == "compilation_config" and "." in flag:
-                mode = value if flag.endswith(".cudagraph_mode") else mode
-            elif name == "compilation_config":
-                mode = _loaded(value).get("cudagraph_mode", mode)
-        if mode is not None:
-            return "FULL" in str(mode).upper()
-        return level.strip() not in ("0", "1")
-
-    @property
     def mm_limits(self) -> Mapping[str, Any]:
         """The limits of images, videos and audio per prompt."""
-        return _loaded(self.limit_mm_per_prompt)
+        return self.limit_mm_per_prompt or {}
 
 
-_NOT_FLAGS = frozenset({"engine", "engine_version", "others"})
+def _records_full_graphs(values: Mapping[str, Any]) -> bool:
+    """Whether whole decode steps are recorded as CUDA graphs.
 
-
-def _loaded(text: str | None) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        return {}  # flags that the planner does not read are judged elsewhere
-    return value if isinstance(value, dict) else {}
-
-
-_COMPILATION = {
-    "--compilation-config": "compilation_config", "-cc": "compilation_config",
-    "--optimization-level": "optimization_level", "-O": "optimization_level",
-}  # fmt: skip
-
-
-def _with_values(items: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield flags with their values, written `--flag=value`, `--flag value` or `-O0`."""
-    for item, following in zip(items, [*items[1:], ""], strict=False):
-        flag, equals, value = item.partition("=")
-        if not flag.startswith("-"):
-            continue
-        if re.fullmatch(r"-O\d", flag):
-            yield "-O", flag[2:]
-            continue
-        name, dot, path = flag.partition(".")
-        yield name.replace("_", "-") + dot + path, value if equals else following
+    Level 0 records none and level 1 pieces alone (config/vllm.py, 0.19.0); `cudagraph_mode` goes before both.
+    """
+    compilation = values.get("compilation_config")
+    mode = compilation.get("cudagraph_mode") if isinstance(compilation, Mapping) else None
+    if mode is not None:
+        return "FULL" in str(mode).upper()
+    return values.get("optimization_level", 2) not in (0, 1)
 
 
 def _written(value: object) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _take(flags: Sequence[str], index: int, values: dict[str, Any], others: list[str]) -> int:
-    """Read the flag at `index` and return the index after it."""
-    item = flags[index]
-    flag, equals, value = item.partition("=")
-    name = _ALIASES.get(flag, flag.removeprefix("--").replace("-", "_"))
-    following = flags[index + 1] if index + 1 < len(flags) else None
-    takes_next = not equals and following is not None and not _is_flag(following)
-    if name.startswith("no_") and name.removeprefix("no_") in _BOOLEANS and not equals:
-        values[name.removeprefix("no_")] = False
-        return index + 1
-    if name in _BOOLEANS:
-        if not equals and takes_next and following is not None and following.lower() in _WORDS:
-            values[name] = _WORDS[following.lower()]
-            return index + 2
-        values[name] = _boolean(flag, value) if equals else True
-        return index + 1
-    reader = _READERS.get(name)
-    if reader is None or not (item.startswith("-")):
-        others.append(item)
-        if takes_next and item.startswith("-") and following is not None:
-            others.append(following)
-            return index + 2
-        return index + 1
-    if not equals:
-        if not takes_next or following is None:
-            raise UsageError(f"{flag} needs a value", hint=f"Write {flag}=VALUE.")
-        value = following
-    values[name] = reader(flag, value)
-    return index + (1 if equals else 2)
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a setting may be."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+    hint: str
 
 
-def _is_flag(item: str) -> bool:
-    return item.startswith("-") and not re.fullmatch(r"-\d+(\.\d+)?", item)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-_WORDS = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _boolean(flag: str, value: str) -> bool:
-    if value.lower() not in _WORDS:
-        raise UsageError(
-            f"{flag} is {value!r}, expected true or false", hint=f"Write {flag} or leave it out."
-        )
-    return _WORDS[value.lower()]
-
-
-def _integer(flag: str, value: str) -> int:
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)([kmgtKMGT]?)", value.strip())
-    number = float(match.group(1)) * _SUFFIXES.get(match.group(2), 1) if match else -1.0
-    if match is not None and not match.group(2) and "." not in match.group(1):
-        number = int(match.group(1))
-    if number < 1 or number != int(number):
-        hint = f"For example {flag}=8192, or 8K for 8192."
-        raise UsageError(f"{flag} is {value!r}, expected a whole number of 1 or more", hint=hint)
-    return int(number)
-
-
-def _length(flag: str, value: str) -> int | str:
-    if value.strip().lower() in (AUTO_LENGTH, "-1"):
-        return AUTO_LENGTH
-    return _integer(flag, value)
-
-
-def _fraction(flag: str, value: str) -> float:
-    number = _number(flag, value)
-    if not 0 < number <= 1:
-        raise UsageError(
-            f"{flag} is {value!r}, expected above 0 and at most 1", hint=f"For example {flag}=0.9."
-        )
-    return number
-
-
-def _number(flag: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e12:
-        raise UsageError(f"{flag} is {value!r}, expected a number", hint=f"For example {flag}=4.")
-    return number
-
-
-def _word(flag: str, value: str) -> str:
-    if not value.strip():
-        raise UsageError(f"{flag} is empty", hint=f"Write {flag}=VALUE or leave it out.")
-    return value.strip()
-
-
-def _json(flag: str, value: str) -> str:
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError) as exc:
-        hint = f'For example {flag}=\'{{"method": "ngram"}}\'.'
-        raise UsageError(f"{flag} is not valid JSON: {exc}", hint=hint) from exc
-    if not isinstance(parsed, dict):
-        raise UsageError(
-            f"{flag} is {value!r:.60}, expected a JSON object", hint="Use {…} with keys and values."
-        )
-    return json.dumps(parsed, sort_keys=True, separators=(",", ":"))
-
-
-_BOOLEANS = frozenset(
-    {
-        "enable_expert_parallel", "enforce_eager", "enable_chunked_prefill", "enable_prefix_caching",
-        "enable_lora", "skip_mm_profiling", "language_model_only",
-    }
-)  # fmt: skip
-
-_READERS: Mapping[str, Callable[[str, str], Any]] = {
-    "max_model_len": _length,
-    "gpu_memory_utilization": _fraction,
-    "kv_cache_dtype": _word,
-    "kv_cache_memory_bytes": _integer,
-    "num_gpu_blocks_override": _integer,
-    "block_size": _integer,
-    "dtype": _word,
-    "quantization": _word,
-    "tensor_parallel_size": _integer,
-    "pipeline_parallel_size": _integer,
-    "data_parallel_size": _integer,
-    "decode_context_parallel_size": _integer,
-    "max_num_seqs": _integer,
-    "max_num_batched_tokens": _integer,
-    "cpu_offload_gb": _number,
-    "mamba_ssm_cache_dtype": _word,
-    "max_loras": _integer,
-    "max_lora_rank": _integer,
-    "speculative_config": _json,
-    "limit_mm_per_prompt": _json,
-    "runner": _word,
-}
-
-_ALIASES = {
-    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
-    "-q": "quantization", "-dcp": "decode_context_parallel_size", "-sc": "speculative_config",
+_COUNT = _Kind(_is_count, "a whole number of 1 or more", "For example {flag}=8192, or 8K for 8192.")
+_BY_TYPE = {
+    "int | None": _COUNT,
+    "int | str | None": _Kind(
+        lambda v: v in (AUTO_LENGTH, -1) or _is_count(v), _COUNT.expected, _COUNT.hint
+    ),
+    "float | None": _Kind(
+        lambda v: _is_number(v) and 0 <= v < 1e12, "a number", "For example {flag}=4."
+    ),
+    "str | None": _Kind(
+        lambda v: isinstance(v, str) and bool(v.strip()), "a word", "Write {flag}=VALUE or leave it out."
+    ),
+    "bool | None": _Kind(
+        lambda v: isinstance(v, bool), "true or false", "Write {flag} or leave it out."
+    ),
+    "Mapping[str, Any] | None": _Kind(
+        lambda v: isinstance(v, Mapping), "a JSON object", "Use {{…}} with keys and values."
+    ),
 }  # fmt: skip
+_KINDS = {
+    each.name: _BY_TYPE[str(each.type)] for each in fields(EngineParameters) if each.default is None
+}
+_KINDS["gpu_memory_utilization"] = _Kind(
+    lambda v: _is_number(v) and 0 < v <= 1, "above 0 and at most 1", "For example {flag}=0.9."
+)
+
+SETTINGS = tuple(_KINDS)
+"""Names of the settings that flags set, in the order in which they are written."""

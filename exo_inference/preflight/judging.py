@@ -7,14 +7,14 @@ to the planner's own check of the same thing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from exo_inference.engines import DEFAULT_VERSION, get_engine, vllm
-from exo_inference.engines.catalogue import flags_of
+from exo_inference.engines import DEFAULT_VERSION, get_engine
+from exo_inference.engines.checking import Reading
 from exo_inference.engines.imaged import ImagedEngine
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
-from exo_inference.engines.parameters import ParameterProblem
-from exo_inference.errors import UsageError
+from exo_inference.engines.parameters import ParameterProblem, problem_of
 from exo_inference.planner import (
     Advice,
     Architecture,
@@ -28,7 +28,9 @@ from exo_inference.planner import (
     plan,
 )
 from exo_inference.planner.model.shapes import KvKind
+from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.verdict import Problem
+from exo_inference.preflight.flags import read_flags, read_settings
 from exo_inference.preflight.other_engines import plan_as_vllm
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
@@ -53,6 +55,7 @@ class Subject:
         gpu: None where nothing is known about it; then memory is not judged.
         gpu_count: GPUs of one replica.
         flags: the user's engine flags.
+        given: values that the platform sets where the flags do not, by the names of flags.
         engine: one of `engines.ENGINES`.
         engine_version: a release of vLLM, or of another engine its own; None is the platform's default.
         draft: the draft model that the flags name, when known.
@@ -69,6 +72,7 @@ class Subject:
     draft: Architecture | None = None
     free_bytes: int | None = None
     revision_pinned: bool | None = None
+    given: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -120,28 +124,29 @@ def judge(
     Raises:
         UsageError: the release of the engine is not one that can be judged.
     """
-    problems = _check_flags(subject)
+    engine = get_engine(subject.engine)
+    reading = read_flags(subject.flags, subject.engine, subject.engine_version)
+    problems = reading.problems
     reported = {problem.flag for problem in problems}
-    rules = [problem for problem in _check_rules(subject) if problem.flag not in reported]
+    rules = [each for each in _check_rules(subject, reading) if each.flag not in reported]
     if problems:
         together = sorted([*problems, *rules], key=lambda problem: problem.index)
         return Judgement(subject, flag_problems=tuple(together))
-    engine = get_engine(subject.engine)
     if isinstance(engine, ImagedEngine):
-        return _judge_other(engine, subject, rules)
+        return _judge_other(engine, subject, reading, rules)
     try:
-        parameters = EngineParameters.parse(
-            subject.flags, engine=subject.engine, engine_version=subject.version
+        parameters = read_settings(
+            subject.flags, subject.engine, subject.engine_version, subject.given
         )
-    except UsageError as error:
-        return Judgement(subject, flag_problems=(_unparsed(subject, error), *rules))
+    except WrongSetting as error:
+        return Judgement(subject, flag_problems=(_unplanned(reading, error), *rules))
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
     found = plan(
         subject.model, subject.gpu, subject.gpu_count, parameters,
         draft=subject.draft, free_bytes=subject.free_bytes,
     )  # fmt: skip
-    others = _not_reported(found.problems, rules, subject)
+    others = _not_reported(found.problems, rules, reading)
     judgement = Judgement(subject, tuple(rules), found, others)
     return _with_proposals(judgement, parameters, other_gpus) if with_advice else judgement
 
@@ -169,13 +174,19 @@ def _with_proposals(
 
 
 def _judge_other(
-    engine: ImagedEngine, subject: Subject, rules: list[ParameterProblem]
+    engine: ImagedEngine, subject: Subject, reading: Reading, rules: list[ParameterProblem]
 ) -> Judgement:
     """Judge what is not vLLM; nobody knows its ways out."""
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
     found = plan_as_vllm(
-        engine, subject.flags, subject.model, subject.gpu, subject.gpu_count, subject.free_bytes
+        engine,
+        subject.flags,
+        reading,
+        subject.model,
+        subject.gpu,
+        subject.gpu_count,
+        subject.free_bytes,
     )
     if isinstance(found, str):
         return Judgement(subject, flag_problems=tuple(rules), notes=(found,))
@@ -183,40 +194,31 @@ def _judge_other(
 
 
 def _not_reported(
-    problems: tuple[Problem, ...], rules: list[ParameterProblem], subject: Subject
+    problems: tuple[Problem, ...], rules: list[ParameterProblem], reading: Reading
 ) -> tuple[Problem, ...]:
     """Return the plan's problems, without those that a rule has reported with the user's flag."""
-    if not rules:  # exo-engine has none, and takes releases that vLLM's catalogue does not know
-        return problems
-    known = flags_of(subject.version).by_spelling
+    known = reading.release.by_spelling
     names = [known[rule.flag].name for rule in rules if rule.flag in known]
     reported = {code for name in names for code in _JUDGED_BY_FLAG_RULES.get(name, ())}
     return tuple(each for each in problems if each.code not in reported)
 
 
-def _check_flags(subject: Subject) -> list[ParameterProblem]:
-    if subject.engine == "vllm":
-        return vllm.check(subject.flags, subject.version)
-    return get_engine(subject.engine).check(subject.flags, subject.engine_version)
+def _unplanned(reading: Reading, error: WrongSetting) -> ParameterProblem:
+    """Return the planner's refusal of a value as a problem of the flag that it is of."""
+    use = reading.find(error.name.replace("_", "-"))
+    assert use is not None, "the platform gives right values"
+    return problem_of(use, "type", error.text)
 
 
-def _unparsed(subject: Subject, error: UsageError) -> ParameterProblem:
-    """Return the planner's refusal of a value as a problem of the flag that it names first."""
-    spelled = [item.partition("=")[0] for item in subject.flags]
-    index = next((i for i, flag in enumerate(spelled) if error.text.startswith(flag)), 0)
-    return ParameterProblem(index, error.text, spelled[index], "type")
-
-
-def _check_rules(subject: Subject) -> list[ParameterProblem]:
+def _check_rules(subject: Subject, reading: Reading) -> list[ParameterProblem]:
     engine = get_engine(subject.engine)
     if isinstance(engine, ImagedEngine):
         # Flags that cannot be read are reported already, and have no sizes.
-        is_read = not engine.check(subject.flags, subject.engine_version)
-        return engine.check_sizes(subject.flags, subject.gpu_count) if is_read else []
+        return [] if reading.problems else engine.check_sizes(reading, subject.gpu_count)
     if subject.engine != "vllm":
         return []
     return check_model_rules(
-        subject.flags, subject.version, model=_model_facts(subject), gpu=_gpu_facts(subject)
+        reading, model=_model_facts(subject), gpu=_gpu_facts(subject), given=subject.given
     )
 
 

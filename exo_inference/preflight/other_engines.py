@@ -7,53 +7,57 @@ the GPU's memory refuse, and everything else is told and refuses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from exo_inference.engines.checking import Reading
 from exo_inference.engines.imaged import ImagedEngine, VllmMeaning
-from exo_inference.errors import UsageError
 from exo_inference.planner import Architecture, EngineParameters, Gpu, Plan, Verdict, plan
+from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.verdict import Problem
 
 _GIB = 2**30
 
 
-def translate(engine: ImagedEngine, flags: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """Return the flags of vLLM that mean the same for memory, or why there are none."""
+def translate(engine: ImagedEngine, found: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Return the planner's settings that mean the same for memory, or why there are none.
+
+    Args:
+        engine: whose flags they are.
+        found: what flags set, by their names.
+    """
     meaning = engine.meaning
     if meaning is None:
-        return (), f"memory was not judged: what {engine.title} needs of it is not known"
-    found = engine.read(flags)
+        return f"memory was not judged: what {engine.title} needs of it is not known"
     other = _find_other(found, meaning)
     if other:
-        return (), f"memory was not judged: what {other} means for {engine.title}'s is not known"
-    translated = [
-        f"{meaning.flags[name]}={meaning.values.get(value, value)}"
-        for name, values in found.items()
-        if name in meaning.flags
-        for value in values
-    ]
-    return tuple(translated), ""
+        return f"memory was not judged: what {other} means for {engine.title}'s is not known"
+    return {
+        meaning.settings[name]: meaning.values.get(value, value)
+        for name, value in found.items()
+        if name in meaning.settings
+    }
 
 
 def plan_as_vllm(
     engine: ImagedEngine,
     flags: Sequence[str],
+    reading: Reading,
     model: Architecture,
     gpu: Gpu,
     gpu_count: int,
     free_bytes: int | None,
 ) -> Plan | str:
     """Return what can be said of the memory of a replica, or why nothing can."""
-    translated, reason = translate(engine, flags)
-    if reason:
-        return reason
+    settings = translate(engine, reading.values)
+    if isinstance(settings, str):
+        return settings
     try:
-        found = plan(
-            model, gpu, gpu_count, EngineParameters.parse(translated), free_bytes=free_bytes
-        )
-    except UsageError as error:
+        parameters = EngineParameters.of(settings)
+    except WrongSetting as error:
         return f"memory was not judged: {error.text}"
+    found = plan(model, gpu, gpu_count, parameters, free_bytes=free_bytes)
     own = EngineParameters(engine=engine.name, engine_version=engine.version, others=tuple(flags))
     note = (
         f"weights and KV cache as vLLM would lay them out; what {engine.title} needs beside them, and "
@@ -66,12 +70,12 @@ def plan_as_vllm(
     )  # fmt: skip
 
 
-def _find_other(found: dict[str, tuple[str, ...]], meaning: VllmMeaning) -> str:
-    for name, values in found.items():
+def _find_other(found: Mapping[str, Any], meaning: VllmMeaning) -> str:
+    for name, value in found.items():
         if name in meaning.others:
             return f"--{name}"
-        if name in meaning.flags and not meaning.others.isdisjoint(values):
-            return f"--{name} {' '.join(values)}"
+        if name in meaning.settings and value in meaning.others:
+            return f"--{name} {value}"
     return ""
 
 

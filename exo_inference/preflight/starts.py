@@ -7,16 +7,13 @@ and flags without a bearing on memory are left out of it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from typing import Any
 
-from exo_inference.errors import UsageError
+from exo_inference.errors import ExoError
 from exo_inference.planner.accuracy.grading import FitGraded, Graded, Grades
 from exo_inference.planner.gpus import GIB
-from exo_inference.planner.parameters import EngineParameters
+from exo_inference.preflight.flags import read_settings
 from exo_inference.wire import PlanStart, PlanVerdict, StartMeasurements
-
-_NOT_FLAGS = frozenset({"engine", "engine_version", "others"})
 
 
 def grade_starts(starts: Iterable[PlanStart]) -> Grades:
@@ -104,12 +101,6 @@ def _gib(num_bytes: int | None) -> float | None:
 def _flags(start: PlanStart) -> dict[str, Any]:
     """Return the flags that a plan depends on, by name."""
     try:
-        parameters = EngineParameters.parse(start.flags, engine=start.engine)
-    except UsageError:  # it was never planned either
+        return read_settings(tuple(start.flags), start.engine).settings
+    except ExoError:  # it was never planned either
         return {}
-    values = {each.name: getattr(parameters, each.name) for each in fields(parameters)}
-    return {
-        name: value
-        for name, value in values.items()
-        if value is not None and name not in _NOT_FLAGS
-    }

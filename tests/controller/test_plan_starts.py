@@ -14,11 +14,12 @@ import pytest
 from exo_inference.controller.stores import start_log
 from exo_inference.controller.stores.start_log import FileStarts
 from exo_inference.errors import StoreError
-from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+from exo_inference.planner import find_gpu, find_model, plan
 from exo_inference.state_dir import StateDir
 from exo_inference.wire import PlanStart, PlanStartList, StartMeasurements
 from tests.controller.conftest import Controller
 from tests.controller.fakes import GPU_FAMILIES, FakePlatform
+from tests.planner.flags import settings_of
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 FLAGS = ["--max-model-len=32000", "--gpu-memory-utilization=0.95"]
@@ -76,7 +77,7 @@ def test_a_start_is_recorded_with_the_plan_of_the_same_inputs(controller: Contro
         find_model(LLAMA),
         find_gpu("gpua5000"),
         1,
-        EngineParameters.parse(FLAGS, engine_version="0.28.0"),
+        settings_of(FLAGS, engine_version="0.28.0"),
     )
     assert (start.deployment, start.model, start.gpu_type) == ("chat", LLAMA, "gpua5000")
     assert (start.gpu, start.gpu_count, start.flags) == (wanted.gpu, 1, FLAGS)

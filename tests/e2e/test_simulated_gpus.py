@@ -19,7 +19,8 @@ from statistics import median
 import openai
 import pytest
 
-from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
+from exo_inference.planner import Plan, find_gpu, find_model, plan
+from tests.planner.flags import settings_of
 
 from .conftest import Stack, processes_of, run_exo, start_stack
 
@@ -91,7 +92,7 @@ def until_gone(stack: Stack) -> None:
 
 
 def planned(count: int, flags: str) -> Plan:
-    parameters = EngineParameters.parse(flags.split(), engine_version="0.28.0")
+    parameters = settings_of(flags.split(), engine_version="0.28.0")
     return plan(find_model(MINISTRAL), find_gpu("gpua5000"), count, parameters)
 
 

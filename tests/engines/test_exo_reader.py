@@ -71,7 +71,7 @@ def test_every_form_is_taken_or_refused_by_both(name: str) -> None:
     flag = next(each for each in FLAGS if each.name == name)
     differences = []
     for items in forms(flag):
-        problems = get_engine("exo").check(items)
+        problems = get_engine("exo").read(items).problems
         judged = judge(Subject(None, None, 1, items, engine="exo")).flag_problems
         taken = by_engine(items) is not None
         if not taken == (not problems) == (not judged):

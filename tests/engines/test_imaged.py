@@ -10,7 +10,7 @@ import pytest
 from exo_inference.cli.deployment import engine_flags
 from exo_inference.engines import ENGINES, ReplicaCommand, UnknownEngineRelease, get_engine
 from exo_inference.engines.base import EngineNotInstalled
-from exo_inference.engines.imaged import ImagedEngine, load_catalogue
+from exo_inference.engines.imaged import ImagedEngine
 from exo_inference.engines.parameters import REASONS
 from exo_inference.engines.registry import engines_on
 from exo_inference.wire import EngineParameter
@@ -26,7 +26,7 @@ def engine_of(name: str) -> ImagedEngine:
 
 
 def reasons(engine: ImagedEngine, *items: str) -> list[str]:
-    problems = engine.check(items)
+    problems = engine.read(items).problems
     assert all(problem.reason in REASONS and problem.detail for problem in problems)
     return [problem.reason for problem in problems]
 
@@ -34,7 +34,7 @@ def reasons(engine: ImagedEngine, *items: str) -> list[str]:
 def right_values(engine: ImagedEngine, parameter: EngineParameter) -> list[str]:
     by_type = {"integer": "1", "float": "0.5", "json": "{}"}
     value = (parameter.allowed_values or [by_type.get(parameter.type, "text")])[0]
-    return [value] * (load_catalogue(engine.name).values.get(parameter.name, 1) or 1)
+    return [value] * (engine.flags.by_name[parameter.name].num_values or 1)
 
 
 def test_the_engines_are_those_of_the_images() -> None:
@@ -75,7 +75,7 @@ def test_misuse_of_every_flag_is_refused_for_its_reason(name: str) -> None:
             assert reasons(engine, f"{flag}=true") == ["boolean"]
             continue
         assert reasons(engine, flag) == ["missing"]
-        twice = [] if parameter.name in load_catalogue(name).repeatable else ["duplicate"]
+        twice = [] if engine.flags.by_name[parameter.name].repeatable else ["duplicate"]
         assert reasons(engine, flag, *values, flag, *values) == twice
         if parameter.allowed_values:
             assert reasons(engine, flag, "no-such-choice") == ["choice"]
@@ -88,10 +88,10 @@ def test_misuse_of_every_flag_is_refused_for_its_reason(name: str) -> None:
 @pytest.mark.parametrize("name", IMAGED)
 def test_what_the_platform_sets_is_refused_and_not_offered(name: str) -> None:
     engine = engine_of(name)
-    known = load_catalogue(name).parameters
-    assert engine.owned.keys() <= {parameter.name for parameter in known}
-    for parameter in known:
-        for flag in parameter.flags if parameter.name in engine.owned else ():
+    known = engine.flags.by_name
+    assert engine.owned.keys() <= known.keys()
+    for owned in engine.owned:
+        for flag in known[owned].spellings:
             assert reasons(engine, flag) == ["owned"], flag
     offered = {parameter.name for parameter in engine.parameters()}
     assert offered.isdisjoint(engine.owned)
@@ -108,7 +108,7 @@ def test_what_the_platform_sets_is_refused_and_not_offered(name: str) -> None:
     ],
 )
 def test_a_flag_that_is_none_says_which_was_meant(name: str, flag: str, meant: str) -> None:
-    (problem,) = engine_of(name).check([flag, "8"])
+    (problem,) = engine_of(name).read([flag, "8"]).problems
     assert problem.reason == "unknown"
     assert engine_of(name).title in problem.detail
     assert problem.detail.endswith(f"did you mean {meant}?")
@@ -116,7 +116,7 @@ def test_a_flag_that_is_none_says_which_was_meant(name: str, flag: str, meant: s
 
 def test_llama_cpp_reads_flag_and_value_as_two_items_and_underscores_as_dashes() -> None:
     engine = engine_of("llama-cpp")
-    (problem,) = engine.check(["--ctx-size=4096"])
+    (problem,) = engine.read(["--ctx-size=4096"]).problems
     assert problem.detail.endswith("give them as two items")
     assert reasons(engine, "--ctx_size", "4096", "-ngl", "all", "--seed", "-1") == []
 
@@ -124,10 +124,7 @@ def test_llama_cpp_reads_flag_and_value_as_two_items_and_underscores_as_dashes()
 def test_a_flag_with_several_values_takes_them_all() -> None:
     engine = engine_of("sglang")
     flags = ["--cuda-graph-bs", "1", "2", "4", "--tp-size", "2"]
-    assert engine.read(flags) == {
-        "cuda-graph-bs": ("1", "2", "4"),
-        "tensor-parallel-size": ("2",),
-    }
+    assert engine.read(flags).values == {"cuda-graph-bs": (1, 2, 4), "tensor-parallel-size": 2}
     assert reasons(engine, "--cuda-graph-bs", "1", "x") == ["type"]
 
 
@@ -147,16 +144,17 @@ def test_a_flag_with_several_values_takes_them_all() -> None:
 def test_parallel_sizes_make_up_the_gpus_of_a_replica(
     name: str, flags: tuple[str, ...], count: int, words: str
 ) -> None:
-    problems = engine_of(name).check_sizes(flags, count)
+    engine = engine_of(name)
+    problems = engine.check_sizes(engine.read(flags), count)
     assert bool(problems) == bool(words)
     assert all(words in problem.detail for problem in problems)
 
 
 def test_another_release_is_refused_with_the_one_that_is_known() -> None:
     engine = engine_of("sglang")
-    assert engine.check([], engine.version) == []
+    assert engine.read([], engine.version).problems == ()
     with pytest.raises(UnknownEngineRelease, match=r"0\.4\.1 are not known, only those of 0\.5"):
-        engine.check([], "0.4.1")
+        engine.read([], "0.4.1")
 
 
 def test_no_process_of_a_machine_is_one_of_them() -> None:

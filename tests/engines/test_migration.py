@@ -5,7 +5,7 @@ import pytest
 from exo_inference.engines.catalogue import UnknownRelease, flags_of, listed_releases
 from exo_inference.engines.migration import Migration, migrate
 from exo_inference.engines.successors import SUCCESSORS, rewrite_removed
-from exo_inference.engines.vllm import PLATFORM_OWNED, check, parameters
+from exo_inference.engines.vllm import PLATFORM_OWNED, parameters, read
 
 
 def kinds(migration: Migration) -> list[tuple[str, str]]:
@@ -85,10 +85,10 @@ def test_every_flag_of_every_release_migrates_to_flags_that_are_taken(target: st
             )
             boolean = parameter.type == "boolean"
             flags = [f"--{parameter.name}", *([] if boolean else value)]
-            if check(flags, source):
+            if read(flags, source).problems:
                 continue  # the value is beyond a bound
             result = migrate(flags, source, target)
-            wrong = {problem.reason for problem in check(result.flags, target)}
+            wrong = {problem.reason for problem in read(result.flags, target).problems}
             assert wrong <= {"choice", "type", "key", "json", "range"}, (source, flags)
             if source == target:
                 assert result.flags == tuple(flags)
@@ -104,10 +104,10 @@ def test_every_successor_belongs_to_a_removed_flag_and_exists_in_the_next_releas
         values = successor.by_value or {"1": ()}
         for value in values:
             written = rewrite_removed(name, (value,), flags_of(after)) or ()
-            assert check(written, after) == [], (name, written)
+            assert read(written, after).problems == (), (name, written)
             assert successor.note
         newest = successor.rewrite((next(iter(values)),)) or ()
-        assert check(newest, listed_releases()[-1]) == [], name
+        assert read(newest, listed_releases()[-1]).problems == (), name
 
 
 @pytest.mark.parametrize(

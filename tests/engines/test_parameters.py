@@ -28,7 +28,7 @@ engine = get_engine("exo")
     ids=str,
 )
 def test_right_flags_pass(items: list[str]) -> None:
-    assert engine.check(items) == []
+    assert engine.read(items).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_right_flags_pass(items: list[str]) -> None:
         (["--seed=1", "--max-model-len=many"], 1, "'many', expected a whole number"),
         (["--gpu-memory-utilization=lots"], 0, "expected a number"),
         (["--dtype=float7"], 0, "expected one of: auto, half"),
-        (["--override-generation-config={"], 0, "expected a JSON value"),
+        (["--override-generation-config={"], 0, "expected a JSON object"),
         (["--enable-prefix-caching=maybe"], 0, "expected true or false"),
         (["--port=80"], 0, "is set by the platform: replicas listen"),
         (["--model", "other/model"], 0, "is set by the platform"),
@@ -61,11 +61,11 @@ def test_right_flags_pass(items: list[str]) -> None:
     ids=str,
 )
 def test_mistakes_are_named(items: list[str], index: int, words: str) -> None:
-    problems = engine.check(items)
+    problems = engine.read(items).problems
     assert problems[0].index == index
     assert words in problems[0].detail
 
 
 def test_all_mistakes_are_found() -> None:
     items = ["--nope", "--seed=x", "--port", "80", "stray"]
-    assert [problem.index for problem in engine.check(items)] == [0, 1, 2, 4]
+    assert [problem.index for problem in engine.read(items).problems] == [0, 1, 2, 4]

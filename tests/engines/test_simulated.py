@@ -25,8 +25,8 @@ COMMAND = ReplicaCommand(
 
 def test_flags_are_those_of_vllm() -> None:
     engine = get_engine("vllm")
-    assert engine.check(["--gpu-memory-utilization=0.95"], "0.28.0") == []
-    (problem,) = engine.check(["--max-modl-len=1"], None)
+    assert engine.read(["--gpu-memory-utilization=0.95"], "0.28.0").problems == ()
+    (problem,) = engine.read(["--max-modl-len=1"], None).problems
     assert "--max-model-len" in problem.detail
     assert any("--max-model-len" in each.flags for each in engine.parameters())
 

@@ -11,13 +11,17 @@ from exo_inference.engines.catalogue import (
     listed_releases,
     nearest_release,
 )
-from exo_inference.engines.parameters import REASONS
+from exo_inference.engines.parameters import REASONS, ParameterProblem
 from exo_inference.engines.suggestions import MEANINGS, suggest
-from exo_inference.engines.vllm import check, parameters, read_flags
+from exo_inference.engines.vllm import parameters
+
+
+def check(items: list[str], version: str | None = None) -> list[ParameterProblem]:
+    return list(vllm.read(items, version).problems)
 
 
 def detail(*items: str, version: str = "0.28.0") -> str:
-    (problem,) = check(items, version)
+    (problem,) = check([*items], version)
     return problem.detail
 
 
@@ -200,11 +204,12 @@ def test_all_problems_are_reported_at_once_in_order() -> None:
 
 def test_values_can_be_read() -> None:
     items = ["-tp", "2", "--max_model_len=32k", "--no-enable-prefix-caching", "-O3", "-cc.mode=3"]
-    assert read_flags(items) == {
-        "tensor-parallel-size": ("2",),
-        "max-model-len": ("32k",),
-        "enable-prefix-caching": ("false",),
-        "optimization-level": ("3",),
+    assert vllm.read(items).values == {
+        "tensor-parallel-size": 2,
+        "max-model-len": 32_000,
+        "enable-prefix-caching": False,
+        "optimization-level": 3,
+        "compilation-config": {"mode": 3},
     }
 
 

@@ -4,14 +4,15 @@ The cases are made from the catalogue file itself, by this file's own reading of
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Any
 
 import pytest
 
 from exo_inference.engines import vllm
-from exo_inference.engines.vllm import PLATFORM_OWNED, check
+from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.engines.vllm import PLATFORM_OWNED
 
 Record = dict[str, Any]
 
@@ -20,6 +21,10 @@ CATALOGUE = json.loads(
 )
 RELEASES = CATALOGUE["versions"]
 every_release = pytest.mark.parametrize("release", RELEASES)
+
+
+def check(items: Sequence[str], release: str) -> list[ParameterProblem]:
+    return list(vllm.read(items, release).problems)
 
 
 def order(version: str) -> tuple[int, ...]:

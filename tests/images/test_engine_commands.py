@@ -11,9 +11,8 @@ from exo_engine.arguments import ServeCommand, parse
 
 from exo_inference.engines import engines_on, get_engine, vllm
 from exo_inference.engines.catalogue import flags_of, listed_releases
-from exo_inference.engines.checking import check_vector
-from exo_inference.engines.imaged import ImagedEngine, load_catalogue
-from exo_inference.engines.parameters import check_parameters
+from exo_inference.engines.checking import read_vector
+from exo_inference.engines.imaged import ImagedEngine
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,12 +48,12 @@ def test_every_flag_that_vllm_gets_is_in_the_catalogue_of_every_release(
         "vllm", tmp_path, tensor_parallel_size="2", node_count="2", leader_address="leader-0"
     )
     assert words[:2] == ["vllm", "serve"]
-    assert check_vector(words[3:], flags_of(release), {}) == []
-    flags = vllm.read_flags(words[3:], release)
-    assert flags["tensor-parallel-size"] == ("2",)
-    assert flags["distributed-executor-backend"] == ("ray",)
-    assert flags["served-model-name"] == ("chat",)
-    assert (flags["host"], flags["port"]) == (("0.0.0.0",), ("8000",))
+    reading = read_vector(words[3:], flags_of(release), {})
+    assert reading.problems == ()
+    assert reading.values["tensor-parallel-size"] == 2
+    assert reading.values["distributed-executor-backend"] == "ray"
+    assert reading.values["served-model-name"] == ("chat",)
+    assert (reading.values["host"], reading.values["port"]) == ("0.0.0.0", 8000)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +75,9 @@ def test_every_flag_that_another_engine_gets_is_in_its_catalogue(
     flags = command(engine, tmp_path, tensor_parallel_size="2", **nodes)[leading:]
     known = get_engine(engine)
     assert isinstance(known, ImagedEngine)
-    catalogue = load_catalogue(engine).parameters
-    assert check_parameters(flags, catalogue, {}, known.dialect) == []
-    given = set(known.read(flags))
+    reading = read_vector(flags, known.flags, {})
+    assert reading.problems == ()
+    given = reading.values.keys()
     sizes = known.sizes
     of_users = {"gpu-layers", *((sizes.tensor, sizes.pipeline) if sizes else ())}
     assert given - known.owned.keys() == given & of_users

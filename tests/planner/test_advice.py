@@ -24,6 +24,7 @@ from exo_inference.planner import (
     plan,
 )
 from exo_inference.planner.catalog_models import quantized_siblings, read_entry
+from tests.planner.flags import settings_of
 
 GIB = 2**30
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
@@ -37,7 +38,7 @@ def applied(
     options: Sequence[str], *, free_bytes: int | None = None,
 ) -> Plan:  # fmt: skip
     """Plan what a user would have after pasting flags and options."""
-    pasted = EngineParameters.parse(
+    pasted = settings_of(
         [*asked.format(), *flags], engine=asked.engine, engine_version=asked.engine_version
     )
     chosen = dict(option.removeprefix("--").split("=", 1) for option in options)
@@ -92,7 +93,7 @@ class TestTheGuidesThreeWaysOut:
 def test_every_piece_of_advice_pasted_plans_as_fitting(
     name: str, gpu: Gpu, count: int, version: str, flags: tuple[str, ...]
 ) -> None:
-    parameters = EngineParameters.parse(flags, engine_version=version)
+    parameters = settings_of(flags, engine_version=version)
     for each in advise(read_entry(name), gpu, count, parameters):
         assert each.flags or each.options
         assert each.effect
@@ -109,7 +110,7 @@ def test_every_piece_of_advice_pasted_plans_as_fitting(
     st.sampled_from([1, 2]),
 )
 def test_advice_for_exo_engine_uses_only_flags_that_it_has(name: str, gpu: Gpu, count: int) -> None:
-    parameters = EngineParameters.parse(["--max-model-len=16384"], engine="exo")
+    parameters = settings_of(["--max-model-len=16384"], engine="exo")
     for each in advise(read_entry(name), gpu, count, parameters):
         assert {flag.partition("=")[0] for flag in each.flags} <= EXO_FLAGS
         assert all(o == "--gpu-count=1" or o.startswith("--gpu-type=") for o in each.options)
@@ -133,7 +134,7 @@ def test_advice_for_exo_engine_uses_only_flags_that_it_has(name: str, gpu: Gpu, 
 def test_each_kind_of_change_is_advised_where_it_helps(
     name: str, gpu: str, count: int, flags: tuple[str, ...], kind: str
 ) -> None:
-    advice = advise(find_model(name), find_gpu(gpu), count, EngineParameters.parse(flags), limit=40)
+    advice = advise(find_model(name), find_gpu(gpu), count, settings_of(flags), limit=40)
     assert kind in {kind for each in advice for kind in each.kinds}
 
 
@@ -182,7 +183,7 @@ def test_a_count_that_does_not_divide_the_heads_is_advised_away() -> None:
 
 
 def test_exo_engine_is_advised_to_take_one_gpu() -> None:
-    parameters = EngineParameters.parse([], engine="exo")
+    parameters = settings_of([], engine="exo")
     advice = advise(find_model("Qwen/Qwen3-0.6B"), find_gpu("gpua5000"), 2, parameters)
     assert advice[0].options == ("--gpu-count=1",)
 
@@ -197,7 +198,7 @@ def test_fewer_requests_leave_room_for_the_largest_image() -> None:
 
 def test_a_draft_model_counts_in_advice_as_in_the_plan() -> None:
     config = '{"method":"draft_model","model":"me/draft","num_speculative_tokens":2}'
-    asked = EngineParameters.parse([f"--speculative-config={config}"])
+    asked = settings_of([f"--speculative-config={config}"])
     model, gpu = find_model("meta-llama/Llama-3.1-8B-Instruct"), find_gpu("gpua5000")
     draft = find_model("meta-llama/Llama-3.2-1B-Instruct")
     shorter = [
@@ -226,5 +227,5 @@ def test_only_the_gpus_that_are_there_are_advised() -> None:
 
 def test_what_fits_or_cannot_be_sized_gets_no_advice() -> None:
     assert advise(find_model("Qwen/Qwen3-0.6B"), find_gpu("H100"), 1, EngineParameters()) == ()
-    parameters = EngineParameters.parse([], engine="exo")
+    parameters = settings_of([], engine="exo")
     assert advise(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(16 * GIB), 1, parameters) == ()

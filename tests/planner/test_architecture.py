@@ -26,6 +26,7 @@ from exo_inference.planner.model.checkpoint import (
     stored_bytes,
 )
 from exo_inference.planner.model.shapes import KvKind
+from tests.planner.flags import settings_of
 
 GIB = 2**30
 
@@ -120,7 +121,7 @@ def plain_index_bytes(config: Mapping[str, Any]) -> float:
 def test_a_planned_token_takes_the_configs_bytes(name: str, dtype_bytes: int) -> None:
     config = load_models()[name]["config"]
     flags = ["--kv-cache-dtype=bfloat16" if dtype_bytes == 2 else "--kv-cache-dtype=fp8"]
-    result = plan(read_entry(name), find_gpu("H200"), 1, EngineParameters.parse(flags))
+    result = plan(read_entry(name), find_gpu("H200"), 1, settings_of(flags))
     elements, index = plain_kv_arithmetic(config), plain_index_bytes(config)
     expected = elements * dtype_bytes + index
     c = {**config, **config.get("text_config", {})}

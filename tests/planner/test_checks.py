@@ -14,13 +14,14 @@ from exo_inference.planner import (
     read_architecture,
 )
 from exo_inference.planner.catalog_models import load_models
+from tests.planner.flags import settings_of
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 AWQ = "Qwen/Qwen3-8B-AWQ"
 
 
 def plan_named(name: str, gpu: str, *flags: str, count: int = 1) -> Plan:
-    return plan(find_model(name), find_gpu(gpu), count, EngineParameters.parse(flags))
+    return plan(find_model(name), find_gpu(gpu), count, settings_of(flags))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from exo_inference.planner import EngineParameters, cpu_as_gpu, find_gpu, plan, read_architecture
+from exo_inference.planner import cpu_as_gpu, find_gpu, plan, read_architecture
 from exo_inference.planner.model.checkpoint import with_total_bytes
+from tests.planner.flags import settings_of
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 3072,
@@ -24,9 +25,9 @@ def test_exo_engine_on_a_cpu_holds_its_parameters_in_float32(has_headers: bool) 
     model = read_architecture(CONFIG, name="tiny")
     if has_headers:
         model = with_total_bytes(model, 2 * NUM_PARAMETERS)
-    found = plan(model, cpu_as_gpu(16 * 2**30), 1, EngineParameters.parse([], engine="exo"))
+    found = plan(model, cpu_as_gpu(16 * 2**30), 1, settings_of([], engine="exo"))
     assert found.weights_bytes_per_gpu == pytest.approx(4 * NUM_PARAMETERS, rel=1e-4)
-    halved = EngineParameters.parse(["--dtype=bfloat16"], engine="exo")
+    halved = settings_of(["--dtype=bfloat16"], engine="exo")
     found = plan(model, cpu_as_gpu(16 * 2**30), 1, halved)
     assert found.weights_bytes_per_gpu == pytest.approx(2 * NUM_PARAMETERS, rel=1e-4)
 
@@ -35,7 +36,7 @@ def test_exo_engine_on_a_cpu_holds_its_parameters_in_float32(has_headers: bool) 
 def test_exo_engine_on_a_cpu_has_the_blocks_asked_for(num_blocks: int) -> None:
     flags = [f"--num-gpu-blocks-override={num_blocks}", "--kv-cache-memory-bytes=1G"]
     model = read_architecture(CONFIG, name="tiny")
-    parameters = EngineParameters.parse(flags, engine="exo")
+    parameters = settings_of(flags, engine="exo")
     found = plan(model, cpu_as_gpu(16 * 2**30), 1, parameters)
     assert (found.num_kv_blocks, found.kv_capacity_tokens) == (num_blocks, 16 * num_blocks)
 
@@ -43,5 +44,5 @@ def test_exo_engine_on_a_cpu_has_the_blocks_asked_for(num_blocks: int) -> None:
 def test_vllm_loads_a_float32_checkpoint_in_16_bit() -> None:
     model = read_architecture({**CONFIG, "torch_dtype": "float32"}, name="tiny")
     model = replace(with_total_bytes(model, 4 * NUM_PARAMETERS), rope_elements=0)
-    found = plan(model, find_gpu("L4"), 1, EngineParameters.parse([]))
+    found = plan(model, find_gpu("L4"), 1, settings_of([]))
     assert found.weights_bytes_per_gpu == pytest.approx(2 * NUM_PARAMETERS, rel=1e-4)

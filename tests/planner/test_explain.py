@@ -18,6 +18,7 @@ from exo_inference.planner import (
     read_architecture,
 )
 from exo_inference.planner.catalog_models import read_entry
+from tests.planner.flags import settings_of
 
 GIB = 2**30
 FLAGS = [
@@ -39,7 +40,7 @@ def number_in(text: str) -> float:
 def test_the_steps_of_every_bundled_model_say_what_its_plan_says(
     gpu: str, count: int, flags: tuple[str, ...], version: str
 ) -> None:
-    parameters = EngineParameters.parse(flags, engine_version=version)
+    parameters = settings_of(flags, engine_version=version)
     for name in load_models():
         result = plan(read_entry(name), find_gpu(gpu), count, parameters)
         check_steps(result)
@@ -107,7 +108,7 @@ def test_time_between_tokens_is_the_sum_it_shows() -> None:
 
 
 def test_exo_engine_on_a_cpu_is_explained() -> None:
-    parameters = EngineParameters.parse([], engine="exo")
+    parameters = settings_of([], engine="exo")
     check_steps(plan(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(16 * GIB), 1, parameters))
 
 

@@ -19,6 +19,7 @@ from exo_inference.planner import (
     load_models,
 )
 from exo_inference.planner.catalog_models import read_entry
+from tests.planner.flags import settings_of
 from tests.planner.test_advice import EXO_FLAGS, applied
 
 
@@ -52,7 +53,7 @@ def test_waste_speed_and_cheaper_gpus_are_named_when_it_fits() -> None:
 def test_every_improvement_pasted_plans_as_fitting(
     name: str, gpu: Gpu, count: int, engine: str
 ) -> None:
-    asked = EngineParameters.parse(["--max-model-len=4096", "--max-num-seqs=8"], engine=engine)
+    asked = settings_of(["--max-model-len=4096", "--max-num-seqs=8"], engine=engine)
     for each in improve(read_entry(name), gpu, count, asked):
         assert each.text
         if engine == "exo":

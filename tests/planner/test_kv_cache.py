@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
+from exo_inference.planner import Plan, find_gpu, find_model, plan
+from tests.planner.flags import settings_of
 
 GIB = 2**30
 
@@ -13,7 +14,7 @@ def plan_with_memory(name: str, gib: float, version: str, count: int, *flags: st
     """Plan with exactly this much KV memory on a GPU that is large enough for anything."""
     gpu = find_gpu("H200").with_memory(4096 * GIB)
     items = [f"--kv-cache-memory-bytes={int(gib * GIB)}", *flags]
-    return plan(find_model(name), gpu, count, EngineParameters.parse(items, engine_version=version))
+    return plan(find_model(name), gpu, count, settings_of(items, engine_version=version))
 
 
 @pytest.mark.parametrize(

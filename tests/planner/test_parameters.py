@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exo_inference.errors import UsageError
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+from exo_inference.planner.parameters import WrongSetting
+from tests.planner.flags import settings_of
 
 counts = st.integers(1, 10**6)
 parameters = st.builds(
@@ -27,7 +28,7 @@ parameters = st.builds(
     cpu_offload_gb=st.none() | st.floats(0, 1000),
     enable_lora=st.sampled_from([None, True]),
     speculative_config=st.sampled_from(
-        [None, '{"method":"ngram","num_speculative_tokens":4}', '{"method":"eagle3"}']
+        [None, {"method": "ngram", "num_speculative_tokens": 4}, {"method": "eagle3"}]
     ),
     others=st.sampled_from(
         [(), ("--seed=7",), ("--served-model-name", "a", "--trust-remote-code")]
@@ -38,7 +39,7 @@ parameters = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(parameters)
 def test_a_plan_of_what_was_written_and_read_back_is_the_same(asked: EngineParameters) -> None:
-    again = EngineParameters.parse(asked.format())
+    again = settings_of(asked.format())
     assert again == asked
     model, gpu = find_model("Qwen/Qwen3-30B-A3B"), find_gpu("H100")
     assert plan(model, gpu, 2, again) == plan(model, gpu, 2, asked)
@@ -53,31 +54,44 @@ def test_a_plan_of_what_was_written_and_read_back_is_the_same(asked: EngineParam
         (["--max_num_seqs=8"], "max_num_seqs", 8),
         (["-tp", "4"], "tensor_parallel_size", 4),
         (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
-        (["--enable-chunked-prefill=false"], "enable_chunked_prefill", False),
-        (["--kv-cache-memory-bytes=1.5G"], "kv_cache_memory_bytes", 1_610_612_736),
+        (["--kv-cache-memory-bytes=1.5g"], "kv_cache_memory_bytes", 1_500_000_000),
+        (["-O0"], "records_full_graphs", False),
+        (["-cc.cudagraph_mode=PIECEWISE"], "records_full_graphs", False),
     ],
 )
 def test_a_flag_is_read_as_the_engine_reads_it(flags: list[str], name: str, value: object) -> None:
-    assert getattr(EngineParameters.parse(flags), name) == value
+    assert getattr(settings_of(flags), name) == value
 
 
 @pytest.mark.parametrize(
-    "flag",
+    ("name", "value", "expected"),
     [
-        "--max-model-len=long", "--max-num-seqs=0", "--gpu-memory-utilization=1.2", "--gpu-memory-utilization=nan",
-        "--speculative-config={", "--speculative-config=[]", "--enforce-eager=perhaps", "--max-model-len",
-        "--kv-cache-dtype=", "--cpu-offload-gb=-3", "--max-num-seqs=1.5",
+        ("max_model_len", "long", "a whole number of 1 or more"),
+        ("max_model_len", -2, "a whole number of 1 or more"),
+        ("max_num_seqs", 0, "a whole number of 1 or more"),
+        ("max_num_seqs", 1.5, "a whole number of 1 or more"),
+        ("max_num_seqs", True, "a whole number of 1 or more"),
+        ("gpu_memory_utilization", 1.2, "above 0 and at most 1"),
+        ("gpu_memory_utilization", float("nan"), "above 0 and at most 1"),
+        ("cpu_offload_gb", -3, "a number"),
+        ("speculative_config", [], "a JSON object"),
+        ("enforce_eager", "perhaps", "true or false"),
+        ("kv_cache_dtype", "", "a word"),
     ],
-)  # fmt: skip
-def test_a_wrong_value_names_the_flag_and_a_next_step(flag: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        EngineParameters.parse([flag])
-    assert flag.partition("=")[0] in caught.value.message
+)
+def test_a_wrong_value_names_the_flag_and_a_next_step(
+    name: str, value: object, expected: str
+) -> None:
+    with pytest.raises(WrongSetting) as caught:
+        EngineParameters.of({name: value})
+    flag = f"--{name.replace('_', '-')}"
+    assert caught.value.message == f"{flag} is {value!r}, expected {expected}"
     assert caught.value.hint
+    assert caught.value.name == name
 
 
 def test_flags_without_bearing_are_kept() -> None:
     items = ["--seed", "7", "--trust-remote-code", "--max-num-seqs=3"]
-    asked = EngineParameters.parse(items)
+    asked = settings_of(items)
     assert asked.max_num_seqs == 3
     assert asked.others == ("--seed", "7", "--trust-remote-code")

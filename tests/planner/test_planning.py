@@ -26,6 +26,7 @@ from exo_inference.planner import (
     read_architecture,
 )
 from exo_inference.planner.catalog_models import read_entry
+from tests.planner.flags import settings_of
 
 GIB = 2**30
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
@@ -36,7 +37,7 @@ VERSIONS = ["0.12.0", "0.19.1", "0.21.0", "0.25.1", "0.33.0"]
 def plan_named(
     name: str, gpu: str, count: int, *flags: str, version: str = "0.33.0", engine: str = "vllm"
 ) -> Plan:
-    parameters = EngineParameters.parse(flags, engine=engine, engine_version=version)
+    parameters = settings_of(flags, engine=engine, engine_version=version)
     return plan(find_model(name), find_gpu(gpu), count, parameters)
 
 
@@ -153,7 +154,7 @@ def test_exo_engine_shrinks_the_context_and_says_what_it_does_not_serve() -> Non
 
 
 def test_exo_engine_on_a_cpu_has_one_gib_of_cache() -> None:
-    parameters = EngineParameters.parse([], engine="exo")
+    parameters = settings_of([], engine="exo")
     result = plan(find_model("Qwen/Qwen3-0.6B"), cpu_as_gpu(16 * GIB), 1, parameters)
     assert result.available_kv_bytes_per_gpu == GIB
     assert result.weights_bytes_per_gpu == 4 * 596_049_920  # float32
@@ -330,7 +331,7 @@ def test_a_thousand_plans_over_everything_never_raise() -> None:
     for _ in range(1000):
         chosen = chooser.sample(flags, chooser.randrange(4))
         engine = chooser.choice(["vllm", "vllm", "vllm", "exo"])
-        parameters = EngineParameters.parse(
+        parameters = settings_of(
             chosen,
             engine=engine,
             engine_version=chooser.choice([*VERSIONS, "0.7.3", "0.8.5", "nonsense"]),

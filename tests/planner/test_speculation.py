@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from exo_inference.planner import EngineParameters, Plan, explain, find_gpu, find_model, plan
+from exo_inference.planner import Plan, explain, find_gpu, find_model, plan
 from exo_inference.planner.drafting import ACCEPTANCE, expected_tokens
 from exo_inference.planner.speed import BatchSpeed
+from tests.planner.flags import settings_of
 
 LLAMA = "meta-llama/Llama-3.1-70B-Instruct"
 SMALL = "meta-llama/Llama-3.2-1B-Instruct"
@@ -19,7 +20,7 @@ def plan_with(
     config: dict[str, object] | None, name: str = LLAMA, gpu: str = "H200", count: int = 4
 ) -> Plan:
     flags = [] if config is None else [f"--speculative-config={json.dumps(config)}"]
-    return plan(find_model(name), find_gpu(gpu), count, EngineParameters.parse(flags))
+    return plan(find_model(name), find_gpu(gpu), count, settings_of(flags))
 
 
 def batches(result: Plan) -> tuple[BatchSpeed, ...]:

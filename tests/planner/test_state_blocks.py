@@ -21,6 +21,7 @@ from exo_inference.planner import (
     plan,
 )
 from exo_inference.planner.accuracy.cases import stated_parameters
+from tests.planner.flags import settings_of
 
 HYBRID = "Qwen/Qwen3.6-27B"
 
@@ -35,7 +36,7 @@ REFUSED = [
 
 
 def planned(name: str, gpu: str, version: str, *flags: str) -> Plan:
-    parameters = EngineParameters.parse(flags, engine_version=version)
+    parameters = settings_of(flags, engine_version=version)
     return plan(find_model(name), find_gpu(gpu), 1, parameters)
 
 
@@ -82,10 +83,10 @@ def test_the_number_that_is_advised_first_starts(
 def test_every_kind_of_hybrid_is_checked(name: str) -> None:
     pool = "--num-gpu-blocks-override=2000"
     tensor = find_gpu("h200")
-    flags = EngineParameters.parse([pool, "--max-num-seqs=2001"], engine_version="0.28.0")
+    flags = settings_of([pool, "--max-num-seqs=2001"], engine_version="0.28.0")
     found = plan(find_model(name), tensor, 8, flags)
     assert "max-num-seqs" in [problem.code for problem in found.problems]
-    flags = EngineParameters.parse([pool, "--max-num-seqs=2000"], engine_version="0.28.0")
+    flags = settings_of([pool, "--max-num-seqs=2000"], engine_version="0.28.0")
     assert plan(find_model(name), tensor, 8, flags).verdict is Verdict.FITS
 
 

@@ -16,7 +16,6 @@ from exo_inference.engines import get_engine
 from exo_inference.hub.base import ModelUnusable
 from exo_inference.planner import (
     Architecture,
-    EngineParameters,
     find_gpu,
     find_model,
     load_models,
@@ -31,6 +30,7 @@ from exo_inference.platforms.local.simulation import (
     simulation_document,
 )
 from exo_inference.simulated_gpus import MODEL_MARKER, parse_simulated_gpus
+from tests.planner.flags import settings_of
 from tests.platforms.conftest import FakeEngine
 from tests.platforms.test_local_gpus import gpus_of, install_fake_smi, list_gpus
 
@@ -201,7 +201,7 @@ def test_what_fits_has_the_planners_cache_limits_and_speed(
         find_model(MINISTRAL),
         find_gpu("gpua5000"),
         count,
-        EngineParameters.parse(flags, engine_version="0.28.0"),
+        settings_of(flags, engine_version="0.28.0"),
     )
     assert wanted.speed is not None
     document = described(ministral, *flags, gpu_count=count)
@@ -221,7 +221,7 @@ def test_what_fits_has_the_planners_cache_limits_and_speed(
 def test_what_does_not_fit_fails_after_profiling_with_figures_and_a_next_step(
     ministral: Path,
 ) -> None:
-    parameters = EngineParameters.parse([], engine_version="0.28.0")
+    parameters = settings_of([], engine_version="0.28.0")
     wanted = plan(find_model(MINISTRAL), find_gpu("gpua5000"), 1, parameters)
     document = described(ministral)
     failure = parse_simulation(document).fail
@@ -277,7 +277,7 @@ def test_a_model_with_files_is_planned_from_them(tmp_path: Path) -> None:
     small = find_model("Qwen/Qwen3-0.6B")
     document = described(tmp_path, "--max-model-len=4096", read_model=lambda *_: small)
     assert document["model"] == MINISTRAL
-    parameters = EngineParameters.parse(["--max-model-len=4096"], engine_version="0.28.0")
+    parameters = settings_of(["--max-model-len=4096"], engine_version="0.28.0")
     wanted = plan(small, find_gpu("gpua5000"), 1, parameters)
     assert f"weights: {wanted.weights_bytes_per_gpu / GIB:.2f} GiB" in log_of(document)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 
 from exo_inference.engines import vllm
-from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+from exo_inference.planner import find_gpu, find_model, plan
 from exo_inference.preflight import Subject, describe_advice, judge, to_wire
+from tests.planner.flags import settings_of
 
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
 
@@ -25,7 +26,7 @@ def test_flags_are_pasted_as_one_option_together_with_those_that_were_there() ->
         flags = shlex.split(option.partition("=")[2])
         assert "--seed=7" in flags
         assert '--limit-mm-per-prompt={"image":1}' in flags
-        assert vllm.check(flags) == []
+        assert vllm.read(flags).problems == ()
 
 
 def test_what_is_pasted_fits() -> None:
@@ -39,6 +40,6 @@ def test_what_is_pasted_fits() -> None:
             find_model(model),
             gpu,
             count,
-            EngineParameters.parse(flags, engine_version="0.28.0"),
+            settings_of(flags, engine_version="0.28.0"),
         )
         assert found.verdict == "fits", line

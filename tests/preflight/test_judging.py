@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.planner import EngineParameters, Verdict, find_gpu, find_model
+from exo_inference.planner import Verdict, find_gpu, find_model
 from exo_inference.preflight import Subject, judge, locate, locate_code, to_wire
+from tests.planner.flags import settings_of
 
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -163,7 +164,7 @@ def test_a_plan_reads_back_to_the_same_plan() -> None:
     plan = judge(subject(*flags), with_advice=False).plan
     assert plan is not None
     again = plan.parameters.format()
-    parsed = EngineParameters.parse(
+    parsed = settings_of(
         again, engine=plan.parameters.engine, engine_version=plan.parameters.engine_version
     )
     assert parsed == plan.parameters

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from exo_inference.planner import EngineParameters, cpu_as_gpu, find_gpu, find_model, plan
+from exo_inference.planner import cpu_as_gpu, find_gpu, find_model, plan
 from exo_inference.planner.accuracy.cases import parse_cases
 from exo_inference.planner.accuracy.grading import grade
 from exo_inference.preflight import Subject, judge, to_wire
 from exo_inference.preflight.starts import grade_starts, to_case
 from exo_inference.wire import PlanStart, StartMeasurements, StartPrediction
+from tests.planner.flags import settings_of
 
 QWEN = "Qwen/Qwen3-0.6B"
 RAM = 16 * 2**30
@@ -94,7 +95,7 @@ def test_an_exported_start_is_graded_alike_elsewhere() -> None:
 def test_an_exported_start_on_gpus_is_planned_with_its_flags() -> None:
     flags = ("-tp", "2", "--gpu-memory-utilization=0.8", "--enforce-eager", "--port=1")
     model = find_model("meta-llama/Llama-3.1-8B-Instruct")
-    parameters = EngineParameters.parse(flags, engine_version="0.28.0")
+    parameters = settings_of(flags, engine_version="0.28.0")
     wanted = plan(model, find_gpu("gpua5000"), 2, parameters)
     total = find_gpu("gpua5000").reported_bytes
     measured = {

@@ -37,7 +37,7 @@ def check(session: Session, version: str | None, flags: tuple[str, ...]) -> int:
     """
     from exo_inference.engines import vllm
 
-    problems = vllm.check(flags, version or None)
+    problems = vllm.read(flags, version or None).problems
     output = session.output((), configured=False)
     if output.is_structured:
         fields = ("index", "flag", "reason", "detail")

@@ -19,7 +19,6 @@ from exo_inference.cli.text_files import read_text_file
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.planner import (
     Architecture,
-    EngineParameters,
     Gpu,
     Step,
     explain,
@@ -28,7 +27,7 @@ from exo_inference.planner import (
     find_model,
     load_user_gpus,
 )
-from exo_inference.preflight import Judgement, Subject, judge, to_wire
+from exo_inference.preflight import Judgement, Subject, judge, read_draft_name, to_wire
 from exo_inference.this_machine import describe_cpu
 from exo_inference.wire import DeploymentPlan, ModelRef
 
@@ -79,7 +78,7 @@ class LocalPlanner:
             options.parameters,
             engine=options.engine_for(gpu_type),
             engine_version=options.engine_version,
-            draft=_draft(options.parameters),
+            draft=_draft(options, gpu_type),
         )
         return judge(subject, with_advice=with_advice)
 
@@ -175,11 +174,9 @@ def _nowhere(unknown: UsageError, tried: list[str]) -> UsageError:
     return UsageError(text, hint=hint if "config.json" in hint else f"{hint} {other}".strip())
 
 
-def _draft(flags: tuple[str, ...]) -> Architecture | None:
-    try:
-        return find_draft(EngineParameters.parse(flags))
-    except UsageError:  # the flags are judged elsewhere
-        return None
+def _draft(options: PlanOptions, gpu_type: str) -> Architecture | None:
+    engine, version = options.engine_for(gpu_type), options.engine_version
+    return find_draft(read_draft_name(options.parameters, engine, version))
 
 
 def read_gpu_file(path: Path) -> Mapping[str, Gpu]:

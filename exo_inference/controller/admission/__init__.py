@@ -8,6 +8,7 @@ from exo_inference.controller.admission.deployment import (
     admit_replace,
     admit_scale,
     admit_update,
+    find_draft_name,
     make_reservation_guard,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "admit_replace",
     "admit_scale",
     "admit_update",
+    "find_draft_name",
     "make_reservation_guard",
 ]

@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -24,11 +24,11 @@ from exo_inference.hub import BUILTIN_PREFIX
 from exo_inference.hub.architecture import fetch_architecture, read_directory_async
 from exo_inference.hub.builtin import builtin_directory
 from exo_inference.model_description import CONFIG_NAME, weight_names
-from exo_inference.planner import Architecture, EngineParameters
+from exo_inference.planner import Architecture
 from exo_inference.resources import InferenceModel
 from exo_inference.simulated_gpus import MODEL_MARKER
 
-__all__ = ["Architectures", "FetchArchitecture", "KnownModel", "find_bundled", "read_draft_name"]
+__all__ = ["Architectures", "FetchArchitecture", "KnownModel", "find_bundled"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAX_KEPT = 256
@@ -191,14 +191,6 @@ def find_bundled(name: str, pinned: bool | None = None, otherwise: str = "") -> 
     except UsageError as error:
         reason = f"{otherwise}, and {error.message}" if otherwise else error.text
         return KnownModel(reason=reason, revision_pinned=pinned)
-
-
-def read_draft_name(flags: Sequence[str]) -> str | None:
-    """Return the draft model that flags name, if they can be read."""
-    try:
-        return EngineParameters.parse(flags).draft_name
-    except UsageError:
-        return None
 
 
 def _is_pinned(model: InferenceModel) -> bool | None:

@@ -7,7 +7,7 @@ memory (`fitting.py`), then whether the machine has the GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +51,9 @@ from exo_inference.controller.admission.problems import (
 from exo_inference.controller.admission.world import World
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engines import ENGINES
+from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.platforms.replica_memory import ReplicaNeed, Share
+from exo_inference.preflight import read_draft_name
 from exo_inference.resources import (
     MEMORY_ANNOTATION,
     DeploymentSpec,
@@ -314,6 +316,29 @@ def admit_model_deletion(model: InferenceModel, world: World) -> None:
             hint="Delete these deployments first.",
             deployments=users,
         )
+
+
+def find_draft_name(
+    values: Mapping[str, Any],
+    families: Sequence[InstanceTypeInfo],
+    present: DeploymentSpec | None = None,
+) -> str | None:
+    """Return the draft model that a body's flags name, so that it can be looked up before all is judged.
+
+    Args:
+        values: of the body.
+        families: what the platform has.
+        present: what is changed or replaced; on the same GPU type it says what the body does not.
+    """
+    if present is not None and values.get("gpu_type", present.gpu_type) == present.gpu_type:
+        ref = present.engine
+        kept = {"gpu_type": present.gpu_type, "inference_engine": ref.name}
+        values = {**kept, "inference_engine_version": ref.version, **values}
+    family = next((each for each in families if each.family == values.get("gpu_type")), None)
+    engine, flags = check_engine(values, family, []), check_parameters(values, [])
+    if engine is None or flags is None:
+        return None
+    return read_draft_name(flags, engine, values.get("inference_engine_version"))
 
 
 def _check_fit(

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from exo_inference.controller.admission.architectures import KnownModel, read_draft_name
+from exo_inference.controller.admission.architectures import KnownModel
 from exo_inference.controller.admission.host_room import ReservationRequest
 from exo_inference.controller.admission.problems import Issue
 from exo_inference.controller.stores.base import NewEvent
-from exo_inference.engines import vllm
 from exo_inference.engines.parameters import ParameterProblem
 from exo_inference.planner import Gpu
 from exo_inference.planner.verdict import Problem
@@ -26,6 +25,8 @@ from exo_inference.preflight import (
     judge,
     locate,
     locate_code,
+    read_draft_name,
+    read_flags,
     to_wire,
 )
 from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanAdvice, PlanProblem, PlanVerdict
@@ -54,6 +55,11 @@ class Candidate:
     engine: str
     version: str | None
     flags: tuple[str, ...]
+
+    @property
+    def draft_name(self) -> str | None:
+        """The draft model that the flags name, if they can be read."""
+        return read_draft_name(self.flags, self.engine, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +107,15 @@ def judge_fit(
     judgement = judge(subject, with_advice=False)
     lacks_memory = _lacks_memory(judgement)
     need = None if reservation is None else reservation.need(judgement.plan, candidate.gpu_type)
-    given = reservation.cache_flags(need) if reservation is not None and need is not None else ()
-    if given and not lacks_memory and judgement.plan is not None:
-        judgement = judge(replace(subject, flags=(*subject.flags, *given)), with_advice=False)
+    cache = reservation.cache_bytes(need) if reservation is not None and need is not None else 0
+    if cache and not lacks_memory and judgement.plan is not None:
+        given = {**subject.given, "kv-cache-memory-bytes": cache}
+        judgement = judge(replace(subject, given=given), with_advice=False)
         judgement = replace(judgement, subject=subject)
     if lacks_memory and not force:
         judgement = judge(subject, other_gpus=other_gpus(candidate.gpu_type, families))
     plan = complete_plan(judgement, candidate.gpu_type, known.get(candidate.model, _UNKNOWN))
-    if given:
+    if cache:
         plan = plan.model_copy(update={"parameters": list(candidate.flags)})
     issues = [_flag_issue(problem, subject) for problem in judgement.flag_problems]
     issues += [
@@ -128,14 +135,15 @@ def make_subject(
 ) -> Subject:
     """Return what is judged, with what is known about model, draft model and GPU."""
     model = known.get(candidate.model, _UNKNOWN)
-    draft_name = read_draft_name(candidate.flags)
+    draft_name = candidate.draft_name
     draft = known.get(draft_name, _UNKNOWN) if draft_name is not None else _UNKNOWN
     family = next((each for each in families if each.family == candidate.gpu_type), None)
     return Subject(
         model=model.architecture,
         gpu=None if family is None else offered_gpu(family),
         gpu_count=candidate.gpu_count,
-        flags=(*candidate.flags, *_sizes_over_nodes(candidate, family)),
+        flags=candidate.flags,
+        given=_sizes_over_nodes(candidate, family),
         engine=candidate.engine,
         engine_version=candidate.version,
         draft=draft.architecture,
@@ -143,15 +151,15 @@ def make_subject(
     )
 
 
-def _sizes_over_nodes(candidate: Candidate, family: InstanceTypeInfo | None) -> tuple[str, ...]:
+def _sizes_over_nodes(candidate: Candidate, family: InstanceTypeInfo | None) -> dict[str, int]:
     """Return how vLLM is started where a replica spans nodes, unless the user's flags say it."""
     if candidate.engine != "vllm" or family is None or not family.spans_nodes:
-        return ()
+        return {}
     on_one, count = family.gpus_of_one_node, candidate.gpu_count
-    flags = vllm.read_flags(candidate.flags, candidate.version)
-    if count <= on_one or count % on_one or not _SIZES.isdisjoint(flags):
-        return ()
-    return (f"--tensor-parallel-size={on_one}", f"--pipeline-parallel-size={count // on_one}")
+    asked = read_flags(candidate.flags, candidate.engine, candidate.version).values
+    if count <= on_one or count % on_one or not _SIZES.isdisjoint(asked):
+        return {}
+    return {"tensor-parallel-size": on_one, "pipeline-parallel-size": count // on_one}
 
 
 def offered_gpu(family: InstanceTypeInfo) -> Gpu | None:

@@ -185,14 +185,13 @@ class ReservationRequest:
         """Return what the deployment asks for altogether."""
         return Share(self.uid or "", need, self.replicas)
 
-    def cache_flags(self, need: ReplicaNeed) -> tuple[str, ...]:
-        """Return the size of the KV cache as the platform would give it, unless it was asked for."""
+    def cache_bytes(self, need: ReplicaNeed) -> int:
+        """Return the size of the KV cache as the platform would give it; 0 where it was asked for."""
         if self.reservations.room is None or need.most_cache_bytes <= need.cache_bytes:
-            return ()
+            return 0
         replicas = max(1, self.replicas)
         left = left_bytes(self.reservations.room, self.reservations.beside(self.uid))
-        cache = choose_cache(need, left - replicas * need.least_bytes, replicas)
-        return (f"--kv-cache-memory-bytes={cache}",) if cache else ()
+        return choose_cache(need, left - replicas * need.least_bytes, replicas)
 
 
 def find_shortage(reservations: Reservations, wanted: Share) -> Issue | None:

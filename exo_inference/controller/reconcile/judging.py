@@ -50,7 +50,9 @@ class SpecJudge:
         if not is_known and not is_sealed(deployment, self._context.secret_box):
             families = await self._context.families()
             ref = ModelRef(name=spec.model)
-            world = await self._context.load_world(families, ref, spec.engine_parameters)
+            values = {"inference_engine_parameters": spec.engine_parameters}
+            draft_name = admission.find_draft_name(values, families, spec)
+            world = await self._context.load_world(families, ref, draft_name)
             try:
                 await asyncio.to_thread(admission.admit_object, deployment, world)
             except Refused as refused:

@@ -124,7 +124,6 @@ class StartRecorder:
         spec = deployment.spec
         models = await self._context.store.list(InferenceModel)
         ref = ModelRef(name=spec.model)
-        known = await self._context.look_up(ref, spec.engine_parameters, models)
         candidate = Candidate(
             spec.model,
             spec.gpu_type,
@@ -133,6 +132,7 @@ class StartRecorder:
             spec.engine.version,
             flags,
         )
+        known = await self._context.look_up(ref, candidate.draft_name, models)
         try:
             # What is running was admitted: nothing is refused, and nobody wants advice.
             fit = await asyncio.to_thread(judge_fit, candidate, families, known, force=True)

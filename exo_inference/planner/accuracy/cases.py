@@ -203,19 +203,24 @@ def stated_parameters(case: Mapping[str, Any], version: str) -> EngineParameters
     }.items():
         number = re.search(r"\d+(\.\d+)?", str(value)) if value is not None else None
         if number is not None and name not in stated and name != "gpu_memory_utilization":
-            stated[name] = number.group(0)
+            stated[name] = json.loads(number.group(0))
     stated.setdefault("tensor_parallel_size", case.get("tp") or 1)
     if case.get("pp"):
         stated.setdefault("pipeline_parallel_size", case["pp"])
     if observed.get("max_model_len") is not None:
         stated.setdefault("max_model_len", observed["max_model_len"])
-    flags = []
-    for name, value in stated.items():
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
-        else:
-            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
-            flags.append(f"--{name.replace('_', '-')}={text}")
-    return EngineParameters.parse(flags, engine=str(case.get("engine")), engine_version=version)
+    values = {name: _read_text(name, value) for name, value in stated.items()}
+    return EngineParameters.of(values, engine=str(case.get("engine")), engine_version=version)
+
+
+def _read_text(name: str, value: Any) -> Any:
+    """Return what a flag was set to: a source may have a number or an object as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as exc:
+        if value.startswith("{"):
+            text = f"--{name.replace('_', '-')} is not valid JSON: {exc}"
+            raise UsageError(text, hint=_HINT) from exc
+        return value

@@ -15,14 +15,7 @@ from typing import Any
 
 from exo_inference.engines import DEFAULT_VERSION, get_engine
 from exo_inference.errors import ExoError
-from exo_inference.planner import (
-    Architecture,
-    EngineParameters,
-    Plan,
-    find_draft,
-    find_model,
-    plan,
-)
+from exo_inference.planner import Architecture, Plan, find_draft, find_model, plan
 from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.local.placement import Obstacle
 from exo_inference.platforms.local.simulated_start import (
@@ -30,6 +23,7 @@ from exo_inference.platforms.local.simulated_start import (
     failing_start,
     start_phases,
 )
+from exo_inference.preflight import read_settings
 from exo_inference.simulated_gpus import FLAG, MODEL_MARKER, SimulatedGpus
 
 _MAX_BLOCKS = 2**22
@@ -116,15 +110,13 @@ def simulation_document(
         "engine_version": get_engine("exo").version if desired.engine == "exo" else version,
     }
     try:
-        parameters = EngineParameters.parse(
-            desired.engine_parameters, engine=desired.engine, engine_version=version
-        )
+        parameters = read_settings(desired.engine_parameters, desired.engine, version)
         directory = Path(desired.model_path)
         read_model = find_by_name if has_no_weights(directory) else simulation.read_model
         model = read_model(directory, desired.model_name)
     except ExoError as error:
         return {**head, **_NOTHING, **failing_start(f"cannot be simulated: {error.text}")}
-    draft = find_draft(parameters)
+    draft = find_draft(parameters.draft_name)
     found = plan(model, gpus.gpu, desired.gpu_count, parameters, draft=draft)
     if failure := explain_failure(found):
         limits = _limits(found) if found.components else _NOTHING

@@ -84,11 +84,11 @@ async def create_deployment(request: Request) -> Response:
     fields = Fields(CreateDeployment, parse_object(await request.body()))
     identity = await operations.identify_request(request)
     families = await context.families()
-    flags = fields.values.get("inference_engine_parameters") or ()
+    draft_name = admission.find_draft_name(fields.values, families)
     async with context.writing:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
-        world = await context.load_world(families, fields.values.get("model"), flags)
+        world = await context.load_world(families, fields.values.get("model"), draft_name)
         admitted = await asyncio.to_thread(admission.admit_create, fields, world, force=is_forced)
         if is_dry_run:
             return answer(operations.dry_run("deployment", None, admitted.plan))
@@ -158,9 +158,10 @@ async def update_deployment(request: Request) -> Response:
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     fields = Fields(UpdateDeployment, parse_object(await request.body()))
     before = await load(context.store, InferenceDeployment, request)
-    flags = fields.values.get("inference_engine_parameters") or before.spec.engine_parameters
     families = await context.families()
-    world = await context.load_world(families, ModelRef(name=before.spec.model), flags)
+    values = {"inference_engine_parameters": before.spec.engine_parameters, **fields.values}
+    draft_name = admission.find_draft_name(values, families, before.spec)
+    world = await context.load_world(families, ModelRef(name=before.spec.model), draft_name)
 
     def judge(present: InferenceDeployment) -> Wanted:
         admitted = admission.admit_update(fields, present, world, force=is_forced)
@@ -184,9 +185,10 @@ async def replace_deployment(request: Request) -> Response:
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     body = parse_object(await request.body())
     fields = Fields(CreateDeployment, body)
+    before = await load(context.store, InferenceDeployment, request)
     families = await context.families()
-    flags = fields.values.get("inference_engine_parameters") or ()
-    world = await context.load_world(families, fields.values.get("model"), flags)
+    draft_name = admission.find_draft_name(fields.values, families, before.spec)
+    world = await context.load_world(families, fields.values.get("model"), draft_name)
 
     def judge(present: InferenceDeployment) -> Wanted:
         admitted = admission.admit_replace(body, present, world, force=is_forced)

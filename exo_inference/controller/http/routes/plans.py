@@ -144,7 +144,7 @@ async def _look_up(
     models: Sequence[InferenceModel],
 ) -> dict[str, KnownModel]:
     name = candidate.model
-    known = await context.look_up(ModelRef(name=name), candidate.flags, models)
+    known = await context.look_up(ModelRef(name=name), candidate.draft_name, models)
     if "model_config_json" in values:
         config = values["model_config_json"]
         known[name] = KnownModel(planner.read_architecture(config, name=name))

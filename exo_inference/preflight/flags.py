@@ -1,0 +1,80 @@
+"""Engine flags, read once: what they set goes on as values. Pure.
+
+Whoever has flags asks `read_flags`; the same flags are read once in a process, however many ask. What the
+planner takes are the values of `read_settings`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from exo_inference.engines import DEFAULT_VERSION, get_engine
+from exo_inference.engines.checking import Reading
+from exo_inference.errors import ExoError
+from exo_inference.planner import EngineParameters
+from exo_inference.planner.parameters import SETTINGS
+
+_MAX_KEPT = 256
+
+
+@functools.lru_cache(maxsize=_MAX_KEPT)
+def read_flags(flags: tuple[str, ...], engine: str = "vllm", version: str | None = None) -> Reading:
+    """Return what flags set, and everything that is wrong with them; it is shared and does not change.
+
+    Args:
+        flags: the argument vector.
+        engine: one of `engines.ENGINES`.
+        version: a release of the engine; None is the platform's default.
+
+    Raises:
+        UsageError: the flags of that release are not known.
+        UnknownEngine
+    """
+    return get_engine(engine).read(flags, version)
+
+
+def read_settings(
+    flags: tuple[str, ...],
+    engine: str = "vllm",
+    version: str | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> EngineParameters:
+    """Return what the planner takes of flags; what is wrong with single flags is not said here.
+
+    Args:
+        flags: the argument vector.
+        engine: `vllm` or `exo`.
+        version: the release whose rules apply; None is the platform's default.
+        given: values that the platform sets where the flags do not, by the names of flags.
+
+    Raises:
+        WrongSetting: no engine can be planned with a value.
+        UsageError: the flags of that release are not known.
+    """
+    reading = read_flags(flags, engine, version)
+    values = {**(given or {}), **reading.values}
+    return EngineParameters.of(
+        {name.replace("-", "_"): value for name, value in values.items()},
+        engine=engine,
+        engine_version=version or DEFAULT_VERSION,
+        others=_others(flags, reading),
+    )
+
+
+def read_draft_name(flags: tuple[str, ...], engine: str, version: str | None) -> str | None:
+    """Return the draft model that flags name, if they can be read."""
+    try:
+        return read_settings(flags, engine, version).draft_name
+    except ExoError:  # it is judged elsewhere
+        return None
+
+
+def _others(flags: tuple[str, ...], reading: Reading) -> tuple[str, ...]:
+    """Return the items of flags that are no settings, as they were written."""
+    planned: set[int] = set()
+    for use in reading.uses:
+        if use.flag is not None and use.flag.name.replace("-", "_") in SETTINGS:
+            planned.update(range(use.index, use.index + use.items))
+    return tuple(item for index, item in enumerate(flags) if index not in planned)
