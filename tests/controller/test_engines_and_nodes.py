@@ -17,8 +17,9 @@ from exo_inference.controller.admission.world import World
 from exo_inference.controller.http.body import parse_object
 from exo_inference.controller.http.views import view_deployment
 from exo_inference.engines import engines_on
-from exo_inference.planner import cpu_as_gpu, find_gpu
+from exo_inference.planner import cpu_as_gpu, find_gpu, find_model
 from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.preflight import Subject, judge
 from exo_inference.resources import DeploymentSpec, EngineRef, ModelSpec
 from exo_inference.wire import CreateDeployment, UpdateDeployment
 from tests.controller import builders
@@ -172,14 +173,24 @@ def test_vllm_over_nodes_is_planned_as_it_is_started() -> None:
     """Tensor parallelism within a node, pipeline stages over nodes, unless the user's flags say it."""
     spanning = replace(GPU, spans_nodes=True)
 
-    def flags(*own: str, engine: str = "vllm", family: InstanceTypeInfo = spanning) -> list[str]:
+    def given(
+        *own: str, engine: str = "vllm", family: InstanceTypeInfo = spanning
+    ) -> dict[str, int]:
         candidate = Candidate("m", "gpua5000", 16, engine, None, own)
-        return list(make_subject(candidate, [family], {}).flags)
+        subject = make_subject(candidate, [family], {})
+        assert subject.flags == own
+        return dict(subject.given)
 
-    sizes = ["--tensor-parallel-size=8", "--pipeline-parallel-size=2"]
-    assert flags("--seed=1") == ["--seed=1", *sizes]
-    assert flags("-tp=16", "-pp=1") == ["-tp=16", "-pp=1"]
-    assert flags(engine="sglang") == flags(family=GPU) == []
+    assert given("--seed=1") == {"tensor-parallel-size": 8, "pipeline-parallel-size": 2}
+    assert given("-tp=16", "-pp=1") == {}
+    assert given(engine="sglang") == given(family=GPU) == {}
+    sizes = {"tensor-parallel-size": 8, "pipeline-parallel-size": 2}
+    model = find_model("meta-llama/Llama-3.1-8B-Instruct")
+    asked = Subject(model, find_gpu("gpua5000"), 16, ("--seed=1",), given=sizes)
+    plan = judge(asked, with_advice=False).plan
+    assert plan is not None
+    assert (plan.ranks.tensor, plan.ranks.pipeline) == (8, 2)
+    assert plan.parameters.format() == [*(f"--{n}={v}" for n, v in sizes.items()), "--seed=1"]
     gpu = make_subject(Candidate("m", "gpua5000", 16, "vllm", None, ()), [spanning], {}).gpu
     assert gpu is not None
     assert gpu.max_count == 16

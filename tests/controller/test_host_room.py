@@ -17,6 +17,9 @@ from exo_inference.controller.admission.host_room import need_of
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.stores.base import Recording
 from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.engines import checking
+from exo_inference.engines.catalogue import Flag, ReleaseFlags
+from exo_inference.engines.values import read_value
 from exo_inference.planner import cpu_as_gpu
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.platforms.replica_memory import HostRoom
@@ -79,6 +82,25 @@ def test_more_replicas_than_fit_are_refused_with_the_largest_number_that_fits(
     status, answer = create(controller, "one-more", 1)
     assert status == 412
     assert "not one fits" in answer["message"] or "does not fit" in answer["message"]
+
+
+def test_a_flag_is_read_once_on_its_way_to_a_plan(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the draft model, the verdict, and again with the KV cache that the platform gives."""
+    read: list[str] = []
+
+    def counting(text: str, flag: Flag, release: ReleaseFlags) -> Any:
+        read.append(text)
+        return read_value(text, flag, release)
+
+    monkeypatch.setattr(checking, "read_value", counting)
+    flags = ["--max-model-len=1117"]
+    more = {"inference-engine-parameters": flags}
+    answer = create(controller, "read-once", 1, **more)
+    assert answer[0] == 200, answer
+    assert answer[1]["plan"]["max-model-len"] == 1117
+    assert read == ["1117"]
 
 
 def test_creates_at_once_never_take_the_last_room_twice(controller: Controller) -> None:
