@@ -16,7 +16,8 @@ from exo_inference.errors import ExoError
 from exo_inference.planner import EngineParameters
 from exo_inference.planner.parameters import SETTINGS
 
-_MAX_KEPT = 256
+_MAX_KEPT = 32
+"""Vectors that are kept, which may be as large as a request: enough for those that are asked about at once."""
 
 
 @functools.lru_cache(maxsize=_MAX_KEPT)
