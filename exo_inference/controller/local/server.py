@@ -60,7 +60,9 @@ async def open_context(
     """
     state = settings.state
     user_gpus = await asyncio.to_thread(read_user_gpus, state.root / FILE_NAME)
-    store = await SqliteStore.open(state.database_file)
+    # The key is made after the database: where it is, there has been one.
+    in_use = await asyncio.to_thread(state.secret_key_file.exists)
+    store = await SqliteStore.open(state.database_file, in_use=in_use)
     try:
         yield Context(
             settings=settings,

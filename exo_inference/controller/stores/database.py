@@ -37,14 +37,20 @@ class Database:
         self._is_closed = False
 
     @classmethod
-    async def open(cls, path: Path) -> Database:
+    async def open(cls, path: Path, *, in_use: bool = False) -> Database:
         """Open or create the file (mode 0600), check it, and bring it to the newest schema.
+
+        Args:
+            path: the file.
+            in_use: it has been written to before, so it is not empty unless somebody emptied it.
 
         Raises:
             StoreError: the file cannot be used; nothing was changed.
         """
         database = cls(path)
         try:
+            if in_use:
+                await asyncio.to_thread(database._refuse_emptied)
             await database._run(database._writer, database._prepare)
             await database._run(database._reader, database._connect_reader)
         except BaseException:
@@ -95,10 +101,15 @@ class Database:
         connection = self._writer.connect(self.path)
         problems = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problems != "ok":
-            raise self._damaged(str(problems))
+            raise self._damaged(" ".join(str(problems).split()))
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         migrate(connection, self.path)
+
+    def _refuse_emptied(self) -> None:
+        """SQLite would make an empty file a new database, and remove the -wal that belongs to it."""
+        if self.path.exists() and not self.path.stat().st_size:
+            raise self._damaged("it is empty")
 
     def _connect_reader(self) -> None:
         self._reader.connect(self.path).execute("PRAGMA query_only = ON")

@@ -24,6 +24,7 @@ from exo_inference.controller.stores.base import (
     ObjectNotFound,
     RecordedRequest,
     Recording,
+    StoreUnwritable,
     VersionConflict,
 )
 from exo_inference.controller.stores.database import Database
@@ -47,15 +48,16 @@ class SqliteStore:
         self._watchers: list[tuple[str, asyncio.Queue[Change]]] = []
         self._listed: dict[str, dict[_Row, Any]] = {}
         self._departures = Departures()
+        self._unwritten: dict[str, tuple[str, Any]] = {}
 
     @classmethod
-    async def open(cls, path: Path) -> SqliteStore:
-        """Open or create the file.
+    async def open(cls, path: Path, *, in_use: bool = False) -> SqliteStore:
+        """Open or create the file; one that is `in_use` and empty was emptied, and is refused.
 
         Raises:
             StoreUnwritable, StoreDamaged, StoreTooNew
         """
-        return cls(await Database.open(path))
+        return cls(await Database.open(path, in_use=in_use))
 
     async def close(self) -> None:
         """Finish what was begun and close the file. Idempotent."""
@@ -71,11 +73,12 @@ class SqliteStore:
 
     async def get(self, kind: type[R], uid: str) -> R:
         """Return the object with this uid; see `ObjectStore.get`."""
-        return await self._database.read(lambda db: _load(db, kind, "uid", uid))
+        return self._as_last_seen(await self._database.read(lambda db: _load(db, kind, "uid", uid)))
 
     async def get_by_name(self, kind: type[R], name: str) -> R:
         """Return the object with this name; see `ObjectStore.get_by_name`."""
-        return await self._database.read(lambda db: _load(db, kind, "name", name))
+        found = await self._database.read(lambda db: _load(db, kind, "name", name))
+        return self._as_last_seen(found)
 
     async def list(self, kind: type[R]) -> list[R]:
         """Return all objects of a kind, oldest first.
@@ -87,7 +90,7 @@ class SqliteStore:
         before = self._listed.get(kind.KIND, {})
         found: dict[_Row, R] = {row: before.get(row) or _parse(kind, row) for row in rows}
         self._listed[kind.KIND] = found
-        return [*found.values()]
+        return [self._as_last_seen(obj) for obj in found.values()]
 
     async def update(self, obj: R, recording: Recording | None = None) -> R:
         """Replace spec and metadata; see `ObjectStore.update`."""
@@ -97,8 +100,20 @@ class SqliteStore:
         return stored
 
     async def update_status(self, obj: R, recording: Recording | None = None) -> R:
-        """Replace the status alone; see `ObjectStore.update_status`."""
-        stored, changed = await self._database.write(lambda db: _update_status(db, obj, recording))
+        """Replace the status alone; see `ObjectStore.update_status`.
+
+        One that cannot be written, as on a full disk, is kept in memory until one can: it says what
+        is so, and who asks must not be told what is no longer so.
+        """
+        metadata = obj.metadata
+        try:
+            stored, changed = await self._database.write(
+                lambda db: _update_status(db, obj, recording)
+            )
+        except StoreUnwritable:
+            self._unwritten[metadata.uid] = (metadata.resource_version, _status_of(obj))
+            raise
+        self._unwritten.pop(metadata.uid, None)
         if changed:
             self._tell(ChangeType.MODIFIED, stored)
         return stored
@@ -136,11 +151,19 @@ class SqliteStore:
 
         return changes()
 
+    def _as_last_seen(self, obj: R) -> R:
+        """Return an object with the status that could not be written, if it has not changed since."""
+        version, status = self._unwritten.get(obj.metadata.uid, ("", None))
+        if status is None or version != obj.metadata.resource_version:
+            return obj
+        return obj.model_copy(update={"status": status})
+
     def _tell(self, change: ChangeType, obj: Resource) -> None:
         for kind, queue in self._watchers:
             if kind == obj.KIND:
                 queue.put_nowait(Change(change, obj))
         if change is ChangeType.DELETED:
+            self._unwritten.pop(obj.metadata.uid, None)
             self._departures.tell(obj.metadata.uid)
 
     # -- records

@@ -20,6 +20,7 @@ from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.errors import StoreError
 from exo_inference.resources import (
     ApiKeySpec,
+    DeploymentStatus,
     InferenceApiKey,
     InferenceDeployment,
     ObjectMeta,
@@ -38,6 +39,14 @@ async def fill(path: Path, count: int) -> None:
     for number in range(count):
         await store.create(deployment(f"d{number}"))
     await store.close()
+
+
+async def refuse_writes(store: SqliteStore, refuse: bool) -> None:
+    writer = store._database._writer
+    await asyncio.get_running_loop().run_in_executor(
+        writer.executor,
+        lambda: writer.live_connection().execute(f"PRAGMA query_only = {int(refuse)}"),
+    )
 
 
 async def test_the_file_is_readable_by_its_owner_alone(path: Path) -> None:
@@ -129,6 +138,7 @@ async def test_damaged_pages_are_found_at_the_start(path: Path) -> None:
         await SqliteStore.open(path)
     assert refused.value.hint is not None
     assert "Restore a copy" in refused.value.hint
+    assert str(path) in refused.value.message.splitlines()[-1]  # logs and `up` show the last line
 
 
 async def test_a_missing_directory_is_named(tmp_path: Path) -> None:
@@ -155,6 +165,42 @@ async def test_a_full_disk_refuses_the_write_and_keeps_the_rest(path: Path) -> N
     await store._database.write(lambda db: db.execute("PRAGMA max_page_count = 100000"))
     await store.create(deployment("after"))
     assert len(await store.list(InferenceDeployment)) == stored + 1
+    await store.close()
+
+
+async def test_a_status_that_the_disk_has_no_room_for_is_read_all_the_same(path: Path) -> None:
+    """A replica that cannot start on a full disk must not go on being called ready."""
+    store = await SqliteStore.open(path)
+    stored = await store.create(deployment())
+    seen = stored.model_copy(update={"status": DeploymentStatus(ready_replicas=3)})
+    await refuse_writes(store, True)
+    with pytest.raises(StoreUnwritable):
+        await store.update_status(seen)
+    uid = stored.metadata.uid
+    for read in (
+        await store.get(InferenceDeployment, uid),
+        await store.get_by_name(InferenceDeployment, stored.metadata.name),
+        *await store.list(InferenceDeployment),
+    ):
+        assert read.status.ready_replicas == 3
+        assert read.metadata == stored.metadata
+    await refuse_writes(store, False)
+    await store.update_status(stored)  # it is as it was stored again
+    assert (await store.get(InferenceDeployment, uid)).status == stored.status
+    await store.close()
+
+
+async def test_what_was_found_out_before_a_change_is_not_read_after_it(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    stored = await store.create(deployment())
+    seen = stored.model_copy(update={"status": DeploymentStatus(ready_replicas=3)})
+    await refuse_writes(store, True)
+    with pytest.raises(StoreUnwritable):
+        await store.update_status(seen)
+    await refuse_writes(store, False)
+    spec = stored.spec.model_copy(update={"replicas": 2})
+    await store.update(stored.model_copy(update={"spec": spec}))
+    assert (await store.list(InferenceDeployment))[0].status == stored.status
     await store.close()
 
 
