@@ -216,12 +216,13 @@ def read_credentials(state: StateDir) -> Credentials:
     """
     path = state.config_file
     hint = "Run `exo dedicated-inference up`, which writes it when it is missing."
+    move = "Move the file away and run `exo dedicated-inference up` again, which makes a new key."
     try:
         data = tomllib.loads(path.read_text())
     except FileNotFoundError as exc:
         raise ConfigurationError(f"no credentials: {path} does not exist", hint=hint) from exc
     except (OSError, ValueError) as exc:
-        raise ConfigurationError(f"cannot read credentials from {path}: {exc}") from exc
+        raise ConfigurationError(f"cannot read credentials from {path}: {exc}", hint=move) from exc
     accounts = data.get("accounts")
     for account in accounts if isinstance(accounts, list) else []:
         if isinstance(account, dict) and account.get("name") == ACCOUNT:
@@ -230,7 +231,7 @@ def read_credentials(state: StateDir) -> Credentials:
                 return Credentials(*map(str, values))
     raise ConfigurationError(
         f"{path} has no account {ACCOUNT!r} with key, secret, endpoint and defaultZone",
-        hint="Move the file away and run `exo dedicated-inference up` again.",
+        hint=move,
     )
 
 

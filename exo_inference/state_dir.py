@@ -197,6 +197,14 @@ def process_start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal; one that a debugger holds was not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
 def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Replace `path` with `text` so that a reader sees the old file or the new one, whole."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -101,12 +101,20 @@ def _pending_state(deployment: InferenceDeployment) -> tuple[DeploymentState, st
     """A change was recorded that the controller has not looked at yet."""
     wanted = wanted_replicas(deployment)
     present = [r for r in deployment.status.replicas if r.state != "draining"]
-    if (
-        len(present) != wanted
-        and find_condition(deployment.status.conditions, "Available") is not None
-    ):
+    if len(present) != wanted and _has_as_many_as_asked(deployment.status.conditions):
         return DeploymentState.SCALING, f"from {len(present)} to {wanted} replicas"
     return DeploymentState.UPDATING, "waiting for the controller"
+
+
+def _has_as_many_as_asked(conditions: tuple[Condition, ...]) -> bool:
+    """Whether the replicas are as many as were asked for until now.
+
+    In the middle of an update, or after one that failed, there are more.
+    """
+    if find_condition(conditions, "Available") is None or is_true(conditions, "Failed"):
+        return False
+    progressing = find_condition(conditions, "Progressing")
+    return progressing is None or progressing.reason != "Updating"
 
 
 def _message(conditions: tuple[Condition, ...], type_: str) -> str:

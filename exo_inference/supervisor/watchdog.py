@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exo_inference.liveness import LivenessAnswer, probe
+from exo_inference.state_dir import is_stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,3 @@ class HangDetector:
 def probe_server(path: Path, pid: int, policy: WatchPolicy) -> tuple[LivenessAnswer | None, bool]:
     """Return what a server answers on its socket, and whether a signal has stopped it. Blocks."""
     return probe(path, policy.answer_seconds), is_stopped(pid)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal; one that a debugger holds was not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except (OSError, IndexError):
-        return False

@@ -67,6 +67,18 @@ SETTLED_2 = assess(deployment(replicas=2), replica("a"), replica("b"))
             id="rolling",
         ),
         pytest.param(
+            edited(assess(edited(SETTLED), replica("a", current=False), replica("b", "starting"))),
+            "updating",
+            "waiting",
+            id="another update while one is rolled out",
+        ),
+        pytest.param(
+            edited(assess(edited(SETTLED), replica("a", current=False), replica("b", "failed"))),
+            "updating",
+            "waiting",
+            id="another update after one that failed",
+        ),
+        pytest.param(
             assess(
                 assess(edited(SETTLED), replica("a", current=False), replica("b", "starting")),
                 replica("b", "starting"),

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from exo_inference.liveness import answering_probes, probe
-from exo_inference.state_dir import StateDir
+from exo_inference.state_dir import StateDir, is_stopped
 from exo_inference.supervisor.server_process import RestartPolicy, ServerCommand, SupervisedProcess
 from exo_inference.supervisor.supervisor import Supervisor, SupervisorSettings
-from exo_inference.supervisor.watchdog import HangDetector, WatchPolicy, is_stopped
+from exo_inference.supervisor.watchdog import HangDetector, WatchPolicy
 
 POLICY = WatchPolicy(interval_seconds=1, answer_seconds=2, stopped_seconds=5, silent_seconds=30)
 

@@ -106,6 +106,7 @@ def _stop(state: StateDir, limit_seconds: float, running: Step) -> None:
     supervisor = [process for process in find_recorded(state) if process.name == "supervisor"]
     for process in supervisor:
         process.send(signal.SIGTERM)
+        process.send(signal.SIGCONT)  # one that was stopped by a signal would not see it
     if supervisor:
         # It ends everything in order; if it dies on the way, the rest is done here.
         _wait_until_gone(state, kill_at, running, stop_early=lambda: not supervisor[0].alive)
@@ -115,6 +116,7 @@ def _stop(state: StateDir, limit_seconds: float, running: Step) -> None:
         if time.monotonic() < until:
             for process in filter(chosen, find_recorded(state)):
                 process.send(signal.SIGTERM)
+                process.send(signal.SIGCONT)
             _wait_until_gone(state, until, running, chosen=chosen)
     left = _kill(state, max(deadline, time.monotonic() + KILL_SECONDS), running)
     if left:

@@ -113,11 +113,18 @@ paused_option = click.option(
 
 
 def set_paused(state: StateDir, *, paused: bool) -> None:
-    """Have the local platform start no replica, or let it again; one that runs goes on."""
-    if paused:
-        state.paused_file.touch(mode=0o600)
-    else:
-        state.paused_file.unlink(missing_ok=True)
+    """Have the local platform start no replica, or let it again; one that runs goes on.
+
+    Raises:
+        UsageError: the directory cannot be written to.
+    """
+    try:
+        if paused:
+            state.paused_file.touch(mode=0o600)
+        else:
+            state.paused_file.unlink(missing_ok=True)
+    except OSError as exc:
+        raise _cannot_use(state, exc) from exc
 
 
 def _read_gpus(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -143,7 +150,10 @@ def _complete_zones(
 
 
 def state_dir_of(session: Session) -> StateDir:
-    """Return the directory that is meant: `--state-dir`, that of `-C`, EXO_STATE_DIR, or the default.
+    """Return the directory that is meant, by the first of these that is given.
+
+    `--state-dir`, the directory of `-C`, EXO_STATE_DIR, that of EXOSCALE_CONFIG if its file is that of
+    a control plane of this machine, the default.
 
     Raises:
         UsageError: the file of `-C` is not that of a control plane of this machine.
@@ -152,6 +162,8 @@ def state_dir_of(session: Session) -> StateDir:
     from exo_inference.state_dir import StateDir
 
     named, file = session.flags.state_dir, session.flags.config_file
+    if named is None and file is None and not os.environ.get("EXO_STATE_DIR"):
+        named = _directory_of(os.environ.get("EXOSCALE_CONFIG", ""))
     if named is None and file is not None:
         named = file.expanduser().absolute().parent
         if not StateDir(named).settings_file.exists():
@@ -166,6 +178,19 @@ def state_dir_of(session: Session) -> StateDir:
             hint="Choose another one with --state-dir or EXO_STATE_DIR.",
         )
     return state
+
+
+def _directory_of(config_file: str) -> Path | None:
+    """Return the state directory that a configuration file lies in; None where it is no such."""
+    from pathlib import Path
+
+    from exo_inference.state_dir import StateDir
+
+    if not config_file:
+        return None
+    state = StateDir(Path(config_file).expanduser().absolute().parent)
+    is_ours = state.settings_file.exists() and state.config_file.name == Path(config_file).name
+    return state.root if is_ours else None
 
 
 def check_installation() -> None:
@@ -203,10 +228,7 @@ def only_one_start(state: StateDir) -> Iterator[None]:
         # Not the state directory itself: that is what the supervisor locks.
         descriptor = os.open(state.run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
-        raise UsageError(
-            f"cannot use {state.root} as state directory: {exc.strerror or exc}",
-            hint="Choose another one with --state-dir.",
-        ) from exc
+        raise _cannot_use(state, exc) from exc
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -216,6 +238,14 @@ def only_one_start(state: StateDir) -> Iterator[None]:
         raise
     finally:
         os.close(descriptor)
+
+
+def _cannot_use(state: StateDir, exc: OSError) -> UsageError:
+    at = f" ({exc.filename})" if exc.filename not in (None, str(state.root)) else ""
+    return UsageError(
+        f"cannot use {state.root} as state directory: {exc.strerror or exc}{at}",
+        hint="Choose another one with --state-dir.",
+    )
 
 
 def open_private_log(path: Path) -> BinaryIO:
@@ -262,6 +292,12 @@ def configure(state: StateDir, options: LaunchOptions) -> LocalSettings:
             )
     save_settings(state, settings)
     ensure_credentials(state, settings)
+    if state.secret_key_file.exists() and not state.database_file.exists():
+        click.echo(
+            f"warning: {harmless(str(state.database_file))} is missing, though there was one: begins "
+            "anew, without the models, deployments and keys of before; engines of theirs are stopped",
+            err=True,
+        )
     return settings
 
 

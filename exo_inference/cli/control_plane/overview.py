@@ -170,7 +170,7 @@ def does_answer(url: str) -> bool:
 
 
 def _with_answer(process: LocalProcess, settings: LocalSettings | None) -> LocalProcess:
-    if settings is None or process.pid is None or process.name == "supervisor":
+    if settings is None or process.state != "running" or process.name == "supervisor":
         return process
     is_gateway = process.name == "gateway"
     url = settings.gateway_url + "/healthz" if is_gateway else settings.endpoint + "/zone"

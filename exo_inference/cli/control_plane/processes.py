@@ -22,8 +22,12 @@ from exo_inference.state_dir import (
     ProcessRecord,
     StateDir,
     find_servers_in_proc,
+    is_stopped,
     process_start_ticks,
 )
+
+STOPPED = "stopped by a signal"
+"""State of a process that SIGSTOP or a key on its terminal has stopped: it is there, and does nothing."""
 
 _REPLICA_MARK = "EXO_REPLICA_DIR="
 
@@ -36,7 +40,7 @@ class LocalProcess:
         name: `supervisor`, `controller`, `gateway`, or the replica's name.
         pid: process id; None for a server that does not run.
         start_ticks: when it started, see `state_dir.process_start_ticks`.
-        state: `running`, `not running`; for engines `starting`, `ready` or `draining`.
+        state: `running`, `not running`; for engines `starting`, `ready` or `draining`; of all, `STOPPED`.
         role: `server`, `shim`, `engine`, or `stray` for others that belong to a replica.
         deployment: id of the deployment of an engine or its shim.
         details: why a server does not stay up.
@@ -84,7 +88,18 @@ def find_servers(state: StateDir) -> list[LocalProcess]:
     for name in SERVERS:
         record = records.get(name)
         if record is not None:
-            found.append(LocalProcess(name, record.pid, record.start_ticks, "running", "server"))
+            stopped = is_stopped(record.pid)
+            details = f"`kill -CONT {record.pid}` lets it go on" if stopped else ""
+            found.append(
+                LocalProcess(
+                    name,
+                    record.pid,
+                    record.start_ticks,
+                    STOPPED if stopped else "running",
+                    "server",
+                    details=details,
+                )
+            )
         else:
             failure = state.read_failure(name)
             details = f"tried {failure.attempts} times: {failure.message}" if failure else ""
@@ -113,6 +128,7 @@ def find_replicas(state: StateDir) -> list[LocalProcess]:
             pid, ticks = process.get(f"{role}_pid"), process.get(f"{role}_start_ticks")
             if isinstance(pid, int) and isinstance(ticks, int):
                 state_name = _engine_state(directory, process) if role == "engine" else "running"
+                state_name = STOPPED if is_stopped(pid) else state_name
                 one = LocalProcess(directory.name, pid, ticks, state_name, role, deployment)
                 if one.alive:
                     found.append(one)

@@ -25,7 +25,7 @@ from exo_inference.cli.control_plane.launching import (
     supervisor_command,
 )
 from exo_inference.cli.control_plane.overview import FIELD_NAMES, Overview, look_at
-from exo_inference.cli.control_plane.processes import find_servers
+from exo_inference.cli.control_plane.processes import STOPPED, find_servers
 from exo_inference.cli.control_plane.recovery import restore_files
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.rendering.progress import Step, step
@@ -133,7 +133,7 @@ def up(
     if paused:
         session.remark("paused: no replica is started until `up` is run without --paused")
     overview.warn()
-    if output.format == "table" and output.template is None:
+    if output.format == "table" and output.template is None and _is_unused(state):
         _suggest(session)
 
 
@@ -141,9 +141,14 @@ def _start(
     session: Session, state: StateDir, options: LaunchOptions, limit_seconds: float
 ) -> Overview:
     """Start what does not run; what does is adopted."""
-    supervised = any(p.name == "supervisor" and p.alive for p in find_servers(state))
+    supervisor = next((p for p in find_servers(state) if p.name == "supervisor" and p.alive), None)
+    if supervisor is not None and supervisor.state == STOPPED:
+        raise ExoError(
+            f"the supervisor (pid {supervisor.pid}) was {STOPPED}, so it starts nothing",
+            hint=f"Run `kill -CONT {supervisor.pid}`, or `exo dedicated-inference down` and then `up`.",
+        )
     started = None
-    if not supervised:
+    if supervisor is None:
         configure(state, options)
         started = _spawn(state)
     with step("Starting the control plane", quiet=session.quiet) as running:
@@ -227,6 +232,11 @@ def _log_tail(state: StateDir, offset: int) -> str:
     except OSError:
         return ""
     return "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:])
+
+
+def _is_unused(state: StateDir) -> bool:
+    """Whether there is no model yet."""
+    return not any(state.models_dir.iterdir())
 
 
 def _suggest(session: Session) -> None:

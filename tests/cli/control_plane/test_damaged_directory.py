@@ -147,6 +147,16 @@ def test_a_lost_secret_key_is_one_clear_error(exo: Exo, state: StateDir) -> None
     assert " ERROR " not in result.err
 
 
+def test_a_database_that_is_gone_is_said_before_another_is_begun(exo: Exo, state: StateDir) -> None:
+    assert up("-Q").code == 0
+    assert exo("ai", "down").code == 0
+    state.database_file.unlink()
+    result = up()
+    assert result.code == 0, result
+    assert f"warning: {state.database_file} is missing, though there was one" in result.err
+    assert exo("ai", "down").code == 0
+
+
 def test_a_dead_controller_beside_a_living_gateway_is_said(
     exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,13 +9,15 @@ import socket
 import stat
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from exo_inference.cli.control_plane.processes import find_all
-from exo_inference.state_dir import StateDir
+from exo_inference.state_dir import StateDir, is_stopped
 from tests.cli.conftest import Exo
-from tests.cli.control_plane.commands import pids, status_of, until_gone, up
+from tests.cli.control_plane.commands import pids, status_of, until, until_gone, up
 
 
 def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +134,28 @@ def test_up_adopts_what_a_killed_supervisor_left(exo: Exo, state: StateDir) -> N
     assert exo("ai", "down").code == 0
 
 
+def test_a_supervisor_that_a_signal_has_stopped_is_said_to_be(exo: Exo, state: StateDir) -> None:
+    """It starts nothing again, so `up` must not wait for that, and `down` not for it."""
+    assert up("-Q").code == 0
+    before = pids(status_of(exo))
+    pid = before["supervisor"]
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: is_stopped(pid))
+    os.kill(before["gateway"], signal.SIGKILL)
+    until_gone(before["gateway"])
+    status = exo("ai", "status")
+    assert f"stopped by a signal, pid {pid}, `kill -CONT {pid}` lets it go on" in status.out
+    assert status_of(exo)["state"] == "degraded"
+    started = time.monotonic()
+    result = up("--timeout", "30s")
+    assert result.code == 1
+    assert f"the supervisor (pid {pid}) was stopped by a signal" in result.err
+    assert f"kill -CONT {pid}" in result.err
+    assert exo("ai", "down", "--timeout", "90s").code == 0
+    assert time.monotonic() - started < 30
+    assert "stopped (pid" in (state.logs_dir / "supervisor.log").read_text().splitlines()[-1]
+
+
 def test_serve_runs_in_the_foreground_until_a_signal(exo: Exo, state: StateDir) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "exo_inference.cli", "ai", "serve", "-z", "at-vie-2"],
@@ -167,6 +191,21 @@ def test_logs_are_private_under_any_umask(exo: Exo, state: StateDir) -> None:
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in state.logs_dir.iterdir()}
     assert modes == dict.fromkeys(("supervisor.log", "controller.log", "gateway.log"), 0o600)
     assert exo("ai", "down").code == 0
+
+
+def test_the_file_of_the_environment_means_its_control_plane(
+    exo: Exo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateDir(tmp_path / "other")
+    state.create()
+    state.settings_file.write_text("{}")
+    monkeypatch.setenv("EXOSCALE_CONFIG", str(state.config_file))
+    assert status_of(exo)["state_dir"] == str(state.root)
+    monkeypatch.setenv("EXO_STATE_DIR", str(tmp_path / "named"))
+    assert status_of(exo)["state_dir"] == str(tmp_path / "named")
+    monkeypatch.delenv("EXO_STATE_DIR")
+    state.settings_file.unlink()  # that of a cloud, or of a cluster
+    assert status_of(exo)["state_dir"] != str(state.root)
 
 
 def test_paused_is_said_and_ends_with_the_next_up(exo: Exo, state: StateDir) -> None:

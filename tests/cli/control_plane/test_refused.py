@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from pathlib import Path
 
@@ -83,6 +85,26 @@ def test_up_in_a_directory_that_cannot_be_used(exo: Exo, tmp_path: Path) -> None
     result = exo("ai", "up", "--state-dir", f"{tmp_path}/file/state")
     assert result.code == 2
     assert "as state directory: Not a directory" in result.err
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/run").write_text("")
+    result = exo("ai", "up", "--state-dir", f"{tmp_path}/own")
+    assert result.code == 2
+    assert f"as state directory: File exists ({tmp_path}/own/run)" in result.err
+
+
+def test_up_where_nothing_can_be_written(
+    exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.create()
+
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    result = exo("ai", "up")
+    assert result.code == 2
+    assert f"cannot use {state.root} as state directory: Read-only file system" in result.err
+    assert "--state-dir" in result.err
 
 
 @pytest.mark.slow
