@@ -101,6 +101,9 @@ def test_wide_characters_do_not_break_the_frame() -> None:
 
 
 def test_a_cell_stays_on_its_line() -> None:
+    long = "x" * 60
+    drawn = draw_rows([("A", long), ("B", "y")], columns=30)
+    assert drawn.splitlines() == [f"| A | {long} |", "| B | y" + " " * 21 + " |"]
     assert draw_rows([("A", "one\ntwo")]) == "| A | one\\ntwo |\n"
 
 

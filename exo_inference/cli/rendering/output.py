@@ -111,7 +111,8 @@ class Output:
         else:
             cells = [(field.label, field.text) for field in record if field.label]
             paint = by_state if takes_colour(sys.stdout) else as_it_is
-            print_drawn(draw_rows([*cells, *rows], paint=paint))
+            columns = terminal_columns() if sys.stdout.isatty() else None
+            print_drawn(draw_rows([*cells, *rows], columns=columns, paint=paint))
 
     def show_line(self, record: Record) -> None:
         """Print one object of a stream: a line of JSON, a document of YAML, or through the template."""

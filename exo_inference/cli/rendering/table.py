@@ -48,11 +48,19 @@ def draw_list(
     return "\n".join([rule, lines[0], rule, *lines[1:], rule]) + "\n"
 
 
-def draw_rows(rows: Sequence[tuple[str, str]], *, paint: Paint = as_it_is) -> str:
-    """Draw one object: a label and a value a row."""
+def draw_rows(
+    rows: Sequence[tuple[str, str]], *, columns: int | None = None, paint: Paint = as_it_is
+) -> str:
+    """Draw one object: a label and a value a row.
+
+    Values are never cut: one that is longer than the terminal's `columns` goes on in its next lines,
+    and the others are not padded to that.
+    """
     cells = [[label, harmless(value)] for label, value in rows]
     widths = _column_widths(cells)
-    drawn = [_padded(row, widths) for row in cells]
+    if columns is not None and cells:
+        widths[1] = min(widths[1], max(MIN_WIDTH, columns - widths[0] - 7))
+    drawn = [_padded(row, [widths[0], max(widths[1], display_width(row[1]))]) for row in cells]
     for padded, (label, value) in zip(drawn, rows, strict=True):
         if label in (STATUS, "State"):
             padded[1] = paint(value, padded[1])
