@@ -59,9 +59,13 @@ def events(session: Session, name: str, follow: bool) -> None:
         with by_name(found):
             if follow:
                 _print_as_they_come(output, objects.follow_events(found.id))
-            else:
-                listed = [EVENT.record(event) for event in objects.events(found.id)]
+                return
+            happened = objects.events(found.id)
+            listed = [EVENT.record(event) for event in happened]
+            if output.fits(listed, EVENT.headers):
                 output.show_list(listed, EVENT.headers)
+            else:
+                _print_as_they_come(output, happened)
 
 
 def _find(client: Client, name: str) -> Deployment | Model:

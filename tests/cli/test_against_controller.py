@@ -201,6 +201,13 @@ def test_events_of_a_deployment_end_when_it_is_gone(exo: Exo) -> None:
     assert list(listed[0]) == ["time", "type", "reason", "count", "message"]
     assert "Created" in {event["reason"] for event in listed}
     assert "Created" in exo("ai", "events", "chat").out
+    with pytest.MonkeyPatch.context() as terminal:
+        terminal.setenv("NO_COLOR", "1")
+        terminal.setenv("COLUMNS", "80")  # a table would cut what happened to a few letters
+        narrow = exo("ai", "events", "chat", tty=True).out
+        assert "Normal  Created: deployment chat was created\n" in narrow
+        terminal.setenv("COLUMNS", "400")
+        assert "│ deployment chat was created " in exo("ai", "events", "chat", tty=True).out
     restarted = json.loads(exo("ai", "deployment", "restart", "chat", "-O", "json").out)
     assert restarted["name"] == "chat"
     follow = [sys.executable, "-m", "exo_inference.cli", "ai", "events", "chat", "-f", "-O", "json"]

@@ -19,6 +19,7 @@ from exo_inference.cli.rendering.colours import as_it_is, by_state, takes_colour
 from exo_inference.cli.rendering.table import draw_list, draw_rows
 from exo_inference.cli.rendering.template import Template
 from exo_inference.cli.rendering.terminal import (
+    display_width,
     harmless,
     is_hazardous,
     print_data,
@@ -147,15 +148,18 @@ class Output:
         elif self.format == "text":
             _print("".join(_text_line(record) + "\n" for record in records))
         else:
-            labels = _added_labels(records)
-            rows = [[f.text for f in _known(record)] for record in records]
-            rows = [
-                row + _added_texts(record, labels)
-                for row, record in zip(rows, records, strict=True)
-            ]
             paint = by_state if takes_colour(sys.stdout) else as_it_is
             columns = terminal_columns() if sys.stdout.isatty() else None
-            print_drawn(draw_list([*headers, *labels], rows, columns=columns, paint=paint))
+            drawn_headers, rows = _cells(records, headers)
+            print_drawn(draw_list(drawn_headers, rows, columns=columns, paint=paint))
+
+    def fits(self, records: Sequence[Record], headers: Sequence[str]) -> bool:
+        """Whether `show_list` would print all of these, cutting nothing to the terminal's width."""
+        columns = terminal_columns() if sys.stdout.isatty() else None
+        if columns is None or self.format != "table" or self.template is not None:
+            return True
+        first_line, _, _ = draw_list(*_cells(records, headers)).partition("\n")
+        return display_width(first_line) <= columns
 
     def print_value(self, value: object) -> None:
         """Print any data as YAML where that was asked for, and as one line of JSON elsewhere."""
@@ -173,6 +177,13 @@ class Output:
 
 def _known(record: Record) -> Record:
     return tuple(field for field in record if not field.added)
+
+
+def _cells(records: Sequence[Record], headers: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return the headers of a table with those of added fields, and its rows."""
+    labels = _added_labels(records)
+    rows = [[f.text for f in _known(record)] + _added_texts(record, labels) for record in records]
+    return [*headers, *labels], rows
 
 
 def _added_labels(records: Sequence[Record]) -> list[str]:
