@@ -26,6 +26,11 @@ SAVE_SECONDS = 2.0
 """How often the counts are written, and so the most that a `kill -9` can lose."""
 
 
+MAX_ROWS = 10_000
+"""Of counts. Beyond, those of a deployment's oldest keys are joined in its row without a key, and those of a
+deployment that has but one row in the row of none: nothing is lost but whose it was."""
+
+
 @dataclass(slots=True)
 class UsageRow:
     """The counts of one key on one deployment; both empty for requests refused before that."""
@@ -36,6 +41,12 @@ class UsageRow:
     """By HTTP status."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    def add(self, other: UsageRow) -> None:
+        """Add the counts of another row."""
+        self.requests.update(other.requests)
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as it is written and shown."""
@@ -68,18 +79,34 @@ class UsageLedger:
             logger.warning("cannot read %s (%s); kept as %s", self._path.name, exc, aside.name)
             self._path.replace(aside)
             return
-        self._rows = {(row.deployment_id, row.key_id): row for row in rows}
+        self._rows = {(row.deployment_id, row.key_id): row for row in rows[-MAX_ROWS:]}
+        for row in rows[:-MAX_ROWS]:  # written by a version that had no bound
+            self._rows.setdefault(("", ""), UsageRow("", "")).add(row)
 
     def count(self, deployment_id: str, key_id: str, status: int, tokens: Tokens | None) -> None:
         """Add one request."""
         row = self._rows.get((deployment_id, key_id))
         if row is None:
             row = self._rows[deployment_id, key_id] = UsageRow(deployment_id, key_id)
+            self._make_room(row)
         row.requests[status] += 1
         if tokens is not None:
             row.prompt_tokens += tokens.prompt
             row.completion_tokens += tokens.completion
         self._changed = True
+
+    def _make_room(self, new: UsageRow) -> None:
+        """Join the oldest rows where there are too many."""
+        while len(self._rows) > MAX_ROWS:
+            rows = [row for row in self._rows.values() if row is not new and row.deployment_id]
+            owner = next((row for row in rows if row.key_id), rows[0]).deployment_id
+            of_keys = [row for row in rows if row.deployment_id == owner and row.key_id]
+            into = (owner, "")
+            if (into not in self._rows and len(of_keys) == 1) or not of_keys:
+                of_keys, into = [row for row in rows if row.deployment_id == owner], ("", "")
+            for oldest in of_keys[: 1 if into in self._rows else 2]:
+                del self._rows[oldest.deployment_id, oldest.key_id]
+                self._rows.setdefault(into, UsageRow(*into)).add(oldest)
 
     def __iter__(self) -> Iterator[UsageRow]:
         return iter(self._rows.values())

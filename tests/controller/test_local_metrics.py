@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exo_inference.cli.metrics import samples
 from exo_inference.controller import shared_page
+from exo_inference.controller.http import local_metrics
 from exo_inference.controller.http.local_metrics import MetricsPage, merge_metrics, read_usage
 from exo_inference.controller.http.routes import metrics as routes
 from exo_inference.controller.shared_page import SharedPage
@@ -57,6 +58,17 @@ def test_a_page_that_cannot_be_read_costs_no_other(text: bytes | None) -> None:
     page = merge_metrics([DEPLOYMENT], [engine("bad", text), engine("good")]).decode()
     assert 'vllm:num_requests_running{deployment_id="u-1",model="m",replica="good"} 2.0' in page
     assert list(text_string_to_metric_families(page))
+
+
+def test_a_page_has_a_bound_that_says_whom_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_metrics, "MAX_PAGE_BYTES", 2 * len(ENGINE))
+    pages = [engine("r1"), engine("long", ENGINE * 5), engine("r2"), engine("r3")]
+    page = merge_metrics([DEPLOYMENT], pages).decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    up = {s.labels["replica"]: s.value for s in families["exo_scrape_up"].samples}
+    assert up == {"r1": 1.0, "long": 0.0, "r2": 1.0, "r3": 0.0}
+    running = families["vllm:num_requests_running"].samples
+    assert [s.labels["replica"] for s in running] == ["r1", "r2"]
 
 
 def test_samples_as_data() -> None:

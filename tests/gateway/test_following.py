@@ -14,7 +14,9 @@ import time
 import aiohttp
 import pytest
 
+from exo_inference.gateway import usage
 from exo_inference.gateway.app import Gateway
+from exo_inference.gateway.sse import Tokens
 from exo_inference.gateway.usage import UsageLedger
 from exo_inference.local_settings import LocalSettings, prepare_settings, save_settings
 
@@ -155,6 +157,37 @@ def test_damaged_usage_file_is_kept_aside(tmp_path):
     ledger.load()
     assert ledger.num_requests == 0
     assert (tmp_path / "usage.damaged").read_text() == "{"
+
+
+def test_counts_of_many_keys_are_bounded_and_lose_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(usage, "MAX_ROWS", 10)
+    ledger = UsageLedger(tmp_path / "usage.json")
+    for number in range(100):
+        ledger.count("d-1", f"key-{number}", 200, Tokens(1, 2))
+    rows = {(row.deployment_id, row.key_id): row for row in ledger}
+    assert len(rows) == 10
+    assert ("d-1", "key-99") in rows
+    assert rows["d-1", ""].requests[200] == 91
+    for number in range(100):
+        ledger.count(f"other-{number}", "key", 200, Tokens(1, 2))
+    rows = {(row.deployment_id, row.key_id): row for row in ledger}
+    assert len(rows) == 10
+    assert {(f"other-{number}", "key") for number in range(92, 100)} < rows.keys()
+    assert ledger.num_requests == 200
+    assert ledger.tokens == Tokens(200, 400)
+
+
+async def test_file_of_more_counts_than_the_bound_is_joined_too(tmp_path, monkeypatch):
+    ledger = UsageLedger(tmp_path / "usage.json")
+    for number in range(50):
+        ledger.count("d-1", f"key-{number}", 200, None)
+    await ledger.save()
+    monkeypatch.setattr(usage, "MAX_ROWS", 10)
+    again = UsageLedger(tmp_path / "usage.json")
+    again.load()
+    again.count("d-1", "new", 200, None)
+    assert len(list(again)) == 10
+    assert again.num_requests == 51
 
 
 async def test_usage_survives_a_full_disk(tmp_path, caplog):

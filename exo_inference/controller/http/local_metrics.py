@@ -34,6 +34,9 @@ MAX_AT_ONCE = 8
 PAGE_SECONDS = 1.0
 """How long one page of metrics is given to all who ask."""
 
+MAX_PAGE_BYTES = 16 << 20
+"""Of all that the servers answered and that is merged into one page; what is beyond is left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class MetricsPage:
@@ -105,14 +108,18 @@ def merge_metrics(
 ) -> bytes:
     """Return one exposition of what the controller knows and the others answered.
 
-    A page that cannot be read counts as one that was not answered: `exo_scrape_up` is 0.
+    A page that cannot be read, or for which there is no room, counts as one that was not answered:
+    `exo_scrape_up` is 0.
     """
     families: dict[str, Metric] = {}
     up = GaugeMetricFamily(
         "exo_scrape_up", "Whether a server answered.", labels=["deployment_id", "replica"]
     )
+    left = MAX_PAGE_BYTES
     for page in pages:
-        found = _parse(page)
+        size = len(page.text or b"")
+        found = _parse(page) if size <= left else None
+        left -= size if found is not None else 0
         up.add_metric(
             [page.labels.get("deployment_id", ""), page.labels.get("replica", "gateway")],
             float(found is not None),
