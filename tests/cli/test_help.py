@@ -63,13 +63,13 @@ def parses(words: list[str]) -> None:
     words = words[: ends[0]] if ends else words
     words = [word.rstrip(")") for word in words]
     command: click.Command = root
-    ctx = click.Context(root, info_name="exo")
+    ctx = click.Context(root, info_name="exo", **root.context_settings)
     while isinstance(command, CommandGroup):
         assert words, f"{ctx.command_path} is no complete example"
         found = command.get_command(ctx, words[0])
         assert found is not None, f"{ctx.command_path} has no command {words[0]}"
         command = found
-        ctx = click.Context(command, info_name=words[0], parent=ctx)
+        ctx = click.Context(command, info_name=words[0], parent=ctx, **command.context_settings)
         words = words[1:]
     command.make_context(command.name, [word for word in words if word], parent=ctx.parent)
 

@@ -111,21 +111,21 @@ def _problem(line: str) -> str | None:
     """Say what is wrong with a command line, without running it."""
     words = shlex.split(line)[1:]
     command: click.Command = root
-    context = click.Context(root)
+    context = click.Context(root, **root.context_settings)
     while words and isinstance(command, click.Group) and not words[0].startswith("-"):
         found = command.get_command(context, words.pop(0))
         if found is None:
             return line
         command = found
-    known = {
-        spelling for param in command.get_params(click.Context(command)) for spelling in param.opts
-    }
+    # With its settings: click keeps a command's `--help` as the first context spells it, for good.
+    context = click.Context(command, **command.context_settings)
+    known = {spelling for param in command.get_params(context) for spelling in param.opts}
     flags = [
         word.split("=")[0]
         for word in words
         if word.startswith("-") and " " not in word and "=" not in word
     ]
-    unknown = set(flags) - known - {"--help"}
+    unknown = set(flags) - known
     return f"{line}: {sorted(unknown)}" if unknown else None
 
 
