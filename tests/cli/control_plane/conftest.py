@@ -13,6 +13,8 @@ import pytest
 from exo_inference.cli.control_plane.processes import find_all
 from exo_inference.state_dir import StateDir
 
+from .commands import until
+
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StateDir]:
@@ -32,6 +34,8 @@ def sleeper(state: StateDir) -> Iterator[subprocess.Popen[bytes]]:
     environment = os.environ | {"EXO_REPLICA_DIR": str(state.replicas_dir / "chat-0")}
     process = subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
     try:
+        # It runs another program already, but the kernel shows an empty environment for a moment.
+        until(lambda: Path(f"/proc/{process.pid}/environ").read_bytes() != b"")
         yield process
     finally:
         process.kill()
