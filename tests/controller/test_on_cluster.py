@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.conftest import DistinctAuth
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes_api import KubernetesApi
+from tests.ports import free_port
 
 GROUP = "inference.exo.dev/v1alpha1"
 MERGE = "application/merge-patch+json"
@@ -127,7 +127,7 @@ class ControlPlane:
     processes: list[Process] = field(default_factory=list)
 
     def start(self, name: str, **changes: str) -> Process:
-        ports = [_free_port(), _free_port()]
+        ports = [free_port(), free_port()]
         told = environment(
             name,
             self.directory,
@@ -237,11 +237,6 @@ class ControlPlane:
         }
         made = self.call(process, "POST", f"/ai/deployment{query}", body)
         return str(made["reference"]["id"])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def wait_for(what: Callable[[], Any], *, seconds: float = 60) -> Any:

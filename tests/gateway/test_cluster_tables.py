@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, rea
 from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes_api import KubernetesApi
+from tests.ports import free_port
 
 GROUP = "inference.exo.dev/v1alpha1"
 MERGE = "application/merge-patch+json"
@@ -526,7 +526,7 @@ async def test_a_request_waits_a_moment_for_replicas_that_are_called_ready(
 @pytest.fixture
 def gateway(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A gateway process as the chart starts it; its ports are found in its log."""
-    ports = {name: _free_port() for name in ("EXO_LISTEN_PORT", "EXO_METRICS_PORT")}
+    ports = {name: free_port() for name in ("EXO_LISTEN_PORT", "EXO_METRICS_PORT")}
     environment = {
         **os.environ,
         **ENVIRONMENT,
@@ -546,11 +546,6 @@ def gateway(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, Any]]:
     if process.poll() is None:
         process.kill()
     process.communicate(timeout=10)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def status_of(url: str, key: str | None = None, body: object = None) -> tuple[int, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 from exo_adapter.engines import ENGINES
 
 from tests.images.conftest import ADAPTER
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -37,12 +37,6 @@ def wait_for(is_so: Callable[[], bool], what: str, seconds: float = 60) -> None:
     while not is_so():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Container:

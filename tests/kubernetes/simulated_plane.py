@@ -13,7 +13,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node
 from scripts.kubernetes.simulated import SimulatedCluster
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes.tcp_proxy import TcpProxy
+from tests.ports import free_port
 
 NAMESPACE = "exo"
 LEASE = "exo-controller"
@@ -344,9 +344,3 @@ def wait_for(what: Callable[[], Any], name: str, seconds: float = 30, pause: flo
                 return found
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s in vain: {name}"
         time.sleep(pause)
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
