@@ -7,12 +7,15 @@ import json
 import os
 import shutil
 import ssl
+import threading
 from pathlib import Path
 
 import pytest
 
 from exo_inference.controller.gateway_link import SocketGatewayLink
+from exo_inference.controller.local import routing_table
 from exo_inference.controller.local.routing_table import RoutingTable
+from exo_inference.state_dir import write_atomically
 from exo_inference.wire import Route, RouteKey, RouteReplica, RouteTable
 from tests.controller.fakes import FakeGateway
 
@@ -202,6 +205,31 @@ async def test_a_key_is_waited_for_as_long_as_no_table_has_it(
     gateway.version = table.version
     await waiting
     await table.wait_for_key("unknown", accepted=False)
+
+
+async def test_a_key_is_waited_for_until_the_table_is_on_disk(
+    tmp_path: Path, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No gateway runs, and one that starts in that moment would read the file from before."""
+    gateway.version = None
+    table = RoutingTable(tmp_path / "routes.json", gateway, monotonic=lambda: 0.0)
+    await table.load()
+    may_write = threading.Event()
+
+    def write_late(path: Path, text: str) -> None:
+        may_write.wait(10)
+        write_atomically(path, text)
+
+    monkeypatch.setattr(routing_table, "write_atomically", write_late)
+    writing = asyncio.create_task(table.set_route(route("a")), name="write")
+    waiting = asyncio.create_task(table.wait_for_key("ab", accepted=True), name="wait-for-key")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    may_write.set()
+    await waiting
+    assert read(tmp_path / "routes.json").routes == [route("a")]
+    await writing
 
 
 async def test_a_key_that_moves_is_waited_for_until_it_opens_nothing_else(

@@ -200,7 +200,8 @@ class RoutingTable:
     async def _wait_until(self, is_so: Callable[[], bool]) -> None:
         deadline = self._monotonic() + _SETTLE_SECONDS
         while self._monotonic() < deadline:
-            if is_so():
+            # And on disk: a gateway that starts now reads the file, and answers for no version yet.
+            if self._file is not None and is_so():
                 await self.wait_until_applied()
                 return
             await asyncio.sleep(_POLL_SECONDS)
