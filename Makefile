@@ -8,6 +8,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # The demo has a directory of its own, so that it neither finds nor leaves anything in yours.
 DEMO_STATE_DIR := $(or $(EXO_DEMO_STATE_DIR),$(or $(XDG_STATE_HOME),$(HOME)/.local/state)/exo-inference-demo)
+# Processes that share the default tests: one per core, and no more than four, as many start servers.
+WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+# A module stays in one process, so that its servers are started once; modules keep the order that was drawn.
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Only files whose SHA-256 is in requirements/; then this repository, built with what is installed.
 LOCKED   := $(PIP) install --require-hashes --no-deps
@@ -47,12 +51,14 @@ demo: setup ## a private endpoint on this machine, from nothing to a streamed an
 down: setup ## stop what `make demo` started, and delete it
 	@$(BIN)/exo dedicated-inference down --state-dir "$(DEMO_STATE_DIR)" --purge --force
 
-# Modules in another order each time, and the tests in each; SEED=N, which every run prints, repeats one.
-test: setup-dev ## the default tests: offline, no GPU, under five minutes; SEED=N repeats an order
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --random-order $(if $(SEED),--random-order-seed=$(SEED))
+# Modules in another order each time, and the tests in each; SEED=N, which every run prints, repeats one. Each
+# of the WORKERS takes the next module when it is free, so that only WORKERS=0 repeats who comes after whom.
+test: setup-dev ## the default tests: offline, no GPU, under three minutes; SEED=N repeats an order
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --random-order $(if $(SEED),--random-order-seed=$(SEED))
 
 test-repeat: setup-dev ## the default tests TIMES=5 times in other orders, beside LOAD=0 busy cores
-	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.repeat_tests --times $(or $(TIMES),5) --load $(or $(LOAD),0)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.repeat_tests --times $(or $(TIMES),5) --load $(or $(LOAD),0) \
+	  -- $(PARALLEL)
 
 test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 600
