@@ -117,6 +117,9 @@ def test_no_name_of_a_deployments_release_is_one_of_a_models() -> None:
         (base64.b64encode(base64.b64encode(gzip.compress(b"[]"))).decode(), Owner("")),
         (base64.b64encode(base64.b64encode(gzip.compress(b"[" * 100_000))).decode(), Owner("")),
     ],
+    # A packed record has the time in it, and a test's name must be the same in every process.
+    ids=["deployment", "model", "other chart", "no deployment's", "uid no text", "uid alone",
+         "empty", "not base64", "not packed", "a list", "deep"],
 )  # fmt: skip
 def test_whose_a_release_is_stands_in_its_record(packed: str, expected: Owner) -> None:
     assert owner_of(revision(packed)) == expected
