@@ -147,8 +147,8 @@ def write_until_killed(
                 ledger.operations.append(controller.call("DELETE", f"/ai/deployment/{uid}")["id"])
                 ledger.deleted.add(uid)
                 ledger.replicas.pop(uid)
-        except requests.ConnectionError:
-            return
+        except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError):
+            return  # nobody is there, or the kill came in the middle of an answer
 
 
 def check(controller: CrashingController, ledger: Ledger) -> None:
