@@ -284,6 +284,7 @@ async def _read_body(receive: Receive, *, keep: Callable[[int], bool] | None) ->
                     chunks.append(part)
                 if size > _MAX_DRAINED_BYTES or not message.get("more_body", False):
                     break
+                del message, part  # a quarter of a MiB that need not wait for the next one
     except TimeoutError as exc:
         raise Refused(
             408, "Body incomplete", f"the body did not arrive within {BODY_TIMEOUT_SECONDS} s"
