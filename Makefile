@@ -53,7 +53,7 @@ down: setup ## stop what `make demo` started, and delete it
 
 # Modules in another order each time, and the tests in each; SEED=N, which every run prints, repeats one. Each
 # of the WORKERS takes the next module when it is free, so that only WORKERS=0 repeats who comes after whom.
-test: setup-dev ## the default tests: offline, no GPU, under three minutes; SEED=N repeats an order
+test: setup-dev ## the default tests: offline, no GPU, under five minutes; SEED=N repeats an order
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --random-order $(if $(SEED),--random-order-seed=$(SEED))
 
 test-repeat: setup-dev ## the default tests TIMES=5 times in other orders, beside LOAD=0 busy cores
