@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ async def until_loss(process: Running, words: str) -> None:
     async with asyncio.timeout(30):
         while words not in await process.models.find_loss(f"pvc:{CLAIM}"):
             await asyncio.sleep(0.05)
+
+
+async def until_second_after_end(kubelet: FakeKubelet, job: str) -> None:
+    """Wait for the second after the one in which a Job ended: times of objects are in whole seconds."""
+    found = json.loads(kubelet.api.kubectl("get", "job", job, "--output=json").stdout)
+    while datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") <= found["status"]["completionTime"]:
+        await asyncio.sleep(0.02)
 
 
 async def test_a_model_whose_volume_goes_says_so_and_is_fetched_again(
@@ -82,6 +90,7 @@ async def test_a_volume_that_somebody_made_anew_is_not_taken_for_the_old_one(
         api.kubectl("delete", "persistentvolumeclaim", CLAIM, "--wait=false")
         let_go(kubelet)
         await until_loss(process, "is gone")
+        await until_second_after_end(kubelet, job)
         metadata = {key: claim["metadata"][key] for key in ("name", "labels", "annotations")}
         api.kubectl("create", "-f", "-", stdin=json.dumps({**claim, "metadata": metadata}))
         await until_loss(process, "")
