@@ -192,7 +192,10 @@ def _grade_file(path: Path, *, includes_unstated: bool = False) -> Grades:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Grade a file of cases; print the page or write it."""
-    parser = argparse.ArgumentParser(description="Grade the planner against real starts.")
+    parser = argparse.ArgumentParser(
+        prog="python -m exo_inference.planner.accuracy",
+        description="Grade the planner against real starts.",
+    )
     parser.add_argument("--cases", type=Path, required=True, help="JSON file of starts")
     parser.add_argument("--explanations", type=Path, help="JSON object: case to explanation")
     parser.add_argument("--unseen", type=Path, help="JSON file of further starts, listed apart")
