@@ -19,12 +19,12 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from exo_inference.listening import BACKLOG
 from exo_inference.liveness import LivenessAnswer
 from exo_inference.local_settings import LISTEN_FD_VARIABLE
-from exo_inference.state_dir import ProcessFailure, StateDir, process_start_ticks
+from exo_inference.state_dir import ProcessFailure, StateDir
+from exo_inference.supervisor.processes import Watched, ended, find_processes
 from exo_inference.supervisor.watchdog import HangDetector, WatchPolicy, probe_server
 
 logger = logging.getLogger(__name__)
@@ -47,18 +47,27 @@ class RestartPolicy:
     """A process that was up for so long had started well: the count begins anew."""
 
     killed_seconds: float = 1.0
-    """The same for one that was killed from outside, which says nothing about its start."""
+    """The same for one that was killed from outside, unless it has answered before: then it had started."""
 
     def delay_seconds(self, failures: int) -> float:
         """Return the wait after so many failures in a row, at least one."""
         return min(self.max_seconds, self.first_seconds * 2.0 ** min(failures - 1, 30))
 
-    def had_started(self, up_seconds: float, exit_code: int | None) -> bool:
-        """Whether a process that ended had been up well. The exit code of adopted ones is None."""
+    def had_started(self, up_seconds: float, exit_code: int | None, *, answered: bool) -> bool:
+        """Whether a process that ended had been up well.
+
+        Args:
+            up_seconds: how long it ran.
+            exit_code: None for an adopted one.
+            answered: it had come so far that it answered probes. A kill from outside then says nothing about
+                its start, however soon it comes.
+        """
         if exit_code == os.EX_CONFIG:
             return False  # on a busy machine it takes long to see that it cannot work as configured
         killed = exit_code is None or exit_code == -signal.SIGKILL
-        return up_seconds >= (self.killed_seconds if killed else self.stable_seconds)
+        if killed:
+            return answered or up_seconds >= self.killed_seconds
+        return up_seconds >= self.stable_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,50 +82,6 @@ class ServerCommand:
     name: str
     argv: tuple[str, ...]
     listen: tuple[str, int] | None = None
-
-
-class Watched:
-    """One running process, by pidfd: the number cannot come to mean another process."""
-
-    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
-        """Watch a process.
-
-        Args:
-            pid: the process.
-            child: the same process where we started it, so that it is reaped.
-
-        Raises:
-            ProcessLookupError: it has ended already.
-        """
-        self.pid = pid
-        self.adopted = child is None
-        self._child = child
-        self._descriptor = os.pidfd_open(pid)
-        self._ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._descriptor, self._note_end)
-        self.started = time.monotonic()
-
-    async def wait(self) -> int | None:
-        """Wait until it has ended; return its exit code where that can be known."""
-        await self._ended.wait()
-        return self._child.wait() if self._child is not None else None
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
-        if self._descriptor >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._descriptor, number)
-
-    def close(self) -> None:
-        """Stop watching. Idempotent."""
-        if self._descriptor >= 0:
-            asyncio.get_running_loop().remove_reader(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _note_end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._descriptor)
-        self._ended.set()
 
 
 class SupervisedProcess:
@@ -146,6 +111,8 @@ class SupervisedProcess:
         self._current: Watched | None = None
         self._stopping = False
         self._was_stable = False
+        self._live_before: tuple[int, int] | None = None
+        """The live socket when what runs was started. Each server that comes up makes a new one."""
         self._log = state.logs_dir / f"{command.name}.log"
         self._listener: socket.socket | None = None
 
@@ -165,7 +132,8 @@ class SupervisedProcess:
                     exit_code = await self._wait_and_note_stability(process)
                 if self._stopping:
                     return
-                if self._policy.had_started(time.monotonic() - process.started, exit_code):
+                up_seconds = time.monotonic() - process.started
+                if self._policy.had_started(up_seconds, exit_code, answered=self._has_answered()):
                     failures = 0
                 self._current = None
                 process.close()
@@ -186,7 +154,7 @@ class SupervisedProcess:
         process = self._current
         if process is not None:
             process.send(signal.SIGTERM)
-            if not await _ended(process, grace_seconds, hurry):
+            if not await ended(process, grace_seconds, hurry):
                 logger.warning("%s (pid %d) does not end; killing it", self.name, process.pid)
                 process.send(signal.SIGKILL)
                 await process.wait()
@@ -212,7 +180,7 @@ class SupervisedProcess:
 
     def _adopt(self) -> Watched | None:
         """Return the one that runs already; end what runs besides it."""
-        found = find_processes(self.command)
+        found = find_processes(self.command.argv)
         record = self._state.read_record(self.name)
         if record is not None and record.alive and record.pid in found:
             found.remove(record.pid)
@@ -251,6 +219,7 @@ class SupervisedProcess:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         log = os.open(self._log, flags, 0o600)
         self._listener = self._listener or self._try_listen()
+        self._live_before = self._find_live_socket()
         passed: tuple[int, ...] = ()
         environment = dict(os.environ)
         if self._listener is not None:
@@ -342,6 +311,18 @@ class SupervisedProcess:
                 return
         listener.close()
 
+    def _has_answered(self) -> bool:
+        found = self._find_live_socket()
+        return found is not None and found != self._live_before
+
+    def _find_live_socket(self) -> tuple[int, int] | None:
+        """Tell one socket file of a path from the next: a file system may use an inode's number again."""
+        try:
+            status = self._state.live_socket(self.name).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
+
     def _close_listener(self) -> None:
         if self._listener is not None:
             self._listener.close()
@@ -401,38 +382,6 @@ def _drop(looking: asyncio.Future[tuple[LivenessAnswer | None, bool]]) -> None:
     sign, _ = looking.result()
     if sign is not None and sign.listener is not None:
         sign.listener.close()
-
-
-def find_processes(command: ServerCommand) -> list[int]:
-    """Return the pids of this user's processes with this command line, oldest first.
-
-    The program itself may differ (another path of the same interpreter).
-    """
-    wanted = [word.encode() for word in command.argv[1:]]
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")[1:-1]
-            mine = words == wanted and entry.stat().st_uid == os.geteuid()
-        except OSError:
-            continue  # it has just ended, or belongs to another user
-        ticks = process_start_ticks(int(entry.name)) if mine else None
-        if ticks is not None:
-            found.append((ticks, int(entry.name)))
-    return [pid for _, pid in sorted(found)]
-
-
-async def _ended(process: Watched, grace_seconds: float, hurry: asyncio.Event) -> bool:
-    """Wait for the end of a process, at most the grace, and not when there is a hurry."""
-    waits = [asyncio.ensure_future(process.wait()), asyncio.ensure_future(hurry.wait())]
-    try:
-        await asyncio.wait(waits, timeout=grace_seconds, return_when=asyncio.FIRST_COMPLETED)
-        return waits[0].done()
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 def _describe(exit_code: int) -> str:

@@ -178,6 +178,20 @@ async def test_port_of_an_adopted_server_refuses_nobody_while_it_is_started_agai
         assert await pid_of(state, other_than=pid)
 
 
+async def test_server_killed_again_and_again_once_it_answers_is_started_at_once(server):
+    """Kills from outside say nothing about its start: neither the wait grows nor is the port given up."""
+    run, state, address = server
+    run()
+    pid = 0
+    for _ in range(8):
+        pid = await pid_of(state, other_than=pid)
+        os.kill(pid, signal.SIGKILL)
+        with socket.create_connection(address, timeout=5):
+            pass
+    await pid_of(state, other_than=pid)
+    assert state.read_failure("gateway").attempts == 1
+
+
 async def test_supervisor_is_recorded_once_it_holds_what_adopted_servers_listen_on(server):
     """`up` waits for the record: a server killed right after it must leave somebody who listens."""
     run, state, address = server

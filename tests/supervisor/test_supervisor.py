@@ -20,10 +20,10 @@ from exo_inference.errors import PlatformError
 from exo_inference.state_dir import StateDir, process_start_ticks
 from exo_inference.supervisor import supervisor as supervisor_module
 from exo_inference.supervisor.logs import LogCopier, rotate_if_large
+from exo_inference.supervisor.processes import find_processes
 from exo_inference.supervisor.server_process import (
     RestartPolicy,
     ServerCommand,
-    find_processes,
 )
 from exo_inference.supervisor.supervisor import (
     Supervisor,
@@ -145,7 +145,7 @@ async def test_servers_are_started_recorded_and_stopped_controller_first(state):
     async with supervised(state):
         for name in ("controller", "gateway"):
             record = await eventually(lambda name=name: running(state, name))
-            assert record.pid in find_processes(fake(state, name))
+            assert record.pid in find_processes(fake(state, name).argv)
         record = await eventually(lambda: running(state, "supervisor"))
         assert record.pid == os.getpid()
         await eventually(lambda: len(order(state)) == 2)
@@ -162,7 +162,7 @@ async def test_killed_server_is_started_again(state, name):
         first = await eventually(lambda: running(state, name))
         os.kill(first.pid, signal.SIGKILL)
         again = await eventually(lambda: (r := running(state, name)) and r.pid != first.pid and r)
-        assert find_processes(fake(state, name)) == [again.pid]
+        assert find_processes(fake(state, name).argv) == [again.pid]
 
 
 async def test_crashing_server_is_tried_again_and_its_last_words_are_kept(state):
@@ -332,19 +332,20 @@ def test_back_off_doubles_up_to_its_ceiling(failures, delay):
 
 
 @pytest.mark.parametrize(
-    ("up_seconds", "exit_code", "started"),
+    ("up_seconds", "exit_code", "answered", "started"),
     [
-        pytest.param(0.9, -9, False, id="killed while it started"),
-        pytest.param(1.1, -9, True, id="killed while it ran"),
-        pytest.param(1.1, None, True, id="adopted, so not known how it ended"),
-        pytest.param(1.1, 1, False, id="ended itself while it started"),
-        pytest.param(1.1, -11, False, id="crashed while it started"),
-        pytest.param(3.1, 1, True, id="ended itself after a while"),
-        pytest.param(6.0, 78, False, id="saw late that it cannot work as configured"),
+        pytest.param(0.9, -9, False, False, id="killed while it started"),
+        pytest.param(0.4, -9, True, True, id="killed once it had answered"),
+        pytest.param(1.1, -9, False, True, id="killed while it ran"),
+        pytest.param(1.1, None, False, True, id="adopted, so not known how it ended"),
+        pytest.param(1.1, 1, True, False, id="ended itself while it started"),
+        pytest.param(1.1, -11, True, False, id="crashed while it started"),
+        pytest.param(3.1, 1, True, True, id="ended itself after a while"),
+        pytest.param(6.0, 78, True, False, id="saw late that it cannot work as configured"),
     ],
 )
-def test_only_failed_starts_are_backed_off_from(up_seconds, exit_code, started):
-    assert RestartPolicy().had_started(up_seconds, exit_code) == started
+def test_only_failed_starts_are_backed_off_from(up_seconds, exit_code, answered, started):
+    assert RestartPolicy().had_started(up_seconds, exit_code, answered=answered) == started
 
 
 def test_large_log_is_rotated_under_its_writer(tmp_path):
