@@ -9,6 +9,7 @@ import contextlib
 import resource
 import socket
 from asyncio.trsock import TransportSocket
+from dataclasses import dataclass
 
 BACKLOG = 1024
 """Connections that may wait to be accepted; the kernel's own limit (`net.core.somaxconn`) may be lower.
@@ -55,6 +56,25 @@ OWN_DESCRIPTORS = 32
 """What a server has open beside its clients: listeners, logs, the event loop, files that it reads."""
 
 
-def max_exchanges(descriptors: int) -> int:
-    """Return how many requests at once may be passed on: each has a connection on either side."""
-    return max(1, (descriptors - OWN_DESCRIPTORS) // 2)
+MAX_TOLD = 64
+"""So many connections beyond those whose requests are passed on are taken only to be told to come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a gateway may do at once with the descriptors that it has.
+
+    Attributes:
+        exchanges: requests that are passed on; each has a connection on either side.
+        connections: of clients; more wait in the kernel's queue until one of them ends.
+    """
+
+    exchanges: int
+    connections: int
+
+
+def share_descriptors(descriptors: int) -> Share:
+    """Divide descriptors between clients and replicas, so that none is ever missing."""
+    free = max(3, descriptors - OWN_DESCRIPTORS)
+    exchanges = (free - max(1, min(MAX_TOLD, free // 8))) // 2
+    return Share(exchanges, free - exchanges)

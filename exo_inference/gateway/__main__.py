@@ -24,7 +24,12 @@ import uvloop
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.holding import read_hold_settings
-from exo_inference.listening import FEW_DESCRIPTORS, max_exchanges, raise_descriptor_limit
+from exo_inference.listening import (
+    FEW_DESCRIPTORS,
+    Share,
+    raise_descriptor_limit,
+    share_descriptors,
+)
 from exo_inference.liveness import answering_probes
 from exo_inference.local_settings import LocalSettings, load_settings, take_inherited_listener
 from exo_inference.logs import set_up_logging
@@ -52,7 +57,7 @@ async def serve(
         state,
         on_failure=stop.set,  # the supervisor starts it again
         holding=holding,
-        max_exchanges=_find_max_exchanges(),
+        share=_find_share(),
     )
     host, port = settings.gateway_host, settings.gateway_port
     async with answering_probes(state.live_socket("gateway"), listener):
@@ -92,24 +97,26 @@ async def serve_in_pod(options: argparse.Namespace) -> None:
                 admin=admin,
                 on_failure=stop.set,
                 holding=read_hold_settings(os.environ),
-                max_exchanges=_find_max_exchanges(),
+                share=_find_share(),
             )
             await _run(gateway, stop, gateway.start_when_ready(own, stop), drain)
     finally:
         await api.close()
 
 
-def _find_max_exchanges() -> int:
-    """Return how many requests at once the limit of open files allows; warn where that is few."""
+def _find_share() -> Share:
+    """Return what the limit of open files allows at once; warn where that is little."""
     descriptors = raise_descriptor_limit()
-    found = max_exchanges(descriptors)
+    share = share_descriptors(descriptors)
     if descriptors < FEW_DESCRIPTORS:
         logger.warning(
-            "only %d files may be open (`ulimit -Hn`): more than %d requests at once are refused (429)",
+            "only %d files may be open (`ulimit -Hn`): more than %d requests at once are refused (429), and "
+            "more than %d connections wait",
             descriptors,
-            found,
+            share.exchanges,
+            share.connections,
         )
-    return found
+    return share
 
 
 async def _run(

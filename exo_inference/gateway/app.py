@@ -17,6 +17,7 @@ from aiohttp import web
 
 from exo_inference.errors import PlatformError
 from exo_inference.gateway import errors
+from exo_inference.gateway.accepting import BoundedSite
 from exo_inference.gateway.addresses import parse_path
 from exo_inference.gateway.admin import build_admin_app
 from exo_inference.gateway.connections import Server, check_head
@@ -36,7 +37,7 @@ from exo_inference.gateway.table import Table, Tables, TableWatcher
 from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
 from exo_inference.gateway.usage import UsageLedger
-from exo_inference.listening import BACKLOG
+from exo_inference.listening import BACKLOG, Share
 from exo_inference.local_settings import find_listener
 from exo_inference.state_dir import StateDir
 
@@ -69,7 +70,7 @@ class Gateway:
         on_failure: called when background work ends by a bug; without it, routes would go stale.
         upload_limits, patience: how long uploads and lost replicas are waited for.
         holding: how long requests are held for a replica that is on its way.
-        max_exchanges: requests beyond so many at once are refused; None is no bound.
+        share: requests beyond so many at once are refused, and connections wait; None is no bound.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Gateway:
         upload_limits: UploadLimits | None = None,
         patience: PatienceSettings | None = None,
         holding: HoldSettings | None = None,
-        max_exchanges: int | None = None,
+        share: Share | None = None,
     ) -> None:
         self._state = state
         self._uploads = Uploads(upload_limits)
@@ -106,9 +107,9 @@ class Gateway:
         self._proxy = Proxy(
             self._tables, self._balancer, self._upstreams, self._patience, self._holding
         )
-        self._max_exchanges = max_exchanges
+        self._share = share
         self._server = Server(self._handle, handler_cancellation=True)
-        self._server.max_kept = max_exchanges
+        self._server.max_kept = share.exchanges if share else None
         self._has_routes = asyncio.Event()
         self._runners: list[web.BaseRunner] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -133,13 +134,8 @@ class Gateway:
         """
         self._tables.refresh()
         public, admin = await self._set_up()
-        site = (
-            web.TCPSite(public, host, port, backlog=BACKLOG)
-            if listener is None
-            else web.SockSite(public, listener, backlog=BACKLOG)
-        )
         try:
-            await site.start()
+            await self._site(public, listener or _listen(host, port)).start()
         except OSError as exc:
             raise _cannot_listen(host, port, exc) from exc
         await self._start_admin(admin)
@@ -161,8 +157,11 @@ class Gateway:
         self._start_tasks()
         await _first_of(self._has_routes, stop)
         if not stop.is_set():
-            await web.SockSite(public, listener, backlog=BACKLOG).start()
+            await self._site(public, listener).start()
             _log_port(public)
+
+    def _site(self, public: web.ServerRunner, listener: socket.socket) -> BoundedSite:
+        return BoundedSite(public, listener, self._share.connections if self._share else None)
 
     async def _set_up(self) -> tuple[web.ServerRunner, web.AppRunner]:
         public = web.ServerRunner(self._server, shutdown_timeout=1.0)  # after the grace of `stop`
@@ -263,8 +262,8 @@ class Gateway:
             if request.rel_url.raw_path == "/healthz":
                 counted = False
                 return web.json_response({"status": "ok"}, headers={"Server": errors.SERVER})
-            if self._max_exchanges is not None and self._in_flight > self._max_exchanges:
-                raise errors.out_of_descriptors(self._max_exchanges)
+            if self._share is not None and self._in_flight > self._share.exchanges:
+                raise errors.out_of_descriptors(self._share.exchanges)
             return await self._serve(request, exchange)
         except errors.RequestRefused as refusal:
             exchange.status = refusal.status
@@ -339,6 +338,11 @@ async def _first_of(*events: asyncio.Event) -> None:
     finally:
         for wait in waits:
             wait.cancel()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
 
 def _short(path: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import StreamReader, web
@@ -38,14 +39,16 @@ class Server(web.Server):
     Attributes:
         is_closing: every answer from now on is the last one on its connection, and says so.
         max_kept: with more connections than this, none is kept after its answer.
+        on_lost: called with each connection that has ended.
     """
 
     is_closing = False
     max_kept: int | None = None
+    on_lost: Callable[[Connection], None] = staticmethod(lambda _: None)
 
-    def __call__(self) -> web.RequestHandler:
+    def __call__(self) -> Connection:
         """Return the protocol of one new connection."""
-        return _Connection(
+        return Connection(
             self,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=IDLE_SECONDS,
@@ -53,7 +56,7 @@ class Server(web.Server):
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_LINE_BYTES,
             auto_decompress=False,  # `uploads.py` does, within bounds
-            access_log=None,  # type: ignore[arg-type]  # aiohttp means it to be optional
+            access_log=None,
             logger=logger,
         )
 
@@ -71,6 +74,8 @@ class Server(web.Server):
         is_full = self.max_kept is not None and len(self.connections) > self.max_kept
         if self.is_closing or is_full or not known:
             message = message._replace(should_close=True)
+        if isinstance(protocol, Connection):
+            protocol.idle_since = None
         request = super()._make_request(message, payload, protocol, writer, task)
         request[_UNKNOWN_VERSION] = not known
         return request
@@ -95,16 +100,42 @@ def check_head(request: web.BaseRequest) -> None:
         )
 
 
-class _Connection(web.RequestHandler):
-    """One connection of a client."""
+class Connection(web.RequestHandler):
+    """One connection of a client.
 
-    __slots__ = ()
+    Attributes:
+        idle_since: when it last began to wait for a whole request head; None while a request is answered.
+        client: the address that it comes from.
+    """
+
+    __slots__ = ("_server", "client", "idle_since")
+
+    def __init__(self, server: Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server
+        self.client = ""
+        self.idle_since: float | None = self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, and bound how long the client may take nothing."""
         super().connection_made(transport)
         if (own := transport.get_extra_info("socket")) is not None:
             end_when_stalled(own)
+        self.client = str((transport.get_extra_info("peername") or ("",))[0])
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End."""
+        super().connection_lost(exc)
+        self._server.on_lost(self)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the rest of an answer, and wait for the next request."""
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self.idle_since = self._loop.time()
 
     def handle_error(
         self,

@@ -127,6 +127,7 @@ class Stack:
     gateway: Gateway
     client: aiohttp.ClientSession
     url: str = ""
+    port: int = 0
     version: int = 0
     key: str = KEY
     other_key: str = OTHER_KEY

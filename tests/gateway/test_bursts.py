@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from exo_inference.gateway import proxy
+from exo_inference.gateway import accepting, proxy
 from exo_inference.gateway.app import Gateway
-from exo_inference.listening import BACKLOG, max_exchanges
+from exo_inference.listening import BACKLOG, OWN_DESCRIPTORS, Share, share_descriptors
 
 
 @contextlib.asynccontextmanager
@@ -120,7 +120,7 @@ async def answer_slowly(stack, request):
 async def test_no_more_requests_are_passed_on_than_descriptors_allow(stack):
     """With more clients than that, none of them would leave a descriptor for a replica."""
     await stack.gateway.stop(grace_seconds=0.1)
-    stack.gateway = Gateway(stack.state, max_exchanges=3)
+    stack.gateway = Gateway(stack.state, share=Share(exchanges=3, connections=16))
     stack.url = f"http://127.0.0.1:{await stack.gateway.start('127.0.0.1', 0)}"
     gate = asyncio.Event()
 
@@ -150,6 +150,77 @@ async def test_no_more_requests_are_passed_on_than_descriptors_allow(stack):
     assert (await ask())[0] == 200
 
 
-def test_each_request_has_a_connection_on_either_side():
-    assert max_exchanges(1024) == 496
-    assert max_exchanges(16) == 1
+@pytest.mark.parametrize("descriptors", [16, 64, 128, 1024, 65536])
+def test_connections_of_clients_and_replicas_never_take_more_than_there_is(descriptors):
+    share = share_descriptors(descriptors)
+    assert 1 <= share.exchanges < share.connections
+    assert share.connections + share.exchanges <= max(3, descriptors - OWN_DESCRIPTORS)
+
+
+async def begin_again(stack, share):
+    """Give the stack a gateway with few connections."""
+    await stack.gateway.stop(grace_seconds=0.1)
+    stack.gateway = Gateway(stack.state, share=share)
+    stack.port = await stack.gateway.start("127.0.0.1", 0)
+    stack.url = f"http://127.0.0.1:{stack.port}"
+
+
+async def test_connections_beyond_the_bound_wait_and_are_answered(stack):
+    await begin_again(stack, Share(exchanges=3, connections=4))
+    gate = asyncio.Semaphore(0)
+
+    async def wait(_):
+        await gate.acquire()
+        return web.json_response({})
+
+    for engine in stack.engines:
+        engine.handler = wait
+    async with contextlib.AsyncExitStack() as clients:
+        streams = [await asyncio.open_connection("127.0.0.1", stack.port) for _ in range(12)]
+        for _, writer in streams:
+            clients.callback(writer.close)
+            head = f"POST /d-1/v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {stack.key}"
+            writer.write(f"{head}\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        gate.release()
+        async with asyncio.timeout(10):
+            while not (stack.engines[0].requests and stack.engines[1].requests):
+                await asyncio.sleep(0.01)
+            for _ in range(12):
+                gate.release()
+            answers = [await reader.read() for reader, _ in streams]
+    statuses = Counter(answer.split(b" ")[1] for answer in answers)
+    assert set(statuses) <= {b"200", b"429"}
+    assert statuses[b"200"] >= 3
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+async def test_connections_that_ask_for_nothing_give_way(stack, monkeypatch, is_used):
+    """One client that holds all connections keeps nobody out, whether it had an answer or not."""
+    monkeypatch.setattr(accepting, "SPARED_SECONDS", 0.05)
+    monkeypatch.setattr(accepting, "LOOK_SECONDS", 0.01)
+    await begin_again(stack, Share(exchanges=8, connections=4))
+    async with contextlib.AsyncExitStack() as clients:
+        for _ in range(6):
+            reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+            clients.callback(writer.close)
+            if is_used:
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                await reader.readuntil(b"}")
+        async with asyncio.timeout(5), stack.client.post(stack.path(), json={}) as answer:
+            assert answer.status == 200
+
+
+async def test_request_in_flight_never_gives_way(stack, monkeypatch):
+    monkeypatch.setattr(accepting, "SPARED_SECONDS", 0.0)
+    monkeypatch.setattr(accepting, "LOOK_SECONDS", 0.01)
+    await begin_again(stack, Share(exchanges=1, connections=1))
+    gate = asyncio.Semaphore(1)
+    for engine in stack.engines:
+        engine.streams(stack.chunks[0], stack.done, gate=gate)
+    async with stack.client.post(stack.path(), json={"stream": True}) as answer:
+        assert await answer.content.readany() == stack.chunks[0]
+        _, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+        await asyncio.sleep(0.1)  # it looks ten times
+        gate.release()
+        assert await answer.content.read() == stack.done
+        writer.close()
