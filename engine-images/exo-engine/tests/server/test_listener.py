@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import socket
@@ -40,6 +41,41 @@ async def test_burst_waits_until_it_is_accepted(tmp_path: Path) -> None:
                 client = clients.enter_context(socket.socket(socket.AF_UNIX))
                 client.setblocking(False)
                 assert client.connect_ex(str(path)) == 0
+        finally:
+            await runner.cleanup()
+
+
+async def test_connections_beyond_the_bound_wait_and_are_answered(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    app = web.Application()
+    gate, are_held, num_held = asyncio.Semaphore(0), asyncio.Event(), 0
+
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal num_held
+        num_held += 1
+        if num_held == 3:
+            are_held.set()
+        await gate.acquire()
+        return web.Response(text="ok")
+
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    with listening_socket(on(path)) as listener:
+        try:
+            await accept(runner, listener, 3)
+            clients = [await asyncio.open_unix_connection(path) for _ in range(10)]
+            for _, writer in clients:
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            async with asyncio.timeout(10):
+                await are_held.wait()
+                assert len(runner.server.connections) == 3
+                for _ in range(10):
+                    gate.release()
+                answers = [await reader.read() for reader, _ in clients]
+            assert [answer.split(b" ")[1] for answer in answers] == [b"200"] * 10
+            for _, writer in clients:
+                writer.close()
         finally:
             await runner.cleanup()
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import logging
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from aiohttp import web
 
@@ -17,6 +21,17 @@ from exo_engine.errors import AddressUnavailable
 
 BACKLOG = 1024
 """Connections that may wait to be accepted; the kernel's own limit (`net.core.somaxconn`) may be lower."""
+
+_OWN_DESCRIPTORS = 64
+"""What the server has open beside its clients: the core, processes that template and tokenize, files."""
+
+_BATCH = 64
+"""So many connections are taken before other work gets on."""
+
+_FULL_SECONDS = 0.02
+"""How long a server that has all the connections it may have waits until it looks whether one has ended."""
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -97,12 +112,113 @@ def _identity(path: str | None) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-async def accept(runner: web.BaseRunner, listener: socket.socket) -> None:
-    """Give what connects to the server.
+async def accept(
+    runner: web.BaseRunner, listener: socket.socket, max_connections: int | None = None
+) -> None:
+    """Give what connects to the server, and let what is too much wait in the kernel's queue.
 
-    aiohttp listens a second time, and sets its own backlog with it where it is told none.
+    The event loop's own way takes all that come: uvloop, once it has no descriptor left, hangs up on
+    everything that waits.
+
+    Args:
+        runner: of the server.
+        listener: where connections come.
+        max_connections: so many at once; None is as many as the process has descriptors for.
     """
-    await web.SockSite(runner, listener, backlog=BACKLOG).start()
+    await _Site(runner, listener, max_connections or _count_connections()).start()
+
+
+def _count_connections() -> int:
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, descriptors - _OWN_DESCRIPTORS)
+
+
+class _Site(web.BaseSite):
+    """aiohttp's SockSite with a bound."""
+
+    __slots__ = ("_listener", "_max_connections")
+
+    def __init__(
+        self, runner: web.BaseRunner, listener: socket.socket, max_connections: int
+    ) -> None:
+        super().__init__(runner, backlog=BACKLOG)
+        self._listener = listener
+        self._max_connections = max_connections
+
+    @property
+    def name(self) -> str:
+        return str(self._listener.getsockname())
+
+    async def start(self) -> None:
+        await super().start()
+        server = self._runner.server
+        assert server is not None, "the runner was not set up"
+        self._listener.setblocking(False)
+        self._listener.listen(BACKLOG)
+        acceptor = _Acceptor(self._listener, server, self._max_connections)
+        self._server = cast(asyncio.AbstractServer, acceptor)  # as much of one as sites use
+        acceptor.resume()
+
+
+class _Acceptor:
+    """Takes connections as long as there are fewer than the bound."""
+
+    def __init__(self, listener: socket.socket, server: web.Server, max_connections: int) -> None:
+        self._listener = listener
+        self._server = server
+        self._max_connections = max_connections
+        self._loop = asyncio.get_running_loop()
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._later: asyncio.TimerHandle | None = None
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        return () if self._listener.fileno() < 0 else (self._listener,)
+
+    def close(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    async def wait_closed(self) -> None:
+        """Return at once: what was taken ends with the server."""
+
+    def resume(self) -> None:
+        self._later = None
+        self._loop.add_reader(self._listener, self._take)
+
+    def _take(self) -> None:
+        for _ in range(_BATCH):
+            if len(self._server.connections) + len(self._beginning) >= self._max_connections:
+                self._wait()
+                return
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                logger.warning("no connection can be taken for a moment: %s", exc.strerror)
+                self._wait()
+                return
+            client.setblocking(False)
+            task = self._loop.create_task(self._begin(client), name="connection")
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, client: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._server, client)
+        except OSError as exc:  # it has hung up already
+            logger.debug("a connection ended as it began: %s", exc)
+            client.close()
+
+    def _wait(self) -> None:
+        self._loop.remove_reader(self._listener)
+        self._later = self._loop.call_later(_FULL_SECONDS, self.resume)
 
 
 def address_of(listener: socket.socket, options: ServerOptions) -> str:
