@@ -259,8 +259,19 @@ class Lifecycle:
         logger.info("removed replica %s", name)
         return True
 
-    async def kill(self, facts: ReplicaFacts) -> None:
-        """End a replica that does not answer; it counts as a crash and starts again."""
+    async def kill(self, facts: ReplicaFacts, reason: str) -> None:
+        """End a replica that does not answer, and say why; it counts as a crash and starts again."""
+        if facts.process is None:
+            return
+        if facts.kill_reason != reason:
+            replica = ReplicaDir(self._replicas_dir / facts.name)
+            await asyncio.to_thread(replica.mark_killed, facts.run, reason)
+            logger.warning("killing replica %s: %s", facts.name, reason)
+        signal_shim(facts.process, signal.SIGQUIT)
+        signal_shim(facts.process, signal.SIGCONT)  # it does nothing while it is stopped itself
+
+    def wake_shim(self, facts: ReplicaFacts) -> None:
+        """Let a shim go on that a signal has stopped: its engine serves, and must not wait for its log."""
         if facts.process is not None:
-            logger.warning("killing replica %s: it does not answer", facts.name)
-            signal_shim(facts.process, signal.SIGQUIT)
+            logger.warning("waking the shim of replica %s: a signal has stopped it", facts.name)
+            signal_shim(facts.process, signal.SIGCONT)

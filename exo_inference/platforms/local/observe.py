@@ -16,6 +16,7 @@ from exo_inference.platforms.local.placement import is_simulated
 from exo_inference.platforms.local.replica_dir import SOCKET_NAME, ReplicaFacts
 from exo_inference.platforms.local.restarts import RestartPlan
 from exo_inference.platforms.local.settings import LocalPlatformSettings
+from exo_inference.platforms.local.stops import Part, Stop
 
 SIMULATED = "runs on simulated GPUs"
 """What a ready replica says for itself where its GPUs are not there."""
@@ -27,6 +28,7 @@ class Sight:
 
     Attributes:
         trend: of its health; None while it does not run.
+        stop: a process of it is stopped by a signal.
         restart: what its last end means; None while it runs.
         failure: why it crashed; None when it did not.
         obstacle: why it cannot be started now, such as a missing GPU.
@@ -36,6 +38,7 @@ class Sight:
 
     facts: ReplicaFacts
     trend: Trend | None = None
+    stop: Stop | None = None
     restart: RestartPlan | None = None
     failure: Failure | None = None
     obstacle: str = ""
@@ -87,6 +90,10 @@ def _judge_running(sight: Sight, settings: LocalPlatformSettings) -> tuple[Repli
     trend = sight.trend
     if trend is None or sight.facts.process is None:
         return ReplicaPhase.STARTING, "starting the engine"
+    if sight.stop is not None and sight.stop.part is Part.ENGINE:
+        return ReplicaPhase.STARTING, (
+            f"{sight.stop.reason}; it is started again after {settings.stopped_seconds:.0f} s"
+        )
     if trend.health.ready:
         return ReplicaPhase.READY, SIMULATED if is_simulated(sight.facts.record) else ""
     if not trend.health.answered and sight.facts.was_ready:
@@ -121,6 +128,8 @@ def _judge_crashed(sight: Sight) -> tuple[ReplicaPhase, str]:
     why = sight.failure.message if sight.failure else "the engine ended while nobody watched"
     if facts.exit is not None and facts.exit.killed:
         why = "the engine did not answer its health check and was killed"
+    if facts.kill_reason:
+        why = facts.kill_reason
     if sight.restart.out_of_memory:
         why = (
             "the machine ran out of memory and the kernel killed the engine; give it less "

@@ -29,7 +29,12 @@ from exo_inference.platforms.base import (
     ReplicaPhase,
 )
 from exo_inference.platforms.local.gpus import GpuInventory
-from exo_inference.platforms.local.health import HealthHistory, check_health, read_measurements
+from exo_inference.platforms.local.health import (
+    Health,
+    HealthHistory,
+    check_health,
+    read_measurements,
+)
 from exo_inference.platforms.local.host import Host, HostView, need_of
 from exo_inference.platforms.local.lifecycle import Lifecycle, spec_hash
 from exo_inference.platforms.local.logs import LogFollower, choose_lines, read_lines, tail_text
@@ -47,6 +52,7 @@ from exo_inference.platforms.local.starting import (
     decide_start,
     find_standstill,
 )
+from exo_inference.platforms.local.stops import Part, StopHistory
 from exo_inference.state_dir import StateDir
 
 _DIAGNOSE_LINES = 200
@@ -98,6 +104,7 @@ class LocalPlatform:
         self._view: tuple[float, HostView] | None = None
         self._starting = asyncio.Lock()
         self._history = HealthHistory()
+        self._stops = StopHistory()
         self._boot_id = read_boot_id()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -235,6 +242,7 @@ class LocalPlatform:
         if facts.running:
             return await self._see_running(facts)
         self._history.forget(facts.name)
+        self._stops.forget(facts.name)
         restart = plan_restart(
             facts,
             time.time(),
@@ -283,11 +291,15 @@ class LocalPlatform:
 
     async def _see_running(self, facts: ReplicaFacts) -> Sight:
         directory = self._state_dir.replicas_dir / facts.name
-        health = await check_health(directory, self._settings.health_timeout_seconds)
+        stop = self._stops.look(facts.name, facts.process, time.monotonic())
+        if stop is not None and stop.part is Part.ENGINE:
+            health = Health(answered=False)  # not to be waited for
+        else:
+            health = await check_health(directory, self._settings.health_timeout_seconds)
         trend = self._history.record(facts.name, facts.run, health, time.monotonic())
         if health.ready and not facts.was_ready and facts.process is not None:
             facts = await self._lifecycle.mark_ready(facts)
-        return Sight(facts, trend=trend)
+        return Sight(facts, trend=trend, stop=stop)
 
     async def _roll(self, desired: DesiredDeployment, view: _View) -> bool:
         """Create and mark replicas as the rollout plan says; True when anything was done."""
@@ -341,12 +353,24 @@ class LocalPlatform:
                 if unused or not facts.running:
                     done |= await self._lifecycle.stop_or_remove(facts)
             elif facts.running:
-                silent = sight.trend.silent_seconds if sight.trend else 0.0
-                if facts.was_ready and silent >= self._settings.unresponsive_seconds:
-                    await self._lifecycle.kill(facts)
+                await self._tend(sight)
             elif not sight.final and not has_failed(sight) and _is_due(sight):
                 done |= await self._start(desired, sight)
         return done
+
+    async def _tend(self, sight: Sight) -> None:
+        """End a running replica that answers nothing any more; it is started again."""
+        facts, stop, limits = sight.facts, sight.stop, self._settings
+        silent = sight.trend.silent_seconds if sight.trend else 0.0
+        if stop is not None and stop.seconds >= limits.stopped_seconds:
+            if stop.part is Part.ENGINE:
+                await self._lifecycle.kill(facts, f"{stop.reason}, and it was killed")
+            else:
+                self._lifecycle.wake_shim(facts)
+        elif facts.was_ready and silent >= limits.unresponsive_seconds:
+            await self._lifecycle.kill(
+                facts, "the engine did not answer its health check and was killed"
+            )
 
     def _report(self, desired: DesiredDeployment, view: _View) -> ObservedDeployment:
         spec = spec_hash(desired)

@@ -11,6 +11,7 @@ replaced atomically, so that a reader sees all or nothing after a kill at any li
       process.json       pids of shim and engine                  (shim)
       exit.json          how the run ended                        (shim)
       ready              number of the last run that became ready (platform)
+      killed.json        why the platform killed the run          (platform)
       draining           it is to be stopped and removed          (platform)
       engine.sock        where the engine listens                 (engine)
       engine.log*  previous.log*  first-failure.log  shim.log
@@ -134,12 +135,21 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """Why the platform killed one run."""
+
+    run: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaFacts:
     """Everything that is known of one replica at one moment.
 
     Attributes:
         running: the shim lives. `process` and `exit` are those of the present run or None.
         ready_run: the last run that was seen ready, 0 for none.
+        kill_reason: why the platform has killed this run; empty where it did not.
     """
 
     record: ReplicaRecord
@@ -149,6 +159,7 @@ class ReplicaFacts:
     exit: Exit | None
     draining: bool
     ready_run: int
+    kill_reason: str = ""
 
     @property
     def name(self) -> str:
@@ -201,6 +212,7 @@ class ReplicaDir:
         run = launch.run if launch else 0
         process = self.process()
         ended = _read(self.path / "exit.json", Exit)
+        kill = _read(self.path / "killed.json", Kill)
         return ReplicaFacts(
             record=record,
             running=running,
@@ -209,6 +221,7 @@ class ReplicaDir:
             exit=ended if ended and ended.run == run and not running else None,
             draining=(self.path / "draining").exists(),
             ready_run=self._read_ready_run(),
+            kill_reason=kill.reason if kill and kill.run == run else "",
         )
 
     def record(self) -> ReplicaRecord | None:
@@ -256,6 +269,10 @@ class ReplicaDir:
     def mark_ready(self, run: int) -> None:
         """Remember that this run was ready."""
         write_atomically(self.path / "ready", str(run))
+
+    def mark_killed(self, run: int, reason: str) -> None:
+        """Remember why this run is killed; before it is."""
+        _write(self.path / "killed.json", Kill(run, reason))
 
     def mark_draining(self) -> None:
         """Remember that the replica is on its way out. Idempotent."""

@@ -62,6 +62,10 @@ class LocalPlatformSettings:
     unresponsive_seconds: float = 120.0
     """A ready replica that has not answered for so long is killed and started again."""
 
+    stopped_seconds: float = 3.0
+    """A replica of which a process is stopped by a signal for so long is started again; one whose shim is
+    stopped has it woken."""
+
     log_max_bytes: int = 10_000_000
     """Size at which a replica's log is rotated."""
 

@@ -1,0 +1,115 @@
+"""Processes of a replica that a signal has stopped: they end no connection, and answer nothing for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from exo_inference.platforms.base import ObservedDeployment, ReplicaPhase
+from exo_inference.platforms.local.replica_dir import Process, ReplicaDir
+from exo_inference.platforms.local.shim import find_processes
+from exo_inference.platforms.local.stops import Part, StopHistory
+from exo_inference.state_dir import is_stopped, process_start_ticks
+
+from .conftest import Rig
+
+
+def process_of(rig: Rig, name: str) -> Process:
+    process = ReplicaDir(rig.directory(name)).process()
+    assert process is not None
+    return process
+
+
+async def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    async with asyncio.timeout(5):
+        while not is_stopped(pid):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("part", ["main", "child"])
+async def test_stopped_engine_is_replaced_and_the_reason_is_told(rig: Rig, part: str) -> None:
+    rig.new_platform(stopped_seconds=0.3, first_backoff_seconds=0.5, max_backoff_seconds=0.5)
+    desired = rig.desired(1, "--child")
+    [replica] = (await rig.until_ready(desired)).replicas
+    process = process_of(rig, replica.name)
+    others = set(find_processes(rig.directory(replica.name))) - {
+        process.shim_pid,
+        process.engine_pid,
+    }
+    pid = process.engine_pid if part == "main" else others.pop()
+    await stop(pid)
+    seen: list[str] = []
+
+    def note(observed: ObservedDeployment) -> None:
+        seen.extend(f"{one.phase.value}: {one.details}" for one in observed.replicas)
+
+    def is_new(observed: ObservedDeployment) -> bool:
+        [one] = observed.replicas
+        return one.phase is ReplicaPhase.READY and one.pid != replica.pid
+
+    observed = await rig.until(desired, is_new, each=note)
+    assert observed.replicas[0].restarts == 1
+    assert not seen[0].startswith("ready"), "it gets no more requests from the first look on"
+    said = f"process {pid} of the engine was stopped by a signal (SIGSTOP)"
+    assert any(f"{said}; it is started again after" in text for text in seen)
+    assert any(f"{said}, and it was killed. It crashed once" in text for text in seen)
+
+
+async def test_engine_that_goes_on_in_time_is_left_alone(rig: Rig) -> None:
+    rig.new_platform(stopped_seconds=60.0)
+    desired = rig.desired()
+    [replica] = (await rig.until_ready(desired)).replicas
+    await stop(process_of(rig, replica.name).engine_pid)
+    [seen] = (await rig.platform.apply(desired)).replicas
+    assert seen.phase is ReplicaPhase.STARTING
+    os.kill(process_of(rig, replica.name).engine_pid, signal.SIGCONT)
+    [again] = (await rig.until_ready(desired)).replicas
+    assert (again.pid, again.restarts) == (replica.pid, 0)
+
+
+@pytest.mark.parametrize("also_engine", [False, True], ids=["alone", "with its engine"])
+async def test_stopped_shim_is_woken(rig: Rig, also_engine: bool) -> None:
+    rig.new_platform(stopped_seconds=0.2)
+    desired = rig.desired()
+    [replica] = (await rig.until_ready(desired)).replicas
+    process = process_of(rig, replica.name)
+    await stop(process.shim_pid)
+    if also_engine:
+        await stop(process.engine_pid)
+
+    def is_well(observed: ObservedDeployment) -> bool:
+        [one] = observed.replicas
+        is_new = one.pid != replica.pid
+        return one.phase is ReplicaPhase.READY and (
+            is_new if also_engine else not is_stopped(process.shim_pid)
+        )
+
+    [seen] = (await rig.until(desired, is_well)).replicas
+    assert seen.restarts == (1 if also_engine else 0)
+
+
+def test_process_with_a_pid_used_again_is_not_looked_at() -> None:
+    ticks = process_start_ticks(os.getpid())
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    try:
+        os.waitpid(child, os.WUNTRACED)
+        history = StopHistory()
+        right = process_start_ticks(child)
+        ours = Process(1, os.getpid(), ticks, child, right, 0.0)
+        found = history.look("r", ours, 10.0)
+        assert found is not None
+        assert (found.part, found.pid, found.seconds) == (Part.ENGINE, child, 0.0)
+        again = history.look("r", ours, 12.5)
+        assert again is not None
+        assert again.seconds == 2.5
+        assert history.look("r", Process(1, child, 1, child, 1, 0.0), 13.0) is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
