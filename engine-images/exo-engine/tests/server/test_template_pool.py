@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from exo_engine.errors import ConfigurationError
-from exo_engine.server import template_pool
-from exo_engine.server.template_pool import TemplatePool
+from exo_engine.server.pools import template_pool
+from exo_engine.server.pools.template_pool import TemplatePool
 from exo_engine.tokenizer import ChatTemplate, TemplateRefused
 
 USER = [{"role": "user", "content": "hi"}]

@@ -13,9 +13,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from exo_engine import __version__
 from exo_engine.errors import EngineError
-from exo_engine.server import chat, completions, tokenization
 from exo_engine.server.api_errors import ApiError, bad_request, from_engine
-from exo_engine.server.requests import json_response
+from exo_engine.server.routes import chat, completions, tokenization
+from exo_engine.server.routes.requests import json_response
 from exo_engine.server.service import Service
 
 logger = logging.getLogger("exo_engine.requests")

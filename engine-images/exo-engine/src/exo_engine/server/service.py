@@ -23,10 +23,10 @@ from exo_engine.server.encoding import Encoder
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Generation
 from exo_engine.server.metrics import Metrics
+from exo_engine.server.pools.template_pool import TemplatePool
+from exo_engine.server.pools.tokenizer_pool import TokenizerPool
 from exo_engine.server.readers import Readers
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
-from exo_engine.server.template_pool import TemplatePool
-from exo_engine.server.tokenizer_pool import TokenizerPool
 from exo_engine.tokenizer import Tokenizer
 from exo_engine.tokenizer.chat_template import find_templates
 from exo_engine.tokenizer.tokenizer import is_own

@@ -1,7 +1,7 @@
 """What the processes that work on a model's own programs have in common: their limits and their pipes.
 
 A chat template is a program, and so is a tokenizer: patterns, normalizers and tables that a stranger
-wrote. `template_process` and `tokenizer_process` run them; `server/process_pool.py` is the other side.
+wrote. `template_process` and `tokenizer_process` run them; `server/pools/process_pool.py` is the other side.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A template is foreign code. The sandbox that it runs in bounds what can be bounded from inside; whatever
 gets past it (a filter of Jinja that takes minutes for one text) costs this process alone, which the
-kernel ends. Takes requests on stdin and answers on stdout until stdin ends; `server/template_pool.py`
+kernel ends. Takes requests on stdin and answers on stdout until stdin ends; `server/pools/template_pool.py`
 is the other side.
 """
 

@@ -3,7 +3,7 @@
 A tokenizer.json holds programs of a stranger: patterns that take exponential time, replacements that
 double a text forty times, tables that make the library panic. What they cost, they cost this process
 alone, which the kernel ends. Takes requests on stdin and answers on stdout until stdin ends;
-`server/tokenizer_pool.py` is the other side.
+`server/pools/tokenizer_pool.py` is the other side.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from exo_engine.errors import ConfigurationError, EngineError, ModelUnusable
 from exo_engine.foreign_files import shown
-from exo_engine.server.process_pool import Allowance, Ended, NotStarted, ProcessPool
+from exo_engine.server.pools.process_pool import Allowance, Ended, NotStarted, ProcessPool
 from exo_engine.tokenizer import Tokenizer
 from exo_engine.tokenizer.confined import pack
 from exo_engine.tokenizer.tokenizer_process import MAX_LOAD_SECONDS, max_processor_seconds

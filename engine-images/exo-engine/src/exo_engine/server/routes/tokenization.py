@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from exo_engine.server.conversation import read_conversation
 from exo_engine.server.known_fields import DETOKENIZE, TOKENIZE, check_fields
-from exo_engine.server.requests import json_response, read_request
+from exo_engine.server.routes.conversation import read_conversation
+from exo_engine.server.routes.requests import json_response, read_request
 from exo_engine.server.service import Service
 
 

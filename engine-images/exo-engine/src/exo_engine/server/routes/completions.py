@@ -10,19 +10,19 @@ from aiohttp import web
 
 from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
-from exo_engine.server.formats import (
+from exo_engine.server.generation import Delta, Generation
+from exo_engine.server.known_fields import COMPLETIONS, check_fields
+from exo_engine.server.routes.formats import (
     LogprobFormat,
     StreamOptions,
     add_usage,
     format_usage,
     read_stream_options,
 )
-from exo_engine.server.generation import Delta, Generation
-from exo_engine.server.known_fields import COMPLETIONS, check_fields
-from exo_engine.server.requests import json_response, note_usage, read_request
+from exo_engine.server.routes.requests import json_response, note_usage, read_request
+from exo_engine.server.routes.streaming import send_events
 from exo_engine.server.sampling import Sampling, read_sampling
 from exo_engine.server.service import Service
-from exo_engine.server.streaming import send_events
 
 _DEFAULT_MAX_TOKENS = 16
 """Of OpenAI's reference and of vLLM; chat has no such limit."""
