@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from exo_inference.engines.checking import Reading
+from exo_inference.engines.flags.checking import Reading
 from exo_inference.errors import PlatformError, UsageError
 from exo_inference.wire import EngineParameter
 

@@ -22,10 +22,10 @@ from exo_inference.engines.base import (
     ReplicaCommand,
     UnknownEngineRelease,
 )
-from exo_inference.engines.catalogue import ReleaseFlags, single_release
-from exo_inference.engines.checking import Reading, read_vector
-from exo_inference.engines.dialects import PLAIN, Dialect
-from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.engines.flags.catalogue import ReleaseFlags, single_release
+from exo_inference.engines.flags.checking import Reading, read_vector
+from exo_inference.engines.flags.dialects import PLAIN, Dialect
+from exo_inference.engines.flags.parameters import ParameterProblem
 from exo_inference.wire import EngineParameter
 
 SOCKET = "pods listen where the platform looks"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from exo_inference.engines import imaged
 from exo_inference.engines.base import CPU, GPU
-from exo_inference.engines.dialects import LLAMA_CPP
+from exo_inference.engines.flags.dialects import LLAMA_CPP
 from exo_inference.engines.imaged import ImagedEngine
 
 _TOOLS = "tools would let whoever asks the model read and change files of the pod"

@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from exo_inference.engines.argument_vector import Use, split
-from exo_inference.engines.catalogue import ReleaseFlags, flags_of
-from exo_inference.engines.checking import read_vector
-from exo_inference.engines.members import RENAMED_KEYS
-from exo_inference.engines.parameters import ParameterProblem
-from exo_inference.engines.successors import SUCCESSORS, rewrite_removed
+from exo_inference.engines.flags.argument_vector import Use, split
+from exo_inference.engines.flags.catalogue import ReleaseFlags, flags_of
+from exo_inference.engines.flags.checking import read_vector
+from exo_inference.engines.flags.members import RENAMED_KEYS
+from exo_inference.engines.flags.parameters import ParameterProblem
+from exo_inference.engines.flags.successors import SUCCESSORS, rewrite_removed
 from exo_inference.engines.vllm import PLATFORM_OWNED
 
 _ENABLE_LOGS = ("--enable-log-requests",)

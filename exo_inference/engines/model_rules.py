@@ -14,10 +14,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from exo_inference.engines.argument_vector import Use
-from exo_inference.engines.catalogue import flags_of, is_at_least
-from exo_inference.engines.checking import Reading
-from exo_inference.engines.parameters import ParameterProblem
+from exo_inference.engines.flags.argument_vector import Use
+from exo_inference.engines.flags.catalogue import flags_of, is_at_least
+from exo_inference.engines.flags.checking import Reading
+from exo_inference.engines.flags.parameters import ParameterProblem
 from exo_inference.engines.versions import DEFAULT_VERSION
 
 Capability = tuple[int, int]

@@ -7,7 +7,7 @@ the catalogue of flags, so both count.
 
 from __future__ import annotations
 
-from exo_inference.engines.catalogue import is_at_least, listed_releases
+from exo_inference.engines.flags.catalogue import is_at_least, listed_releases
 
 API_VERSIONS = (
     "0.12.0",

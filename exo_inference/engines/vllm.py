@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from exo_inference.engines.catalogue import Flag, flags_of
-from exo_inference.engines.checking import Reading, read_vector
+from exo_inference.engines.flags.catalogue import Flag, flags_of
+from exo_inference.engines.flags.checking import Reading, read_vector
 from exo_inference.engines.versions import DEFAULT_VERSION
 from exo_inference.wire import EngineParameter
 

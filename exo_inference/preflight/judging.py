@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from exo_inference.engines import DEFAULT_VERSION, get_engine
-from exo_inference.engines.checking import Reading
+from exo_inference.engines.flags.checking import Reading
+from exo_inference.engines.flags.parameters import ParameterProblem, problem_of
 from exo_inference.engines.imaged import ImagedEngine
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
-from exo_inference.engines.parameters import ParameterProblem, problem_of
 from exo_inference.planner import (
     Advice,
     Architecture,

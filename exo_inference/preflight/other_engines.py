@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exo_inference.engines.checking import Reading
+from exo_inference.engines.flags.checking import Reading
 from exo_inference.engines.imaged import ImagedEngine, VllmMeaning
 from exo_inference.planner import Architecture, EngineParameters, Gpu, Plan, Verdict, plan
 from exo_inference.planner.parameters import WrongSetting

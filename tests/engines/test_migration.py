@@ -2,9 +2,9 @@
 
 import pytest
 
-from exo_inference.engines.catalogue import UnknownRelease, flags_of, listed_releases
+from exo_inference.engines.flags.catalogue import UnknownRelease, flags_of, listed_releases
+from exo_inference.engines.flags.successors import SUCCESSORS, rewrite_removed
 from exo_inference.engines.migration import Migration, migrate
-from exo_inference.engines.successors import SUCCESSORS, rewrite_removed
 from exo_inference.engines.vllm import PLATFORM_OWNED, parameters, read
 
 

@@ -14,7 +14,7 @@ from dataclasses import fields
 import pytest
 
 from exo_inference.engines import DEFAULT_VERSION, ENGINES, VERSIONS, get_engine
-from exo_inference.engines.catalogue import flags_of, listed_releases
+from exo_inference.engines.flags.catalogue import flags_of, listed_releases
 from exo_inference.planner import EngineParameters, find_gpu, find_model
 from exo_inference.preflight import Subject, judge
 from exo_inference.wire import EngineParameter

@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_inference.engines import VERSIONS, vllm
-from exo_inference.engines.catalogue import (
+from exo_inference.engines.flags.catalogue import (
     UnknownRelease,
     flags_of,
     listed_releases,
     nearest_release,
 )
-from exo_inference.engines.parameters import REASONS, ParameterProblem
-from exo_inference.engines.suggestions import MEANINGS, suggest
+from exo_inference.engines.flags.parameters import REASONS, ParameterProblem
+from exo_inference.engines.flags.suggestions import MEANINGS, suggest
 from exo_inference.engines.vllm import parameters
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from exo_inference.engines.catalogue import listed_releases
+from exo_inference.engines.flags.catalogue import listed_releases
 from exo_inference.planner import EngineParameters
 from exo_inference.planner.parameters import LATEST_VLLM
 from exo_inference.preflight import read_flags, read_settings

@@ -63,7 +63,7 @@ def tell_changes(session: Session, changes: Sequence[Change]) -> None:
 
 def _migrate(deployment: Deployment, version: str, *, must: bool) -> Migration | None:
     from exo_inference.engines import DEFAULT_VERSION, VERSIONS
-    from exo_inference.engines.catalogue import UnknownRelease
+    from exo_inference.engines.flags.catalogue import UnknownRelease
     from exo_inference.engines.migration import migrate
 
     present = deployment.inference_engine_version or DEFAULT_VERSION

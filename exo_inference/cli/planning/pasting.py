@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from exo_inference.engines.argument_vector import Use, split
-from exo_inference.engines.catalogue import ReleaseFlags, flags_of
+from exo_inference.engines.flags.argument_vector import Use, split
+from exo_inference.engines.flags.catalogue import ReleaseFlags, flags_of
 
 PROGRAM = ("exo", "ai", "deployment")
 _FIXED = frozenset({"--gpu-type", "--gpu-count", "--model", "--model-name"})

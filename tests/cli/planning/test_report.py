@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exo_inference.cli.planning.pasting import CommandLine, merge_flags, name_for
-from exo_inference.engines.catalogue import flags_of
+from exo_inference.engines.flags.catalogue import flags_of
 from tests.cli.conftest import Exo
 
 PLAN = ("ai", "deployment", "plan", "chat")

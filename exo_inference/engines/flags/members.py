@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exo_inference.engines.catalogue import choices_of
+from exo_inference.engines.flags.catalogue import choices_of
 
 
 @dataclass(frozen=True, slots=True)

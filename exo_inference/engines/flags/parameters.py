@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exo_inference.engines.argument_vector import Use
+from exo_inference.engines.flags.argument_vector import Use
 
 _SHOWN = 80
 """Characters of a value that a message repeats."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from exo_inference.engines import plain_words, vllm_words
-from exo_inference.engines.argument_vector import (
+from exo_inference.engines.flags import plain_words, vllm_words
+from exo_inference.engines.flags.argument_vector import (
     BOOLEAN_WORDS,
     TRUE_WORDS,
     Use,
@@ -21,9 +21,9 @@ from exo_inference.engines.argument_vector import (
     is_flag,
     split,
 )
-from exo_inference.engines.catalogue import Flag, ReleaseFlags
-from exo_inference.engines.parameters import ParameterProblem, problem_of, shorten
-from exo_inference.engines.values import Wrong, read_key, read_value
+from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags
+from exo_inference.engines.flags.parameters import ParameterProblem, problem_of, shorten
+from exo_inference.engines.flags.values import Wrong, read_key, read_value
 
 
 @dataclass(frozen=True, slots=True)

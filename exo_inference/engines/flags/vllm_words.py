@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from exo_inference.engines.argument_vector import BOOLEAN_WORDS, TRUE_WORDS, Use, Vector
-from exo_inference.engines.catalogue import Flag, ReleaseFlags, lifetime
-from exo_inference.engines.parameters import ParameterProblem, problem_of, shorten
-from exo_inference.engines.successors import SUCCESSORS, rewrite_removed
-from exo_inference.engines.suggestions import suggest
-from exo_inference.engines.values import expected
+from exo_inference.engines.flags.argument_vector import BOOLEAN_WORDS, TRUE_WORDS, Use, Vector
+from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags, lifetime
+from exo_inference.engines.flags.parameters import ParameterProblem, problem_of, shorten
+from exo_inference.engines.flags.successors import SUCCESSORS, rewrite_removed
+from exo_inference.engines.flags.suggestions import suggest
+from exo_inference.engines.flags.values import expected
 
 
 def unknown(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from exo_inference.engines.argument_vector import Use, Vector
-from exo_inference.engines.catalogue import Flag, ReleaseFlags
-from exo_inference.engines.parameters import ParameterProblem, problem_of
-from exo_inference.engines.suggestions import suggest
-from exo_inference.engines.values import expected_type
+from exo_inference.engines.flags.argument_vector import Use, Vector
+from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags
+from exo_inference.engines.flags.parameters import ParameterProblem, problem_of
+from exo_inference.engines.flags.suggestions import suggest
+from exo_inference.engines.flags.values import expected_type
 
 
 def unknown(

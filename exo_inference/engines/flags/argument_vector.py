@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exo_inference.engines.catalogue import Flag, ReleaseFlags
+from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags
 
 TRUE_WORDS = frozenset({"true", "1", "yes", "on"})
 BOOLEAN_WORDS = TRUE_WORDS | {"false", "0", "no", "off"}

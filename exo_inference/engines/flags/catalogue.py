@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from exo_inference.engines.dialects import VLLM, Dialect
+from exo_inference.engines.flags.dialects import VLLM, Dialect
 from exo_inference.errors import UsageError
 
 _VERSION = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.([0-9]{1,4}))?(?:\.post[0-9]+)?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exo_inference.engines.suggestions import MEANINGS
+from exo_inference.engines.flags.suggestions import MEANINGS
 from exo_inference.wire import EngineParameter
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from exo_inference.engines.catalogue import (
+from exo_inference.engines.flags.catalogue import (
     Flag,
     Key,
     Lifetime,
@@ -23,7 +23,7 @@ from exo_inference.engines.catalogue import (
     is_at_least,
     key_lifetime,
 )
-from exo_inference.engines.members import RENAMED_KEYS, Limits, limits_of
+from exo_inference.engines.flags.members import RENAMED_KEYS, Limits, limits_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exo_inference.engines.catalogue import ReleaseFlags
+from exo_inference.engines.flags.catalogue import ReleaseFlags
 
 
 @dataclass(frozen=True, slots=True)
