@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from exo_inference.planner import Architecture, read_architecture
+from exo_inference.planner.model.architecture import Architecture, read_architecture
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"

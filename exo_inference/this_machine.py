@@ -7,7 +7,7 @@ GPUs are found in `platforms/local/gpus.py`.
 from __future__ import annotations
 
 from exo_inference.host_memory import read_host_memory
-from exo_inference.planner import Gpu, cpu_as_gpu
+from exo_inference.planner.gpus import Gpu, cpu_as_gpu
 
 
 def describe_cpu() -> Gpu:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from exo_inference.errors import ConfigurationError, UsageError
-from exo_inference.planner import Gpu, load_user_gpus
+from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.user_gpus import load_user_gpus
 
 FILE_NAME = "gpus.toml"
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from exo_inference.foreign_files.errors import ForeignFileError, shown
-from exo_inference.planner import Architecture
+from exo_inference.planner.model.architecture import Architecture
 
 _MAX_NUMBER = 2**80
 _MAX_TEXT = 100_000

@@ -17,7 +17,7 @@ from exo_inference.foreign_files.architecture_json import WrongForm, decode
 from exo_inference.foreign_files.errors import ReadingFailed
 from exo_inference.foreign_files.model_directory import CheckedFiles
 from exo_inference.foreign_files.pool import pool
-from exo_inference.planner import Architecture
+from exo_inference.planner.model.architecture import Architecture
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from exo_inference.model_description import (
     gguf_parts,
     weight_names,
 )
-from exo_inference.planner import Architecture, TensorSize, with_gguf, with_index, with_tensors
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.checkpoint import TensorSize, with_gguf, with_index, with_tensors
 
 SINGLE_FILE = "model.safetensors"
 MAX_SHARDS = 64

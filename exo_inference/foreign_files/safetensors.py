@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from exo_inference.foreign_files.errors import ForeignFileError, shown
 from exo_inference.foreign_files.reading import open_regular, parse_object
-from exo_inference.planner import TensorSize
+from exo_inference.planner.model.checkpoint import TensorSize
 
 MAX_HEADER_BYTES = 20_000_000
 """A fifth of what the format allows, and more than any file in use has: 100,000 tensors take 12 MB."""

@@ -37,7 +37,7 @@ from exo_inference.model_description import (
     MAX_INDEX_BYTES,
     QUANTIZATION_NAME,
 )
-from exo_inference.planner import Architecture
+from exo_inference.planner.model.architecture import Architecture
 
 T = TypeVar("T")
 

@@ -13,8 +13,7 @@ from typing import Any
 from exo_inference.engines import DEFAULT_VERSION, get_engine
 from exo_inference.engines.flags.checking import Reading
 from exo_inference.errors import ExoError
-from exo_inference.planner import EngineParameters
-from exo_inference.planner.parameters import SETTINGS
+from exo_inference.planner.parameters import SETTINGS, EngineParameters
 
 _MAX_KEPT = 32
 """Vectors that are kept, which may be as large as a request: enough for those that are asked about at once."""

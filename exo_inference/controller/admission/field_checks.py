@@ -17,7 +17,7 @@ from exo_inference.controller.admission.problems import (
 )
 from exo_inference.controller.admission.world import World, find_model
 from exo_inference.engines import ENGINES, VERSIONS, releases_of
-from exo_inference.hub import BUILTIN_PREFIX
+from exo_inference.hub.base import BUILTIN_PREFIX
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
     MAX_REPLICAS,

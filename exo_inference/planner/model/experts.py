@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem, whole_number
 from exo_inference.planner.model.families import Family
-from exo_inference.planner.model.shapes import MoeShape, Shard, Weight
+from exo_inference.planner.model.shapes import MoeShape, Shard, Weight, vector
 
 
 def mlp_weights(
@@ -82,8 +82,3 @@ def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
         )  # fmt: skip
     if family.experts_beside_mlp:
         yield vector("router.scale", hidden + moe.num_experts + 3 * hidden)
-
-
-def vector(path: str, size: int) -> Weight:
-    """Return a vector that every rank holds: norms, biases, coefficients."""
-    return Weight(path, "norm", size, 1, shard=Shard.REPLICATED)

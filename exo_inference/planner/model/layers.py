@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner.model.compressed_layers import compress_ratios, compressed_layer
 from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem, whole_number
-from exo_inference.planner.model.experts import mlp_weights, moe_weights, vector
+from exo_inference.planner.model.experts import mlp_weights, moe_weights
 from exo_inference.planner.model.families import Family
-from exo_inference.planner.model.shapes import KvKind, KvSpec, Layer, Shard, Weight
+from exo_inference.planner.model.shapes import KvKind, KvSpec, Layer, Shard, Weight, vector
 from exo_inference.planner.model.state_layers import build_state_layer
 from exo_inference.planner.model.whisper import build_decoder
 

@@ -51,6 +51,11 @@ class Weight:
         return self.out_features * self.in_features * self.copies
 
 
+def vector(path: str, size: int) -> Weight:
+    """Return a vector that every rank holds: norms, biases, coefficients."""
+    return Weight(path, "norm", size, 1, shard=Shard.REPLICATED)
+
+
 class KvKind(StrEnum):
     """What a layer keeps of the tokens it has seen."""
 

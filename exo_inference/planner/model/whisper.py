@@ -11,8 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem
-from exo_inference.planner.model.experts import vector
-from exo_inference.planner.model.shapes import KvKind, KvSpec, Layer, Shard, VisionShape, Weight
+from exo_inference.planner.model.shapes import (
+    KvKind,
+    KvSpec,
+    Layer,
+    Shard,
+    VisionShape,
+    Weight,
+    vector,
+)
 
 _MAX_LAYERS = 4096
 
