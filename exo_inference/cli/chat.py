@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.chat_stream import ChatEndpoint, ChatOptions, Reply, stream_chat, through
+from exo_inference.cli.chat_stream import (
+    ChatEndpoint,
+    ChatOptions,
+    ModelNotServed,
+    Reply,
+    read_served_model,
+    stream_chat,
+    through,
+)
 from exo_inference.cli.completion.names import complete_deployments
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.rendering.terminal import print_data
@@ -175,7 +183,7 @@ def _reach(session: Session, deployment: str, limit_seconds: float) -> ChatEndpo
                 hint=f"Run `exo dedicated-inference deployment show {found.name}`.",
             )
         key = client.deployments.reveal_api_key(found.id)
-    return ChatEndpoint(found.deployment_url, key, found.model.name or found.name)
+    return ChatEndpoint(found.deployment_url, key, found.model.name or found.name, found.name)
 
 
 def _converse(
@@ -217,7 +225,32 @@ def _ask(
     *,
     print_pieces: bool = True,
 ) -> Reply:
-    """Print an answer as it comes, unless it is printed at the end, and return it."""
+    """Print an answer as it comes, unless it is printed at the end, and return it.
+
+    While a change to another model is not in effect, as when that does not start, the one before serves
+    on and is asked.
+    """
+    try:
+        return _ask_once(endpoint, messages, options, print_pieces=print_pieces)
+    except ModelNotServed:
+        served = read_served_model(endpoint)
+        if served in ("", endpoint.model):
+            raise
+    click.echo(
+        f'(answered by {served}, which "{endpoint.deployment}" still serves: its change to {endpoint.model} is '
+        f"not in effect, see `exo dedicated-inference deployment show {endpoint.deployment}`)",
+        err=True,
+    )
+    return _ask_once(replace(endpoint, model=served), messages, options, print_pieces=print_pieces)
+
+
+def _ask_once(
+    endpoint: ChatEndpoint,
+    messages: Sequence[Message],
+    options: ChatOptions,
+    *,
+    print_pieces: bool,
+) -> Reply:
     reply = Reply()
     try:
         for piece in stream_chat(endpoint, messages, options, reply):

@@ -37,11 +37,17 @@ class ChatEndpoint:
         url: base URL, ending in `/v1`.
         key: Bearer key.
         model: the name the server knows its model by.
+        deployment: the name of what is asked.
     """
 
     url: str
     key: str = field(repr=False)
     model: str
+    deployment: str = ""
+
+
+class ModelNotServed(ApiError):
+    """The server has another model than the one asked for."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,7 @@ def stream_chat(
         reply: filled in on the way.
 
     Raises:
+        ModelNotServed: the server does not know the model by that name.
         ApiError: the server refused.
         ConnectionFailed: it could not be reached, or hung up in the middle.
     """
@@ -125,7 +132,7 @@ def stream_chat(
         with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as answer:
             if answer.status_code != 200:
                 answer.read()
-                raise _refusal(answer)
+                raise _refusal(answer, endpoint)
             yield from _pieces(answer, reply)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         what = "the answer broke off" if reply.text else f"cannot reach {endpoint.url}"
@@ -135,6 +142,20 @@ def stream_chat(
         ) from exc
     finally:
         reply.ended = time.monotonic()
+
+
+def read_served_model(endpoint: ChatEndpoint) -> str:
+    """Return the name of a model that the server has; empty where it does not say."""
+    import httpx
+
+    headers = {"Authorization": f"Bearer {endpoint.key}"}
+    url = f"{endpoint.url.rstrip('/')}/models"
+    try:
+        answer = httpx.get(url, headers=headers, timeout=CONNECT_SECONDS)
+        first = answer.json()["data"][0]["id"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
+        return ""
+    return first if isinstance(first, str) else ""
 
 
 def through(base_url: str, url: str) -> str:
@@ -206,15 +227,26 @@ def _take_usage(event: dict[str, Any], reply: Reply) -> None:
         reply.num_completion_tokens = usage.get("completion_tokens", reply.num_completion_tokens)
 
 
-def _refusal(answer: httpx.Response) -> ApiError:
+def _refusal(answer: httpx.Response, endpoint: ChatEndpoint) -> ApiError:
     """Return the error that an answer of 400 and above stands for."""
     try:
         error = answer.json().get("error")
     except (ValueError, AttributeError):
         error = answer.text[:256]
     kind = AuthenticationFailed if answer.status_code in (401, 403) else ApiError
+    hint = None
+    if answer.status_code == 404:
+        kind = ModelNotServed if _is_about_model(error) else ApiError
+        hint = f"Run `exo dedicated-inference deployment show {endpoint.deployment}`."
     message = f"asking the model: {answer.reason_phrase}: {_error_text(error)}"
-    return kind(message, status_code=answer.status_code)
+    return kind(message, status_code=answer.status_code, hint=hint)
+
+
+def _is_about_model(error: object) -> bool:
+    """Whether a 404 is about the model: vLLM says NotFoundError with `param` model, others a code."""
+    if not isinstance(error, dict):
+        return False
+    return error.get("code") == "model_not_found" or error.get("param") == "model"
 
 
 def _error_text(error: object) -> str:

@@ -228,6 +228,9 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             api.requests.append(
                 Recorded(self.command, url.path, parse_qs(url.query), body, headers)
             )
+            if url.path.endswith("/v1/models") and "models served" in api.answers:
+                self._send(200, api.answers["models served"])
+                return
             if url.path.endswith("/chat/completions"):
                 self._chat()
                 return
@@ -247,6 +250,8 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
 
         def _chat(self) -> None:
             canned = api.answers.get("chat")
+            if callable(canned):
+                canned = canned(api.requests[-1].body)
             if canned is not None and not isinstance(canned, bytes):
                 self._send(*canned)
                 return

@@ -67,6 +67,31 @@ def test_a_gateway_that_is_forwarded_is_asked_in_place_of_the_urls_own(
     assert (refused.code, "expected http://HOST[:PORT]" in refused.err) == (2, True)
 
 
+NOT_SERVED = {
+    "error": {"message": "the model 'org/m1' does not exist here", "code": "model_not_found"}
+}
+
+
+def test_while_another_model_does_not_start_the_one_before_answers(exo: Exo, api: FakeApi) -> None:
+    api.add_deployment("demo")
+    api.answers["models served"] = {"object": "list", "data": [{"id": "org/old"}]}
+    api.answers["chat"] = lambda body: None if body["model"] == "org/old" else (404, NOT_SERVED)
+    result = exo("ai", "chat", "demo", "Why?")
+    assert (result.code, result.out) == (0, ANSWER + "\n")
+    assert [body["model"] for body in asked(api)] == ["org/m1", "org/old"]
+    assert 'answered by org/old, which "demo" still serves' in result.err
+    assert "deployment show demo" in result.err
+
+
+def test_a_model_that_nobody_serves_is_refused_with_a_hint(exo: Exo, api: FakeApi) -> None:
+    api.add_deployment("demo")
+    api.answers["chat"] = (404, NOT_SERVED)
+    result = exo("ai", "chat", "demo", "Why?")
+    assert result.code == 1
+    assert "does not exist here" in result.err
+    assert "Run `exo dedicated-inference deployment show demo`." in result.err
+
+
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
