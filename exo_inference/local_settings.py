@@ -1,6 +1,6 @@
 """The options of one local control plane, its ports and its credentials: two files under its directory.
 
-`settings.json` holds what `up` was started with; `exoscale.toml` (mode 0600) the endpoint, key and
+`settings.json` holds what `up` was started with, and `settings.copy.json` the same; `exoscale.toml` (mode 0600) the endpoint, key and
 secret, in the form that the `exo` of Exoscale reads as it is. The command line prepares both
 before it starts the supervisor; controller and gateway only read them. Imports nothing but the
 standard library and our own light modules, because the command line imports it. Starts nothing.
@@ -8,6 +8,7 @@ standard library and our own light modules, because the command line imports it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -115,10 +116,61 @@ class Credentials:
 def load_settings(state: StateDir) -> LocalSettings | None:
     """Return the saved settings, or None when this control plane was never started.
 
+    Where `settings.json` is damaged its copy counts, until `up` puts it right (`repair_settings`).
+
     Raises:
-        UsageError: the file cannot be read, or is not what we write.
+        UsageError: neither the file nor its copy can be read, or they are not what we write.
     """
-    path = state.settings_file
+    try:
+        return _read_settings(state.settings_file)
+    except UsageError:
+        with contextlib.suppress(UsageError):
+            if (kept := _read_settings(state.settings_copy)) is not None:
+                return kept
+        raise
+
+
+def has_damaged_settings(state: StateDir) -> bool:
+    """Whether `settings.json` is there and cannot be read, whatever its copy says."""
+    try:
+        _read_settings(state.settings_file)
+    except UsageError:
+        return True
+    return False
+
+
+def repair_settings(state: StateDir) -> str:
+    """Write `settings.json` from its copy where it is damaged; what it held is kept beside it.
+
+    Returns:
+        What was done, for people; empty where nothing was.
+
+    Raises:
+        UsageError: both are damaged.
+    """
+    try:
+        _read_settings(state.settings_file)
+        return ""
+    except UsageError as damaged:
+        with contextlib.suppress(UsageError):
+            if (kept := _read_settings(state.settings_copy)) is not None:
+                aside = set_aside(state)
+                save_settings(state, kept)
+                return (
+                    f"{damaged.message}; restored it from {state.settings_copy.name}, and kept what it held "
+                    f"as {aside.name}"
+                )
+        raise
+
+
+def set_aside(state: StateDir) -> Path:
+    """Keep a damaged `settings.json` under another name, which is returned."""
+    with contextlib.suppress(FileNotFoundError):
+        state.settings_file.replace(state.settings_aside)
+    return state.settings_aside
+
+
+def _read_settings(path: Path) -> LocalSettings | None:
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
@@ -141,8 +193,10 @@ def load_settings(state: StateDir) -> LocalSettings | None:
 
 
 def save_settings(state: StateDir, settings: LocalSettings) -> None:
-    """Write `settings.json`, atomically."""
-    write_atomically(state.settings_file, json.dumps(asdict(settings), indent=2) + "\n")
+    """Write `settings.json`, atomically, and its copy."""
+    text = json.dumps(asdict(settings), indent=2) + "\n"
+    write_atomically(state.settings_file, text)
+    write_atomically(state.settings_copy, text)
 
 
 def prepare_settings(
@@ -363,7 +417,9 @@ def _reachable(host: str) -> str:
 def _bad_settings(path: Path, found: str) -> UsageError:
     return UsageError(
         f"cannot read the settings of this control plane from {path}: {found}",
-        hint="Move the file away and run `exo dedicated-inference up` again; ports are chosen anew.",
+        hint="Mend it, or move it away and run `exo dedicated-inference up` with the --port and --zone that "
+        "exoscale.toml beside it names; --gateway-port is chosen anew if it is not given. Models, deployments "
+        "and keys stay.",
     )
 
 

@@ -86,6 +86,8 @@ class StateDir:
         self.root = root.expanduser().absolute()
         self.config_file = self.root / "exoscale.toml"
         self.settings_file = self.root / "settings.json"
+        self.settings_copy = self.root / "settings.copy.json"
+        self.settings_aside = self.root / "settings.json.damaged"
         self.secret_key_file = self.root / "secret.key"
         self.database_file = self.root / "controller.db"
         self.routes_file = self.root / "routes.json"

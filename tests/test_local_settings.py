@@ -20,6 +20,7 @@ from exo_inference.local_settings import (
     load_settings,
     prepare_settings,
     read_credentials,
+    repair_settings,
     save_settings,
 )
 from exo_inference.state_dir import StateDir
@@ -142,6 +143,37 @@ def test_damaged_settings_are_named(state, content, complaint):
     with pytest.raises(UsageError, match=complaint) as raised:
         load_settings(state)
     assert str(state.settings_file) in raised.value.message
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"port": "8"}', "\0" * 100])
+def test_damaged_settings_are_had_from_their_copy_and_nothing_is_lost(state, content):
+    settings = LocalSettings(port=8, gateway_port=9, zone="at-vie-1", simulate_gpus="h100=8")
+    save_settings(state, settings)
+    state.settings_file.write_text(content)
+    assert load_settings(state) == settings
+    assert state.settings_file.read_text() == content, "only a start writes"
+    done = repair_settings(state)
+    assert str(state.settings_file) in done
+    assert "settings.json.damaged" in done
+    assert (state.root / "settings.json.damaged").read_text() == content
+    assert json.loads(state.settings_file.read_text())["port"] == 8
+    assert repair_settings(state) == ""
+
+
+def test_settings_that_are_damaged_twice_say_how_to_mend_them(state):
+    state.settings_file.write_text("{")
+    state.settings_copy.write_text("{")
+    with pytest.raises(UsageError) as raised:
+        repair_settings(state)
+    assert str(state.settings_file) in raised.value.message
+    assert "exoscale.toml" in raised.value.hint
+    assert state.settings_file.read_text() == "{"
+
+
+def test_settings_that_were_deleted_are_not_had_from_their_copy(state):
+    save_settings(state, LocalSettings(port=8))
+    state.settings_file.unlink()
+    assert load_settings(state) is None
 
 
 def test_unknown_settings_of_a_newer_version_are_ignored(state):

@@ -125,15 +125,20 @@ def look_at(state: StateDir) -> Overview:
     Raises:
         UsageError: its settings cannot be read.
     """
-    from exo_inference.errors import ConfigurationError
+    from exo_inference.errors import ConfigurationError, UsageError
     from exo_inference.local_settings import load_settings, read_credentials
 
-    settings = load_settings(state)
+    servers = find_servers(state)
+    try:
+        settings = load_settings(state)
+    except UsageError:  # what runs knows them
+        settings = recover_settings(servers)
+        if settings is None:
+            raise
     try:
         api_key = read_credentials(state).key
     except ConfigurationError:
         api_key = ""
-    servers = find_servers(state)
     if settings is None:
         settings = recover_settings(servers)
     servers = [_with_answer(process, settings) for process in servers]

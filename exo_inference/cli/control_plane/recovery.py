@@ -6,6 +6,7 @@ secret and the database cannot be had back: `find_losses` says so, for `status` 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import json
@@ -62,7 +63,9 @@ def listening_address(pid: int | None) -> tuple[str, int] | None:
 
 
 def find_losses(state: StateDir, servers: Sequence[LocalProcess]) -> tuple[str, ...]:
-    """Say what was deleted under running servers; empty where nothing was."""
+    """Say what was deleted or damaged under running servers; empty where nothing was."""
+    from exo_inference.local_settings import has_damaged_settings
+
     running = {process.name: process.pid for process in servers if process.pid is not None}
     if not running:
         return ()
@@ -71,6 +74,8 @@ def find_losses(state: StateDir, servers: Sequence[LocalProcess]) -> tuple[str, 
     losses = []
     if not state.settings_file.exists():
         losses.append("settings.json was deleted; `up` restores it")
+    elif has_damaged_settings(state):
+        losses.append("settings.json is damaged; `up` restores it")
     if not state.config_file.exists():
         losses.append(
             "exoscale.toml was deleted, with the API's secret; `up` makes new credentials"
@@ -103,7 +108,12 @@ def restore_files(
     Raises:
         ExoError: the whole directory was deleted, or the settings cannot be found out.
     """
-    from exo_inference.local_settings import ensure_credentials, save_settings
+    from exo_inference.local_settings import (
+        ensure_credentials,
+        has_damaged_settings,
+        save_settings,
+        set_aside,
+    )
 
     losses = find_losses(state, servers)
     if DIRECTORY_LOSS in losses:
@@ -112,7 +122,8 @@ def restore_files(
             hint="Run `exo dedicated-inference down`, then `up`, which starts with nothing.",
         )
     missing = [path for path in (state.settings_file, state.config_file) if not path.exists()]
-    if not missing or not losses:
+    damaged = has_damaged_settings(state)
+    if not losses or not (missing or damaged):
         return False
     if settings is None:
         raise ExoError(
@@ -120,10 +131,13 @@ def restore_files(
             "out, because not all of it runs",
             hint="Run `exo dedicated-inference down`, then `up`.",
         )
-    if state.settings_file in missing:
+    if damaged or state.settings_file in missing:
+        if damaged:
+            set_aside(state)
         save_settings(state, settings)
+        what = "damaged, and so was its copy" if damaged else "deleted"
         click.echo(
-            "notice: settings.json was deleted; restored it from what runs, without --simulate-gpus, "
+            f"notice: settings.json was {what}; restored it from what runs, without --simulate-gpus, "
             "which cannot be found out",
             err=True,
         )
@@ -135,6 +149,16 @@ def restore_files(
             err=True,
         )
     return True
+
+
+def mend_settings(state: StateDir) -> None:
+    """Restore `settings.json` from its copy where it is damaged, and say so."""
+    from exo_inference.errors import UsageError
+    from exo_inference.local_settings import repair_settings
+
+    with contextlib.suppress(UsageError):  # what runs may know more; else its hint says what to do
+        if done := repair_settings(state):
+            click.echo(f"notice: {done}", err=True)
 
 
 def _is_elsewhere(state: StateDir, pid: int) -> bool:

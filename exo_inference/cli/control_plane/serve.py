@@ -18,6 +18,7 @@ from exo_inference.cli.control_plane.launching import (
     supervisor_command,
 )
 from exo_inference.cli.control_plane.processes import find_servers
+from exo_inference.cli.control_plane.recovery import mend_settings
 from exo_inference.cli.rendering.output import Field
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -77,6 +78,7 @@ def serve(
             simulate_speedup=simulate_speedup,
         )
         set_paused(state, paused=paused)
+        mend_settings(state)
         settings = configure(state, options)
         output = session.output(FIELD_NAMES, configured=False)
         session.success(f"Endpoint {settings.endpoint}, configuration {state.config_file}")

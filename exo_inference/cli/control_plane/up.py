@@ -26,7 +26,7 @@ from exo_inference.cli.control_plane.launching import (
 )
 from exo_inference.cli.control_plane.overview import FIELD_NAMES, Overview, look_at
 from exo_inference.cli.control_plane.processes import STOPPED, find_servers
-from exo_inference.cli.control_plane.recovery import restore_files
+from exo_inference.cli.control_plane.recovery import mend_settings, restore_files
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.rendering.progress import Step, step
 from exo_inference.cli.session import Session, pass_session
@@ -118,6 +118,7 @@ def up(
     check_installation()
     with only_one_start(state):
         set_paused(state, paused=paused)
+        mend_settings(state)
         overview = look_at(state)
         headline = "The control plane is already running."
         if overview.settings is not None and overview.has_servers:

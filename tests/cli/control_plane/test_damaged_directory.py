@@ -53,6 +53,8 @@ def test_purge_does_not_follow_links(exo: Exo, state: StateDir, tmp_path: Path) 
         (".routes.json.x1y2", True),
         ("models", True),
         ("usage.json", True),
+        ("settings.copy.json", True),
+        ("settings.json.damaged", True),
         ("controller.db.backup", False),
         (".bashrc", False),
         ("notes.txt", False),
@@ -68,6 +70,30 @@ def test_broken_settings_are_named(exo: Exo, state: StateDir) -> None:
     result = exo("ai", "status")
     assert result.code == 2
     assert str(state.settings_file) in result.err
+
+
+def test_damaged_settings_are_restored_from_their_copy_or_from_what_runs(
+    exo: Exo, state: StateDir
+) -> None:
+    assert up("-Q", "-z", "at-vie-2").code == 0
+    before, saved = status_of(exo), state.settings_file.read_text()
+    for damaged in ([state.settings_file], [state.settings_file, state.settings_copy]):
+        for file in damaged:
+            file.write_text("{")
+        degraded = exo("ai", "status", "-O", "json")
+        found = json.loads(degraded.out)
+        assert {**found, "problems": []} == {**before, "state": "degraded", "problems": []}
+        assert "settings.json is damaged; `up` restores it" in degraded.err
+        again = up()
+        assert again.code == 0
+        assert "restored it from" in again.err
+        assert (state.settings_file.read_text(), state.settings_copy.read_text()) == (saved, saved)
+        assert status_of(exo) == before
+    state.settings_file.write_text("{")
+    assert exo("ai", "down").code == 0
+    assert up("-Q").code == 0
+    assert state.settings_file.read_text() == saved
+    assert exo("ai", "down").code == 0
 
 
 def test_deleted_records_hide_nothing(exo: Exo, state: StateDir) -> None:
