@@ -32,9 +32,10 @@ from exo_inference.planner.model.checkpoint import (
 )
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan
+from exo_inference.planner.problem import Problem
 from exo_inference.planner.speed import Speed
 from exo_inference.planner.user_gpus import load_user_gpus, parse_gpu
-from exo_inference.planner.verdict import Plan, Problem, Verdict
+from exo_inference.planner.verdict import Plan, Verdict
 
 __all__ = [
     "MAX_HEADER_BYTES",

@@ -13,7 +13,7 @@ from exo_inference.planner.model.quantization import WeightFormat
 from exo_inference.planner.model.requantize import ONLINE
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
-from exo_inference.planner.verdict import Problem
+from exo_inference.planner.problem import Problem
 
 _EXO_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 

@@ -28,9 +28,10 @@ from exo_inference.planner.memory import (
 )
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.problem import Problem
 from exo_inference.planner.setting import Setting, Stage, settle
 from exo_inference.planner.speed import SpeedInputs, estimate_speed
-from exo_inference.planner.verdict import Basis, Plan, Problem, StagePlan, Verdict
+from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
 
 
 def plan(

@@ -17,7 +17,7 @@ from exo_inference.planner.memory import Component, Ranks, draft_component, rank
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Layer, Shard, Weight
 from exo_inference.planner.parameters import EngineParameters
-from exo_inference.planner.verdict import Problem
+from exo_inference.planner.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.problem import Problem
+from exo_inference.planner.setting import Setting, Stage
 from exo_inference.planner.speed import Speed, SpeedInputs
-
-if TYPE_CHECKING:
-    from exo_inference.planner.setting import Setting, Stage
 
 
 class Verdict(StrEnum):
@@ -29,20 +27,6 @@ class Verdict(StrEnum):
     """Not even the optimistic bound fits, or the engine refuses for another reason."""
     UNKNOWN = "unknown"
     """The model cannot be sized."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong or worth knowing.
-
-    Attributes:
-        code: stable, for programs (`memory`, `tensor-parallel`, `unknown-model`, …).
-        refuses: whether the engine would not start because of it.
-    """
-
-    code: str
-    detail: str
-    refuses: bool = True
 
 
 _ONE_RANK = Ranks()

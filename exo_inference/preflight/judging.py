@@ -29,7 +29,7 @@ from exo_inference.planner import (
 )
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
-from exo_inference.planner.verdict import Problem
+from exo_inference.planner.problem import Problem
 from exo_inference.preflight.flags import read_flags, read_settings
 from exo_inference.preflight.other_engines import plan_as_vllm
 

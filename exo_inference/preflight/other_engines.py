@@ -15,7 +15,7 @@ from exo_inference.engines.flags.checking import Reading
 from exo_inference.engines.imaged import ImagedEngine, VllmMeaning
 from exo_inference.planner import Architecture, EngineParameters, Gpu, Plan, Verdict, plan
 from exo_inference.planner.parameters import WrongSetting
-from exo_inference.planner.verdict import Problem
+from exo_inference.planner.problem import Problem
 
 _GIB = 2**30
 

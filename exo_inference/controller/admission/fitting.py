@@ -15,7 +15,7 @@ from exo_inference.controller.admission.problems import Issue
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engines.flags.parameters import ParameterProblem
 from exo_inference.planner.gpus import Gpu
-from exo_inference.planner.verdict import Problem
+from exo_inference.planner.problem import Problem
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.platforms.replica_memory import ReplicaNeed
 from exo_inference.preflight import (

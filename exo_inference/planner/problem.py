@@ -1,0 +1,19 @@
+"""What is wrong with a deployment, in the planner's words: found while settling, checking and sizing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong or worth knowing.
+
+    Attributes:
+        code: stable, for programs (`memory`, `tensor-parallel`, `unknown-model`, …).
+        refuses: whether the engine would not start because of it.
+    """
+
+    code: str
+    detail: str
+    refuses: bool = True
