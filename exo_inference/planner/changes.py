@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
 from exo_inference.planner.catalog_models import quantized_siblings
-from exo_inference.planner.engine_rules import parse_version
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
@@ -74,9 +73,12 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
     yield from _overhead_changes(wanted, before)
     yield from _share_changes(wanted, before)
     yield from _count_changes(wanted, before)
-    if wanted.parameters.engine == "vllm":  # exo-engine has none of these
+    rules = wanted.parameters.rules
+    if rules.chooses_cache_type:
         yield from _cache_changes(wanted)
+    if rules.captures_graphs:
         yield from _eager_changes(wanted, before)
+    if rules.quantizes:
         yield from _weight_changes(wanted)
     yield from _family_changes(wanted, before, others)
 
@@ -168,9 +170,9 @@ def _share_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
 def _count_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
     if wanted.parameters.tensor_parallel_size or wanted.parameters.pipeline_parallel_size:
         return  # the caller fixed the layout
-    is_exo = wanted.parameters.engine == "exo"  # runs on one GPU
-    cannot_split = is_exo or any(each.code == "tensor-parallel" for each in before.problems)
-    for count in (1,) if is_exo else (1, 2, 4, 8):
+    can_span = wanted.parameters.rules.spans_gpus
+    cannot_split = not can_span or any(each.code == "tensor-parallel" for each in before.problems)
+    for count in (1, 2, 4, 8) if can_span else (1,):
         is_wanted = count > wanted.gpu_count or (cannot_split and count < wanted.gpu_count)
         if is_wanted and count <= wanted.gpu.max_count:
             gpus = "1 GPU" if count == 1 else f"{count} GPUs"
@@ -204,8 +206,7 @@ def _weight_changes(wanted: Wanted) -> Iterator[Change]:
 
 def _has_online_4_bit(wanted: Wanted) -> bool:
     """Whether `--quantization=bitsandbytes` is there: until 0.27, and for dense models."""
-    version = parse_version(wanted.parameters.engine_version) or (0, 33, 0)
-    return version < (0, 28, 0) and wanted.model.moe is None
+    return wanted.parameters.rules.version < (0, 28, 0) and wanted.model.moe is None
 
 
 _NEEDS_ANOTHER_KIND = frozenset({"quantization", "dtype", "kv-cache-dtype"})

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from exo_inference.planner.engine_rules import EngineRules, rules_for
+from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
@@ -15,8 +15,6 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.problem import Problem
 
-_EXO_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-
 
 def check_request(
     model: Architecture, gpu: Gpu, gpu_count: int, parameters: EngineParameters, ranks: Ranks
@@ -25,9 +23,7 @@ def check_request(
     problems = _check_ranks(model, gpu, gpu_count, ranks)
     problems += _check_lengths(model, parameters)
     problems += _check_types(model, gpu, parameters)
-    if parameters.engine == "exo":
-        problems += _check_exo(model, gpu_count)
-    return problems
+    return problems + _check_engine(model, gpu_count, parameters.rules)
 
 
 def _check_ranks(model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks) -> list[Problem]:
@@ -107,29 +103,34 @@ def _check_lengths(model: Architecture, parameters: EngineParameters) -> list[Pr
         detail = f"--max-num-batched-tokens is {tokens}, expected at least --max-num-seqs ({seqs})"
         step = f"set --max-num-batched-tokens={seqs} or more"
         problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
-    return problems + (_check_vllm_steps(model, parameters) if parameters.engine == "vllm" else [])
+    return problems + _check_steps(model, parameters, parameters.rules)
 
 
-def _check_vllm_steps(model: Architecture, parameters: EngineParameters) -> list[Problem]:
-    """Check what vLLM's scheduler and attention kernels ask for.
-
-    A prompt must fit into a step where prefill is not chunked (config/scheduler.py `verify_max_model_len`);
-    blocks are multiples of 16 tokens (v1/attention/backends, `get_kv_cache_shape`).
-    """
+def _check_steps(
+    model: Architecture, parameters: EngineParameters, rules: EngineRules
+) -> list[Problem]:
+    """Check what the engine's scheduler and attention kernels ask for."""
     problems, asked, tokens = [], parameters.max_model_len, parameters.max_num_batched_tokens
     length = asked if isinstance(asked, int) else model.max_model_len
     is_whole = parameters.enable_chunked_prefill is False and asked != AUTO_LENGTH
-    if is_whole and tokens is not None and length is not None and tokens < length:
+    if (
+        rules.checks_prompts
+        and is_whole
+        and tokens is not None
+        and length is not None
+        and tokens < length
+    ):
         detail = (
             f"--max-num-batched-tokens is {tokens}, expected at least the {length} of --max-model-len, because of "
             "--no-enable-chunked-prefill"
         )
         step = f"set --max-num-batched-tokens={length}, or leave --no-enable-chunked-prefill out"
         problems.append(Problem("max-num-batched-tokens", f"{detail}: {step}"))
-    block = parameters.block_size
-    if block is not None and block % 16:
-        detail = f"--block-size is {block}, vLLM's attention kernels expect a multiple of 16"
-        problems.append(Problem("block-size", f"{detail}: set --block-size={-(-block // 16) * 16}"))
+    block, unit = parameters.block_size, rules.block_multiple
+    if block is not None and block % unit:
+        detail = f"--block-size is {block}, {rules.title}'s attention kernels expect a multiple of {unit}"
+        step = f"set --block-size={-(-block // unit) * unit}"
+        problems.append(Problem("block-size", f"{detail}: {step}"))
     return problems
 
 
@@ -151,7 +152,7 @@ def _least_capability(form: WeightFormat, method: str, rules: EngineRules) -> fl
     Source: `get_min_capability` in model_executor/layers/quantization: the Marlin kernels that unpack
     FP8 and NVFP4 began at Ampere until 0.15.1; ModelOpt's checkpoints have rules of their own.
     """
-    if rules.engine != "vllm":
+    if not rules.quantizes:
         return form.min_capability
     if method in _MODELOPT:
         since, before, after = _MODELOPT[method]
@@ -163,8 +164,7 @@ def _least_capability(form: WeightFormat, method: str, rules: EngineRules) -> fl
 
 def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> list[Problem]:
     problems = []
-    rules = rules_for(parameters.engine, parameters.engine_version)
-    capability = gpu.capability
+    rules, capability = parameters.rules, gpu.capability
     if capability is not None and model.quantization is not None:
         for form in model.quantization.formats():
             least = _least_capability(form, model.quantization.method, rules)
@@ -176,7 +176,7 @@ def _check_types(model: Architecture, gpu: Gpu, parameters: EngineParameters) ->
         problems.append(Problem("dtype", f"{detail}: expected float16 or auto"))
     problems += _check_cache_type(model, gpu, parameters)
     kv = parameters.kv_cache_dtype or "auto"
-    if _is_compressed(model) and not kv.startswith("fp8") and parameters.engine == "vllm":
+    if _is_compressed(model) and not kv.startswith("fp8") and rules.chooses_cache_type:
         detail = "DeepSeek-V4's cache is planned in 16 bit; its recipes say --kv-cache-dtype=fp8"
         problems.append(
             Problem("kv-cache-dtype", f"{detail}, without which it does not start on Hopper", False)
@@ -192,7 +192,8 @@ def _check_cache_type(model: Architecture, gpu: Gpu, parameters: EngineParameter
     """
     kv, asked_by = (parameters.kv_cache_dtype or "auto").lower(), "--kv-cache-dtype is"
     quantization = model.quantization
-    if kv == "auto" and quantization is not None and parameters.engine == "vllm":
+    rules = parameters.rules
+    if kv == "auto" and quantization is not None and rules.chooses_cache_type:
         kv = quantization.kv_cache_dtype or "auto"
         asked_by = "the checkpoint's KV cache (--kv-cache-dtype=auto) is"
     capability = gpu.capability
@@ -204,7 +205,7 @@ def _check_cache_type(model: Architecture, gpu: Gpu, parameters: EngineParameter
     step = "use a GPU of at least that"
     if asked_by.startswith("--"):
         step = "leave the flag out"
-    elif rules_for(parameters.engine, parameters.engine_version).version >= (0, 18, 0):
+    elif rules.version >= (0, 18, 0):
         step = "set --kv-cache-dtype=float16"  # a choice since 0.18
     return [Problem("kv-cache-dtype", f"{detail}: {step}")]
 
@@ -242,7 +243,7 @@ def check_quantization_flag(model: Architecture, parameters: EngineParameters) -
         parameters: the flags.
     """
     asked = (parameters.quantization or "").lower()
-    if not asked or parameters.engine != "vllm":
+    if not asked or not parameters.rules.quantizes:
         return []
     if model.quantization is None:
         if asked in _NEEDS_QUANTIZED:
@@ -267,23 +268,18 @@ def _is_compressed(model: Architecture) -> bool:
     )
 
 
-def _check_exo(model: Architecture, gpu_count: int) -> list[Problem]:
-    problems = []
-    if model.model_type not in _EXO_FAMILIES or model.vision is not None:
-        known = ", ".join(sorted(_EXO_FAMILIES))
-        detail = (
-            f"exo-engine serves {known}; {model.name} is {model.model_type or 'of no stated type'}"
-        )
+def _check_engine(model: Architecture, gpu_count: int, rules: EngineRules) -> list[Problem]:
+    """Check what the engine serves: families, quantized weights, models over several GPUs."""
+    problems, served = [], rules.families
+    if served is not None and (model.model_type not in served or model.vision is not None):
+        found = model.model_type or "of no stated type"
+        detail = f"{rules.title} serves {', '.join(sorted(served))}; {model.name} is {found}"
         problems.append(Problem("engine", detail))
-    if model.quantization is not None:
-        detail = (
-            f"exo-engine reads unquantized weights; {model.name} is {model.quantization.method}"
-        )
+    if model.quantization is not None and not rules.quantizes:
+        found = model.quantization.method
+        detail = f"{rules.title} reads unquantized weights; {model.name} is {found}"
         problems.append(Problem("quantization", detail))
-    if gpu_count > 1:
-        problems.append(
-            Problem(
-                "gpu-count", f"exo-engine runs on one GPU, {gpu_count} were asked for; ask for 1"
-            )
-        )
+    if gpu_count > 1 and not rules.spans_gpus:
+        detail = f"{rules.title} runs on one GPU, {gpu_count} were asked for; ask for 1"
+        problems.append(Problem("gpu-count", detail))
     return problems

@@ -16,13 +16,22 @@ from exo_inference.planner.gpus import GIB, Gpu
 Version = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
+Batch = tuple[int, int]
+"""Tokens and sequences of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineRules:
-    """One engine in one version.
+    """One engine in one version; two objects are never equal, so that caches look them up quickly.
 
     Attributes:
+        engine: as deployments name it; `title` for people.
+        oldest: the first version whose rules were read.
         is_legacy: vLLM's V0 engine (its own profile run, hybrids cached as if they attended fully).
         default_utilization: of `--gpu-memory-utilization`.
+        batches: default max-num-batched-tokens and max-num-seqs, by the GiB that a GPU has at least.
+        cpu_batch: the same on a CPU, where that is another matter than its memory.
+        small_batch_gpus: parts of names of GPUs that have the smallest of `batches` all the same.
         subtracts_graphs: the CUDA-graph estimate comes out of the budget (since 0.20).
         groups_hybrids: layers of different kinds share a pool in groups.
         group_tolerance: the largest bucket sets the group size while below this times the smallest.
@@ -30,27 +39,67 @@ class EngineRules:
         batches_in_flight: batches that a sliding window must have room for.
         reserves_null_block: one block is kept back.
         sampler_copies: fp32 copies of the logits that the profiled sampler holds at once.
-        shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
+        non_torch_gib: what one GPU holds outside torch, and the most of it (since 0.26 with what torch keeps).
         latent_padding: MLA latents are padded to a multiple of this.
+        latent_block: tokens per block of MLA kernels (vLLM: platforms/cuda.py).
+        block_multiple: blocks are multiples of so many tokens (v1/attention/backends, `get_kv_cache_shape`).
         absorbs_latents: MLA keeps the products of its projections beside them (0.7).
         checks_states: it does not start where requests of a step outnumber the blocks for their states (since 0.19).
+        checks_prompts: a prompt must fit into a step where prefill is not chunked (config/scheduler.py
+            `verify_max_model_len`).
+        captures_graphs: decode steps are recorded as CUDA graphs unless that is switched off.
+        compiles: the model is compiled at the start unless CUDA graphs are switched off.
+        counts_rotary: the rotary tables are there when the cache is sized.
+        pads_experts: a kernel pads experts in MXFP4 (vLLM's Marlin).
+        profiles_encoder: the profile run encodes images.
+        quantizes: it reads quantized weights and quantizes plain ones while loading.
+        chooses_cache_type: the cache may have another type than activations.
+        halves_float32: a model in float32 runs in 16 bit.
+        cpu_dtype: what it computes in on a CPU; None for the model's own type.
+        spans_gpus: one replica may have several.
+        families: model types that it serves, as text models; None for any that can be planned.
+        shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
+        caps_cache: the cache is never larger than all sequences of a step could use.
+        prints_exactly: starts print the release in full, and what the blocks take as the memory for them.
     """
 
     engine: str
+    title: str
     version: Version
-    is_legacy: bool
+    oldest: Version
     default_utilization: float
-    subtracts_graphs: bool
-    groups_hybrids: bool
-    group_tolerance: float
-    reports_by_concurrency: bool
-    batches_in_flight: int
-    reserves_null_block: bool
+    batches: tuple[tuple[int, Batch], ...]
     sampler_copies: float
-    shrinks_length: bool = False
+    cpu_batch: Batch | None = None
+    small_batch_gpus: tuple[str, ...] = ()
+    is_legacy: bool = False
+    subtracts_graphs: bool = False
+    groups_hybrids: bool = False
+    group_tolerance: float = 1.0
+    reports_by_concurrency: bool = False
+    batches_in_flight: int = 1
+    reserves_null_block: bool = False
+    non_torch_gib: tuple[float, float] = (0.1, 0.45)
     latent_padding: int = 1
+    latent_block: int = 16
+    block_multiple: int = 1
     absorbs_latents: bool = False
     checks_states: bool = False
+    checks_prompts: bool = False
+    captures_graphs: bool = False
+    compiles: bool = False
+    counts_rotary: bool = False
+    pads_experts: bool = False
+    profiles_encoder: bool = False
+    quantizes: bool = False
+    chooses_cache_type: bool = False
+    halves_float32: bool = False
+    cpu_dtype: str | None = None
+    spans_gpus: bool = False
+    families: frozenset[str] | None = None
+    shrinks_length: bool = False
+    caps_cache: bool = False
+    prints_exactly: bool = False
 
 
 _SAMPLER_COPIES_SORTING = 9.63
@@ -69,51 +118,88 @@ def parse_version(text: str) -> Version | None:
     return int(match.group(1)), int(match.group(2)), int(match.group(3) or 0)
 
 
-@lru_cache(maxsize=128)
-def rules_for(engine: str, version_text: str) -> EngineRules:
-    """Return the rules of an engine version; an unreadable version counts as the newest."""
-    version = parse_version(version_text) or (0, 33, 0)
-    is_legacy = version < (0, 8, 0) or (version < (0, 11, 0) and "v0" in version_text.lower())
-    if engine == "exo":
-        return EngineRules(
-            "exo", version, False, 0.9, False, False, 1.0, False, 1, False, 3.0, shrinks_length=True
-        )
+def _exo(version: Version, _: str) -> EngineRules:
+    return EngineRules(
+        engine="exo",
+        title="exo-engine",
+        version=version,
+        oldest=(0, 0, 0),
+        default_utilization=0.9,
+        batches=((0, (8192, 256)),),  # exo_engine/config.py
+        cpu_batch=(1024, 64),
+        sampler_copies=3.0,
+        cpu_dtype="float32",
+        families=frozenset({"llama", "mistral", "qwen2", "qwen3"}),
+        shrinks_length=True,
+        caps_cache=True,
+        prints_exactly=True,
+    )
+
+
+def _vllm(version: Version, text: str) -> EngineRules:
+    is_legacy = version < (0, 8, 0) or (version < (0, 11, 0) and "v0" in text.lower())
+    sorts = version < (0, 17, 0)
     return EngineRules(
         engine="vllm",
+        title="vLLM",
         version=version,
+        oldest=(0, 6, 6),
         is_legacy=is_legacy,
         default_utilization=0.92 if version >= (0, 20, 0) else 0.9,
+        batches=_vllm_batches(version, is_legacy),
+        small_batch_gpus=("a100", "gb10") if version >= (0, 9, 0) else ("gb10",),
         subtracts_graphs=version >= (0, 20, 0),
         groups_hybrids=version >= (0, 10, 0) and not is_legacy,
         group_tolerance=1.5 if version >= (0, 14, 0) else 1.25,
         reports_by_concurrency=version >= (0, 21, 0),
         batches_in_flight=2 if version >= (0, 33, 0) else 1,
         reserves_null_block=version >= (0, 33, 0),
-        sampler_copies=_SAMPLER_COPIES_SELECTING
-        if version >= (0, 17, 0)
-        else _SAMPLER_COPIES_SORTING,
+        sampler_copies=_SAMPLER_COPIES_SORTING if sorts else _SAMPLER_COPIES_SELECTING,
+        non_torch_gib=(0.3, 0.6) if version >= (0, 26, 0) else (0.1, 0.45),
         latent_padding=128 if is_legacy else 1,
+        latent_block=16 if is_legacy else 64,
+        block_multiple=16,
         absorbs_latents=(0, 7, 0) <= version < (0, 8, 0),
         checks_states=version >= (0, 19, 0),
+        checks_prompts=True,
+        captures_graphs=True,
+        compiles=True,
+        counts_rotary=True,
+        pads_experts=True,
+        profiles_encoder=True,
+        quantizes=True,
+        chooses_cache_type=True,
+        halves_float32=True,
+        spans_gpus=True,
     )
 
 
-def default_batch(
-    rules: EngineRules, gpu: Gpu, max_model_len: int, *, is_chunked: bool
-) -> tuple[int, int]:
-    """Return the default max-num-batched-tokens and max-num-seqs of the engine's server.
+def _vllm_batches(version: Version, is_legacy: bool) -> tuple[tuple[int, Batch], ...]:
+    """Source: `EngineArgs.get_batch_defaults` (vllm-memory.md §3)."""
+    if is_legacy:
+        return ((0, (2048, 256)),)
+    largest = ((160, (16384, 1024)),) if version >= (0, 33, 0) else ()
+    return (*largest, (70, (8192, 1024)), (0, (2048, 256)))
 
-    Source: `EngineArgs.get_batch_defaults` (vllm-memory.md §3); for exo-engine `exo_engine/config.py`.
-    """
-    if rules.engine == "exo":
-        return (1024, 64) if gpu.vendor == "cpu" else (8192, 256)
-    if rules.is_legacy:  # without chunked prefill a whole prompt is one batch
-        return (2048 if is_chunked else max(max_model_len, 2048), 256)
-    memory = gpu.reported_bytes
-    if rules.version >= (0, 33, 0) and memory >= 160 * GIB:
-        return 16384, 1024
-    is_exempt = "a100" in gpu.name.lower() and rules.version >= (0, 9, 0)
-    is_exempt = is_exempt or gpu.key == "gb10"
-    if memory >= 70 * GIB and not is_exempt:
-        return 8192, 1024
-    return 2048, 256
+
+_ENGINES = {"exo": _exo, "vllm": _vllm}
+PLANNED = frozenset(_ENGINES)
+"""Engines that are planned by rules of their own."""
+
+
+@lru_cache(maxsize=128)
+def rules_for(engine: str, version_text: str) -> EngineRules:
+    """Return the rules of an engine version; an unreadable version counts as the newest."""
+    read = _ENGINES.get(
+        engine, _vllm
+    )  # others lay their memory out as vLLM does, as far as is known
+    return read(parse_version(version_text) or (0, 33, 0), version_text)
+
+
+def default_batch(rules: EngineRules, gpu: Gpu) -> Batch:
+    """Return the default max-num-batched-tokens and max-num-seqs of the engine's server."""
+    if gpu.vendor == "cpu" and rules.cpu_batch is not None:
+        return rules.cpu_batch
+    fitting = [batch for least, batch in rules.batches if gpu.reported_bytes >= least * GIB]
+    is_small = any(part in gpu.name.lower() for part in rules.small_batch_gpus)
+    return fitting[-1 if is_small else 0]

@@ -184,7 +184,7 @@ def _cache_override(setting: Setting) -> str:
         return f"; --num-gpu-blocks-override allows {parameters.num_gpu_blocks_override} blocks"
     if setting.gpu.vendor == "cpu":
         return "; exo-engine takes 1 GiB, or half of what is free where that is less"
-    if setting.rules.engine == "exo":
+    if setting.rules.caps_cache:
         return f"; at most {setting.max_num_seqs} requests of {setting.max_model_len} tokens"
     return ""
 

@@ -119,15 +119,16 @@ def _cheaper(wanted: Wanted, now: Plan, others: tuple[Gpu, ...]) -> Iterator[Imp
 
 
 def _faster(wanted: Wanted, now: Plan) -> Iterator[Improvement]:
-    if wanted.parameters.engine != "vllm":
-        return
-    yield from _quantized(wanted, now)
-    if wanted.parameters.enforce_eager:
+    rules = wanted.parameters.rules
+    if rules.quantizes:
+        yield from _quantized(wanted, now)
+    if wanted.parameters.enforce_eager and rules.captures_graphs:
         after = wanted.with_flags(enforce_eager=False).plan()
         if after.verdict is Verdict.FITS:
             text = "CUDA graphs fit: without --enforce-eager small batches decode faster"
             yield Improvement("cuda-graphs", text, ("--no-enforce-eager",), plan=after)
-    yield from _more_gpus(wanted, now)
+    if rules.spans_gpus:
+        yield from _more_gpus(wanted, now)
 
 
 def _quantized(wanted: Wanted, now: Plan) -> Iterator[Improvement]:

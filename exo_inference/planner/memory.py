@@ -103,7 +103,7 @@ def offloaded_bytes(
 
 def rotary_bytes(model: Architecture, dtype_bytes: int, rules: EngineRules) -> int:
     """Return the rotary tables that count as weights: exo-engine makes its own after sizing the cache."""
-    return 0 if rules.engine == "exo" else model.rope_elements * dtype_bytes
+    return model.rope_elements * dtype_bytes if rules.counts_rotary else 0
 
 
 @lru_cache(maxsize=256)
@@ -127,7 +127,7 @@ def absorbed_bytes(model: Architecture, ranks: Ranks, dtype_bytes: int) -> float
 
 def pads_experts(model: Architecture, rules: EngineRules) -> bool:
     """Whether experts are padded: vLLM's Marlin kernel for MXFP4 rounds hidden to 256, width to 128."""
-    return rules.engine == "vllm" and model.moe is not None and model.pads_experts
+    return rules.pads_experts and model.moe is not None and model.pads_experts
 
 
 @lru_cache(maxsize=4096)
@@ -284,7 +284,7 @@ def graphs_component(
     itself: from a third to three times of what was then used.
     """
     in_budget = rules.subtracts_graphs
-    if is_eager or rules.engine == "exo":
+    if is_eager or not rules.captures_graphs:
         return Component("cuda_graphs", 0, 0, 0, "no CUDA graphs are captured", in_budget)
     largest = min(512, 2 * max_num_seqs)
     small = sum(1 for size in (1, 2, 4) if size <= largest)
@@ -305,9 +305,7 @@ def non_torch_component(ranks: Ranks, rules: EngineRules, gpu: Gpu) -> Component
     """
     if gpu.vendor == "cpu":
         return Component("non_torch", 0, 0, 0, "nothing on a CPU")
-    value, low, high = 0.1, 0.0, 0.45
-    if rules.version >= (0, 26, 0) and rules.engine == "vllm":
-        value, high = 0.3, 0.6
+    low, (value, high) = 0.0, rules.non_torch_gib
     source = "middle of what starts printed on one GPU"
     linked = _linked_ranks(ranks.tensor, gpu)
     if linked > 1:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from exo_inference.errors import UsageError
+from exo_inference.planner.engine_rules import EngineRules, rules_for
 
 LATEST_VLLM = "0.33.0"
 AUTO_LENGTH = "auto"
@@ -37,7 +38,7 @@ class EngineParameters:
     """What was asked of the engine. None: the engine's default.
 
     Attributes:
-        engine: `vllm` or `exo`.
+        engine: one of `engine_rules.PLANNED`.
         engine_version: the vLLM release whose rules apply.
         max_model_len: tokens, or `auto` (the engine takes what fits).
         others: flags that have no bearing on the plan, as given.
@@ -97,6 +98,11 @@ class EngineParameters:
         if settings.get("max_model_len") == -1:
             settings["max_model_len"] = AUTO_LENGTH
         return cls(**settings, records_full_graphs=_records_full_graphs(values), **others)
+
+    @property
+    def rules(self) -> EngineRules:
+        """How that engine, in that version, uses memory."""
+        return rules_for(self.engine, self.engine_version)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _encoded_patches(setting: Setting) -> int:
     vision, parameters = setting.model.vision, setting.parameters
     if (
         vision is None
-        or setting.rules.engine == "exo"
+        or not setting.rules.profiles_encoder
         or parameters.skip_mm_profiling
         or parameters.language_model_only
     ):
@@ -147,14 +147,14 @@ def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout |
     if parameters.num_gpu_blocks_override is not None and layout is not None:
         asked = parameters.num_gpu_blocks_override * layout.bytes_per_block
         available, low, high = (min(value, asked) for value in (available, low, high))
-    if rules.engine == "exo" and layout is not None:
-        most = _exo_most_bytes(setting, layout)
+    if rules.caps_cache and layout is not None:
+        most = _most_useful_bytes(setting, layout)
         available, low, high = (min(value, most) for value in (available, low, high))
     return Stage(parts, layout, budget, available, low, high)
 
 
-def _exo_most_bytes(setting: Setting, layout: KvLayout) -> int:
-    """exo-engine never allocates more than all its sequences could use, or the blocks asked for."""
+def _most_useful_bytes(setting: Setting, layout: KvLayout) -> int:
+    """Return what all sequences could use, or the blocks asked for: exo-engine never allocates more."""
     if setting.parameters.num_gpu_blocks_override is not None:
         return setting.parameters.num_gpu_blocks_override * layout.bytes_per_block
     blocks = -(-setting.max_model_len // layout.block_size)
@@ -166,7 +166,7 @@ def _cpu_stage(setting: Setting, parts: tuple[Component, ...], layout: KvLayout 
     used = sum(part.num_bytes for part in parts)
     free = max(0, setting.gpu.reported_bytes - used)
     asked = setting.parameters.kv_cache_memory_bytes or min(GIB, free // 2)
-    most = _exo_most_bytes(setting, layout) if layout is not None else asked
+    most = _most_useful_bytes(setting, layout) if layout is not None else asked
     is_counted = setting.parameters.num_gpu_blocks_override is not None
     size = most if is_counted else min(asked, most)
     if size > free or used > setting.gpu.reported_bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from exo_inference.planner.drafting import Drafting
-from exo_inference.planner.engine_rules import EngineRules, default_batch, rules_for
+from exo_inference.planner.engine_rules import EngineRules, default_batch
 from exo_inference.planner.gpus import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, Ranks
@@ -47,7 +47,7 @@ class Setting:
     @property
     def is_eager(self) -> bool:
         """Whether kernels are launched one by one instead of replayed as CUDA graphs."""
-        return bool(self.parameters.enforce_eager) and self.rules.engine == "vllm"
+        return bool(self.parameters.enforce_eager) and self.rules.captures_graphs
 
     @property
     def drafting(self) -> Drafting | None:
@@ -82,7 +82,7 @@ def settle(
     draft: Architecture | None,
 ) -> Setting:
     """Return what the flags come to for this model on these GPUs, defaults filled in."""
-    rules = rules_for(parameters.engine, parameters.engine_version)
+    rules = parameters.rules
     model = _as_loaded(model, parameters)
     ranks = _ranks(gpu_count, parameters)
     asked = parameters.max_model_len
@@ -126,7 +126,7 @@ def _step_size(
     is_chunked = parameters.enable_chunked_prefill
     if is_chunked is None:  # V0 turned it on by itself beyond 32K
         is_chunked = not rules.is_legacy or length > 32768
-    tokens, seqs = default_batch(rules, gpu, length, is_chunked=is_chunked)
+    tokens, seqs = default_batch(rules, gpu)
     seqs = parameters.max_num_seqs or seqs
     if parameters.max_num_batched_tokens is not None:
         tokens = parameters.max_num_batched_tokens
@@ -163,9 +163,10 @@ def _run_dtype(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> s
     asked = parameters.dtype or "auto"
     if asked in DTYPE_BYTES:
         return asked
-    if gpu.vendor == "cpu" and parameters.engine == "exo":
-        return "float32"
-    if model.dtype in ("float32", "float") and parameters.engine == "vllm":
+    rules = parameters.rules
+    if gpu.vendor == "cpu" and rules.cpu_dtype is not None:
+        return rules.cpu_dtype
+    if model.dtype in ("float32", "float") and rules.halves_float32:
         return "bfloat16" if gpu.supports("bf16") else "float16"
     if model.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
         return "float16"
@@ -174,7 +175,7 @@ def _run_dtype(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> s
 
 def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> float:
     asked = (parameters.kv_cache_dtype or "auto").lower()
-    if parameters.engine == "exo":
+    if not parameters.rules.chooses_cache_type:
         return DTYPE_BYTES.get(dtype, 2)
     if asked == "auto" and model.quantization is not None:
         asked = model.quantization.kv_cache_dtype or "auto"
@@ -186,8 +187,6 @@ def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> 
 
 
 def _default_block(model: Architecture, rules: EngineRules) -> int:
-    """Return tokens per block; MLA kernels force 64 (vLLM: platforms/cuda.py)."""
+    """Return tokens per block; MLA kernels force theirs."""
     kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
-    if rules.engine != "vllm" or rules.is_legacy:
-        return 16
-    return 64 if KvKind.LATENT in kinds else 16
+    return rules.latent_block if KvKind.LATENT in kinds else 16

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exo_inference.errors import UsageError
+from exo_inference.planner.engine_rules import rules_for
 from exo_inference.planner.gpus import GIB, Gpu, cpu_as_gpu, find_gpu
 from exo_inference.planner.parameters import EngineParameters
 
@@ -148,7 +149,7 @@ def model_name(text: str) -> str:
 def stated_version(case: Mapping[str, Any]) -> str | None:
     """Return the engine's version that a case states, as precisely as it does."""
     text = str(case.get("engine_version") or "")
-    if case.get("engine") == "exo":
+    if rules_for(case["engine"], text).prints_exactly:
         return text or None
     match = re.search(r"\b0\.\d+(\.\d+)?", text)
     if match is not None:

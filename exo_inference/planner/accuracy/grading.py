@@ -26,7 +26,7 @@ from exo_inference.planner.accuracy.cases import (
     unstated_flags,
 )
 from exo_inference.planner.catalog_models import find_model
-from exo_inference.planner.engine_rules import parse_version
+from exo_inference.planner.engine_rules import PLANNED, rules_for
 from exo_inference.planner.gpus import GIB, find_gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import LATEST_VLLM, EngineParameters
@@ -47,7 +47,6 @@ FIT_LIMIT = 0.95
 """The share of starts of which it must be said rightly whether they fit."""
 
 _MISS = 0.05
-_OLDEST = (0, 6, 6)
 
 
 def miss_limit(quantity: str) -> float:
@@ -146,7 +145,7 @@ def grade(cases: Iterable[Mapping[str, Any]], *, includes_unstated: bool = False
 
 def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
     name, observed = str(case.get("id")), case.get("observed") or {}
-    if case.get("engine") not in ("vllm", "exo"):
+    if case.get("engine") not in PLANNED:
         grades.not_graded.append((name, "everything", f"the engine is {case.get('engine')}"))
         return
     try:
@@ -161,7 +160,8 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         return
     version = stated_version(case)
     gpu = stated_gpu(case)
-    if case["engine"] == "exo" and gpu is None:  # whose number format depends on it
+    rules = rules_for(case["engine"], version or LATEST_VLLM)
+    if rules.cpu_dtype is not None and gpu is None:  # whose number format depends on it
         grades.not_graded.append((name, "everything", "its GPU is not stated"))
         return
     try:
@@ -177,10 +177,10 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         return
     _grade_weights(name, model, result, observed, stage, grades)
     _grade_printed_memory(name, model, case, parameters, version, grades)
-    is_vllm = case["engine"] == "vllm"
-    is_old = is_vllm and version is not None and (parse_version(version) or _OLDEST) < _OLDEST
+    is_old = version is not None and rules.version < rules.oldest
     if is_old and not grades.includes_unstated:
-        reason = f"the rules of vLLM {version} were not read; those here begin at 0.6.6"
+        oldest = ".".join(map(str, rules.oldest))
+        reason = f"the rules of {rules.title} {version} were not read; those here begin at {oldest}"
         grades.not_graded.append((name, "available KV memory, fit", reason))
         return
     missing = [what for what, here in (("GPU", gpu), ("engine version", version)) if here is None]
@@ -227,8 +227,9 @@ def _grade_printed_memory(
     """Grade the blocks alone: tokens from the KV memory that was printed."""
     observed = case.get("observed") or {}
     memory, tokens = observed.get("available_kv_gib"), printed_tokens(observed)
-    # What exo-engine tells of its memory is what the blocks take: one says no more than the other.
-    if memory is None or tokens is None or memory <= 0 or case["engine"] == "exo":
+    if memory is None or tokens is None or memory <= 0:
+        return
+    if parameters.rules.prints_exactly:  # one says no more than the other
         return
     if is_kv_type_unstated(case) and not grades.includes_unstated:
         reason = "the checkpoint's KV cache type is not stated"
