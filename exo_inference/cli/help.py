@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from exo_inference.cli.rendering.output import Field
+from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import CommandGroup, Example, command
 
 
@@ -13,11 +15,13 @@ from exo_inference.cli.tree import CommandGroup, Example, command
         Example("See what there is", "exo help"),
         Example("See the commands of this project", "exo help ai"),
         Example("See how one of them is used", "exo ai help deployment create"),
+        Example("Get it as JSON", "exo help ai -O json | jq -r .help"),
     ],
 )
 @click.argument("words", metavar="[<command>...]", nargs=-1)
+@pass_session
 @click.pass_context
-def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
+def help_command(ctx: click.Context, session: Session, words: tuple[str, ...]) -> None:
     """Show how a command is used.
 
     Without a command, what there is at this place. The same as `--help` after that command.
@@ -31,4 +35,13 @@ def help_command(ctx: click.Context, words: tuple[str, ...]) -> None:
         name, member, _ = group.resolve_command(found, [word])
         assert member is not None, "an unknown one is an error"
         found = click.Context(member, info_name=name, parent=found, **member.context_settings)
-    click.echo(found.get_help())
+    output = session.output(("Command", "Help"), configured=False)
+    if output.is_for_programs:
+        output.show(
+            (
+                Field("command", "Command", "Command", found.command_path),
+                Field("help", "Help", "Help", found.get_help()),
+            )
+        )
+    else:
+        click.echo(found.get_help())

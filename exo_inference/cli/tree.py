@@ -193,11 +193,16 @@ class CommandGroup(_WithGlobalFlags, click.Group):
         return f"unknown command {typed!r}.{suggestion}"
 
     def _elsewhere(self, typed: str) -> str | None:
-        """Return the one command of that name below this group, or what other tools' word means here."""
+        """Return the command of that name above this group, the one below it, or what other tools' word means."""
         if (known := OTHER_WORDS.get(typed)) is not None:
             return known
         ctx = click.get_current_context(silent=True)
         path = ctx.command_path if ctx is not None else self.name
+        above = ctx.parent if ctx is not None else None
+        while above is not None:
+            if isinstance(above.command, CommandGroup) and typed in above.command._by_name:
+                return f"{above.command_path} {typed}"
+            above = above.parent
         groups = [(m, m.load()) for m in self.members if m.name in _GROUPS]
         found = [
             f"{path} {member.name} {typed}"

@@ -140,6 +140,11 @@ def test_a_malformed_variable_is_named(
         (("ia",), "unknown command 'ia'. Did you mean 'ai'?"),
         (("ai", "modle"), "unknown command 'modle'. Did you mean 'model'?"),
         (("ai", "model", "remove"), "unknown command 'remove'"),
+        (
+            ("ai", "deployment", "events"),
+            "unknown command 'events'. Did you mean `exo dedicated-inference events`?",
+        ),
+        (("ai", "version"), "unknown command 'version'. Did you mean `exo version`?"),
         (("ai", "deployment", "revael-api-key", "x"), "Did you mean 'reveal-api-key'?"),
         (("ai", "model", "list", "--zoen", "x"), "Did you mean '--zone'?"),
         (("ai", "model", "list", "-X"), "no such option '-X'"),

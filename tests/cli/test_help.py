@@ -141,3 +141,12 @@ def test_both_ways_to_start_the_program_are_the_same() -> None:
     )
     assert done.stdout.strip()
     assert callable(main)
+
+
+@pytest.mark.parametrize("words", [("help",), ("ai", "help", "deployment", "create")])
+def test_help_can_be_had_as_json(exo: Exo, words: tuple[str, ...]) -> None:
+    result = exo(*words, "-O", "json")
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out)
+    assert found["command"].startswith("exo")
+    assert found["help"].startswith(f"Usage: {found['command']}")

@@ -248,7 +248,7 @@ def _outcome(advice: PlanAdvice) -> str:
         return ""
     most = max((b.tokens_per_second for b in after.speed.batches), default=0) if after.speed else 0
     parts = [
-        f"{wording.gib(after.available_kv_bytes_per_gpu)} per GPU for the KV cache",
+        f"{wording.size(after.available_kv_bytes_per_gpu)} per GPU for the KV cache",
         f"{wording.concurrency(after.max_concurrency)} requests of {after.max_model_len:,} tokens",
     ]
     parts += [f"up to {most:,.0f} tokens/s"] if most else []

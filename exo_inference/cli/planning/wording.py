@@ -50,7 +50,7 @@ def summary(plan: DeploymentPlan) -> str:
         causes = refusals(plan) or reasons(plan)
         return f"{words}: {'; '.join(causes)}" if causes else words
     parts = [
-        f"{gib(plan.available_kv_bytes_per_gpu, 1)} per GPU for the KV cache",
+        f"{size(plan.available_kv_bytes_per_gpu, 1)} per GPU for the KV cache",
         f"{plan.kv_capacity_tokens:,} tokens",
         f"{concurrency(plan.max_concurrency)} requests of {plan.max_model_len:,} tokens at once",
     ]
@@ -66,9 +66,9 @@ def tight_warning(plan: DeploymentPlan) -> str:
         causes = [problem.detail for problem in plan.problems if problem.code == "max-num-seqs"]
         return f"It may not start: {'; '.join(causes)}"
     return (
-        f"It may not start: at worst {gib(max(0, plan.available_kv_bytes_low))} per GPU are left "
+        f"It may not start: at worst {size(max(0, plan.available_kv_bytes_low))} per GPU are left "
         f"for the KV cache, one request of {plan.max_model_len:,} tokens needs "
-        f"{gib(plan.needed_kv_bytes_per_gpu)}"
+        f"{size(plan.needed_kv_bytes_per_gpu)}"
     )
 
 
@@ -88,6 +88,16 @@ def engine(plan: DeploymentPlan) -> str:
     """Name the engine; the version is vLLM's, whose flags exo-engine takes too."""
     name = _ENGINES.get(plan.engine, plan.engine)
     return name if plan.engine == "exo" else f"{name} {plan.engine_version}"
+
+
+def size(num_bytes: float, digits: int = 2) -> str:
+    """Format bytes of text as `10.19 GiB`, few of them as `12.0 MiB` or `12.0 KiB`, and none as `0 GiB`."""
+    if num_bytes <= 0:
+        return "0 GiB"
+    if num_bytes >= GIB / 10:
+        return gib(num_bytes, digits)
+    mib = num_bytes / 2**20
+    return f"{mib:,.1f} MiB" if mib >= 0.1 else kib(num_bytes)
 
 
 def gib(num_bytes: float, digits: int = 2) -> str:
