@@ -15,17 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_inference.errors import StoreError
-from exo_inference.gateway.endpoints import doubted_replicas, sort_endpoints
+from exo_inference.gateway.endpoints import doubted_replicas, service_of, sort_endpoints
 from exo_inference.gateway.table import Deployment, Table, make_deployment, make_keys
 from exo_inference.kubernetes_api.client import KubernetesApi
 from exo_inference.kubernetes_api.identity import Age, Claim, Claims, identify, is_uuid
 from exo_inference.kubernetes_api.informer import Informer
 from exo_inference.kubernetes_api.objects import CREATED_ANNOTATION, read_object, resource_uid
-from exo_inference.platforms.kubernetes.names import (
-    DEPLOYMENT_CHART,
-    UID_LABEL,
-    label,
-)
+from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, release_names
 from exo_inference.resources import (
     API_VERSION,
     PUBLIC_SCOPE,
@@ -78,6 +74,8 @@ class ClusterTables:
         self._claims = Claims()
         self._claimed: dict[tuple[str, str], tuple[str, str]] = {}
         self._key_scopes: dict[str, str] = {}
+        self._services: dict[str, str] = {}
+        self._slice_services: dict[str, str] = {}
         self._has_changed = asyncio.Event()
         self._news = asyncio.Event()
         custom = f"/apis/{API_VERSION}/namespaces/{api.namespace}"
@@ -97,8 +95,8 @@ class ClusterTables:
             api,
             f"/apis/discovery.k8s.io/v1/namespaces/{api.namespace}/endpointslices",
             query={"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT_CHART}"},
-            key_of=lambda item: label(item, UID_LABEL),
-            on_change=lambda item: self._note(label(item, UID_LABEL)),
+            key_of=service_of,
+            on_change=self._note_slice,
         )
 
     async def run(self) -> None:
@@ -136,6 +134,8 @@ class ClusterTables:
             entry = self._read(uid)
             if entry is None:
                 self._entries.pop(uid, None)
+                for name in release_names(uid):
+                    self._services.pop(name, None)
             else:
                 self._entries[uid] = entry
         self._changed.clear()
@@ -170,6 +170,27 @@ class ClusterTables:
                 self._note(resource_uid(named))
         if self._keys.get(name) is not None:
             self._key_scopes[name] = scope
+
+    def _note_slice(self, item: Object) -> None:
+        name, service = item["metadata"]["name"], service_of(item)
+        for each in {service, self._slice_services.pop(name, service)}:
+            if each in self._services:  # else it is read when its deployment is
+                self._note(self._services[each])
+        if self._slices.get(name) is not None:
+            self._slice_services[name] = service
+
+    def _slices_of(self, uid: str, raw: Object) -> list[Object]:
+        """Return the slices of a deployment's own Service, which its release is named as.
+
+        Who may create a Service gives its slices labels; the name of this one is taken.
+        """
+        names = release_names(uid)
+        installed = (raw.get("status") or {}).get("release")
+        found: list[Object] = []
+        for name in (installed,) if installed in names else names:
+            self._services[name] = uid
+            found += self._slices.by_key(name)
+        return found
 
     def _claim(self, kind: str, informer: Informer, item: Object) -> str:
         """Take note of who has which uid, as another may have what an object asks for.
@@ -228,7 +249,7 @@ class ClusterTables:
             state, details = DeploymentState.UPDATING, stored.problem
             is_expected = is_coming = False
         before = self._entries.get(uid)
-        endpoints = sort_endpoints(self._slices.by_key(uid))
+        endpoints = sort_endpoints(self._slices_of(uid, found[0]))
         served = (frozenset() if before is None else before.served) | endpoints.ready.keys()
         doubted = doubted_replicas(endpoints, served)
         self._tell_of_doubt(name, before, doubted)

@@ -37,6 +37,18 @@ class Endpoints:
     draining: frozenset[str]
 
 
+def service_of(item: Object) -> str:
+    """Return the name of the Service that a slice was made for; empty if it does not say so clearly.
+
+    The cluster writes it twice, and copies all other labels from the Service, where anybody wrote them.
+    """
+    meta = item["metadata"]
+    labelled = (meta.get("labels") or {}).get("kubernetes.io/service-name")
+    owners = meta.get("ownerReferences") or ()
+    owner = next((each.get("name") for each in owners if each.get("kind") == "Service"), None)
+    return labelled if isinstance(labelled, str) and labelled == owner else ""
+
+
 def sort_endpoints(slices: Iterable[Object]) -> Endpoints:
     """Return the replicas that the slices name, by their conditions.
 

@@ -297,15 +297,23 @@ class Cluster:
         self.api.request("POST", self.path("inferenceapikeys"), body)
 
     def set_endpoints(self, uid: str, *endpoints: dict[str, Any], port: int = 8000) -> None:
-        name = f"exo-{uid}"
-        path = self.path("endpointslices", name, "discovery.k8s.io/v1")
+        self.set_slice(f"exo-d-{uid}", uid, *endpoints, port=port)
+
+    def set_slice(
+        self, service: str, uid: str, *endpoints: dict[str, Any], port: int = 8000
+    ) -> None:
+        """Write the slice of a Service, whose labels name a deployment."""
+        path = self.path("endpointslices", service, "discovery.k8s.io/v1")
+        owner = {"apiVersion": "v1", "kind": "Service", "name": service, "controller": True}
         body = {
             "metadata": {
-                "name": name,
+                "name": service,
                 "labels": {
                     "app.kubernetes.io/name": "inference-deployment",
                     "inference.exo.dev/deployment-uid": uid,
+                    "kubernetes.io/service-name": service,
                 },
+                "ownerReferences": [{**owner, "uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, service))}],
             },
             "addressType": "IPv4",
             "ports": [{"name": "http", "port": port, "protocol": "TCP"}],
@@ -401,6 +409,51 @@ async def test_replicas_stay_when_a_cluster_that_was_away_calls_them_not_ready(
         ended = [endpoint(name, ready=False, terminating=True) for name in "abc"]
         await asyncio.to_thread(cluster.set_endpoints, uid, *ended)
         await until(tables, lambda table: replicas(table, uid) == [])
+
+
+async def test_a_label_that_names_another_deployment_routes_nothing_to_it(
+    cluster: Cluster,
+) -> None:
+    """A Service's labels are copied to its slices, and those of a slice can be edited."""
+    uids = [cluster.create_deployment(name, f"sk-{name}") for name in ("mine", "yours")]
+    for uid, name, address in zip(uids, "ab", ("10.0.0.1", "10.0.0.2"), strict=True):
+        cluster.set_endpoints(uid, endpoint(name, address, ready=True))
+    mine, yours = uids
+    async with following(cluster) as tables:
+        await until(
+            tables, lambda table: [replicas(table, each) for each in uids] == [["a"], ["b"]]
+        )
+        cluster.set_slice("any-service", yours, endpoint("thief", ready=True))
+        path = cluster.path("endpointslices", f"exo-d-{mine}", "discovery.k8s.io/v1")
+        for labels in (
+            {"inference.exo.dev/deployment-uid": yours},
+            {"inference.exo.dev/deployment-uid": None},
+        ):
+            cluster.patch(path, {"metadata": {"labels": labels}})
+            cluster.set_status("yours", readyReplicas=1)
+            cluster.set_endpoints(yours, endpoint("b", ready=True), endpoint("c", ready=True))
+            await until(tables, lambda table: replicas(table, yours) == ["b", "c"])
+            cluster.set_endpoints(yours, endpoint("b", ready=True))
+            found = await until(tables, lambda table: replicas(table, yours) == ["b"])
+            assert replicas(found, mine) == ["a"]
+        # What it was made for, too: then it is nobody's.
+        labels = {"kubernetes.io/service-name": f"exo-d-{yours}"}
+        cluster.patch(path, {"metadata": {"labels": labels}})
+        found = await until(tables, lambda table: replicas(table, mine) == [])
+        assert replicas(found, yours) == ["b"]
+
+
+async def test_only_the_service_that_was_installed_counts(cluster: Cluster) -> None:
+    """Of the two names that a release may have, somebody may have made a Service of the other."""
+    uid = cluster.create_deployment("chat", "sk-own")
+    cluster.set_slice(f"exo-{uid}", uid, endpoint("old", ready=True))
+    async with following(cluster) as tables:
+        await until(tables, lambda table: replicas(table, uid) == ["old"])
+        cluster.set_status("chat", release=f"exo-d-{uid}")
+        cluster.set_endpoints(uid, endpoint("new", ready=True))
+        await until(tables, lambda table: replicas(table, uid) == ["new"])
+        cluster.set_status("chat", release=f"exo-{uid}")
+        await until(tables, lambda table: replicas(table, uid) == ["old"])
 
 
 async def test_a_deployment_that_is_going_gets_no_more_requests(cluster: Cluster) -> None:
