@@ -18,7 +18,7 @@ LOCKED   := $(PIP) install --require-hashes --no-deps
 EDITABLE := $(PIP) install --no-deps --no-build-isolation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-slow test-chaos test-kubernetes kubernetes-binaries images lint format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-slow test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -61,7 +61,7 @@ test-repeat: setup-dev ## the default tests TIMES=5 times in other orders, besid
 	  -- $(PARALLEL)
 
 test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 600
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not kubernetes' --timeout 600
 
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --timeout 900 -s
@@ -69,8 +69,16 @@ test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 # LAST_FAILED=1 runs again only what failed the last time.
 test-kubernetes: setup-dev ## everything on a real Kubernetes, built once from Go modules; as root (10 minutes more, once)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine -- \
-	  $(abspath $(BIN))/python -m pytest -m kubernetes --timeout 600 \
+	  $(abspath $(BIN))/python -m pytest -m 'kubernetes and not slow and not upgrade' --timeout 600 \
 	  $(if $(LAST_FAILED),--last-failed --last-failed-no-failures none)
+
+# Both take too long for every change: before a release.
+test-upgrade: setup-dev ## from the images of commit FROM=c733aad to these under requests; as root, from a clone with its history
+	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine \
+	  --former $(or $(FROM),c733aad) -- $(abspath $(BIN))/python -m pytest -m upgrade -s
+
+test-kills: setup-dev ## 1,000 kills within each verb that deletes or replaces, on a real Kubernetes API
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'kubernetes and slow'
 
 kubernetes-binaries: ## build the Kubernetes programs that are not on this machine (10 minutes, once)
 	@$(PYTHON) -m scripts.kubernetes.binaries

@@ -1,81 +1,59 @@
-"""Every verb that deletes or replaces, killed between its halves: no orphan, no lost uid, no lost key.
-
-A kill is injected at a statement of a transaction, after a commit whose answer is lost, or before a step
-of the platform; then everything in memory is made anew, as after a restart, and goes on.
-"""
+"""Every verb that deletes or replaces, killed between its halves: no orphan, no lost uid, no lost key."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
 
-from exo_inference.controller.conditions import condition
 from exo_inference.controller.http import operations
-from exo_inference.controller.reconcile.deployment import DeploymentReconciler
+from exo_inference.controller.reconcile.cluster_model import ClusterModelReconciler
 from exo_inference.controller.reconcile.model import ModelReconciler
-from exo_inference.controller.secret_box import (
-    KEY_SECRET,
-    TOKEN_SECRET,
-    SecretBox,
-    hash_api_key,
-    new_api_key,
-)
+from exo_inference.controller.secret_box import hash_api_key, new_api_key
 from exo_inference.controller.stores.base import NewEvent, ObjectNotFound, Recording
+from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore, secrets
 from exo_inference.controller.stores.sqlite import SqliteStore
-from exo_inference.platforms.base import DesiredDeployment, ObservedDeployment
+from exo_inference.kubernetes_api.client import object_path
+from exo_inference.kubernetes_api.objects import UID_LABEL
+from exo_inference.platforms.base import DesiredModel, ModelPhase, ObservedModel
 from exo_inference.resources import (
-    DEPLOYMENT_FINALIZER,
-    MODEL_FINALIZER,
     ApiKeySpec,
-    DeploymentSpec,
-    EngineRef,
     InferenceApiKey,
     InferenceDeployment,
     InferenceModel,
-    ModelSpec,
-    ModelStatus,
     ObjectMeta,
-    model_object_name,
+    TokenSecretRef,
 )
-from tests.controller.fakes import FakePlatform, FakeSource
+from tests.charts.service_accounts import kubeconfig_of
+from tests.controller.fakes import FakeSource
+from tests.controller.mortal import Fate, Killed, Plane, spec_of
+from tests.controller.stores.conftest import install_crds
 
 T = TypeVar("T")
 
 CYCLES = pytest.mark.parametrize(
-    "cycles",
+    ("plane", "cycles"),
     [
-        pytest.param(40, id="40"),
-        pytest.param(1000, id="1000", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param("sqlite", 40, id="40"),
+        pytest.param("sqlite", 1000, id="1000", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param("kubernetes", 40, id="kubernetes-40", marks=pytest.mark.kubernetes),
+        pytest.param(
+            "kubernetes",
+            1000,
+            id="kubernetes-1000",
+            marks=[pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(1800)],
+        ),
     ],
+    indirect=["plane"],
 )
 MODELS = ("org/m1", "org/m2")
-
-
-class Killed(BaseException):
-    """The process ended here."""
-
-
-class Fate:
-    """When the process ends: after so many steps from now; None is never."""
-
-    def __init__(self) -> None:
-        self.left: int | None = None
-        self.kills = 0
-
-    def step(self) -> None:
-        if self.left is None:
-            return
-        self.left -= 1
-        if self.left < 0:
-            self.left = None
-            self.kills += 1
-            raise Killed
 
 
 class MortalConnection:
@@ -90,82 +68,20 @@ class MortalConnection:
         return self._connection.execute(*words)
 
 
-class MortalPlatform(FakePlatform):
-    """A platform that outlives the controller, which may end before and after each step."""
+class SqlitePlane(Plane):
+    """On one machine: every statement of a transaction may be the last."""
 
-    fate: Fate
-
-    async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
-        self.fate.step()
-        observed = await super().apply(desired)
-        self.fate.step()
-        return observed
-
-    async def delete(self, uid: str) -> bool:
-        self.fate.step()
-        gone = await super().delete(uid)
-        self.fate.step()
-        return gone
-
-
-class FakeRouting:
-    """Nobody routes: whatever is asked for is so at once."""
-
-    must_let_go = False
-
-    def __init__(self) -> None:
-        self.routes: set[str] = set()
-
-    async def unrouted(self, names: list[str]) -> frozenset[str]:
-        return frozenset(names)
-
-    async def set_route(self, route: Any) -> None:
-        self.routes.add(route.deployment_id)
-
-    async def remove_route(self, uid: str) -> None:
-        self.routes.discard(uid)
-
-    def has_route(self, uid: str) -> bool:
-        return uid in self.routes
-
-    async def is_unrouted(self, uid: str) -> bool:
-        return uid not in self.routes
-
-    async def wait_until_applied(self) -> None:
-        return
-
-
-class FakeStarts:
-    """Measures nothing."""
-
-    def notice(self, *_: object) -> None:
-        return
-
-    def forget(self, *_: object) -> None:
-        return
-
-
-class Plane:
-    """A control plane without its server: the store, the reconcilers, a platform."""
+    store: SqliteStore
+    num_steps = 14
+    num_settling = 25
 
     def __init__(self, store: SqliteStore, root: Path, fate: Fate) -> None:
-        self.store, self.fate, self.models_dir = store, fate, root / "models"
-        self.box = SecretBox(b"k" * 32)
-        self.platform = MortalPlatform(looks_until_ready=1)
-        self.platform.fate = fate
-        self.gateway = FakeRouting()
-        self.restart()
+        super().__init__(fate)
+        self.store, self.models_dir = store, root / "models"
+        self.start()
 
-    def restart(self) -> None:
-        """Forget all that was in memory."""
-        self.deployments = DeploymentReconciler(
-            self.store,
-            self.platform,
-            self.gateway,
-            self.box,
-            "http://g",
-            FakeStarts(),  # type: ignore[arg-type]
-        )
+    def start(self) -> None:
+        self.deployments = self.new_deployments()
         self.models = ModelReconciler(
             self.store,
             FakeSource().find,
@@ -175,101 +91,144 @@ class Plane:
             first_retry_seconds=1,
         )
 
-    async def attempt(self, act: Callable[[], Awaitable[T]], steps: int) -> bool:
-        """Do something that may be cut off after so many steps; return whether it was answered."""
-        self.fate.left = steps
-        try:
-            await act()
-            self.fate.step()  # the answer is lost as well
-        except Killed:
-            self.restart()
-            return False
-        finally:
-            self.fate.left = None
-        return True
+    async def restart(self) -> None:
+        self.start()
 
-    async def settle(self, reconciler: Any, uid: str, chance: random.Random) -> None:
-        """Reconcile, killed now and then, until there is nothing more to do."""
-        quiet = 0
-        for _ in range(60):
-            outcome: list[Any] = []
+    def folders(self) -> set[str]:
+        if not self.models_dir.is_dir():
+            return set()
+        return {entry.name for entry in self.models_dir.iterdir()}
 
-            async def look() -> None:
-                outcome.append(await reconciler().reconcile(uid))  # noqa: B023
-
-            answered = await self.attempt(look, chance.randrange(25))
-            quiet = quiet + 1 if answered and outcome and not outcome[0].changed else 0
-            if quiet >= 4:
-                return
-
-    async def settle_deployment(self, uid: str, chance: random.Random) -> None:
-        await self.settle(lambda: self.deployments, uid, chance)
-
-    async def settle_model(self, uid: str, chance: random.Random) -> None:
-        await self.settle(lambda: self.models, uid, chance)
-
-    async def create_deployment(self, name: str) -> tuple[str, str]:
-        uid, key = str(uuid4()), new_api_key()
-        sealed = {KEY_SECRET: self.box.encrypt(key, owner=uid, name=KEY_SECRET)}
-        obj = InferenceDeployment(
-            metadata=ObjectMeta(name=name, uid=uid, finalizers=(DEPLOYMENT_FINALIZER,)),
-            spec=spec_of("org/m1"),
-        )
-        events = (NewEvent("Normal", "Created", "it was"),)
-        operation = operations.succeeded("deployment", uid)
-        await self.store.create(obj, Recording(operation, secrets=sealed, events=events))
-        return uid, key
-
-    async def create_model(self, source: str) -> str:
-        uid = str(uuid4())
-        ready = tuple(condition(t, True, t) for t in ("Resolved", "Downloaded", "Ready"))
+    async def place_files(self, uid: str) -> str:
         path = self.models_dir / uid
         path.mkdir(parents=True)
-        obj = InferenceModel(
-            metadata=ObjectMeta(
-                name=model_object_name(source), uid=uid, finalizers=(MODEL_FINALIZER,)
-            ),
-            spec=ModelSpec(source=source),
-            status=ModelStatus(conditions=ready, path=str(path)),
-        )
-        sealed = {TOKEN_SECRET: self.box.encrypt("hf", owner=uid, name=TOKEN_SECRET)}
-        await self.store.create(obj, Recording(secrets=sealed))
-        return uid
+        return str(path)
 
-    async def key_of(self, uid: str) -> str:
-        sealed = await self.store.get_secret(uid, KEY_SECRET)
-        assert sealed is not None, "the key is lost"
-        return self.box.decrypt(sealed, owner=uid, name=KEY_SECRET)
-
-    async def check(self) -> None:
-        """Assert that whatever is kept beside objects belongs to one that is there."""
-        kinds = (InferenceDeployment, InferenceModel, InferenceApiKey)
-        uids = {obj.metadata.uid for kind in kinds for obj in await self.store.list(kind)}
-
-        def owners(db: sqlite3.Connection) -> set[str]:
+    async def owners(self, uids: set[str]) -> set[str]:
+        def read(db: sqlite3.Connection) -> set[str]:
             found = set()
             for table in ("secrets", "events"):
                 found |= {row[0] for row in db.execute(f"SELECT DISTINCT owner FROM {table}")}
             return found
 
-        orphans = await self.store._database.read(owners) - uids
-        assert not orphans, f"secrets or events of nobody: {orphans}"
-        assert await self.platform.deployments() <= uids, "replicas of nobody"
-        assert self.gateway.routes <= uids, "routes to nobody"
-        folders = (
-            {entry.name for entry in self.models_dir.iterdir()}
-            if self.models_dir.is_dir()
-            else set()
+        return await self.store._database.read(read)
+
+
+class MortalApi(KubernetesApi):
+    """The Kubernetes API of a controller that may end at each write, in one of three ways.
+
+    Before it is sent; when its answer is there; and in between, when the answer is on its way: then the
+    API server may do what it was asked while the next controller is starting.
+    """
+
+    fate: Fate
+
+    async def _repeat(self, method: str, path: str, **parts: Any) -> dict[str, Any]:
+        if method == "GET":
+            return await super()._repeat(method, path, **parts)
+        self.fate.step()
+        asking = asyncio.ensure_future(super()._repeat(method, path, **parts))
+        await asyncio.sleep(0)
+        try:
+            self.fate.step()
+        except Killed:
+            await asyncio.wait([asking], timeout=0.001)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            raise
+        found = await asking
+        self.fate.step()
+        return found
+
+
+class MortalModels:
+    """Brings models on a cluster, which outlives the controller."""
+
+    def __init__(self, fate: Fate) -> None:
+        self.fate = fate
+        self.there: set[str] = set()
+
+    async def apply_model(self, desired: DesiredModel) -> ObservedModel:
+        self.fate.step()
+        self.there.add(desired.uid)
+        self.fate.step()
+        return ObservedModel(ModelPhase.READY, path=f"pvc:{desired.uid}")
+
+    async def delete_model(self, uid: str) -> bool:
+        self.fate.step()
+        was_there = uid in self.there
+        self.there.discard(uid)
+        self.fate.step()
+        return not was_there
+
+    async def find_loss(self, path: str) -> str:
+        return "" if path.removeprefix("pvc:") in self.there else "the volume is gone"
+
+    async def models(self) -> set[str]:
+        return set(self.there)
+
+    async def read_token(self, secret: TokenSecretRef) -> str:
+        raise AssertionError(f"no model names {secret}")
+
+
+class ClusterPlane(Plane):
+    """On a real Kubernetes API: every request that changes something may be the last."""
+
+    store: KubernetesStore
+    num_steps = 14
+    num_settling = 60
+
+    def __init__(self, kubeconfig: Path, fate: Fate) -> None:
+        super().__init__(fate)
+        self._kubeconfig = kubeconfig
+        self._models = MortalModels(fate)
+        self._pruned_at = 0.0
+
+    async def start(self) -> None:
+        api = await MortalApi.connect(self._kubeconfig)
+        assert isinstance(api, MortalApi)
+        api.fate = self.fate
+        self.store = await KubernetesStore.open(api)
+        self.deployments = self.new_deployments()
+        self.models = ClusterModelReconciler(
+            self.store, self._models, FakeSource().find, self.box, first_retry_seconds=1
         )
-        assert folders <= uids, "files of nobody"
 
+    async def restart(self) -> None:
+        self.fate.left = None
+        await self.store.close()
+        await self.start()
 
-def spec_of(model: str, **more: Any) -> DeploymentSpec:
-    return DeploymentSpec(model=model, gpu_type="cpu", engine=EngineRef(name="exo"), **more)
+    def folders(self) -> set[str]:
+        return set(self._models.there)
+
+    async def place_files(self, uid: str) -> str:
+        self._models.there.add(uid)
+        return f"pvc:{uid}"
+
+    async def owners(self, uids: set[str]) -> set[str]:
+        """Have the store clean up as it does every ten minutes, and then look at all Secrets there are."""
+        self.store._next_repair = float("-inf")
+        now = datetime.now(UTC)
+        await self.store.prune(requests_before=now, operations_before=now)
+        secrets = await self.store._api.get(object_path(self.store._api, "secrets"))
+        labels = [item["metadata"].get("labels", {}) for item in secrets["items"]]
+        return {found[UID_LABEL] for found in labels if UID_LABEL in found}
 
 
 @pytest.fixture
-async def plane(tmp_path: Path) -> AsyncIterator[Plane]:
+async def plane(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Plane]:
+    if request.param == "kubernetes":
+        cluster = request.getfixturevalue("kubernetes_api")
+        install_crds(cluster.server)
+        monkeypatch.setattr(secrets, "ORPHANED_AFTER", timedelta(0))
+        found = ClusterPlane(kubeconfig_of("controller", cluster), Fate())
+        await found.start()
+        yield found
+        await found.store.close()
+        return
     store, fate = await SqliteStore.open(tmp_path / "controller.db"), Fate()
     transact = store._database._transact
 
@@ -284,7 +243,7 @@ async def plane(tmp_path: Path) -> AsyncIterator[Plane]:
     connection.executor.submit(
         lambda: connection.live_connection().execute("PRAGMA synchronous = OFF")
     ).result()
-    yield Plane(store, tmp_path, fate)
+    yield SqlitePlane(store, tmp_path, fate)
     await store.close()
 
 
@@ -326,7 +285,7 @@ async def test_a_replacement_that_is_killed_is_made_or_not_made(plane: Plane, cy
             )
             await plane.store.update(present.model_copy(update={"spec": spec}), recording)
 
-        answered = await plane.attempt(replace, chance.randrange(14))
+        answered = await plane.attempt(replace, chance.randrange(plane.num_steps))
         tallies[answered] += 1
         found = await plane.store.get(InferenceDeployment, uid)
         assert found.spec in ((after,) if answered else (before.spec, after))
@@ -377,7 +336,7 @@ async def test_a_model_whose_deletion_is_killed_is_there_or_goes_with_its_files(
         )
         if await is_there(plane, InferenceModel, uid):
             assert not answered
-            assert (plane.models_dir / uid).is_dir()
+            assert uid in plane.folders()
             continue
         while not await is_gone(plane, InferenceModel, uid):
             await plane.settle_model(uid, chance)
