@@ -1,4 +1,4 @@
-"""Conditions: building, finding and merging them. Pure; used by planning and the reconcilers."""
+"""Conditions: building, finding and merging them. Pure; used by what reconciles and decides."""
 
 from __future__ import annotations
 

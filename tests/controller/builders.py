@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from exo_inference.controller.conditions import condition, merge
-from exo_inference.controller.reconcile import plan
+from exo_inference.controller.reconcile import decision
 from exo_inference.platforms.base import ObservedDeployment, ObservedReplica, ReplicaPhase
 from exo_inference.resources import (
     Condition,
@@ -84,12 +84,12 @@ def assess(
         replicas: what is there.
         autoscaled: the number that an autoscaler asks for.
     """
-    found = plan.assess_deployment(obj, ObservedDeployment(replicas, autoscaled=autoscaled))
+    found = decision.assess_deployment(obj, ObservedDeployment(replicas, autoscaled=autoscaled))
     generation = obj.metadata.generation
     status = DeploymentStatus(
         conditions=merge(obj.status.conditions, found.conditions, generation=generation, now=NOW),
         observed_generation=generation,
-        replicas=tuple(plan.to_state(r) for r in replicas),
+        replicas=tuple(decision.to_state(r) for r in replicas),
         ready_replicas=sum(r.phase == ReplicaPhase.READY for r in replicas),
         autoscaled_replicas=autoscaled,
     )

@@ -11,7 +11,7 @@ from exo_inference.controller.admission.fields import Fields
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.world import World
 from exo_inference.controller.http.body import parse_object
-from exo_inference.controller.reconcile import plan
+from exo_inference.controller.reconcile import decision
 from exo_inference.planner import find_gpu
 from exo_inference.platforms.base import (
     InstanceTypeInfo,
@@ -60,7 +60,7 @@ def test_a_simulated_model_without_simulated_gpus_is_to_be_created_again() -> No
 
 def test_a_ready_deployment_says_that_it_is_simulated() -> None:
     replica = ObservedReplica("r1", ReplicaPhase.READY, current=True, details="on simulated GPUs")
-    found = plan.assess_deployment(builders.deployment(), ObservedDeployment((replica,)))
+    found = decision.assess_deployment(builders.deployment(), ObservedDeployment((replica,)))
     available = find_condition(found.conditions, "Available")
     assert available is not None
     assert available.message == "on simulated GPUs"

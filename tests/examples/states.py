@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_inference.controller.conditions import condition, merge, with_ready
-from exo_inference.controller.reconcile import plan
+from exo_inference.controller.reconcile import decision
 from exo_inference.controller.reconcile.model_fetch import (
     checking_conditions,
     failure_of,
@@ -55,13 +55,13 @@ def _assessed(
     obj: InferenceDeployment, *replicas: ObservedReplica, failure: str = ""
 ) -> InferenceDeployment:
     observed = ObservedDeployment(replicas, failure=failure)
-    found = plan.assess_deployment(obj, observed).conditions
+    found = decision.assess_deployment(obj, observed).conditions
     return _told(obj, found, generation=obj.metadata.generation)
 
 
 def _held(found_model: InferenceModel | None) -> InferenceDeployment:
-    action = plan.plan_deployment(deployment(), found_model, unrouted=frozenset())
-    assert isinstance(action, plan.Hold)
+    action = decision.decide(deployment(), found_model, unrouted=frozenset())
+    assert isinstance(action, decision.Hold)
     return _told(deployment(), action.conditions)
 
 
@@ -116,14 +116,14 @@ DEPLOYMENTS = [
     ),
     Seen(
         "refused",
-        _body(_told(_SERVING, plan.refused_conditions(_SERVING, "no such flag"))),
+        _body(_told(_SERVING, decision.refused_conditions(_SERVING, "no such flag"))),
         "broken",
         "no such flag",
     ),
     Seen("crashing", _body(_assessed(deployment(), _LOOPING)), "broken", "out of memory"),
     Seen(
         "platform busy",
-        _body(_told(_SERVING, plan.blocked_conditions(_SERVING.status.conditions, "API away"))),
+        _body(_told(_SERVING, decision.blocked_conditions(_SERVING.status.conditions, "API away"))),
         "waiting",
         "API away",
     ),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_inference.platforms.local.rollout import RolloutReplica, RolloutStep, plan_rollout
+from exo_inference.platforms.local.rollout import RolloutReplica, RolloutStep, decide_rollout
 
 
 def world(text: str) -> list[RolloutReplica]:
@@ -101,7 +101,7 @@ def world(text: str) -> list[RolloutReplica]:
 def test_next_step(
     there: str, wanted: int, free_slots: int | None, drain: tuple[str, ...], num_starts: int
 ) -> None:
-    assert plan_rollout(world(there), wanted, free_slots) == RolloutStep(drain, num_starts)
+    assert decide_rollout(world(there), wanted, free_slots) == RolloutStep(drain, num_starts)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_old_one_goes_for_a_new_one_that_waits_for_its_gpus(
     there: str, drain: tuple[str, ...]
 ) -> None:
     """New replicas need more GPUs than old ones, or more replicas are wanted than there are GPUs."""
-    assert plan_rollout(world(there), 3, 0).drain == drain
+    assert decide_rollout(world(there), 3, 0).drain == drain
 
 
 @dataclass
@@ -189,7 +189,7 @@ def check_step(simulation: Simulation, wanted: int) -> None:
     """Take one step and hold it against the promises."""
     ready_before, all_before = simulation.num_ready, len(simulation.replicas)
     could_surge = simulation.num_gpus is None
-    simulation.execute(plan_rollout(simulation.replicas, wanted, simulation.free))
+    simulation.execute(decide_rollout(simulation.replicas, wanted, simulation.free))
     lost = 0 if could_surge else 1
     assert simulation.num_ready >= min(ready_before, wanted) - lost
     assert len(simulation.replicas) <= max(wanted + 1, all_before)
@@ -202,7 +202,7 @@ def settle(simulation: Simulation, wanted: int) -> None:
         simulation.finish_start(0)
     assert simulation.num_ready == wanted == len(simulation.replicas)
     assert all(replica.current for replica in simulation.replicas)
-    assert plan_rollout(simulation.replicas, wanted, simulation.free) == RolloutStep()
+    assert decide_rollout(simulation.replicas, wanted, simulation.free) == RolloutStep()
 
 
 EVENTS = st.lists(
@@ -257,7 +257,7 @@ def test_update_with_a_spare_gpu_never_has_fewer_ready_than_wanted(wanted: int) 
     settle(simulation, wanted)
     simulation.change_spec()
     for _ in range(100):
-        simulation.execute(plan_rollout(simulation.replicas, wanted, simulation.free))
+        simulation.execute(decide_rollout(simulation.replicas, wanted, simulation.free))
         assert simulation.num_ready >= wanted
         simulation.finish_drain(0)
         assert simulation.num_ready >= wanted
@@ -270,7 +270,7 @@ def test_what_waits_for_the_room_of_the_old_ones_gets_it(num_old: int) -> None:
     """Fewer serve than are wanted, and no room comes unless one of them goes."""
     old = [RolloutReplica(f"old-{n}", False, True, False, n) for n in range(num_old)]
     new = [RolloutReplica(f"new-{n}", True, False, False, 9, waiting=True) for n in range(2)]
-    assert plan_rollout([*old, *new], 2, 0).drain == ("old-0",)
-    assert plan_rollout([*old, *new], 2, 1).drain == ()
+    assert decide_rollout([*old, *new], 2, 0).drain == ("old-0",)
+    assert decide_rollout([*old, *new], 2, 1).drain == ()
     starting = replace(new[0], waiting=False)
-    assert plan_rollout([*old, starting, new[1]], 2, 0).drain == ()
+    assert decide_rollout([*old, starting, new[1]], 2, 0).drain == ()

@@ -1,4 +1,4 @@
-"""Bringing one deployment from what is to what was asked: load, plan, execute, write status.
+"""Bringing one deployment from what is to what was asked: load, decide, execute, write status.
 
 The reconciler's workers call `reconcile`, one at a time per deployment. It may be killed at any
 line: everything it knows is in the store, on the platform or in the routing table.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from exo_inference.controller import conditions
-from exo_inference.controller.reconcile import plan, rollback
+from exo_inference.controller.reconcile import decision, rollback
 from exo_inference.controller.reconcile.adoption import adopt_deployment, choose_engine
 from exo_inference.controller.reconcile.judging import SpecJudge
 from exo_inference.controller.reconcile.start_recorder import StartRecorder
@@ -121,15 +121,15 @@ class DeploymentReconciler:
         model = await self._find_model(deployment)
         names = [replica.name for replica in deployment.status.replicas]
         unrouted = await self._routing.unrouted(names)
-        action = plan.plan_deployment(deployment, model, unrouted=unrouted)
-        if isinstance(action, plan.TearDown):
+        action = decision.decide(deployment, model, unrouted=unrouted)
+        if isinstance(action, decision.TearDown):
             return await self._finish(deployment)
         # Until it is found good: a node that comes during this look must not be missed.
         self._held.add(uid)
         if model is not None and (refusal := await self._find_refusal(deployment, model)):
-            return await self._hold(deployment, plan.refused_conditions(deployment, refusal))
+            return await self._hold(deployment, decision.refused_conditions(deployment, refusal))
         before = await self._find_before(deployment, unrouted)
-        if isinstance(action, plan.Hold):
+        if isinstance(action, decision.Hold):
             self._held.discard(uid)
             return await self._hold(deployment, action.conditions, before)
         if deployment.spec.engine.name is None:  # its GPUs came during this look
@@ -147,7 +147,7 @@ class DeploymentReconciler:
             if before is not None and (reason := rollback.find_failed_change(deployment, observed)):
                 refusal = reason
                 observed = replace(observed, next_check_seconds=0.0)
-        assessment = plan.assess_deployment(deployment, observed)
+        assessment = decision.assess_deployment(deployment, observed)
         outcome = await self._write(
             deployment, assessment.conditions, observed, assessment.events, refusal
         )
@@ -172,7 +172,7 @@ class DeploymentReconciler:
         self, deployment: InferenceDeployment, reason: str, message: str
     ) -> Outcome:
         """Say why an object is not known by the id that it asks for; nothing else of it is touched."""
-        found = plan.refused_conditions(deployment, message, reason)
+        found = decision.refused_conditions(deployment, message, reason)
         events = conditions.changes(deployment.status.conditions, found)
         return await self._write_conditions(deployment, found, events)
 
@@ -187,8 +187,8 @@ class DeploymentReconciler:
         if spec is None:
             return None
         then = deployment.model_copy(update={"spec": spec})
-        action = plan.plan_deployment(then, await self._find_model(then), unrouted=unrouted)
-        return action.desired if isinstance(action, plan.Apply) else None
+        action = decision.decide(then, await self._find_model(then), unrouted=unrouted)
+        return action.desired if isinstance(action, decision.Apply) else None
 
     async def _hold(
         self,
@@ -202,7 +202,7 @@ class DeploymentReconciler:
                 observed = await self._platform.apply(before)
             except PlatformError as exc:
                 return await self._write_blocked(deployment, exc)
-            beside = plan.held_beside(found, observed, before.replicas)
+            beside = decision.held_beside(found, observed, before.replicas)
             outcome = await self._write(deployment, beside, observed)
             again = outcome.again_after_seconds
             return replace(
@@ -230,7 +230,7 @@ class DeploymentReconciler:
             conditions=merged,
             observed_generation=metadata.generation,
             observed_restart=deployment.restart,
-            replicas=tuple(plan.to_state(replica) for replica in replicas),
+            replicas=tuple(decision.to_state(replica) for replica in replicas),
             current_replicas=len(replicas),
             ready_replicas=ready,
             autoscaled_replicas=None if observed is None else observed.autoscaled,
@@ -252,7 +252,7 @@ class DeploymentReconciler:
 
     async def _write_blocked(self, deployment: InferenceDeployment, exc: PlatformError) -> Outcome:
         """Say why no step can be taken now; replicas and route stay as they were."""
-        found = plan.blocked_conditions(deployment.status.conditions, exc.text)
+        found = decision.blocked_conditions(deployment.status.conditions, exc.text)
         before = find_condition(deployment.status.conditions, "Progressing")
         is_news = before is None or before.message != exc.text
         events = (NewEvent("Warning", BLOCKED_REASON, exc.text),) if is_news else ()
@@ -319,7 +319,7 @@ class DeploymentReconciler:
                 keys=await self._route_keys(metadata.uid),
                 replicas=ready,
                 draining=draining,
-                coming=awaits_replicas(deployment) or plan.is_restarting(observed),
+                coming=awaits_replicas(deployment) or decision.is_restarting(observed),
             )
         )
 

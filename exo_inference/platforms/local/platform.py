@@ -43,7 +43,7 @@ from exo_inference.platforms.local.placement import Placement
 from exo_inference.platforms.local.processes import read_boot_id
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaFacts, list_replicas
 from exo_inference.platforms.local.restarts import plan_restart
-from exo_inference.platforms.local.rollout import RolloutReplica, plan_rollout
+from exo_inference.platforms.local.rollout import RolloutReplica, decide_rollout
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, find_mismatch
 from exo_inference.platforms.local.starting import (
@@ -302,7 +302,7 @@ class LocalPlatform:
         return Sight(facts, trend=trend, stop=stop)
 
     async def _roll(self, desired: DesiredDeployment, view: _View) -> bool:
-        """Create and mark replicas as the rollout plan says; True when anything was done."""
+        """Create and mark replicas as the rollout decides; True when anything was done."""
         spec = spec_hash(desired)
         replicas = [
             RolloutReplica(
@@ -321,13 +321,13 @@ class LocalPlatform:
         if settled:
             return False
         free_slots = await self._count_free_slots(desired, view)
-        plan = plan_rollout(replicas, desired.replicas, free_slots)
+        step = decide_rollout(replicas, desired.replicas, free_slots)
         for sight in view:
-            if sight.facts.name in plan.drain:
+            if sight.facts.name in step.drain:
                 await self._lifecycle.drain(sight.facts)
-        for _ in range(plan.num_starts):
+        for _ in range(step.num_starts):
             await self._lifecycle.create(desired)
-        return bool(plan.drain or plan.num_starts)
+        return bool(step.drain or step.num_starts)
 
     async def _count_free_slots(self, desired: DesiredDeployment, view: _View) -> int:
         """Return how many more replicas could start, beside those that wait already."""

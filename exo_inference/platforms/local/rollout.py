@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RolloutReplica:
-    """One replica as the planner sees it.
+    """One replica as the decision sees it.
 
     Attributes:
         current: started from the wanted spec.
@@ -43,7 +43,7 @@ class RolloutStep:
     num_starts: int = 0
 
 
-def plan_rollout(
+def decide_rollout(
     replicas: Sequence[RolloutReplica], wanted: int, free_slots: int | None
 ) -> RolloutStep:
     """Return the next safe step.
@@ -60,7 +60,7 @@ def plan_rollout(
     drain += [replica.name for replica in old if not replica.ready]
     kept = [replica for replica in alive if replica.name not in drain]
     old_serving = [replica for replica in kept if not replica.current]
-    drain += _plan_old_drains(
+    drain += _choose_old_drains(
         kept, old_serving, wanted, free_slots, num_draining=len(replicas) - len(alive) + len(drain)
     )
     num_alive = len(alive) - len(drain)
@@ -77,7 +77,7 @@ def _surplus(current: Sequence[RolloutReplica], wanted: int) -> list[RolloutRepl
     return by_worth[: max(0, len(current) - wanted)]
 
 
-def _plan_old_drains(
+def _choose_old_drains(
     kept: Sequence[RolloutReplica],
     old_serving: Sequence[RolloutReplica],
     wanted: int,

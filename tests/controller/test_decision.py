@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from exo_inference.controller.conditions import changes, condition, merge, with_ready
-from exo_inference.controller.reconcile.plan import (
+from exo_inference.controller.reconcile.decision import (
     Apply,
     Hold,
     TearDown,
     assess_deployment,
     blocked_conditions,
+    decide,
     is_restarting,
-    plan_deployment,
 )
 from exo_inference.platforms.base import ObservedDeployment, ObservedReplica, ReplicaPhase
 from exo_inference.resources import ConditionStatus, InferenceDeployment, find_condition, is_true
@@ -23,7 +23,7 @@ NONE: frozenset[str] = frozenset()
 
 
 def test_a_ready_model_lets_the_platform_act() -> None:
-    action = plan_deployment(deployment(replicas=2), ready_model(), unrouted=frozenset({"old"}))
+    action = decide(deployment(replicas=2), ready_model(), unrouted=frozenset({"old"}))
     assert isinstance(action, Apply)
     assert action.desired.model_path == "/models/m"
     assert action.desired.model_size_bytes == ready_model().status.size_bytes
@@ -36,7 +36,7 @@ def test_a_model_on_its_way_holds_the_deployment_and_says_how_far() -> None:
         condition("Resolved", True, "Resolved"),
         condition("Downloaded", False, "Downloading", "downloading 1.2 of 15.0 GiB (8 %)"),
     )
-    action = plan_deployment(deployment(), downloading, unrouted=NONE)
+    action = decide(deployment(), downloading, unrouted=NONE)
     assert isinstance(action, Hold)
     held = deployment(conditions=action.conditions)
     assert deployment_state(held) == ("preparing", "downloading 1.2 of 15.0 GiB (8 %)")
@@ -48,7 +48,7 @@ def test_a_failed_or_missing_model_is_an_error_of_the_deployment() -> None:
         (failed, "licence not accepted"),
         (None, "there is no model org/m1; create it"),
     ):
-        action = plan_deployment(deployment(), given, unrouted=NONE)
+        action = decide(deployment(), given, unrouted=NONE)
         assert isinstance(action, Hold)
         state, details = deployment_state(deployment(conditions=action.conditions))
         assert state == "error"
@@ -66,7 +66,7 @@ def test_what_a_platform_could_not_do_is_an_error_while_the_old_version_serves()
 
 
 def test_deletion_wins_over_everything() -> None:
-    action = plan_deployment(deployment(deleting=True), None, unrouted=NONE)
+    action = decide(deployment(deleting=True), None, unrouted=NONE)
     assert isinstance(action, TearDown)
 
 
@@ -152,7 +152,7 @@ def test_a_deployment_that_waits_for_its_model_is_not_ready_and_says_the_same() 
         condition("Resolved", True, "Resolved"),
         condition("Downloaded", False, "Downloading", "downloading 8 %"),
     )
-    action = plan_deployment(deployment(), downloading, unrouted=NONE)
+    action = decide(deployment(), downloading, unrouted=NONE)
     assert isinstance(action, Hold)
     found = find_condition(with_ready(action.conditions), "Ready")
     assert found == condition("Ready", False, "ModelNotReady", "downloading 8 %")

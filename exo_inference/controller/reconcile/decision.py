@@ -1,6 +1,6 @@
 """What to do for a deployment, and what its replicas mean. Pure: snapshot in, decision out.
 
-The reconciler loads, calls `plan_deployment`, executes, calls `assess_deployment` on what it then
+The reconciler loads, calls `decide`, executes, calls `assess_deployment` on what it then
 sees, and writes the status. No clock, no I/O, nothing remembered.
 """
 
@@ -61,7 +61,7 @@ class Assessment:
     events: tuple[NewEvent, ...]
 
 
-def plan_deployment(
+def decide(
     deployment: InferenceDeployment, model: InferenceModel | None, *, unrouted: frozenset[str]
 ) -> Hold | Apply | TearDown:
     """Decide the next step; `unrouted` are replicas that the gateway sends no requests to."""
