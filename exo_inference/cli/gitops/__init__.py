@@ -1,5 +1,5 @@
 """`apply`, `diff` and `export`: the objects of a zone as files, and files as the objects of a zone.
 
-`plan.py` decides (pure), `live.py` reads what exists, `execute.py` carries a plan out; each verb has
+`changes.py` decides (pure), `live.py` reads what exists, `execution.py` makes the changes; each verb has
 a file of its own, and `commands.py` is where the command tree finds them.
 """

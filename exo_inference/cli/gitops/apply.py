@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.gitops.sources import file_options, plan_from_files
+from exo_inference.cli.gitops.sources import changes_from_files, file_options
 from exo_inference.cli.hub_token import TokenSources, read_token
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -19,7 +19,7 @@ from exo_inference.cli.waiting import wait_options
 from exo_inference.errors import ExoError, UsageError
 
 if TYPE_CHECKING:
-    from exo_inference.cli.gitops.plan import Change
+    from exo_inference.cli.gitops.changes import Change
     from exo_inference.cli.gitops.report import Report
     from exo_inference.sdk import Client
     from exo_inference.wire import Operation
@@ -110,13 +110,13 @@ def apply(
 
 
 def run(session: Session, options: ApplyOptions) -> None:
-    """Plan, check, ask, change, and wait when asked to."""
-    from exo_inference.cli.gitops.execute import Executor
+    """Find the changes, check, ask, make them, and wait when asked to."""
+    from exo_inference.cli.gitops.execution import Executor
     from exo_inference.cli.gitops.report import Report
 
     token = read_token(TokenSources(file=options.token_file))
     with session.connect() as client:
-        changes = plan_from_files(client, options.filenames, prune=options.prune)
+        changes = changes_from_files(client, options.filenames, prune=options.prune)
         _check_replacements(client, changes, options)
         if not _confirmed(session, changes, options):
             click.echo("Nothing was changed.", err=True)
@@ -135,9 +135,9 @@ def run(session: Session, options: ApplyOptions) -> None:
 
 
 def _check_replacements(client: Client, changes: Sequence[Change], options: ApplyOptions) -> None:
-    """Refuse the whole plan if it needs a replacement that was not allowed, or is not known there."""
+    """Refuse all changes if one needs a replacement that was not allowed, or is not known there."""
+    from exo_inference.cli.gitops.changes import Action
     from exo_inference.cli.gitops.live import MODEL_KIND
-    from exo_inference.cli.gitops.plan import Action
 
     wanted = [change for change in changes if change.action == Action.REPLACE]
     if not wanted or options.replace == DELETE_FIRST or options.dry_run == "client":
@@ -181,8 +181,8 @@ def _confirmed(session: Session, changes: Sequence[Change], options: ApplyOption
 
 
 def _is_deleted(change: Change, options: ApplyOptions) -> bool:
+    from exo_inference.cli.gitops.changes import Action
     from exo_inference.cli.gitops.live import MODEL_KIND
-    from exo_inference.cli.gitops.plan import Action
 
     if change.action == Action.REPLACE:
         return change.kind == MODEL_KIND or options.replace == DELETE_FIRST
@@ -210,8 +210,8 @@ def _wait(
     timeout_seconds: float,
 ) -> None:
     """Wait until the objects of the files are ready and the pruned ones gone, all in one time."""
+    from exo_inference.cli.gitops.changes import Action, shown_fields
     from exo_inference.cli.gitops.live import MODEL_KIND
-    from exo_inference.cli.gitops.plan import Action, shown_fields
     from exo_inference.cli.waiting import Followed, follow
 
     end = time.monotonic() + timeout_seconds

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.gitops.sources import file_options, plan_from_files
+from exo_inference.cli.gitops.sources import changes_from_files, file_options
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import ExoError
 
 if TYPE_CHECKING:
-    from exo_inference.cli.gitops.plan import Change
+    from exo_inference.cli.gitops.changes import Change
 
 NO_DIFFERENCES, DIFFERENCES, FAILURE = 0, 1, 2
 
@@ -50,12 +50,12 @@ def diff(session: Session, filenames: tuple[str, ...], prune: bool) -> int:
 
 def run(session: Session, filenames: tuple[str, ...], *, prune: bool) -> int:
     """Print the differences and return the exit code."""
-    from exo_inference.cli.gitops.plan import Action
+    from exo_inference.cli.gitops.changes import Action
     from exo_inference.cli.gitops.report import as_json
     from exo_inference.cli.rendering.terminal import for_stream
 
     with session.connect() as client:
-        changes = plan_from_files(client, filenames, prune=prune)
+        changes = changes_from_files(client, filenames, prune=prune)
     different = [change for change in changes if change.action != Action.UNCHANGED]
     output = session.output(())
     if output.is_structured:
@@ -68,7 +68,7 @@ def run(session: Session, filenames: tuple[str, ...], *, prune: bool) -> int:
 
 def unified_diff(change: Change) -> str:
     """Return one object's change as a unified diff of its YAML."""
-    from exo_inference.cli.gitops.plan import Action, merged_spec
+    from exo_inference.cli.gitops.changes import Action, merged_spec
     from exo_inference.resources.yaml import dump_manifest
 
     if change.manifest is not None:

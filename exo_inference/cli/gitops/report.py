@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from exo_inference.cli.gitops.plan import Action, Change
+from exo_inference.cli.gitops.changes import Action, Change
 from exo_inference.errors import ApiError, ExoError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`-f`: which files a command reads, and the plan they make. Shared by `apply` and `diff`."""
+"""`-f`: which files a command reads, and the changes that follow. Shared by `apply` and `diff`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from exo_inference.cli.gitops.plan import Change
+    from exo_inference.cli.gitops.changes import Change
     from exo_inference.sdk import Client
 
 P = ParamSpec("P")
@@ -37,17 +37,17 @@ def file_options(function: Callable[P, R]) -> Callable[P, R]:
     return files(prune(function))
 
 
-def plan_from_files(client: Client, filenames: tuple[str, ...], *, prune: bool) -> list[Change]:
+def changes_from_files(client: Client, filenames: tuple[str, ...], *, prune: bool) -> list[Change]:
     """Read the files, look at the zone, and return what would have to change.
 
     Raises:
         ManifestError: the files are wrong.
     """
+    from exo_inference.cli.gitops.changes import find_changes
     from exo_inference.cli.gitops.live import DEPLOYMENT_KIND, read_live
-    from exo_inference.cli.gitops.plan import plan_changes
     from exo_inference.resources.manifest_files import MAX_FILE_BYTES, load_manifests
 
     stdin = sys.stdin.read(MAX_FILE_BYTES + 1) if "-" in filenames else None
     manifests = load_manifests(filenames, stdin)
     named = {m.resource.metadata.name for m in manifests if m.resource.kind == DEPLOYMENT_KIND}
-    return plan_changes(manifests, read_live(client, named.__contains__), prune=prune)
+    return find_changes(manifests, read_live(client, named.__contains__), prune=prune)

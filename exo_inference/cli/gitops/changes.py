@@ -1,4 +1,4 @@
-"""What has to change so that a zone is as the files say. Pure: files and live objects in, plan out.
+"""What has to change so that a zone is as the files say. Pure: files and live objects in, changes out.
 
 The rules: a field that the files do not name is left as it is; models come before the deployments
 that need them, and what is pruned goes in the reverse order, at the end; only kinds that the files
@@ -75,7 +75,7 @@ class Change:
         return label(self.kind, self.name)
 
 
-def plan_changes(
+def find_changes(
     manifests: Sequence[Manifest], live: Sequence[LiveObject], *, prune: bool
 ) -> list[Change]:
     """Return what happens to each object, in the order in which it must happen.
@@ -86,8 +86,8 @@ def plan_changes(
     """
     present = {(obj.kind, obj.name): obj for obj in live}
     ordered = sorted(manifests, key=lambda m: m.resource.kind != MODEL_KIND)  # stable: models first
-    changes = [_plan_one(manifest, present) for manifest in ordered]
-    pruned = _plan_prune(manifests, live) if prune else []
+    changes = [_find_change(manifest, present) for manifest in ordered]
+    pruned = _find_pruned(manifests, live) if prune else []
     if problems := [*_token_secrets(manifests), *_missing_models(manifests, live, pruned)]:
         raise ManifestError(problems)
     return [*changes, *pruned]
@@ -121,7 +121,7 @@ def shown_fields(change: Change) -> dict[str, Any]:
     return {names[each.field]: each.after for each in change.fields if each.field in names}
 
 
-def _plan_one(manifest: Manifest, present: dict[tuple[str, str], LiveObject]) -> Change:
+def _find_change(manifest: Manifest, present: dict[tuple[str, str], LiveObject]) -> Change:
     kind, name = manifest.resource.kind, object_name(manifest)
     live = present.get((kind, name))
     if live is None:
@@ -155,7 +155,7 @@ def _is_beyond_comparison(field: str, before: Any, after: Any) -> bool:
     return field in NOT_SHOWN or (field == "engine.name" and before is None)
 
 
-def _plan_prune(manifests: Sequence[Manifest], live: Sequence[LiveObject]) -> list[Change]:
+def _find_pruned(manifests: Sequence[Manifest], live: Sequence[LiveObject]) -> list[Change]:
     kinds = {manifest.resource.kind for manifest in manifests}
     kept = {(manifest.resource.kind, object_name(manifest)) for manifest in manifests}
     surplus = [obj for obj in live if obj.kind in kinds and (obj.kind, obj.name) not in kept]

@@ -1,4 +1,4 @@
-"""Carries a plan out, object by object, and says what became of each. `apply` is the only caller.
+"""Makes the changes, object by object, and says what became of each. `apply` is the only caller.
 
 An object that fails does not stop the others, except those that need it; a lost connection or a
 refused key does, because every other one would fail alike.
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from exo_inference.cli.gitops.changes import Action, Change, merged_spec
 from exo_inference.cli.gitops.live import MODEL_KIND, LiveObject, is_on_the_hub
-from exo_inference.cli.gitops.plan import Action, Change, merged_spec
 from exo_inference.cli.writing import by_name
 from exo_inference.errors import AuthenticationFailed, Conflict, ConnectionFailed, ExoError
 from exo_inference.wire import Operation
@@ -27,7 +27,7 @@ REPLACE_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Executor:
-    """Makes the changes of one plan.
+    """Makes the changes of one `apply`.
 
     Attributes:
         client: of the zone.
