@@ -12,7 +12,7 @@ from exo_inference.engines.base import (
     UnknownEngine,
     UnknownEngineRelease,
 )
-from exo_inference.engines.flags.parameters import ParameterProblem
+from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.engines.registry import engines_on, get_engine, releases_of
 from exo_inference.engines.versions import API_VERSIONS, DEFAULT_VERSION, VERSIONS
 

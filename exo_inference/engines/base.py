@@ -1,7 +1,7 @@
 """What an engine is to the control plane: a catalogue, a command line, and a reader of failures.
 
 Admission calls `parameters` and `read`; a platform calls `command` to start one replica and
-`diagnose` when it has ended. Implementations: `exo.py`, `simulated.py`, and `imaged.py` for the engines
+`diagnose` when it has ended. Implementations: `exo.py`, `simulated.py`, and `cluster_engine.py` for the engines
 that only a cluster runs.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from exo_inference.engines.flags.checking import Reading
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.errors import PlatformError, UsageError
 from exo_inference.wire import EngineParameter
 

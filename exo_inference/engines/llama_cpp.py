@@ -6,38 +6,38 @@ judged: GGUF files have number formats of their own, and what the GPUs have no r
 
 from __future__ import annotations
 
-from exo_inference.engines import imaged
+from exo_inference.engines import cluster_engine
 from exo_inference.engines.base import CPU, GPU
 from exo_inference.engines.flags.dialects import LLAMA_CPP
-from exo_inference.engines.imaged import ImagedEngine
+from exo_inference.engines.cluster_engine import ClusterEngine
 
 _TOOLS = "tools would let whoever asks the model read and change files of the pod"
 _ROUTER = "a deployment serves one model"
 
 PLATFORM_OWNED = {
-    "model": imaged.MODEL,
-    "alias": imaged.MODEL_NAME,
-    "model-url": imaged.FILES,
-    "docker-repo": imaged.FILES,
-    "hf-repo": imaged.FILES,
-    "hf-file": imaged.FILES,
+    "model": cluster_engine.MODEL,
+    "alias": cluster_engine.MODEL_NAME,
+    "model-url": cluster_engine.FILES,
+    "docker-repo": cluster_engine.FILES,
+    "hf-repo": cluster_engine.FILES,
+    "hf-file": cluster_engine.FILES,
     "hf-token": "a Hub token is given when the model is created",
-    "mmproj-url": imaged.FILES,
-    "spec-draft-hf": imaged.FILES,
+    "mmproj-url": cluster_engine.FILES,
+    "spec-draft-hf": cluster_engine.FILES,
     "models-dir": _ROUTER,
     "models-preset": _ROUTER,
     "models-max": _ROUTER,
     "models-autoload": _ROUTER,
-    "host": imaged.SOCKET,
-    "port": imaged.SOCKET,
-    "reuse-port": imaged.SOCKET,
-    "api-prefix": imaged.GATEWAY,
-    "ssl-key-file": imaged.GATEWAY,
-    "ssl-cert-file": imaged.GATEWAY,
-    "api-key": imaged.KEYS,
-    "api-key-file": imaged.KEYS,
-    "metrics": imaged.METRICS,
-    "rpc": imaged.NODES,
+    "host": cluster_engine.SOCKET,
+    "port": cluster_engine.SOCKET,
+    "reuse-port": cluster_engine.SOCKET,
+    "api-prefix": cluster_engine.GATEWAY,
+    "ssl-key-file": cluster_engine.GATEWAY,
+    "ssl-cert-file": cluster_engine.GATEWAY,
+    "api-key": cluster_engine.KEYS,
+    "api-key-file": cluster_engine.KEYS,
+    "metrics": cluster_engine.METRICS,
+    "rpc": cluster_engine.NODES,
     "tools": _TOOLS,
     "tools-runtime": _TOOLS,
     "mcp-servers-config": _TOOLS,
@@ -45,7 +45,7 @@ PLATFORM_OWNED = {
     "agent": _TOOLS,
 }
 
-ENGINE = ImagedEngine(
+ENGINE = ClusterEngine(
     name="llama-cpp",
     owned=PLATFORM_OWNED,
     dialect=LLAMA_CPP,

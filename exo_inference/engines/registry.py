@@ -27,8 +27,8 @@ def get_engine(name: str) -> Engine:
     if name in ENGINES:
         from exo_inference.engines import llama_cpp, sglang, tensorrt_llm, tgi
 
-        imaged = (llama_cpp.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE, tgi.ENGINE)
-        return next(engine for engine in imaged if engine.name == name)
+        on_clusters = (llama_cpp.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE, tgi.ENGINE)
+        return next(engine for engine in on_clusters if engine.name == name)
     raise UnknownEngine(
         f"there is no engine {name!r}; there are: {', '.join(ENGINES)}",
         hint="Leave the engine out, or ask for `exo`.",

@@ -5,38 +5,38 @@ Its parser is Python's argparse: `--flag=value` is read, `_` is not `-`, boolean
 
 from __future__ import annotations
 
-from exo_inference.engines import imaged
-from exo_inference.engines.imaged import ImagedEngine, Sizes, VllmMeaning
+from exo_inference.engines import cluster_engine
+from exo_inference.engines.cluster_engine import ClusterEngine, Sizes, VllmMeaning
 
 PLATFORM_OWNED = {
-    "model-path": imaged.MODEL,
-    "served-model-name": imaged.MODEL_NAME,
+    "model-path": cluster_engine.MODEL,
+    "served-model-name": cluster_engine.MODEL_NAME,
     "tokenizer-path": "the tokenizer comes with the model",
-    "revision": imaged.PINNED,
-    "download-dir": imaged.FILES,
-    "config": imaged.IN_DEPLOYMENT,
-    "host": imaged.SOCKET,
-    "port": imaged.SOCKET,
-    "grpc-mode": imaged.SOCKET,
-    "fastapi-root-path": imaged.GATEWAY,
-    "api-key": imaged.KEYS,
-    "admin-api-key": imaged.KEYS,
-    "enable-metrics": imaged.METRICS,
-    "device": imaged.GPU_TYPE,
-    "base-gpu-id": imaged.GPU_COUNT,
-    "gpu-id-step": imaged.GPU_COUNT,
-    "nnodes": imaged.NODES,
-    "node-rank": imaged.NODES,
-    "dist-init-addr": imaged.NODES,
-    "nccl-port": imaged.NODES,
-    "disaggregation-mode": imaged.DISAGGREGATION,
-    "disaggregation-bootstrap-port": imaged.DISAGGREGATION,
-    "encoder-only": imaged.DISAGGREGATION,
-    "language-only": imaged.DISAGGREGATION,
-    "encoder-urls": imaged.DISAGGREGATION,
+    "revision": cluster_engine.PINNED,
+    "download-dir": cluster_engine.FILES,
+    "config": cluster_engine.IN_DEPLOYMENT,
+    "host": cluster_engine.SOCKET,
+    "port": cluster_engine.SOCKET,
+    "grpc-mode": cluster_engine.SOCKET,
+    "fastapi-root-path": cluster_engine.GATEWAY,
+    "api-key": cluster_engine.KEYS,
+    "admin-api-key": cluster_engine.KEYS,
+    "enable-metrics": cluster_engine.METRICS,
+    "device": cluster_engine.GPU_TYPE,
+    "base-gpu-id": cluster_engine.GPU_COUNT,
+    "gpu-id-step": cluster_engine.GPU_COUNT,
+    "nnodes": cluster_engine.NODES,
+    "node-rank": cluster_engine.NODES,
+    "dist-init-addr": cluster_engine.NODES,
+    "nccl-port": cluster_engine.NODES,
+    "disaggregation-mode": cluster_engine.DISAGGREGATION,
+    "disaggregation-bootstrap-port": cluster_engine.DISAGGREGATION,
+    "encoder-only": cluster_engine.DISAGGREGATION,
+    "language-only": cluster_engine.DISAGGREGATION,
+    "encoder-urls": cluster_engine.DISAGGREGATION,
 }
 
-ENGINE = ImagedEngine(
+ENGINE = ClusterEngine(
     name="sglang",
     owned=PLATFORM_OWNED,
     spans_nodes=True,

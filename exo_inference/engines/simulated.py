@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from exo_inference.engines import vllm
 from exo_inference.engines.base import GPU, EngineNotInstalled, Failure, ReplicaCommand
 from exo_inference.engines.exo import ExoEngine
-from exo_inference.engines.flags.checking import Reading
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.engines.versions import DEFAULT_VERSION
 from exo_inference.wire import EngineParameter
 

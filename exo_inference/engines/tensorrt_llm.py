@@ -5,24 +5,24 @@ Its parser is click: `--flag=value` is read, names have `_` and not `-`, boolean
 
 from __future__ import annotations
 
-from exo_inference.engines import imaged
-from exo_inference.engines.imaged import ImagedEngine, Sizes, VllmMeaning
+from exo_inference.engines import cluster_engine
+from exo_inference.engines.cluster_engine import ClusterEngine, Sizes, VllmMeaning
 
 PLATFORM_OWNED = {
-    "served_model_name": imaged.MODEL_NAME,
+    "served_model_name": cluster_engine.MODEL_NAME,
     "tokenizer": "the tokenizer comes with the model",
-    "revision": imaged.PINNED,
-    "host": imaged.SOCKET,
-    "port": imaged.SOCKET,
-    "grpc": imaged.SOCKET,
+    "revision": cluster_engine.PINNED,
+    "host": cluster_engine.SOCKET,
+    "port": cluster_engine.SOCKET,
+    "grpc": cluster_engine.SOCKET,
     "config": "the platform's own file switches metrics on; flags are given in the deployment",
-    "gpus_per_node": imaged.GPU_COUNT,
-    "metadata_server_config_file": imaged.DISAGGREGATION,
-    "server_role": imaged.DISAGGREGATION,
-    "disagg_cluster_uri": imaged.DISAGGREGATION,
+    "gpus_per_node": cluster_engine.GPU_COUNT,
+    "metadata_server_config_file": cluster_engine.DISAGGREGATION,
+    "server_role": cluster_engine.DISAGGREGATION,
+    "disagg_cluster_uri": cluster_engine.DISAGGREGATION,
 }
 
-ENGINE = ImagedEngine(
+ENGINE = ClusterEngine(
     name="tensorrt-llm",
     owned=PLATFORM_OWNED,
     sizes=Sizes("tensor_parallel_size", "pipeline_parallel_size"),

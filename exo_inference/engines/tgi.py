@@ -5,30 +5,30 @@ Its parser is Rust's clap: `--flag=value` is read, `_` is not `-`, booleans take
 
 from __future__ import annotations
 
-from exo_inference.engines import imaged
-from exo_inference.engines.imaged import ImagedEngine, VllmMeaning
+from exo_inference.engines import cluster_engine
+from exo_inference.engines.cluster_engine import ClusterEngine, VllmMeaning
 
 PLATFORM_OWNED = {
-    "model-id": imaged.MODEL,
-    "revision": imaged.PINNED,
+    "model-id": cluster_engine.MODEL,
+    "revision": cluster_engine.PINNED,
     "tokenizer-config-path": "the tokenizer comes with the model",
-    "huggingface-hub-cache": imaged.FILES,
-    "weights-cache-override": imaged.FILES,
-    "hostname": imaged.SOCKET,
-    "port": imaged.SOCKET,
-    "prometheus-port": imaged.SOCKET,
-    "api-key": imaged.KEYS,
-    "ngrok": imaged.GATEWAY,
-    "ngrok-authtoken": imaged.GATEWAY,
-    "ngrok-edge": imaged.GATEWAY,
-    "num-shard": imaged.GPU_COUNT,
-    "sharded": imaged.GPU_COUNT,
-    "master-addr": imaged.NODES,
-    "master-port": imaged.NODES,
+    "huggingface-hub-cache": cluster_engine.FILES,
+    "weights-cache-override": cluster_engine.FILES,
+    "hostname": cluster_engine.SOCKET,
+    "port": cluster_engine.SOCKET,
+    "prometheus-port": cluster_engine.SOCKET,
+    "api-key": cluster_engine.KEYS,
+    "ngrok": cluster_engine.GATEWAY,
+    "ngrok-authtoken": cluster_engine.GATEWAY,
+    "ngrok-edge": cluster_engine.GATEWAY,
+    "num-shard": cluster_engine.GPU_COUNT,
+    "sharded": cluster_engine.GPU_COUNT,
+    "master-addr": cluster_engine.NODES,
+    "master-port": cluster_engine.NODES,
     "env": "it prints the environment and ends",
 }
 
-ENGINE = ImagedEngine(
+ENGINE = ClusterEngine(
     name="tgi",
     owned=PLATFORM_OWNED,
     meaning=VllmMeaning(

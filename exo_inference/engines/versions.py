@@ -1,7 +1,7 @@
 """The vLLM releases whose flags a deployment may ask for.
 
 For vLLM and exo-engine, which takes vLLM's flags, `inference-engine-version` names a release of vLLM;
-the other engines have one release each (`imaged.py`). The enumeration of the v2 API ends earlier than
+the other engines have one release each (`cluster_engine.py`). The enumeration of the v2 API ends earlier than
 the catalogue of flags, so both count.
 """
 

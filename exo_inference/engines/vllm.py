@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 
 from exo_inference.engines.flags.catalogue import Flag, flags_of
-from exo_inference.engines.flags.checking import Reading, read_vector
+from exo_inference.engines.flags.reader import Reading, read_vector
 from exo_inference.engines.versions import DEFAULT_VERSION
 from exo_inference.wire import EngineParameter
 

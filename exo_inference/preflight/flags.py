@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exo_inference.engines import DEFAULT_VERSION, get_engine
-from exo_inference.engines.flags.checking import Reading
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.errors import ExoError
 from exo_inference.planner.parameters import SETTINGS, EngineParameters
 

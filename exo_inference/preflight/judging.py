@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from exo_inference.engines import DEFAULT_VERSION, get_engine
-from exo_inference.engines.flags.checking import Reading
-from exo_inference.engines.flags.parameters import ParameterProblem, problem_of
-from exo_inference.engines.imaged import ImagedEngine
+from exo_inference.engines.flags.reader import Reading
+from exo_inference.engines.flags.problems import ParameterProblem, problem_of
+from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
 from exo_inference.planner import (
     Advice,
@@ -132,7 +132,7 @@ def judge(
     if problems:
         together = sorted([*problems, *rules], key=lambda problem: problem.index)
         return Judgement(subject, flag_problems=tuple(together))
-    if isinstance(engine, ImagedEngine):
+    if isinstance(engine, ClusterEngine):
         return _judge_other(engine, subject, reading, rules)
     try:
         parameters = read_settings(
@@ -174,7 +174,7 @@ def _with_proposals(
 
 
 def _judge_other(
-    engine: ImagedEngine, subject: Subject, reading: Reading, rules: list[ParameterProblem]
+    engine: ClusterEngine, subject: Subject, reading: Reading, rules: list[ParameterProblem]
 ) -> Judgement:
     """Judge what is not vLLM; nobody knows its ways out."""
     if subject.model is None or subject.gpu is None:
@@ -212,7 +212,7 @@ def _unplanned(reading: Reading, error: WrongSetting) -> ParameterProblem:
 
 def _check_rules(subject: Subject, reading: Reading) -> list[ParameterProblem]:
     engine = get_engine(subject.engine)
-    if isinstance(engine, ImagedEngine):
+    if isinstance(engine, ClusterEngine):
         # Flags that cannot be read are reported already, and have no sizes.
         return [] if reading.problems else engine.check_sizes(reading, subject.gpu_count)
     if subject.engine != "vllm":

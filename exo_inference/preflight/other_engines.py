@@ -1,6 +1,6 @@
 """What vLLM's arithmetic says of the memory that another engine needs. Pure.
 
-`judging.py` asks for the engines of `engines/imaged.py`. Weights are the same bytes in every engine, and
+`judging.py` asks for the engines of `engines/cluster_engine.py`. Weights are the same bytes in every engine, and
 the KV cache of one token too; what an engine needs beside them is not. So only weights that are more than
 the GPU's memory refuse, and everything else is told and refuses nothing.
 """
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exo_inference.engines.flags.checking import Reading
-from exo_inference.engines.imaged import ImagedEngine, VllmMeaning
+from exo_inference.engines.flags.reader import Reading
+from exo_inference.engines.cluster_engine import ClusterEngine, VllmMeaning
 from exo_inference.planner import Architecture, EngineParameters, Gpu, Plan, Verdict, plan
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
@@ -20,7 +20,7 @@ from exo_inference.planner.problem import Problem
 _GIB = 2**30
 
 
-def translate(engine: ImagedEngine, found: Mapping[str, Any]) -> dict[str, Any] | str:
+def translate(engine: ClusterEngine, found: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return the planner's settings that mean the same for memory, or why there are none.
 
     Args:
@@ -41,7 +41,7 @@ def translate(engine: ImagedEngine, found: Mapping[str, Any]) -> dict[str, Any] 
 
 
 def plan_as_vllm(
-    engine: ImagedEngine,
+    engine: ClusterEngine,
     flags: Sequence[str],
     reading: Reading,
     model: Architecture,

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from exo_inference.engines.flags.parameters import ParameterProblem
+from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.planner import Advice, Gpu, Improvement, Plan, Problem, Speed
 from exo_inference.preflight.judging import Judgement, Subject
 from exo_inference.wire import (

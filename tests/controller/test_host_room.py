@@ -17,7 +17,7 @@ from exo_inference.controller.admission.host_room import need_of
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.stores.base import Recording
 from exo_inference.controller.stores.sqlite import SqliteStore
-from exo_inference.engines.flags import checking
+from exo_inference.engines.flags import reader
 from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags
 from exo_inference.engines.flags.values import read_value
 from exo_inference.planner import cpu_as_gpu

@@ -2,7 +2,7 @@
 
 from exo_inference.engines import get_engine
 from exo_inference.engines.exo import PLATFORM_OWNED
-from exo_inference.engines.flags.parameters import REASONS
+from exo_inference.engines.flags.problems import REASONS
 from exo_inference.wire import EngineParameter
 
 ENGINE = get_engine("exo")

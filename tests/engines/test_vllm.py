@@ -11,7 +11,7 @@ from exo_inference.engines.flags.catalogue import (
     listed_releases,
     nearest_release,
 )
-from exo_inference.engines.flags.parameters import REASONS, ParameterProblem
+from exo_inference.engines.flags.problems import REASONS, ParameterProblem
 from exo_inference.engines.flags.suggestions import MEANINGS, suggest
 from exo_inference.engines.vllm import parameters
 

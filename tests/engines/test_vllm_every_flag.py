@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from exo_inference.engines import vllm
-from exo_inference.engines.flags.parameters import ParameterProblem
+from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.engines.vllm import PLATFORM_OWNED
 
 Record = dict[str, Any]

@@ -11,8 +11,8 @@ from exo_engine.arguments import ServeCommand, parse
 
 from exo_inference.engines import engines_on, get_engine, vllm
 from exo_inference.engines.flags.catalogue import flags_of, listed_releases
-from exo_inference.engines.flags.checking import read_vector
-from exo_inference.engines.imaged import ImagedEngine
+from exo_inference.engines.flags.reader import read_vector
+from exo_inference.engines.cluster_engine import ClusterEngine
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +74,7 @@ def test_every_flag_that_another_engine_gets_is_in_its_catalogue(
     nodes = {"node_count": "2", "leader_address": "leader-0"} if engine == "sglang" else {}
     flags = command(engine, tmp_path, tensor_parallel_size="2", **nodes)[leading:]
     known = get_engine(engine)
-    assert isinstance(known, ImagedEngine)
+    assert isinstance(known, ClusterEngine)
     reading = read_vector(flags, known.flags, {})
     assert reading.problems == ()
     given = reading.values.keys()

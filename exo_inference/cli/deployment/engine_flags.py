@@ -139,7 +139,7 @@ def print_parameters(
     session: Session, parameters: Sequence[EngineParameter], search: str | None
 ) -> None:
     """Print flags by section, or those about a text; that there are none is said on stderr."""
-    from exo_inference.engines.flags.searching import search_parameters
+    from exo_inference.engines.flags.search import search_parameters
 
     found = search_parameters(parameters, search or "")
     if not found:

@@ -13,7 +13,7 @@ from exo_inference.controller.admission.architectures import KnownModel
 from exo_inference.controller.admission.host_room import ReservationRequest
 from exo_inference.controller.admission.problems import Issue
 from exo_inference.controller.stores.base import NewEvent
-from exo_inference.engines.flags.parameters import ParameterProblem
+from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.problem import Problem
 from exo_inference.platforms.base import InstanceTypeInfo

@@ -1,6 +1,6 @@
 """How each engine's own parser reads an argument vector, as data.
 
-`argument_vector.py` splits by it, `values.py` reads values by it, `checking.py` words refusals by it. What
+`argument_vector.py` splits by it, `values.py` reads values by it, `reader.py` words refusals by it. What
 is said of single flags (several values, suffixes, a `--no-` form) is in their catalogues.
 """
 

@@ -1,4 +1,4 @@
-"""How refusals are worded for engines of which one release is known. Pure; `checking.py` calls it."""
+"""How refusals are worded for engines of which one release is known. Pure; `reader.py` calls it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from exo_inference.engines.flags.argument_vector import Use, Vector
 from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags
-from exo_inference.engines.flags.parameters import ParameterProblem, problem_of
+from exo_inference.engines.flags.problems import ParameterProblem, problem_of
 from exo_inference.engines.flags.suggestions import suggest
 from exo_inference.engines.flags.values import expected_type
 

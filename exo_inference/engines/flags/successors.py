@@ -1,6 +1,6 @@
 """What took the place of flags that were removed. Data, and the one rule that reads it.
 
-`checking.py` names the successor in its refusal; `migration.py` writes it. A flag of the catalogue
+`reader.py` names the successor in its refusal; `migration.py` writes it. A flag of the catalogue
 that ends with some release and has no entry here has no successor: it can be left out.
 """
 

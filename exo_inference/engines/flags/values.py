@@ -1,6 +1,6 @@
 """Read one value of a flag, and judge it: type, range, choice, JSON and its keys. Pure.
 
-Called by `checking.py` for every value. An answer is what the text means, and `Wrong`, with what was
+Called by `reader.py` for every value. An answer is what the text means, and `Wrong`, with what was
 expected in words, for each thing that is wrong with it. Nothing here knows argument vectors.
 """
 
@@ -23,7 +23,7 @@ from exo_inference.engines.flags.catalogue import (
     is_at_least,
     key_lifetime,
 )
-from exo_inference.engines.flags.members import RENAMED_KEYS, Limits, limits_of
+from exo_inference.engines.flags.json_keys import RENAMED_KEYS, Limits, limits_of
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _LONG_INTEGER = re.compile(r"[+-]?[0-9]{19,}")

@@ -1,4 +1,4 @@
-"""How refusals are worded for vLLM, whose flags came and went with releases. Pure; `checking.py` calls it."""
+"""How refusals are worded for vLLM, whose flags came and went with releases. Pure; `reader.py` calls it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from exo_inference.engines.flags.argument_vector import BOOLEAN_WORDS, TRUE_WORDS, Use, Vector
 from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags, lifetime
-from exo_inference.engines.flags.parameters import ParameterProblem, problem_of, shorten
+from exo_inference.engines.flags.problems import ParameterProblem, problem_of, shorten
 from exo_inference.engines.flags.successors import SUCCESSORS, rewrite_removed
 from exo_inference.engines.flags.suggestions import suggest
 from exo_inference.engines.flags.values import expected

@@ -3,7 +3,7 @@
 import pytest
 
 from exo_inference.engines import get_engine, vllm
-from exo_inference.engines.flags.searching import search_parameters
+from exo_inference.engines.flags.search import search_parameters
 
 
 def found(text: str) -> list[str]:

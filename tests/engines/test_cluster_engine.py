@@ -10,28 +10,28 @@ import pytest
 from exo_inference.cli.deployment import engine_flags
 from exo_inference.engines import ENGINES, ReplicaCommand, UnknownEngineRelease, get_engine
 from exo_inference.engines.base import EngineNotInstalled
-from exo_inference.engines.flags.parameters import REASONS
-from exo_inference.engines.imaged import ImagedEngine
+from exo_inference.engines.flags.problems import REASONS
+from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.registry import engines_on
 from exo_inference.wire import EngineParameter
 
-IMAGED = tuple(name for name in ENGINES if isinstance(get_engine(name), ImagedEngine))
+CLUSTER_ENGINES = tuple(name for name in ENGINES if isinstance(get_engine(name), ClusterEngine))
 DOCKERFILES = Path(__file__).parents[2] / "engine-images"
 
 
-def engine_of(name: str) -> ImagedEngine:
+def engine_of(name: str) -> ClusterEngine:
     engine = get_engine(name)
-    assert isinstance(engine, ImagedEngine)
+    assert isinstance(engine, ClusterEngine)
     return engine
 
 
-def reasons(engine: ImagedEngine, *items: str) -> list[str]:
+def reasons(engine: ClusterEngine, *items: str) -> list[str]:
     problems = engine.read(items).problems
     assert all(problem.reason in REASONS and problem.detail for problem in problems)
     return [problem.reason for problem in problems]
 
 
-def right_values(engine: ImagedEngine, parameter: EngineParameter) -> list[str]:
+def right_values(engine: ClusterEngine, parameter: EngineParameter) -> list[str]:
     by_type = {"integer": "1", "float": "0.5", "json": "{}"}
     value = (parameter.allowed_values or [by_type.get(parameter.type, "text")])[0]
     return [value] * (engine.flags.by_name[parameter.name].num_values or 1)
@@ -40,12 +40,12 @@ def right_values(engine: ImagedEngine, parameter: EngineParameter) -> list[str]:
 def test_the_engines_are_those_of_the_images() -> None:
     images = {path.parent.name.replace("exo-engine", "exo") for path in DOCKERFILES.glob("*/Doc*")}
     assert set(ENGINES) == images == set(engine_flags.ENGINES)
-    assert IMAGED == ("llama-cpp", "sglang", "tensorrt-llm", "tgi")
+    assert CLUSTER_ENGINES == ("llama-cpp", "sglang", "tensorrt-llm", "tgi")
     assert engines_on("cpu") == ("exo", "llama-cpp")
     assert engines_on("gpu") == ENGINES
 
 
-@pytest.mark.parametrize("name", IMAGED)
+@pytest.mark.parametrize("name", CLUSTER_ENGINES)
 def test_the_catalogue_is_of_the_release_that_the_image_is_made_from(name: str) -> None:
     text = (DOCKERFILES / name / "Dockerfile").read_text()
     found = re.search(r"^ARG BASE=\S+:(?:server-cuda-|v)?(\S+)$", text, re.MULTILINE)
@@ -53,7 +53,7 @@ def test_the_catalogue_is_of_the_release_that_the_image_is_made_from(name: str) 
     assert found[1] == engine_of(name).version
 
 
-@pytest.mark.parametrize("name", IMAGED)
+@pytest.mark.parametrize("name", CLUSTER_ENGINES)
 def test_right_use_of_every_flag_is_accepted(name: str) -> None:
     engine = engine_of(name)
     for parameter in engine.parameters():
@@ -66,7 +66,7 @@ def test_right_use_of_every_flag_is_accepted(name: str) -> None:
                 assert reasons(engine, *items) == [], items
 
 
-@pytest.mark.parametrize("name", IMAGED)
+@pytest.mark.parametrize("name", CLUSTER_ENGINES)
 def test_misuse_of_every_flag_is_refused_for_its_reason(name: str) -> None:
     engine = engine_of(name)
     for parameter in engine.parameters():
@@ -85,7 +85,7 @@ def test_misuse_of_every_flag_is_refused_for_its_reason(name: str) -> None:
             assert reasons(engine, flag, "{") == ["json"]
 
 
-@pytest.mark.parametrize("name", IMAGED)
+@pytest.mark.parametrize("name", CLUSTER_ENGINES)
 def test_what_the_platform_sets_is_refused_and_not_offered(name: str) -> None:
     engine = engine_of(name)
     known = engine.flags.by_name

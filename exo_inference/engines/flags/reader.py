@@ -22,7 +22,7 @@ from exo_inference.engines.flags.argument_vector import (
     split,
 )
 from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags
-from exo_inference.engines.flags.parameters import ParameterProblem, problem_of, shorten
+from exo_inference.engines.flags.problems import ParameterProblem, problem_of, shorten
 from exo_inference.engines.flags.values import Wrong, read_key, read_value
 
 
