@@ -7,7 +7,7 @@ that is wrong at once, the plan, and ways out; `to_wire` gives it the form that 
 """
 
 from exo_inference.preflight.flags import read_draft_name, read_flags, read_settings
-from exo_inference.preflight.judging import Judgement, Subject, judge
+from exo_inference.preflight.judgement import Judgement, Subject, judge
 from exo_inference.preflight.report import describe_advice, locate, locate_code, to_wire
 
 __all__ = [

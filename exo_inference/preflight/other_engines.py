@@ -1,6 +1,6 @@
 """What vLLM's arithmetic says of the memory that another engine needs. Pure.
 
-`judging.py` asks for the engines of `engines/cluster_engine.py`. Weights are the same bytes in every engine, and
+`judgement.py` asks for the engines of `engines/cluster_engine.py`. Weights are the same bytes in every engine, and
 the KV cache of one token too; what an engine needs beside them is not. So only weights that are more than
 the GPU's memory refuse, and everything else is told and refuses nothing.
 """

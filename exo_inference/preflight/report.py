@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.planner import Advice, Gpu, Improvement, Plan, Problem, Speed
-from exo_inference.preflight.judging import Judgement, Subject
+from exo_inference.preflight.judgement import Judgement, Subject
 from exo_inference.wire import (
     MEMORY_CODES,
     BatchSpeed,

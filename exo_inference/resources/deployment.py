@@ -28,7 +28,7 @@ ROLL_ANNOTATION = "inference.exo.dev/rolled-at"
 """When a user last asked for new replicas in place of all that run; any other value asks again."""
 
 ADMITTED_ANNOTATION = "inference.exo.dev/admitted-spec"
-"""What the API admitted last, `--force` included: only who has its key can write it (`controller/reconcile/judging.py`)."""
+"""What the API admitted last, `--force` included: only who has its key can write it (`controller/reconcile/late_admission.py`)."""
 
 MEMORY_ANNOTATION = "inference.exo.dev/replica-memory"
 """What one replica was admitted with on a machine that replicas share, as `ReplicaNeed.text` writes it."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from exo_inference.planner import Gpu, Verdict, families, find_gpu, find_model, load_models
 from exo_inference.planner.catalog_models import read_entry
-from exo_inference.preflight.judging import Subject, judge
+from exo_inference.preflight.judgement import Subject, judge
 
 
 def pasted(subject: Subject, flags: tuple[str, ...], options: tuple[str, ...]) -> Subject:

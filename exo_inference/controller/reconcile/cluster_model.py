@@ -22,7 +22,7 @@ from exo_inference.controller.reconcile.model_fetch import (
     format_size,
     ready_conditions,
 )
-from exo_inference.controller.reconcile.model_writing import (
+from exo_inference.controller.reconcile.model_status import (
     refuse_duplicate,
     refuse_uid,
     release,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from exo_inference.controller import conditions
 from exo_inference.controller.reconcile import decision, rollback
 from exo_inference.controller.reconcile.adoption import adopt_deployment, choose_engine
-from exo_inference.controller.reconcile.judging import SpecJudge
+from exo_inference.controller.reconcile.late_admission import LateAdmission
 from exo_inference.controller.reconcile.start_recorder import StartRecorder
 from exo_inference.controller.routing import Routing
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
@@ -82,7 +82,7 @@ class DeploymentReconciler:
         secret_box: SecretBox,
         gateway_url: str,
         starts: StartRecorder,
-        judge: SpecJudge | None = None,
+        judge: LateAdmission | None = None,
     ) -> None:
         self._store = store
         self._platform = platform

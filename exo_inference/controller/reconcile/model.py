@@ -24,7 +24,7 @@ from exo_inference.controller.reconcile.model_fetch import (
     ready_conditions,
     status_fields,
 )
-from exo_inference.controller.reconcile.model_writing import release, wait_for_users, write_status
+from exo_inference.controller.reconcile.model_status import release, wait_for_users, write_status
 from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
 from exo_inference.controller.stores.base import (
     ObjectNotFound,

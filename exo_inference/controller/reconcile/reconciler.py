@@ -21,7 +21,7 @@ from exo_inference.controller.reconcile.deployment import (
     Outcome,
     route_key,
 )
-from exo_inference.controller.reconcile.judging import SpecJudge
+from exo_inference.controller.reconcile.late_admission import LateAdmission
 from exo_inference.controller.reconcile.key_scopes import report_scopes
 from exo_inference.controller.reconcile.model import ModelReconciler
 from exo_inference.controller.reconcile.queue import WorkQueue
@@ -89,7 +89,7 @@ class Reconciler:
             context.secret_box,
             settings.gateway_url,
             self._starts,
-            None if context.models is None else SpecJudge(context),
+            None if context.models is None else LateAdmission(context),
         )
         self._models = self._make_models(context)
 

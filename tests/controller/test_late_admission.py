@@ -13,7 +13,7 @@ import pytest
 
 from exo_inference.controller.context import Context
 from exo_inference.controller.local.server import open_context
-from exo_inference.controller.reconcile.judging import SpecJudge
+from exo_inference.controller.reconcile.late_admission import LateAdmission
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.resources import ADMITTED_ANNOTATION, InferenceDeployment
@@ -90,10 +90,10 @@ async def test_what_the_api_admitted_is_not_judged_again_by_whoever_has_its_key(
     context: Context, name: str
 ) -> None:
     deployment = await load(context, name)
-    judge = SpecJudge(context)
+    judge = LateAdmission(context)
     assert await judge.find_refusal(deployment) == ""
     assert judge.admitted_spec(deployment) == deployment.spec.full_digest
-    assert REFUSED in await SpecJudge(context).find_refusal(says(deployment, None))
+    assert REFUSED in await LateAdmission(context).find_refusal(says(deployment, None))
 
 
 @pytest.mark.parametrize("name", ["created", "updated", "replaced"])
@@ -101,7 +101,7 @@ async def test_other_replicas_are_no_other_specification(context: Context, name:
     deployment = await load(context, name)
     scaled = deployment.spec.model_copy(update={"replicas": 0})
     deployment = deployment.model_copy(update={"spec": scaled})
-    assert await SpecJudge(context).find_refusal(deployment) == ""
+    assert await LateAdmission(context).find_refusal(deployment) == ""
 
 
 async def test_a_digest_that_anybody_can_compute_is_judged(context: Context) -> None:
@@ -109,14 +109,14 @@ async def test_a_digest_that_anybody_can_compute_is_judged(context: Context) -> 
     digest, full = deployment.spec.digest, deployment.spec.full_digest
     forged = SecretBox(b"x" * 32).admission_seal(deployment.metadata.uid, full)
     for text in (digest, full, f"{digest}.", f"{full}.", f"{full}.{forged}", "é", ""):
-        assert REFUSED in await SpecJudge(context).find_refusal(says(deployment, text)), text
+        assert REFUSED in await LateAdmission(context).find_refusal(says(deployment, text)), text
 
 
 async def test_a_seal_is_worth_nothing_on_another_object(context: Context) -> None:
     sealed = (await load(context, "created")).metadata.annotations[ADMITTED_ANNOTATION]
     other = await load(context, "updated")
     assert other.spec.full_digest == (await load(context, "created")).spec.full_digest
-    assert REFUSED in await SpecJudge(context).find_refusal(says(other, sealed))
+    assert REFUSED in await LateAdmission(context).find_refusal(says(other, sealed))
 
 
 async def test_a_seal_is_worth_nothing_for_another_specification(context: Context) -> None:
@@ -124,7 +124,7 @@ async def test_a_seal_is_worth_nothing_for_another_specification(context: Contex
     flags = (*deployment.spec.engine_parameters, "--max-num-seqs=7")
     changed = deployment.spec.model_copy(update={"engine_parameters": flags})
     deployment = deployment.model_copy(update={"spec": changed})
-    assert REFUSED in await SpecJudge(context).find_refusal(deployment)
+    assert REFUSED in await LateAdmission(context).find_refusal(deployment)
 
 
 async def test_what_an_earlier_version_found_good_is_not_judged_again(context: Context) -> None:
@@ -134,10 +134,10 @@ async def test_what_an_earlier_version_found_good_is_not_judged_again(context: C
     assert deployment.spec.full_digest.startswith(short)
     assert len(short) == 16
     before = was_found_good(says(deployment, short), short)
-    judge = SpecJudge(context)
+    judge = LateAdmission(context)
     assert await judge.find_refusal(before) == ""
     # From now on the whole digest counts, also for a controller that starts later.
     whole = judge.admitted_spec(before)
     assert whole == deployment.spec.full_digest
-    assert await SpecJudge(context).find_refusal(was_found_good(before, whole)) == ""
-    assert REFUSED in await SpecJudge(context).find_refusal(was_found_good(before, "f" * 16))
+    assert await LateAdmission(context).find_refusal(was_found_good(before, whole)) == ""
+    assert REFUSED in await LateAdmission(context).find_refusal(was_found_good(before, "f" * 16))

@@ -22,7 +22,7 @@ MAX_CHARACTERS = 1000
 """Of a refusal; conditions and events are read in tables."""
 
 
-class SpecJudge:
+class LateAdmission:
     """Judges specifications, each that was found good once.
 
     Args:
