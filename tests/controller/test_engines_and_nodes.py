@@ -11,7 +11,7 @@ import pytest
 from exo_inference.controller.admission import admit_create, admit_update
 from exo_inference.controller.admission.architectures import find_bundled
 from exo_inference.controller.admission.fields import Fields
-from exo_inference.controller.admission.fitting import Candidate, make_subject
+from exo_inference.controller.admission.fit import Candidate, make_subject
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.world import World
 from exo_inference.controller.http.body import parse_object

@@ -2,7 +2,7 @@
 
 Routes hand over the fields of the body and a `World` (what is stored and what the platform has)
 and get back a spec, or one refusal that lists every problem: shape first, then flags, rules and
-memory (`fitting.py`), then whether the machine has the GPUs.
+memory (`fit.py`), then whether the machine has the GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exo_inference.controller.admission.field_checks import (
     check_version,
 )
 from exo_inference.controller.admission.fields import Fields
-from exo_inference.controller.admission.fitting import MAX_GPUS, Candidate, Fit, judge_fit
+from exo_inference.controller.admission.fit import MAX_GPUS, Candidate, Fit, judge_fit
 from exo_inference.controller.admission.host_room import (
     CPU_FAMILY,
     Guard,
@@ -35,7 +35,7 @@ from exo_inference.controller.admission.host_room import (
     need_of,
     warning,
 )
-from exo_inference.controller.admission.offers import (
+from exo_inference.controller.admission.availability import (
     can_judge,
     check_capacity,
     check_engine,

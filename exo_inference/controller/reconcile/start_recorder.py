@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from exo_inference.controller.admission.fitting import Candidate, judge_fit
+from exo_inference.controller.admission.fit import Candidate, judge_fit
 from exo_inference.controller.context import Context
 from exo_inference.controller.stores.start_log import Starts
 from exo_inference.engines.registry import engine_release

@@ -23,7 +23,7 @@ from exo_inference.controller.admission.field_checks import (
     no_model_issue,
 )
 from exo_inference.controller.admission.fields import Fields
-from exo_inference.controller.admission.fitting import (
+from exo_inference.controller.admission.fit import (
     MAX_GPUS,
     Candidate,
     complete_plan,
