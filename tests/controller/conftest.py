@@ -17,7 +17,7 @@ import requests
 from exoscale.api.v2 import Client
 from exoscale_auth import ExoscaleV2Auth
 
-from exo_inference.controller.http.serving import Running
+from exo_inference.controller.http.server import Running
 from exo_inference.controller.local.server import serve
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.local_settings import LocalSettings, ensure_credentials

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from exoscale.api.exceptions import ExoscaleAPIClientException
 
-from exo_inference.controller.http.serving import SHUTDOWN_SECONDS
+from exo_inference.controller.http.server import SHUTDOWN_SECONDS
 from exo_inference.wire import RouteTable
 from tests.controller.conftest import Controller
 from tests.controller.fakes import FakeReplica, log_line

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.gateway_link import SocketGatewayLink
+from exo_inference.controller.gateway_client import SocketGatewayClient
 from exo_inference.controller.local import routing_table
 from exo_inference.controller.local.routing_table import RoutingTable
 from exo_inference.state_dir import write_atomically
@@ -267,8 +267,8 @@ async def test_a_key_that_moves_is_waited_for_until_it_opens_nothing_else(
 
 
 async def test_no_gateway_is_no_answer(tmp_path: Path) -> None:
-    assert await SocketGatewayLink(tmp_path / "no/run/gateway.sock").applied_version() is None
-    assert await SocketGatewayLink(tmp_path / "gateway.sock").applied_version() is None
+    assert await SocketGatewayClient(tmp_path / "no/run/gateway.sock").applied_version() is None
+    assert await SocketGatewayClient(tmp_path / "gateway.sock").applied_version() is None
 
 
 async def test_a_gateway_is_asked_without_loading_certificates(
@@ -281,7 +281,7 @@ async def test_a_gateway_is_asked_without_loading_certificates(
 
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load)
     monkeypatch.setattr(ssl.SSLContext, "load_default_certs", load)
-    assert await SocketGatewayLink(tmp_path / "gateway.sock").applied_version() is None
+    assert await SocketGatewayClient(tmp_path / "gateway.sock").applied_version() is None
 
 
 async def test_a_gateway_is_asked_over_its_socket_however_long_its_path(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ async def test_a_gateway_is_asked_over_its_socket_however_long_its_path(tmp_path
     try:
         path = f"/proc/self/fd/{descriptor}/gateway.sock"
         async with await asyncio.start_unix_server(answer, path):
-            link = SocketGatewayLink(directory / "gateway.sock")
+            link = SocketGatewayClient(directory / "gateway.sock")
             assert [await link.applied_version() for _ in range(4)] == [42, None, None, None]
     finally:
         os.close(descriptor)

@@ -23,7 +23,7 @@ from exo_inference.controller.cluster.shared_secrets import SharedCredentials, o
 from exo_inference.controller.cluster.starts import ClusterStarts
 from exo_inference.controller.context import Context
 from exo_inference.controller.http.app import create_app
-from exo_inference.controller.http.serving import Running, run_server
+from exo_inference.controller.http.server import Running, run_server
 from exo_inference.controller.reconcile.reconciler import Reconciler
 from exo_inference.controller.settings import ClusterSettings, ControllerSettings
 from exo_inference.controller.stores.kubernetes import KubernetesStore

@@ -1,6 +1,6 @@
 """The connections of the controller's HTTP server: how long a client may keep one without a request.
 
-`serving.py` gives the class to uvicorn, whose own bound is for the time between two requests alone, and ends
+`server.py` gives the class to uvicorn, whose own bound is for the time between two requests alone, and ends
 with the first byte of the next one.
 """
 

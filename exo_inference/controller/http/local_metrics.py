@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
-from exo_inference.controller.gateway_link import SocketGatewayLink
+from exo_inference.controller.gateway_client import SocketGatewayClient
 from exo_inference.platforms.local.health import read_metrics
 from exo_inference.resources import InferenceDeployment
 from exo_inference.resources.states import deployment_state, wanted_replicas
@@ -56,7 +56,7 @@ class LocalMetrics:
 
     def __init__(self, state: StateDir) -> None:
         self._state = state
-        self._gateway = SocketGatewayLink(state.gateway_socket)
+        self._gateway = SocketGatewayClient(state.gateway_socket)
 
     async def usage(self) -> list[KeyUsage] | None:
         """Return what the gateway has counted, or wrote last where it does not answer.

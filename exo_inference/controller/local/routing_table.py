@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_inference.controller.gateway_link import GatewayLink
+from exo_inference.controller.gateway_client import GatewayClient
 from exo_inference.resources import PUBLIC_SCOPE
 from exo_inference.state_dir import write_atomically
 from exo_inference.wire import Route, RouteKey, RouteTable
@@ -55,7 +55,7 @@ class RoutingTable:
     def __init__(
         self,
         path: Path,
-        gateway: GatewayLink,
+        gateway: GatewayClient,
         *,
         timeout_seconds: float = 5.0,
         monotonic: Callable[[], float] = time.monotonic,

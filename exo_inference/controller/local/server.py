@@ -19,10 +19,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from exo_inference.controller.admission.architectures import Architectures, FetchArchitecture
 from exo_inference.controller.admission.model import FindSource
 from exo_inference.controller.context import Context
-from exo_inference.controller.gateway_link import SocketGatewayLink
+from exo_inference.controller.gateway_client import SocketGatewayClient
 from exo_inference.controller.http.app import create_app
 from exo_inference.controller.http.auth import CredentialFile
-from exo_inference.controller.http.serving import Running, run_server
+from exo_inference.controller.http.server import Running, run_server
 from exo_inference.controller.local.routing_table import RoutingTable
 from exo_inference.controller.reconcile.reconciler import Reconciler
 from exo_inference.controller.secret_box import open_secret_box
@@ -73,7 +73,7 @@ async def open_context(
             secret_box=await open_secret_box(state.secret_key_file, store),
             routing=RoutingTable(
                 state.routes_file,
-                SocketGatewayLink(state.gateway_socket),
+                SocketGatewayClient(state.gateway_socket),
                 timeout_seconds=settings.gateway_timeout_seconds,
             ),
             org_uuid=await store.ensure_fact("org-uuid", str(uuid.uuid4())),

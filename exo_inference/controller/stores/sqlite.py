@@ -28,7 +28,7 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.controller.stores.database import Database
-from exo_inference.controller.stores.departures import Departures
+from exo_inference.controller.stores.deletion_waiters import DeletionWaiters
 from exo_inference.resources import ObjectMeta, Resource
 from exo_inference.wire import Event, Operation
 
@@ -47,7 +47,7 @@ class SqliteStore:
         self._database = database
         self._watchers: list[tuple[str, asyncio.Queue[Change]]] = []
         self._listed: dict[str, dict[_Row, Any]] = {}
-        self._departures = Departures()
+        self._departures = DeletionWaiters()
         self._unwritten: dict[str, tuple[str, Any]] = {}
 
     @classmethod

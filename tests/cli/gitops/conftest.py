@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from exo_inference.cli.main import main
-from exo_inference.controller.http.serving import Running
+from exo_inference.controller.http.server import Running
 from exo_inference.controller.local.server import serve
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.errors import NotFound

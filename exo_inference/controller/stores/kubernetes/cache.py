@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from exo_inference.controller.stores.base import Change, ChangeType
-from exo_inference.controller.stores.departures import Departures
+from exo_inference.controller.stores.deletion_waiters import DeletionWaiters
 from exo_inference.kubernetes_api.identity import Claims
 from exo_inference.kubernetes_api.objects import Stored, read_object
 from exo_inference.resources import Resource
@@ -42,7 +42,7 @@ class Cache:
         self._by_own_uid: dict[str, str] = {}
         self._gone: dict[str, None] = {}
         self._queues: list[asyncio.Queue[Change]] = []
-        self._departures = Departures()
+        self._departures = DeletionWaiters()
 
     # -- reading
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-class Departures:
+class DeletionWaiters:
     """Waiters by the uid of the object."""
 
     def __init__(self) -> None:

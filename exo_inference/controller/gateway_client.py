@@ -21,7 +21,7 @@ _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 question otherwise: 25 ms in which the controller answers nobody, for every look at a deployment."""
 
 
-class GatewayLink(Protocol):
+class GatewayClient(Protocol):
     """The seam: what the controller asks the gateway."""
 
     async def applied_version(self) -> int | None:
@@ -29,7 +29,7 @@ class GatewayLink(Protocol):
         ...
 
 
-class SocketGatewayLink:
+class SocketGatewayClient:
     """Asks over `run/gateway.sock`.
 
     Args:
