@@ -33,7 +33,7 @@ from exo_inference.cli.writing import (
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
-    from exo_inference.cli.planning.pasting import CommandLine
+    from exo_inference.cli.planning.command_line import CommandLine
     from exo_inference.sdk import Client
     from exo_inference.wire import DeploymentPlan, Operation
 
@@ -185,9 +185,9 @@ def create(
 
 def run(session: Session, options: CreateOptions) -> None:
     """Create the deployment, and wait for it when asked to."""
-    from exo_inference.cli.planning import telling
+    from exo_inference.cli.planning import notices
 
-    output = telling.output_of(session, DEPLOYMENT, dry_run=options.dry_run)
+    output = notices.output_of(session, DEPLOYMENT, dry_run=options.dry_run)
     with session.connect() as client:
         operation = _send(session, client, options)
         plan = operation.plan or _plan_here(options)
@@ -198,13 +198,13 @@ def run(session: Session, options: CreateOptions) -> None:
         if options.dry_run:
             outcome = Answer("deployment", "", options.name, "would be created", dry_run=True)
             line_of = partial(_line, session, options)
-            telling.conclude_dry_run(session, outcome, plan, line_of, options.replicas)
+            notices.conclude_dry_run(session, outcome, plan, line_of, options.replicas)
             return
         session.success("Deployment created.")
         if operation.message:
             session.remark(operation.message)
         if plan is not None:
-            telling.tell(session, plan)
+            notices.tell(session, plan)
         if not options.wait and not output.is_for_programs:
             return
         made = changed_id(operation) or client.deployments.find(options.name).id
@@ -214,11 +214,11 @@ def run(session: Session, options: CreateOptions) -> None:
 
 
 def _send(session: Session, client: Client, options: CreateOptions) -> Operation:
-    from exo_inference.cli.planning import telling
+    from exo_inference.cli.planning import notices
     from exo_inference.wire import ModelRef
 
     line_of = partial(_line, session, options)
-    with telling.explaining(session, line_of, dry_run=options.dry_run):
+    with notices.explaining(session, line_of, dry_run=options.dry_run):
         return finish(
             session,
             client,
@@ -256,7 +256,7 @@ def _manifest(options: CreateOptions) -> str:
 
 
 def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
-    from exo_inference.cli.planning.telling import plan_here
+    from exo_inference.cli.planning.notices import plan_here
 
     return plan_here(
         options.model_name, options.gpu_type, options.gpu_count, options.parameters,
@@ -265,8 +265,8 @@ def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
 
 
 def _line(session: Session, options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
-    from exo_inference.cli.planning.asking import PlanOptions
-    from exo_inference.cli.planning.running import command_line
+    from exo_inference.cli.planning.options import PlanOptions
+    from exo_inference.cli.planning.command import command_line
 
     asked = PlanOptions(
         name=options.name,

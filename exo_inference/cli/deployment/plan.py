@@ -9,7 +9,7 @@ import click
 from exo_inference.cli.completion.names import complete_gpu_types, complete_models
 from exo_inference.cli.deployment.create import checked_model_id
 from exo_inference.cli.deployment.engine_flags import ENGINES, parameter_options, split_parameters
-from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions
+from exo_inference.cli.planning.options import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.errors import UsageError
@@ -142,7 +142,7 @@ def plan(
         offline=offline,
     )
     _check(options)
-    from exo_inference.cli.planning.running import run
+    from exo_inference.cli.planning.command import run
 
     return run(session, options)
 

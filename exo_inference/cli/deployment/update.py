@@ -25,7 +25,7 @@ from exo_inference.cli.writing import by_name, dry_run_option, finish, override_
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
-    from exo_inference.cli.planning.pasting import CommandLine
+    from exo_inference.cli.planning.command_line import CommandLine
     from exo_inference.engines.migration import Change
     from exo_inference.sdk import Client
     from exo_inference.wire import Deployment, DeploymentPlan, Operation
@@ -157,9 +157,9 @@ def update(
 
 def run(session: Session, options: UpdateOptions) -> None:
     """Change the deployment, and wait until the change is in effect when asked to."""
-    from exo_inference.cli.planning import telling
+    from exo_inference.cli.planning import notices
 
-    output = telling.output_of(session, DEPLOYMENT, dry_run=options.dry_run)
+    output = notices.output_of(session, DEPLOYMENT, dry_run=options.dry_run)
     with session.connect() as client:
         found = client.deployments.find(options.deployment)
         changes: tuple[Change, ...] = ()
@@ -176,11 +176,11 @@ def run(session: Session, options: UpdateOptions) -> None:
         if options.dry_run:
             outcome = Answer("deployment", found.id, found.name, "would be updated", dry_run=True)
             line_of = partial(_line, session, found, options)
-            telling.conclude_dry_run(session, outcome, plan, line_of, found.replicas or 1)
+            notices.conclude_dry_run(session, outcome, plan, line_of, found.replicas or 1)
             return
         session.success("Deployment updated.")
         if plan is not None:
-            telling.tell(session, plan)
+            notices.tell(session, plan)
         name = options.name or found.name
         with (
             by_name(found),
@@ -207,10 +207,10 @@ def _wait_without_replicas(
 
 
 def _send(session: Session, client: Client, found: Deployment, options: UpdateOptions) -> Operation:
-    from exo_inference.cli.planning import telling
+    from exo_inference.cli.planning import notices
 
     line_of = partial(_line, session, found, options)
-    with telling.explaining(session, line_of, dry_run=options.dry_run), by_name(found):
+    with notices.explaining(session, line_of, dry_run=options.dry_run), by_name(found):
         return finish(
             session,
             client,
@@ -230,7 +230,7 @@ def _plan_here(found: Deployment, options: UpdateOptions) -> DeploymentPlan | No
     """Plan the new flags; without any, the present ones, which a list lacks, go on as they are."""
     if options.parameters is None or found.gpu_type is None:
         return None
-    from exo_inference.cli.planning.telling import plan_here
+    from exo_inference.cli.planning.notices import plan_here
 
     count, version = found.gpu_count or 1, options.engine_version
     return plan_here(found.model.name, found.gpu_type, count, options.parameters, version)
@@ -239,7 +239,7 @@ def _plan_here(found: Deployment, options: UpdateOptions) -> DeploymentPlan | No
 def _line(
     session: Session, found: Deployment, options: UpdateOptions, plan: DeploymentPlan
 ) -> CommandLine:
-    from exo_inference.cli.planning.pasting import CommandLine
+    from exo_inference.cli.planning.command_line import CommandLine
 
     version = options.engine_version
     chosen = (("--inference-engine-version", version),) if version is not None else ()

@@ -280,7 +280,7 @@ class Executor:
 
 def _plan_here(spec: dict[str, Any]) -> DeploymentPlan | None:
     """Plan for a control plane that does not; its engine is vLLM."""
-    from exo_inference.cli.planning.telling import plan_here
+    from exo_inference.cli.planning.notices import plan_here
 
     engine = spec.get("engine", {})
     if engine.get("name", "vllm") != "vllm":

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from rich.text import Text
 
-from exo_inference.cli.planning import fields, wording
-from exo_inference.cli.planning.asking import ALL_FAMILIES, PlanOptions
+from exo_inference.cli.planning import fields, words
+from exo_inference.cli.planning.options import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.planning.planners import CPU, Planner
 from exo_inference.cli.planning.report import align, wrapped
 from exo_inference.cli.rendering.terminal import harmless
@@ -76,7 +76,7 @@ def _rank(plan: DeploymentPlan) -> tuple[int, float, int]:
 def table(plans: Sequence[DeploymentPlan], replicas: int, width: int) -> list[Text]:
     """Return the comparison as lines; what is wrong everywhere is told once, above it."""
     first = plans[0]
-    engines = " or ".join(engine for engine, _ in groupby(sorted(map(wording.engine, plans))))
+    engines = " or ".join(engine for engine, _ in groupby(sorted(map(words.engine, plans))))
     title = f"{first.model or 'the model'} with {engines}"
     if first.max_model_len:
         title += f", requests of {max(plan.max_model_len for plan in plans):,} tokens"
@@ -125,12 +125,12 @@ def _row(plan: DeploymentPlan) -> tuple[str, ...]:
         f"{plan.gpu_count} × {plan.gpu_type}",
         str(plan.verdict),
         f"{plan.largest_max_model_len:,}" if plan.largest_max_model_len else "-",
-        wording.concurrency(plan.max_concurrency) if plan.max_concurrency else "-",
+        words.concurrency(plan.max_concurrency) if plan.max_concurrency else "-",
         _or_dash(fields.first_token_seconds(plan)),
         _or_dash(fields.inter_token_seconds(plan)),
         f"{fields.tokens_per_second(plan):,.0f}" if fields.tokens_per_second(plan) else "-",
-        wording.usd(plan.usd_per_hour),
-        wording.usd(fields.usd_per_million_tokens(plan)),
+        words.usd(plan.usd_per_hour),
+        words.usd(fields.usd_per_million_tokens(plan)),
         " ".join(dict.fromkeys(map(_reason, filter(lambda each: each.refuses, plan.problems)))),
     )
 
@@ -140,4 +140,4 @@ def _reason(problem: PlanProblem) -> str:
 
 
 def _or_dash(seconds: float | None) -> str:
-    return "-" if seconds is None else wording.seconds(seconds)
+    return "-" if seconds is None else words.seconds(seconds)

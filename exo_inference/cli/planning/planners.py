@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from exo_inference.cli.planning import wording
-from exo_inference.cli.planning.asking import PlanOptions
+from exo_inference.cli.planning import words
+from exo_inference.cli.planning.options import PlanOptions
 from exo_inference.cli.text_files import read_text_file
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.planner import (
@@ -143,7 +143,7 @@ def _find_online(
         answer = remote.plan("gpua5000", 1, with_advice=False)
         if answer.model:
             return remote
-        tried.append(f"control plane: {'; '.join(wording.reasons(answer))}")
+        tried.append(f"control plane: {'; '.join(words.reasons(answer))}")
     except AuthenticationFailed:
         raise
     except ExoError as error:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from exo_inference.cli.planning import wording
+from exo_inference.cli.planning import words
 from exo_inference.cli.planning.bars import GpuMemory, draw, gpu_memories
-from exo_inference.cli.planning.pasting import CommandLine
+from exo_inference.cli.planning.command_line import CommandLine
 from exo_inference.cli.rendering.terminal import display_width, harmless, print_data
 from exo_inference.wire import BatchSpeed, DeploymentPlan, PlanAdvice, PlanVerdict
 
@@ -55,7 +55,7 @@ def report(plan: DeploymentPlan, line: CommandLine, replicas: int, width: int) -
         replicas: how many of them, for the price.
         width: columns.
     """
-    title = Text(harmless(wording.headline(plan)), _COLOURS.get(plan.verdict, "bold"))
+    title = Text(harmless(words.headline(plan)), _COLOURS.get(plan.verdict, "bold"))
     return _spaced(
         [
             [title, *_details(plan, width)],
@@ -87,8 +87,8 @@ def _spaced(sections: Sequence[Sequence[Text]]) -> list[Text]:
 def _details(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     for problem in plan.problems:
         yield from wrapped(f"- {problem.detail}", width, 2)
-    if plan.verdict == PlanVerdict.TIGHT and wording.lacks_cache(plan):
-        yield from wrapped(f"- {wording.tight_warning(plan)}", width, 2)
+    if plan.verdict == PlanVerdict.TIGHT and words.lacks_cache(plan):
+        yield from wrapped(f"- {words.tight_warning(plan)}", width, 2)
 
 
 def _memory_sections(plan: DeploymentPlan, width: int) -> list[list[Text]]:
@@ -98,7 +98,7 @@ def _memory_sections(plan: DeploymentPlan, width: int) -> list[list[Text]]:
 
 
 def _memory(memory: GpuMemory, width: int, num_kinds: int, *, is_cpu: bool) -> Iterator[Text]:
-    total = wording.gib(memory.total_bytes)
+    total = words.gib(memory.total_bytes)
     if num_kinds > 1:
         title = f"Memory of {memory.num_gpus} of the GPUs, {total} each"
     elif memory.num_gpus > 1:
@@ -107,14 +107,14 @@ def _memory(memory: GpuMemory, width: int, num_kinds: int, *, is_cpu: bool) -> I
         title = f"Memory of the {'machine' if is_cpu else 'GPU'}, {total}"
     excess = memory.used_bytes - memory.total_bytes
     if excess > 0.001 * memory.total_bytes:
-        title += f"; {wording.gib(memory.used_bytes)} are asked of it"
+        title += f"; {words.gib(memory.used_bytes)} are asked of it"
     yield Text(title, "bold")
     yield Text.assemble("  ", *draw(memory, min(_MAX_BAR, width - 4)))
     names = max(len(part.look.label) for part in memory.parts)
     for part in memory.parts:
-        row = f" {part.look.label:<{names}} {wording.gib(part.num_bytes):>12}"
+        row = f" {part.look.label:<{names}} {words.gib(part.num_bytes):>12}"
         if part.low != part.high:
-            row += f"   {part.low / wording.GIB:,.2f} to {wording.gib(part.high)}"
+            row += f"   {part.low / words.GIB:,.2f} to {words.gib(part.high)}"
         yield Text.assemble("  ", (part.look.character, part.look.colour), row)
 
 
@@ -122,9 +122,9 @@ def _cache(plan: DeploymentPlan) -> Iterator[Text]:
     if not plan.kv_bytes_per_token:
         return
     where = "" if plan.gpu_type == "cpu" else " on each GPU"
-    rows = [("per token", wording.kib(plan.kv_bytes_per_token) + where)]
+    rows = [("per token", words.kib(plan.kv_bytes_per_token) + where)]
     if plan.kv_capacity_tokens:
-        at_once = wording.concurrency(plan.max_concurrency)
+        at_once = words.concurrency(plan.max_concurrency)
         length, most = f"{plan.max_model_len:,}", f"{plan.max_num_seqs:,}"
         rows += [
             ("holds", f"{plan.kv_capacity_tokens:,} tokens"),
@@ -145,8 +145,8 @@ def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     prompts = [
         (
             f"{each.num_tokens:,}",
-            wording.seconds(each.ttft_seconds),
-            _band(each.ttft_seconds_low, each.ttft_seconds_high, wording.seconds),
+            words.seconds(each.ttft_seconds),
+            _band(each.ttft_seconds_low, each.ttft_seconds_high, words.seconds),
             each.bound_by,
         )
         for each in speed.prompts
@@ -156,10 +156,10 @@ def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
     batches = [
         (
             f"{each.batch:,}",
-            wording.seconds(each.inter_token_seconds),
-            _band(each.inter_token_seconds_low, each.inter_token_seconds_high, wording.seconds),
+            words.seconds(each.inter_token_seconds),
+            _band(each.inter_token_seconds_low, each.inter_token_seconds_high, words.seconds),
             f"{each.tokens_per_second:,.0f}",
-            _band(*_cost_band(each), wording.usd),
+            _band(*_cost_band(each), words.usd),
             each.bound_by,
         )
         for each in _sample(speed.batches)
@@ -214,9 +214,9 @@ def align(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 0)
 def _cost(plan: DeploymentPlan, replicas: int) -> Iterator[Text]:
     if plan.usd_per_hour is None:
         return
-    text = f" {wording.usd(plan.usd_per_hour)} USD per hour and replica"
+    text = f" {words.usd(plan.usd_per_hour)} USD per hour and replica"
     if replicas > 1:
-        text += f", {wording.usd(plan.usd_per_hour * replicas)} for {replicas} replicas"
+        text += f", {words.usd(plan.usd_per_hour * replicas)} for {replicas} replicas"
     yield Text.assemble(("Price", "bold"), text)
 
 
@@ -230,7 +230,7 @@ def _notes(plan: DeploymentPlan, width: int) -> Iterator[Text]:
 def ways_out(plan: DeploymentPlan, line: CommandLine, width: int) -> Iterator[Text]:
     """Yield what would make it fit, each with its outcome and a line to paste."""
     if not plan.advice:
-        if plan.verdict == PlanVerdict.REFUSED and wording.verdict_words(plan) == "Does not fit":
+        if plan.verdict == PlanVerdict.REFUSED and words.verdict_words(plan) == "Does not fit":
             yield Text("No small change makes it fit.")
         return
     yield Text("What makes it fit, the smallest change first", "bold")
@@ -248,11 +248,11 @@ def _outcome(advice: PlanAdvice) -> str:
         return ""
     most = max((b.tokens_per_second for b in after.speed.batches), default=0) if after.speed else 0
     parts = [
-        f"{wording.size(after.available_kv_bytes_per_gpu)} per GPU for the KV cache",
-        f"{wording.concurrency(after.max_concurrency)} requests of {after.max_model_len:,} tokens",
+        f"{words.size(after.available_kv_bytes_per_gpu)} per GPU for the KV cache",
+        f"{words.concurrency(after.max_concurrency)} requests of {after.max_model_len:,} tokens",
     ]
     parts += [f"up to {most:,.0f} tokens/s"] if most else []
-    parts += [f"{wording.usd(after.usd_per_hour)} USD/h"] if after.usd_per_hour is not None else []
+    parts += [f"{words.usd(after.usd_per_hour)} USD/h"] if after.usd_per_hour is not None else []
     return ", ".join(parts)
 
 
@@ -261,10 +261,10 @@ def _costs(advice: PlanAdvice) -> str:
     parts = [f"answers {advice.quality}"]
     if abs(requests := advice.max_concurrency_change) >= 0.05:
         more = "more" if requests > 0 else "fewer"
-        parts.append(f"{wording.concurrency(abs(requests))} {more} requests at once")
+        parts.append(f"{words.concurrency(abs(requests))} {more} requests at once")
     if abs(seconds := advice.inter_token_seconds_change or 0) >= 0.00005:
         more = "more" if seconds > 0 else "less"
-        parts.append(f"{wording.seconds(abs(seconds))} {more} between tokens")
+        parts.append(f"{words.seconds(abs(seconds))} {more} between tokens")
     return ", ".join(parts)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from exo_inference.cli.planning import wording
+from exo_inference.cli.planning import words
 from exo_inference.cli.rendering.results import Answer, conclude
 from exo_inference.errors import ApiError, UsageError
 from exo_inference.wire import DeploymentPlan, PlanVerdict
 
 if TYPE_CHECKING:
-    from exo_inference.cli.planning.pasting import CommandLine
+    from exo_inference.cli.planning.command_line import CommandLine
     from exo_inference.cli.rendering.output import Output
     from exo_inference.cli.rendering.views import View
     from exo_inference.cli.session import Session
@@ -38,7 +38,7 @@ def tell(session: Session, plan: DeploymentPlan, subject: str = "") -> None:
     if plan.verdict != PlanVerdict.UNKNOWN:
         warning = "" if plan.verdict == PlanVerdict.FITS else "warning: "
         before = f"{subject}: " if subject else ""
-        session.remark(f"{warning}{before}{wording.summary(plan)}")
+        session.remark(f"{warning}{before}{words.summary(plan)}")
         for problem in plan.problems:
             if problem.code in _OF_THE_MACHINE:
                 session.remark(f"warning: {before}{problem.detail}")
@@ -74,7 +74,7 @@ def conclude_dry_run(
         replicas: how many of them.
     """
     from exo_inference.cli.planning.fields import PLAN
-    from exo_inference.cli.planning.running import print_plan
+    from exo_inference.cli.planning.command import print_plan
 
     sentence = f"Deployment {outcome.state} (dry run)."
     if plan is None:
@@ -106,7 +106,7 @@ def explaining(
     except ApiError as error:
         if error.plan is not None:
             from exo_inference.cli.planning.fields import PLAN
-            from exo_inference.cli.planning.running import print_plan
+            from exo_inference.cli.planning.command import print_plan
 
             line, output = line_of(error.plan), session.output(PLAN.field_names)
             if dry_run and (output.format != "table" or output.template is not None):
@@ -136,7 +136,7 @@ def plan_here(
     engine: str | None = None,
 ) -> DeploymentPlan | None:
     """Plan what the control plane did not; None where model, GPU or release are not known here."""
-    from exo_inference.cli.planning.asking import PlanOptions
+    from exo_inference.cli.planning.options import PlanOptions
     from exo_inference.cli.planning.planners import LocalPlanner
     from exo_inference.planner import find_model
     from exo_inference.planner.gpus import find_family

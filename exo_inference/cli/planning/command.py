@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from exo_inference.cli.planning import wording
-from exo_inference.cli.planning.asking import PlanOptions
+from exo_inference.cli.planning import words
+from exo_inference.cli.planning.options import PlanOptions
 from exo_inference.cli.planning.comparison import compare, table
 from exo_inference.cli.planning.fields import PLAN, as_json
-from exo_inference.cli.planning.pasting import CommandLine, name_for
+from exo_inference.cli.planning.command_line import CommandLine, name_for
 from exo_inference.cli.planning.planners import find_planner, read_gpu_file
 from exo_inference.cli.planning.report import page_width, print_page, report
 from exo_inference.cli.rendering.terminal import harmless
@@ -44,7 +44,7 @@ def run(session: Session, options: PlanOptions) -> int:
     steps = planner.steps(options.gpu_type, count) if options.explain else None
     print_plan(output, plan, command_line(session, options, plan), options.replicas, steps)
     if plan.verdict == PlanVerdict.TIGHT:
-        session.remark(f"warning: {wording.tight_warning(plan)}")
+        session.remark(f"warning: {words.tight_warning(plan)}")
     return 0 if plan.verdict in _RUNS else REFUSED
 
 
