@@ -24,7 +24,7 @@ from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.rendering.views import Column, View
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import DEFAULT_WAIT_SECONDS, wait_for_deployment
+from exo_inference.cli.wait import DEFAULT_WAIT_SECONDS, wait_for_deployment
 from exo_inference.errors import ExoError, UsageError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from exo_inference.cli.rendering.terminal import harmless, print_drawn
 from exo_inference.cli.rendering.views import Column, View, format_moment
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.writing import by_name
+from exo_inference.cli.writes import by_name
 from exo_inference.errors import Conflict, NotFound
 
 if TYPE_CHECKING:

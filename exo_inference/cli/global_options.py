@@ -1,4 +1,4 @@
-"""The options of the global flags; `tree.py` adds them to each command. Their values are in `flags.py`."""
+"""The options of the global flags; `tree.py` adds them to each command. Their values are in `global_flags.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from exo_inference.cli.completion.names import complete_zones
 from exo_inference.cli.durations import Limit
-from exo_inference.cli.flags import OUTPUT_FORMATS, GlobalFlags, collect
+from exo_inference.cli.global_flags import OUTPUT_FORMATS, GlobalFlags, collect
 
 
 def global_options() -> list[click.Option]:

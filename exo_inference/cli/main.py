@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.errors.printing import print_error
+from exo_inference.cli.errors.output import print_error
 from exo_inference.cli.errors.text import Interrupted
 from exo_inference.cli.root import COMPLETION_VARIABLE, PROGRAM, root
 from exo_inference.errors import ExoError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 import click
 
 from exo_inference.cli.errors.text import name_flags
-from exo_inference.cli.flags import OUTPUT_FORMATS, GlobalFlags, given_flags
+from exo_inference.cli.global_flags import OUTPUT_FORMATS, GlobalFlags, given_flags
 from exo_inference.cli.rendering.output import Format, Output
 from exo_inference.cli.rendering.template import parse_template
 from exo_inference.cli.rendering.terminal import harmless

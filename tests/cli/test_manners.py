@@ -15,7 +15,7 @@ import pytest
 from exo_inference.cli.deployment.log_lines import readable
 from exo_inference.cli.rendering.table import draw_list
 from exo_inference.cli.rendering.terminal import display_width
-from exo_inference.cli.waiting import Followed
+from exo_inference.cli.wait import Followed
 
 from .conftest import Exo
 from .fake_api import FakeApi

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from exo_inference.cli.completion.names import complete_api_keys
-from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
+from exo_inference.cli.deletion import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.writing import force_option
+from exo_inference.cli.writes import force_option
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:

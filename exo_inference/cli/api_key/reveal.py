@@ -8,7 +8,7 @@ from exo_inference.cli.api_key.views import VALUE, KeyValue
 from exo_inference.cli.completion.names import complete_api_keys
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.writing import by_name
+from exo_inference.cli.writes import by_name
 from exo_inference.sdk.lookup import find
 
 

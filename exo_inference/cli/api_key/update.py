@@ -9,7 +9,7 @@ from exo_inference.cli.completion.names import complete_api_keys, complete_deplo
 from exo_inference.cli.rendering.progress import step
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.writing import by_name
+from exo_inference.cli.writes import by_name
 from exo_inference.errors import UsageError
 from exo_inference.sdk.lookup import find
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.control_plane.launching import state_dir_of
+from exo_inference.cli.control_plane.launch import state_dir_of
 from exo_inference.cli.control_plane.processes import LocalProcess, find_all, find_recorded
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.rendering.output import Field, Record
@@ -19,7 +19,7 @@ from exo_inference.cli.rendering.prompts import confirm
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.writing import force_option
+from exo_inference.cli.writes import force_option
 from exo_inference.errors import ExoError, UsageError
 
 if TYPE_CHECKING:

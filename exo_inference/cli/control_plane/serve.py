@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from exo_inference.cli.control_plane.launching import (
+from exo_inference.cli.control_plane.launch import (
     LaunchOptions,
     check_installation,
     configure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from exo_inference.cli.control_plane.launching import state_dir_of
+from exo_inference.cli.control_plane.launch import state_dir_of
 from exo_inference.cli.control_plane.overview import FIELD_NAMES, look_at
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command

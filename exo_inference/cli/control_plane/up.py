@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.control_plane.launching import (
+from exo_inference.cli.control_plane.launch import (
     LaunchOptions,
     check_installation,
     configure,

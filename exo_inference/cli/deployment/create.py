@@ -21,8 +21,8 @@ from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_for_deployment, wait_options
-from exo_inference.cli.writing import (
+from exo_inference.cli.wait import wait_for_deployment, wait_options
+from exo_inference.cli.writes import (
     MAX_REPLICAS,
     changed_id,
     dry_run_option,

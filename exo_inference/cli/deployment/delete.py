@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from exo_inference.cli.completion.names import complete_deployments
-from exo_inference.cli.deleting import Deletable, DeleteOptions, delete_all
+from exo_inference.cli.deletion import Deletable, DeleteOptions, delete_all
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_options
-from exo_inference.cli.writing import dry_run_option, force_option
+from exo_inference.cli.wait import wait_options
+from exo_inference.cli.writes import dry_run_option, force_option
 
 
 @command(

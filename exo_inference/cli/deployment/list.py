@@ -8,7 +8,7 @@ from exo_inference.cli.rendering.results import deployment_manifest
 from exo_inference.cli.rendering.views import DEPLOYMENT_LIST
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.zones import print_list
+from exo_inference.cli.zone_lists import print_list
 
 if TYPE_CHECKING:
     from exo_inference.sdk import Client

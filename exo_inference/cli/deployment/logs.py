@@ -16,7 +16,7 @@ from exo_inference.cli.rendering.output import Field, Record
 from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.writing import by_name
+from exo_inference.cli.writes import by_name
 from exo_inference.errors import NotFound, UsageError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from exo_inference.cli.rendering.results import Answer, conclude, resulting, sho
 from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_for_deployment, wait_options
-from exo_inference.cli.writing import by_name, dry_run_option, finish, titled
+from exo_inference.cli.wait import wait_for_deployment, wait_options
+from exo_inference.cli.writes import by_name, dry_run_option, finish, titled
 
 
 @command(

@@ -8,7 +8,7 @@ from exo_inference.cli.completion.names import complete_deployments
 from exo_inference.cli.rendering.views import API_KEY
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.writing import by_name
+from exo_inference.cli.writes import by_name
 
 
 @command(

@@ -11,8 +11,8 @@ from exo_inference.cli.rendering.results import Answer, conclude, resulting, sho
 from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import Followed, follow, wait_options
-from exo_inference.cli.writing import by_name, dry_run_option, finish, room_option, titled
+from exo_inference.cli.wait import Followed, follow, wait_options
+from exo_inference.cli.writes import by_name, dry_run_option, finish, room_option, titled
 
 
 @command(

@@ -15,13 +15,13 @@ from exo_inference.cli.deployment.engine_flags import (
     split_parameters,
     wants_parameter_help,
 )
-from exo_inference.cli.deployment.migrating import migrated_flags, tell_changes
+from exo_inference.cli.deployment.flag_migration import migrated_flags, tell_changes
 from exo_inference.cli.rendering.results import Answer, resulting, show_deployment
 from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import Followed, follow, wait_for_deployment, wait_options
-from exo_inference.cli.writing import by_name, dry_run_option, finish, override_option, titled
+from exo_inference.cli.wait import Followed, follow, wait_for_deployment, wait_options
+from exo_inference.cli.writes import by_name, dry_run_option, finish, override_option, titled
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from exo_inference.cli.gitops.sources import changes_from_files, file_options
 from exo_inference.cli.hub_token import TokenSources, read_token
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import wait_options
+from exo_inference.cli.wait import wait_options
 from exo_inference.errors import ExoError, UsageError
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _wait(
     """Wait until the objects of the files are ready and the pruned ones gone, all in one time."""
     from exo_inference.cli.gitops.changes import Action, shown_fields
     from exo_inference.cli.gitops.live import MODEL_KIND
-    from exo_inference.cli.waiting import Followed, follow
+    from exo_inference.cli.wait import Followed, follow
 
     end = time.monotonic() + timeout_seconds
     for change in changes:

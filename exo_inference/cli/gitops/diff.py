@@ -41,7 +41,7 @@ def diff(session: Session, filenames: tuple[str, ...], prune: bool) -> int:
     try:
         return run(session, filenames, prune=prune)
     except ExoError as error:
-        from exo_inference.cli.errors.printing import print_error
+        from exo_inference.cli.errors.output import print_error
 
         # 1 stands for a difference here, so a failure needs a code of its own.
         print_error(error, as_json=session.known_format == "json")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from exo_inference.cli.gitops.changes import Action, Change, merged_spec
 from exo_inference.cli.gitops.live import MODEL_KIND, LiveObject, is_on_the_hub
-from exo_inference.cli.writing import by_name
+from exo_inference.cli.writes import by_name
 from exo_inference.errors import AuthenticationFailed, Conflict, ConnectionFailed, ExoError
 from exo_inference.wire import Operation
 

@@ -14,8 +14,8 @@ from exo_inference.cli.rendering.results import ANSWER, Answer, resulting, show_
 from exo_inference.cli.rendering.views import MODEL
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.waiting import Followed, follow, wait_options
-from exo_inference.cli.writing import changed_id, dry_run_option, finish, titled
+from exo_inference.cli.wait import Followed, follow, wait_options
+from exo_inference.cli.writes import changed_id, dry_run_option, finish, titled
 from exo_inference.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from exo_inference.cli.rendering.results import model_manifest
 from exo_inference.cli.rendering.views import MODEL_LIST
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.zones import print_list
+from exo_inference.cli.zone_lists import print_list
 
 
 @command(

@@ -16,8 +16,8 @@ from exo_inference.cli.rendering.progress import step
 from exo_inference.cli.rendering.prompts import confirm
 from exo_inference.cli.rendering.results import ANSWER, Answer
 from exo_inference.cli.rendering.terminal import harmless
-from exo_inference.cli.waiting import Followed, Wait, follow
-from exo_inference.cli.writing import by_name
+from exo_inference.cli.wait import Followed, Wait, follow
+from exo_inference.cli.writes import by_name
 from exo_inference.errors import ExoError, NotFound
 
 if TYPE_CHECKING:

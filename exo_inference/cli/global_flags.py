@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-_META_KEY = "exo_inference.cli.flags"
+_META_KEY = "exo_inference.cli.global_flags"
 
 OUTPUT_FORMATS = ("table", "json", "yaml", "text")
 
