@@ -23,7 +23,7 @@ import uvloop
 
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
-from exo_inference.gateway.holding import read_hold_settings
+from exo_inference.gateway.held_requests import read_hold_settings
 from exo_inference.listening import (
     FEW_DESCRIPTORS,
     Share,

@@ -27,12 +27,12 @@ from exo_inference.gateway.exchange import (
     Exchange,
     request_id_of,
 )
-from exo_inference.gateway.holding import Holding, HoldSettings
+from exo_inference.gateway.held_requests import Holding, HoldSettings
 from exo_inference.gateway.keys import authorize, bearer_token
 from exo_inference.gateway.metrics import GatewayMetrics
-from exo_inference.gateway.patience import Patience, PatienceSettings
+from exo_inference.gateway.lost_replicas import LostReplicas, LostReplicaSettings
 from exo_inference.gateway.proxy import Proxy, make_job
-from exo_inference.gateway.routing import Balancer
+from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.table import Table, Tables, TableWatcher
 from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
@@ -81,7 +81,7 @@ class Gateway:
         admin: socket.socket | None = None,
         on_failure: Callable[[], None] = lambda: None,
         upload_limits: UploadLimits | None = None,
-        patience: PatienceSettings | None = None,
+        patience: LostReplicaSettings | None = None,
         holding: HoldSettings | None = None,
         share: Share | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class Gateway:
         self._metrics = GatewayMetrics(
             self._ledger, self._balancer, self._tables, lambda: self._holding.num_held
         )
-        self._patience = Patience(patience)
+        self._patience = LostReplicas(patience)
         self._proxy = Proxy(
             self._tables, self._balancer, self._upstreams, self._patience, self._holding
         )

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from exo_inference.gateway.exchange import Exchange
-from exo_inference.gateway.routing import Balancer
+from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.table import Tables
 from exo_inference.gateway.usage import UsageLedger
 

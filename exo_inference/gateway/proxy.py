@@ -29,10 +29,10 @@ from exo_inference.gateway.headers import (
     STARTING_HEADER,
     request_headers,
 )
-from exo_inference.gateway.holding import Holding
-from exo_inference.gateway.patience import Patience
+from exo_inference.gateway.held_requests import Holding
+from exo_inference.gateway.lost_replicas import LostReplicas
 from exo_inference.gateway.relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
-from exo_inference.gateway.routing import Balancer
+from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
 from exo_inference.gateway.upstreams import UpstreamPool
@@ -137,7 +137,7 @@ class Proxy:
         tables: Tables,
         balancer: Balancer,
         upstreams: UpstreamPool,
-        patience: Patience,
+        patience: LostReplicas,
         holding: Holding,
     ) -> None:
         self._patience = patience

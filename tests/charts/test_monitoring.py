@@ -13,7 +13,7 @@ import yaml
 from exo_engine.server.metrics import Metrics
 
 from exo_inference.gateway.metrics import GatewayMetrics
-from exo_inference.gateway.routing import Balancer
+from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.table import TableWatcher
 from exo_inference.gateway.usage import UsageLedger
 from scripts.kubernetes import binaries

@@ -19,7 +19,7 @@ import uvloop
 from aiohttp import web
 
 from exo_inference.gateway.app import Gateway
-from exo_inference.gateway.holding import HoldSettings
+from exo_inference.gateway.held_requests import HoldSettings
 from exo_inference.state_dir import StateDir, write_atomically
 
 KEY = "sk-chat"

@@ -8,14 +8,14 @@ import pytest
 from aiohttp import web
 
 from exo_inference.gateway.app import Gateway
-from exo_inference.gateway.patience import PatienceSettings
+from exo_inference.gateway.lost_replicas import LostReplicaSettings
 
 
 @pytest.fixture
 async def hung(stack):
     """A stack with one request on its first replica, which gives no answer until `release`."""
     await stack.gateway.stop(grace_seconds=0.1)
-    stack.gateway = Gateway(stack.state, patience=PatienceSettings(seconds=0.1, alone_seconds=0.3))
+    stack.gateway = Gateway(stack.state, patience=LostReplicaSettings(seconds=0.1, alone_seconds=0.3))
     stack.url = f"http://127.0.0.1:{await stack.gateway.start('127.0.0.1', 0)}"
     first = stack.engines[0]
     stack.release = asyncio.Event()

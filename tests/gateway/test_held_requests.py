@@ -10,7 +10,7 @@ from aiohttp import web
 from exo_inference.errors import ConfigurationError
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.exchange import Exchange
-from exo_inference.gateway.holding import Holding, HoldSettings, read_hold_settings
+from exo_inference.gateway.held_requests import Holding, HoldSettings, read_hold_settings
 from exo_inference.gateway.table import Deployment
 
 

@@ -16,7 +16,7 @@ from exo_inference.gateway.table import Table
 
 
 @dataclass(frozen=True, slots=True)
-class PatienceSettings:
+class LostReplicaSettings:
     """How long a lost replica is waited for.
 
     Attributes:
@@ -28,11 +28,11 @@ class PatienceSettings:
     alone_seconds: float = 60.0
 
 
-class Patience:
+class LostReplicas:
     """All requests that wait for the first byte of an answer."""
 
-    def __init__(self, settings: PatienceSettings | None = None) -> None:
-        self._settings = settings or PatienceSettings()
+    def __init__(self, settings: LostReplicaSettings | None = None) -> None:
+        self._settings = settings or LostReplicaSettings()
         self._waiting: dict[asyncio.Timeout, tuple[str, str]] = {}
         self._lost_at: dict[tuple[str, str], float] = {}
 
