@@ -24,7 +24,7 @@ from exo_inference.platforms.base import (
     TokenSecretUnusable,
 )
 from exo_inference.platforms.kubernetes.cluster import Cluster
-from exo_inference.platforms.kubernetes.deleting import delete_if_there
+from exo_inference.platforms.kubernetes.deletion import delete_if_there
 from exo_inference.platforms.kubernetes.denials import explain_denial
 from exo_inference.platforms.kubernetes.diagnosis import (
     condition,

@@ -20,7 +20,7 @@ from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.platforms.kubernetes.diagnosis import condition
 from exo_inference.platforms.kubernetes.names import label
 from exo_inference.platforms.kubernetes.values import CPU_FAMILY
-from exo_inference.platforms.local.described import describe_gpu
+from exo_inference.platforms.local.gpu_descriptions import describe_gpu
 from exo_inference.platforms.local.gpus import Gpu, family_of
 
 Object = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """`KubernetesPlatform`: makes one Helm release per deployment match what is desired.
 
 The reconciler calls `apply` again and again; each call reads the informers, decides one step with
-pure functions (`step.py`, `placing.py`) and starts it in the background (`jobs.py`). Nothing needed
+pure functions (`step.py`, `placement.py`) and starts it in the background (`jobs.py`). Nothing needed
 for a decision is kept in memory: it is on the objects of the release, so a controller may be killed
 at any line, and Helm with it. It is longer than most modules, as it has the steps and the report of one
 object.
@@ -28,14 +28,14 @@ from exo_inference.platforms.base import (
     ObservedReplica,
     ReplicaPhase,
 )
-from exo_inference.platforms.kubernetes.by_hand import (
+from exo_inference.platforms.kubernetes.drift import (
     EDITED,
     note_installed,
     put_back,
     was_put_back,
 )
 from exo_inference.platforms.kubernetes.cluster import Cluster
-from exo_inference.platforms.kubernetes.deleting import delete_if_there, delete_labelled
+from exo_inference.platforms.kubernetes.deletion import delete_if_there, delete_labelled
 from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
 from exo_inference.platforms.kubernetes.helm import HelmFailed
 from exo_inference.platforms.kubernetes.jobs import Failure
@@ -48,8 +48,8 @@ from exo_inference.platforms.kubernetes.names import (
     release_names,
 )
 from exo_inference.platforms.kubernetes.nodes import instance_types
-from exo_inference.platforms.kubernetes.parts import API_GROUPS, ONLY_SERVICE
-from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
+from exo_inference.platforms.kubernetes.release_parts import API_GROUPS, ONLY_SERVICE
+from exo_inference.platforms.kubernetes.placement import choose_release, surge_note
 from exo_inference.platforms.kubernetes.records import PENDING, Owner
 from exo_inference.platforms.kubernetes.replicas import (
     counts,

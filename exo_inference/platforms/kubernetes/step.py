@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
-from exo_inference.platforms.kubernetes.by_hand import is_edited
+from exo_inference.platforms.kubernetes.drift import is_edited
 from exo_inference.platforms.kubernetes.names import (
     NAME_LABEL,
     NODES_ANNOTATION,

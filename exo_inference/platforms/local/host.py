@@ -1,7 +1,7 @@
 """The machine as replicas share it: its memory, its pressure, its cores, and every replica on it. Reads only.
 
 `LocalPlatform` looks before it starts anything and when it is asked what there is; what follows from
-it is decided by `starting.py`.
+it is decided by `start_decision.py`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from exo_inference.platforms.local.replica_dir import (
 from exo_inference.platforms.local.restarts import RestartPlan
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, simulation_document
-from exo_inference.platforms.local.starting import Go
+from exo_inference.platforms.local.start_decision import Go
 from exo_inference.simulated_gpus import SimulatedGpus
 from exo_inference.state_dir import StateDir
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from exo_inference.planner import cpu_as_gpu
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
-from exo_inference.platforms.local.described import describe_gpu
+from exo_inference.platforms.local.gpu_descriptions import describe_gpu
 from exo_inference.platforms.local.gpus import (
     CPU_FAMILY,
     SIMULATED_PREFIX,

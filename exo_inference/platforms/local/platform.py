@@ -38,7 +38,7 @@ from exo_inference.platforms.local.health import (
 from exo_inference.platforms.local.host import Host, HostView, need_of
 from exo_inference.platforms.local.lifecycle import Lifecycle, spec_hash
 from exo_inference.platforms.local.logs import LogFollower, choose_lines, read_lines, tail_text
-from exo_inference.platforms.local.observe import Sight, has_failed, observe
+from exo_inference.platforms.local.observation import Sight, has_failed, observe
 from exo_inference.platforms.local.placement import Placement
 from exo_inference.platforms.local.processes import read_boot_id
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaFacts, list_replicas
@@ -46,7 +46,7 @@ from exo_inference.platforms.local.restarts import plan_restart
 from exo_inference.platforms.local.rollout import RolloutReplica, decide_rollout
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, find_mismatch
-from exo_inference.platforms.local.starting import (
+from exo_inference.platforms.local.start_decision import (
     Wait,
     count_places,
     decide_start,

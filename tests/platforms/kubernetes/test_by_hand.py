@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from exo_inference.platforms.kubernetes.by_hand import (
+from exo_inference.platforms.kubernetes.drift import (
     installed_annotations,
     is_edited,
     undo,

@@ -20,7 +20,7 @@ from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.platforms.kubernetes import PlatformValues
 from exo_inference.platforms.kubernetes.names import SPEC_LABEL
 from exo_inference.platforms.kubernetes.nodes import GpuNode, gpu_nodes
-from exo_inference.platforms.kubernetes.placing import choose_nodes
+from exo_inference.platforms.kubernetes.placement import choose_nodes
 from exo_inference.platforms.kubernetes.step import Live, read_live
 from exo_inference.platforms.kubernetes.workloads import as_deployment
 from scripts.kubernetes.client import ApiError

@@ -19,7 +19,7 @@ from exo_inference.platforms.kubernetes.helm import find_helm
 from exo_inference.platforms.kubernetes.model_values import model_path, model_values
 from exo_inference.platforms.kubernetes.names import model_release_name, release_name
 from exo_inference.platforms.kubernetes.nodes import GpuNode, affinity_of, gpu_nodes
-from exo_inference.platforms.kubernetes.placing import choose_release, surge_note
+from exo_inference.platforms.kubernetes.placement import choose_release, surge_note
 from exo_inference.platforms.kubernetes.replicas import observe_pod
 from exo_inference.platforms.kubernetes.step import Live, read_live
 from exo_inference.platforms.kubernetes.values import IN_PLACE, SURGE, build_release, merged

@@ -14,7 +14,7 @@ from exo_inference.host_memory import HostMemory, Pressure
 from exo_inference.platforms.local.host import Host, HostReplica, HostView
 from exo_inference.platforms.local.replica_dir import Launch, Process, ReplicaFacts, ReplicaRecord
 from exo_inference.platforms.local.settings import LocalPlatformSettings
-from exo_inference.platforms.local.starting import Go, Wait, decide_start, max_starts
+from exo_inference.platforms.local.start_decision import Go, Wait, decide_start, max_starts
 from exo_inference.platforms.replica_memory import MIB, ReplicaNeed, reserve_bytes
 from exo_inference.state_dir import process_start_ticks
 
