@@ -12,7 +12,7 @@ from typing import Any
 
 from exo_inference.foreign_files.config_bounds import check_counts
 from exo_inference.foreign_files.errors import ForeignFileError, MissingFile
-from exo_inference.foreign_files.reading import list_files, parse_object, read_regular
+from exo_inference.foreign_files.bounded_reads import list_files, parse_object, read_regular
 from exo_inference.foreign_files.safetensors import parse_header, read_tensors
 from exo_inference.model_description import (
     CONFIG_NAME,

@@ -24,7 +24,7 @@ import uvloop
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.held_requests import read_hold_settings
-from exo_inference.listening import (
+from exo_inference.connection_limits import (
     FEW_DESCRIPTORS,
     Share,
     raise_descriptor_limit,

@@ -18,7 +18,7 @@ from typing import cast
 from aiohttp import web
 
 from exo_inference.gateway.connections import Connection, Server
-from exo_inference.listening import BACKLOG
+from exo_inference.connection_limits import BACKLOG
 
 logger = logging.getLogger(__name__)
 

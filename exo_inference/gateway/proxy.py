@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import aiohttp
 from aiohttp import web
 
-from exo_inference.byte_room import ByteRoom
+from exo_inference.byte_budget import ByteBudget
 from exo_inference.gateway import errors
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import (
@@ -145,7 +145,7 @@ class Proxy:
         self._tables = tables
         self._balancer = balancer
         self._upstreams = upstreams
-        self._room = ByteRoom(TOTAL_WHOLE_BYTES)
+        self._room = ByteBudget(TOTAL_WHOLE_BYTES)
 
     async def hold(self, exchange: Exchange, deployment: Deployment) -> Deployment:
         """Wait, within bounds, where no replica is ready and one is on its way; return the newest."""

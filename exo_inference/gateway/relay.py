@@ -13,7 +13,7 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
-from exo_inference.byte_room import ByteRoom
+from exo_inference.byte_budget import ByteBudget
 from exo_inference.gateway import errors
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import answer_headers
@@ -34,7 +34,7 @@ async def relay(
     request: web.BaseRequest,
     upstream: aiohttp.ClientResponse,
     exchange: Exchange,
-    room: ByteRoom,
+    room: ByteBudget,
     *,
     strip_usage: bool,
 ) -> web.StreamResponse:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exo_inference.errors import ConfigurationError
-from exo_inference.listening import BACKLOG
+from exo_inference.connection_limits import BACKLOG
 
 _HINT = "The chart exo-inference sets it; outside of the chart, set it yourself."
 

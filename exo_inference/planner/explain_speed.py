@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from exo_inference.planner.drafting import ACCEPTANCE
+from exo_inference.planner.draft_acceptance import ACCEPTANCE
 from exo_inference.planner.speed import (
     COMPUTE_SHARE,
     LAUNCH_SECONDS_PER_LAYER,

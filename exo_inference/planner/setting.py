@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from exo_inference.planner.drafting import Drafting
+from exo_inference.planner.draft_acceptance import Drafting
 from exo_inference.planner.engine_rules import EngineRules, default_batch
 from exo_inference.planner.gpus import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.catalog_models import find_model
-from exo_inference.planner.drafting import DRAFT_MODEL, EAGLE, MTP, NGRAM, Drafting
+from exo_inference.planner.draft_acceptance import DRAFT_MODEL, EAGLE, MTP, NGRAM, Drafting
 from exo_inference.planner.kv_cache import KvSettings, token_bytes
 from exo_inference.planner.memory import Component, Ranks, draft_component, rank_bytes
 from exo_inference.planner.model.architecture import Architecture
@@ -25,7 +25,7 @@ class Speculation:
     """The settled form; empty where nothing is drafted.
 
     Attributes:
-        method: as `drafting.py` names it; empty where nothing is drafted or nothing is known of it.
+        method: as `draft_acceptance.py` names it; empty where nothing is drafted or nothing is known of it.
         weights: what is loaded for drafting.
         shared_head: a table in memory anyway that a pass reads as its output head.
         num_layers: decoder layers of a pass.

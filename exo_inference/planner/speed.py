@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from exo_inference.planner.drafting import Drafting
+from exo_inference.planner.draft_acceptance import Drafting
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture

@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from exo_inference.listening import BACKLOG
+from exo_inference.connection_limits import BACKLOG
 from exo_inference.liveness import LivenessAnswer
 from exo_inference.local_settings import LISTEN_FD_VARIABLE
 from exo_inference.state_dir import ProcessFailure, StateDir

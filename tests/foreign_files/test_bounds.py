@@ -18,7 +18,7 @@ from exo_inference.foreign_files import (
     ForeignFileError,
     check_model,
     describe_model,
-    reading,
+    bounded_reads,
 )
 from exo_inference.foreign_files.errors import shown
 
@@ -170,7 +170,7 @@ def test_a_folder_of_too_many_files_is_none_of_a_model(
 ) -> None:
     monkeypatch.setattr(reading, "MAX_FILES", 1)
     with pytest.raises(ForeignFileError, match="holds more than 1 files"):
-        reading.list_files(model)
+        bounded_reads.list_files(model)
 
 
 def test_foreign_pieces_are_cut_and_escaped() -> None:

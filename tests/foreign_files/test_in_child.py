@@ -10,7 +10,7 @@ import pytest
 from benchmarks.foreign_files.mutations import SEED_CONFIG, write_seed
 from exo_inference.cli.planning.model_files import read_model
 from exo_inference.controller.admission.architectures import Architectures
-from exo_inference.foreign_files import reading, safetensors
+from exo_inference.foreign_files import bounded_reads, safetensors
 from exo_inference.hub import source_for
 from exo_inference.hub.architecture import fetch_architecture, read_directory
 from exo_inference.hub.base import ModelUnusable

@@ -16,7 +16,7 @@ from benchmarks.foreign_files.mutations import (
     write_seed,
 )
 from exo_inference.foreign_files import ForeignFileError, check_model, describe_model
-from exo_inference.foreign_files.reading import parse_object
+from exo_inference.foreign_files.bounded_reads import parse_object
 
 COUNT = 200
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from exo_inference.gateway import accepting, proxy
 from exo_inference.gateway.app import Gateway
-from exo_inference.listening import BACKLOG, OWN_DESCRIPTORS, Share, share_descriptors
+from exo_inference.connection_limits import BACKLOG, OWN_DESCRIPTORS, Share, share_descriptors
 
 
 @contextlib.asynccontextmanager

@@ -9,9 +9,9 @@ import socket
 import pytest
 from aiohttp import web
 
-from exo_inference.byte_room import ByteRoom
+from exo_inference.byte_budget import ByteBudget
 from exo_inference.gateway import relay
-from exo_inference.listening import STALLED_SECONDS
+from exo_inference.connection_limits import STALLED_SECONDS
 
 MIB = 1 << 20
 
@@ -68,7 +68,7 @@ async def test_long_answer_that_is_not_taken_stays_with_its_engine(stack):
 
 async def test_answers_that_are_not_taken_have_one_room_together(stack, monkeypatch):
     monkeypatch.setattr(relay, "MAX_WHOLE_BYTES", 64 * MIB)
-    stack.gateway._proxy._room = ByteRoom(2 * MIB)
+    stack.gateway._proxy._room = ByteBudget(2 * MIB)
     written = []
     for engine in stack.engines:
         engine.handler = engine_that_answers([bytes(MIB)] * 16, written)
@@ -85,7 +85,7 @@ async def test_answers_that_are_not_taken_have_one_room_together(stack, monkeypa
 @pytest.mark.parametrize("room", [0, 64 * MIB])
 @pytest.mark.parametrize("size", [10, 3 * MIB])
 async def test_answer_and_its_usage_are_the_same_however_it_passes(stack, room, size):
-    stack.gateway._proxy._room = ByteRoom(room)
+    stack.gateway._proxy._room = ByteBudget(room)
     answer = {"choices": [{"text": "x" * size}], "usage": {"prompt_tokens": 7}}
     for engine in stack.engines:
         engine.answers(200, answer)

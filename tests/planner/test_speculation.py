@@ -7,7 +7,7 @@ import json
 import pytest
 
 from exo_inference.planner import Plan, explain, find_gpu, find_model, plan
-from exo_inference.planner.drafting import ACCEPTANCE, expected_tokens
+from exo_inference.planner.draft_acceptance import ACCEPTANCE, expected_tokens
 from exo_inference.planner.speed import BatchSpeed
 from tests.planner.flags import settings_of
 

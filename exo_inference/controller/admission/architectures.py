@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from exo_inference import planner
 from exo_inference.errors import HubError, UsageError
-from exo_inference.foreign_files.reading import MAX_FILES
+from exo_inference.foreign_files.bounded_reads import MAX_FILES
 from exo_inference.hub.architecture import fetch_architecture, read_directory_async
 from exo_inference.hub.base import BUILTIN_PREFIX
 from exo_inference.hub.builtin import builtin_directory

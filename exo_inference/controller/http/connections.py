@@ -11,7 +11,7 @@ from typing import cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from exo_inference.listening import end_when_stalled
+from exo_inference.connection_limits import end_when_stalled
 
 HEAD_SECONDS = 75.0
 """How long a connection may be without a whole request head, from its start or the last answer.

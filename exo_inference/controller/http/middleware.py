@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from exo_inference.byte_room import ByteRoom
+from exo_inference.byte_budget import ByteBudget
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.http.auth import (
     EXPIRED_LEEWAY_SECONDS,
@@ -100,7 +100,7 @@ class SignatureGate:
         self._app = app
         self._verifier = verifier
         self._memory = memory
-        self._room = ByteRoom(MAX_BODIES_BYTES)
+        self._room = ByteBudget(MAX_BODIES_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request (or pass the lifespan on)."""

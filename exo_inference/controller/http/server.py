@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from exo_inference.controller.http.connections import HEAD_SECONDS, Connection
-from exo_inference.listening import BACKLOG
+from exo_inference.connection_limits import BACKLOG
 
 logger = logging.getLogger(__name__)
 

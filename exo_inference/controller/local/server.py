@@ -32,7 +32,7 @@ from exo_inference.controller.user_gpus import FILE_NAME, read_user_gpus
 from exo_inference.engines import Engine, get_engine
 from exo_inference.errors import ConfigurationError
 from exo_inference.hub.architecture import fetch_architecture
-from exo_inference.listening import BACKLOG
+from exo_inference.connection_limits import BACKLOG
 from exo_inference.liveness import answering_probes
 from exo_inference.platforms.base import Platform
 from exo_inference.state_dir import StateDir

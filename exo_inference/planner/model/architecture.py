@@ -30,7 +30,7 @@ from exo_inference.planner.model.quantization import (
     read_quantization,
 )
 from exo_inference.planner.model.shapes import KvKind, Layer, MoeShape, Shard, VisionShape, Weight
-from exo_inference.planner.model.stated import note_assumptions
+from exo_inference.planner.model.assumptions import note_assumptions
 from exo_inference.planner.model.vision import build_vision
 from exo_inference.planner.model.whisper import build_encoder
 

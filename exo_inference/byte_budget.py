@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class ByteRoom:
+class ByteBudget:
     """What is left of a number of bytes. Lives on one event loop.
 
     Attributes:
