@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from exo_inference.connection_limits import raise_descriptor_limit
 from exo_inference.controller.local.server import serve
 from exo_inference.controller.settings import ControllerSettings, read_settings
 from exo_inference.controller.stores.base import StoreDamaged, StoreTooNew
@@ -19,7 +20,6 @@ from exo_inference.errors import ConfigurationError, ExoError, UsageError
 from exo_inference.hub import source_for
 from exo_inference.hub.architecture import read_directory
 from exo_inference.hub.builtin import builtin_directory
-from exo_inference.connection_limits import raise_descriptor_limit
 from exo_inference.local_settings import take_inherited_listener
 from exo_inference.logs import set_up_logging
 from exo_inference.platforms import platform_for

@@ -23,9 +23,9 @@ from exo_inference.engines.base import (
     UnknownEngineRelease,
 )
 from exo_inference.engines.flags.catalogue import ReleaseFlags, single_release
-from exo_inference.engines.flags.reader import Reading, read_vector
 from exo_inference.engines.flags.dialects import PLAIN, Dialect
 from exo_inference.engines.flags.problems import ParameterProblem
+from exo_inference.engines.flags.reader import Reading, read_vector
 from exo_inference.wire import EngineParameter
 
 SOCKET = "pods listen where the platform looks"

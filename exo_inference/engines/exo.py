@@ -19,8 +19,8 @@ from typing import Any
 from exo_inference import __version__
 from exo_inference.engines.base import CPU, GPU, EngineNotInstalled, Failure, ReplicaCommand
 from exo_inference.engines.flags.catalogue import ReleaseFlags, single_release
-from exo_inference.engines.flags.reader import Reading, read_vector
 from exo_inference.engines.flags.dialects import EXO
+from exo_inference.engines.flags.reader import Reading, read_vector
 from exo_inference.wire import EngineParameter
 
 _MACHINE = "one replica runs on one machine"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from exo_inference.engines import cluster_engine
 from exo_inference.engines.base import CPU, GPU
-from exo_inference.engines.flags.dialects import LLAMA_CPP
 from exo_inference.engines.cluster_engine import ClusterEngine
+from exo_inference.engines.flags.dialects import LLAMA_CPP
 
 _TOOLS = "tools would let whoever asks the model read and change files of the pod"
 _ROUTER = "a deployment serves one model"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from exo_inference.engines.flags.argument_vector import Use, split
 from exo_inference.engines.flags.catalogue import ReleaseFlags, flags_of
-from exo_inference.engines.flags.reader import read_vector
 from exo_inference.engines.flags.json_keys import RENAMED_KEYS
 from exo_inference.engines.flags.problems import ParameterProblem
+from exo_inference.engines.flags.reader import read_vector
 from exo_inference.engines.flags.successors import SUCCESSORS, rewrite_removed
 from exo_inference.engines.vllm import PLATFORM_OWNED
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from exo_inference.engines.flags.argument_vector import Use
 from exo_inference.engines.flags.catalogue import flags_of, is_at_least
-from exo_inference.engines.flags.reader import Reading
 from exo_inference.engines.flags.problems import ParameterProblem
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.engines.versions import DEFAULT_VERSION
 
 Capability = tuple[int, int]

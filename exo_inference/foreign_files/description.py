@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from exo_inference.foreign_files.bounded_reads import list_files, parse_object, read_regular
 from exo_inference.foreign_files.config_bounds import check_counts
 from exo_inference.foreign_files.errors import ForeignFileError, MissingFile
-from exo_inference.foreign_files.bounded_reads import list_files, parse_object, read_regular
 from exo_inference.foreign_files.safetensors import parse_header, read_tensors
 from exo_inference.model_description import (
     CONFIG_NAME,

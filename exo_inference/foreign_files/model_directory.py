@@ -12,9 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo_inference.foreign_files.bounded_reads import (
+    list_files,
+    open_regular,
+    parse_object,
+    read_regular,
+)
 from exo_inference.foreign_files.config_bounds import check_counts
 from exo_inference.foreign_files.errors import ForeignFileError, MissingFile, shown
-from exo_inference.foreign_files.bounded_reads import list_files, open_regular, parse_object, read_regular
 from exo_inference.foreign_files.safetensors import Header, read_header
 from exo_inference.model_description import (
     CONFIG_NAME,

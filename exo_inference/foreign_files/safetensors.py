@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from exo_inference.foreign_files.errors import ForeignFileError, shown
 from exo_inference.foreign_files.bounded_reads import open_regular, parse_object
+from exo_inference.foreign_files.errors import ForeignFileError, shown
 from exo_inference.planner.model.checkpoint import TensorSize
 
 MAX_HEADER_BYTES = 20_000_000

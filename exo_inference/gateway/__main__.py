@@ -21,15 +21,15 @@ from pathlib import Path
 
 import uvloop
 
-from exo_inference.errors import ExoError, UsageError
-from exo_inference.gateway.app import Gateway
-from exo_inference.gateway.held_requests import read_hold_settings
 from exo_inference.connection_limits import (
     FEW_DESCRIPTORS,
     Share,
     raise_descriptor_limit,
     share_descriptors,
 )
+from exo_inference.errors import ExoError, UsageError
+from exo_inference.gateway.app import Gateway
+from exo_inference.gateway.held_requests import read_hold_settings
 from exo_inference.liveness import answering_probes
 from exo_inference.local_settings import LocalSettings, load_settings, take_inherited_listener
 from exo_inference.logs import set_up_logging

@@ -17,8 +17,8 @@ from typing import cast
 
 from aiohttp import web
 
-from exo_inference.gateway.connections import Connection, Server
 from exo_inference.connection_limits import BACKLOG
+from exo_inference.gateway.connections import Connection, Server
 
 logger = logging.getLogger(__name__)
 

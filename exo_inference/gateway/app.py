@@ -15,11 +15,13 @@ from pathlib import Path
 
 from aiohttp import web
 
+from exo_inference.connection_limits import BACKLOG, Share
 from exo_inference.errors import PlatformError
 from exo_inference.gateway import errors
 from exo_inference.gateway.accepting import BoundedSite
 from exo_inference.gateway.addresses import parse_path
 from exo_inference.gateway.admin import build_admin_app
+from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.connections import Server, check_head
 from exo_inference.gateway.exchange import (
     CLIENT_CLOSED,
@@ -29,15 +31,13 @@ from exo_inference.gateway.exchange import (
 )
 from exo_inference.gateway.held_requests import Holding, HoldSettings
 from exo_inference.gateway.keys import authorize, bearer_token
-from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.lost_replicas import LostReplicas, LostReplicaSettings
+from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.proxy import Proxy, make_job
-from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.table import Table, Tables, TableWatcher
 from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
 from exo_inference.gateway.usage import UsageLedger
-from exo_inference.connection_limits import BACKLOG, Share
 from exo_inference.local_settings import find_listener
 from exo_inference.state_dir import StateDir
 

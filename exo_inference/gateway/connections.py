@@ -17,8 +17,8 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from exo_inference.gateway import errors
 from exo_inference.connection_limits import end_when_stalled
+from exo_inference.gateway import errors
 
 logger = logging.getLogger(__name__)
 

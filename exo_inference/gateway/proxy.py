@@ -22,6 +22,7 @@ from aiohttp import web
 
 from exo_inference.byte_budget import ByteBudget
 from exo_inference.gateway import errors
+from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import (
     DRAINING_HEADER,
@@ -32,7 +33,6 @@ from exo_inference.gateway.headers import (
 from exo_inference.gateway.held_requests import Holding
 from exo_inference.gateway.lost_replicas import LostReplicas
 from exo_inference.gateway.relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
-from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
 from exo_inference.gateway.upstreams import UpstreamPool

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_inference.errors import ConfigurationError
 from exo_inference.connection_limits import BACKLOG
+from exo_inference.errors import ConfigurationError
 
 _HINT = "The chart exo-inference sets it; outside of the chart, set it yourself."
 

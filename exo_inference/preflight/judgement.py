@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from exo_inference.engines import DEFAULT_VERSION, get_engine
-from exo_inference.engines.flags.reader import Reading
-from exo_inference.engines.flags.problems import ParameterProblem, problem_of
 from exo_inference.engines.cluster_engine import ClusterEngine
+from exo_inference.engines.flags.problems import ParameterProblem, problem_of
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
 from exo_inference.planner import (
     Advice,

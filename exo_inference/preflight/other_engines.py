@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from exo_inference.engines.flags.reader import Reading
 from exo_inference.engines.cluster_engine import ClusterEngine, VllmMeaning
+from exo_inference.engines.flags.reader import Reading
 from exo_inference.planner import Architecture, EngineParameters, Gpu, Plan, Verdict, plan
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem

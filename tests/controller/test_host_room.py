@@ -94,7 +94,7 @@ def test_a_flag_is_read_once_on_its_way_to_a_plan(
         read.append(text)
         return read_value(text, flag, release)
 
-    monkeypatch.setattr(checking, "read_value", counting)
+    monkeypatch.setattr(reader, "read_value", counting)
     flags = ["--max-model-len=1117"]
     more = {"inference-engine-parameters": flags}
     answer = create(controller, "read-once", 1, **more)

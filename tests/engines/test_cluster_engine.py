@@ -10,8 +10,8 @@ import pytest
 from exo_inference.cli.deployment import engine_flags
 from exo_inference.engines import ENGINES, ReplicaCommand, UnknownEngineRelease, get_engine
 from exo_inference.engines.base import EngineNotInstalled
-from exo_inference.engines.flags.problems import REASONS
 from exo_inference.engines.cluster_engine import ClusterEngine
+from exo_inference.engines.flags.problems import REASONS
 from exo_inference.engines.registry import engines_on
 from exo_inference.wire import EngineParameter
 

@@ -16,9 +16,9 @@ import pytest
 from benchmarks.foreign_files.mutations import SEED_CONFIG
 from exo_inference.foreign_files import (
     ForeignFileError,
+    bounded_reads,
     check_model,
     describe_model,
-    bounded_reads,
 )
 from exo_inference.foreign_files.errors import shown
 
@@ -168,7 +168,7 @@ def test_no_control_character_reaches_a_message(model: Path, text: str) -> None:
 def test_a_folder_of_too_many_files_is_none_of_a_model(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_FILES", 1)
+    monkeypatch.setattr(bounded_reads, "MAX_FILES", 1)
     with pytest.raises(ForeignFileError, match="holds more than 1 files"):
         bounded_reads.list_files(model)
 

@@ -25,8 +25,8 @@ def _nothing_is_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a foreign file is read in this process")
 
     for module, name in (
-        (reading, "open_regular"),
-        (reading, "parse_object"),
+        (bounded_reads, "open_regular"),
+        (bounded_reads, "parse_object"),
         (safetensors, "open_regular"),
         (safetensors, "parse_object"),
         (safetensors, "parse_header"),

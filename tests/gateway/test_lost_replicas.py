@@ -15,7 +15,9 @@ from exo_inference.gateway.lost_replicas import LostReplicaSettings
 async def hung(stack):
     """A stack with one request on its first replica, which gives no answer until `release`."""
     await stack.gateway.stop(grace_seconds=0.1)
-    stack.gateway = Gateway(stack.state, patience=LostReplicaSettings(seconds=0.1, alone_seconds=0.3))
+    stack.gateway = Gateway(
+        stack.state, patience=LostReplicaSettings(seconds=0.1, alone_seconds=0.3)
+    )
     stack.url = f"http://127.0.0.1:{await stack.gateway.start('127.0.0.1', 0)}"
     first = stack.engines[0]
     stack.release = asyncio.Event()

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from exo_inference.byte_budget import ByteBudget
-from exo_inference.gateway import relay
 from exo_inference.connection_limits import STALLED_SECONDS
+from exo_inference.gateway import relay
 
 MIB = 1 << 20
 

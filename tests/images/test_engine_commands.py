@@ -10,9 +10,9 @@ from exo_adapter.settings import Settings, SettingsError, read_settings
 from exo_engine.arguments import ServeCommand, parse
 
 from exo_inference.engines import engines_on, get_engine, vllm
+from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.flags.catalogue import flags_of, listed_releases
 from exo_inference.engines.flags.reader import read_vector
-from exo_inference.engines.cluster_engine import ClusterEngine
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from exo_inference.planner import EngineParameters, find_gpu, load_models, plan, read_architecture
-from exo_inference.planner.model.config_fields import CLASS_LENGTHS, ConfigFields
 from exo_inference.planner.model.assumptions import note_assumptions
+from exo_inference.planner.model.config_fields import CLASS_LENGTHS, ConfigFields
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "vocab_size": 32000,

@@ -265,8 +265,8 @@ def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
 
 
 def _line(session: Session, options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
-    from exo_inference.cli.planning.options import PlanOptions
     from exo_inference.cli.planning.command import command_line
+    from exo_inference.cli.planning.options import PlanOptions
 
     asked = PlanOptions(
         name=options.name,

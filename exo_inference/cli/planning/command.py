@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from exo_inference.cli.planning import words
-from exo_inference.cli.planning.options import PlanOptions
+from exo_inference.cli.planning.command_line import CommandLine, name_for
 from exo_inference.cli.planning.comparison import compare, table
 from exo_inference.cli.planning.fields import PLAN, as_json
-from exo_inference.cli.planning.command_line import CommandLine, name_for
+from exo_inference.cli.planning.options import PlanOptions
 from exo_inference.cli.planning.planners import find_planner, read_gpu_file
 from exo_inference.cli.planning.report import page_width, print_page, report
 from exo_inference.cli.rendering.terminal import harmless

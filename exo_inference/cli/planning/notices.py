@@ -73,8 +73,8 @@ def conclude_dry_run(
         line_of: the command that asks for a plan's deployment.
         replicas: how many of them.
     """
-    from exo_inference.cli.planning.fields import PLAN
     from exo_inference.cli.planning.command import print_plan
+    from exo_inference.cli.planning.fields import PLAN
 
     sentence = f"Deployment {outcome.state} (dry run)."
     if plan is None:
@@ -105,8 +105,8 @@ def explaining(
         yield
     except ApiError as error:
         if error.plan is not None:
-            from exo_inference.cli.planning.fields import PLAN
             from exo_inference.cli.planning.command import print_plan
+            from exo_inference.cli.planning.fields import PLAN
 
             line, output = line_of(error.plan), session.output(PLAN.field_names)
             if dry_run and (output.format != "table" or output.template is not None):

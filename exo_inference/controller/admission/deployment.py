@@ -11,6 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from exo_inference.controller.admission.availability import (
+    can_judge,
+    check_capacity,
+    check_engine,
+    refuse_other_nodes,
+)
 from exo_inference.controller.admission.field_checks import (
     check_family,
     check_has_gguf,
@@ -34,12 +40,6 @@ from exo_inference.controller.admission.host_room import (
     model_sizes,
     need_of,
     warning,
-)
-from exo_inference.controller.admission.availability import (
-    can_judge,
-    check_capacity,
-    check_engine,
-    refuse_other_nodes,
 )
 from exo_inference.controller.admission.problems import (
     Issue,

@@ -15,8 +15,8 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from exo_inference.controller.http.connections import HEAD_SECONDS, Connection
 from exo_inference.connection_limits import BACKLOG
+from exo_inference.controller.http.connections import HEAD_SECONDS, Connection
 
 logger = logging.getLogger(__name__)
 

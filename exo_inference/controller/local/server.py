@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from exo_inference.connection_limits import BACKLOG
 from exo_inference.controller.admission.architectures import Architectures, FetchArchitecture
 from exo_inference.controller.admission.model import FindSource
 from exo_inference.controller.context import Context
@@ -32,7 +33,6 @@ from exo_inference.controller.user_gpus import FILE_NAME, read_user_gpus
 from exo_inference.engines import Engine, get_engine
 from exo_inference.errors import ConfigurationError
 from exo_inference.hub.architecture import fetch_architecture
-from exo_inference.connection_limits import BACKLOG
 from exo_inference.liveness import answering_probes
 from exo_inference.platforms.base import Platform
 from exo_inference.state_dir import StateDir

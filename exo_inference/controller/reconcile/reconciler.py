@@ -21,8 +21,8 @@ from exo_inference.controller.reconcile.deployment import (
     Outcome,
     route_key,
 )
-from exo_inference.controller.reconcile.late_admission import LateAdmission
 from exo_inference.controller.reconcile.key_scopes import report_scopes
+from exo_inference.controller.reconcile.late_admission import LateAdmission
 from exo_inference.controller.reconcile.model import ModelReconciler
 from exo_inference.controller.reconcile.queue import WorkQueue
 from exo_inference.controller.reconcile.start_recorder import StartRecorder

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from exo_inference.planner.model.assumptions import note_assumptions
 from exo_inference.planner.model.compressed_layers import hyper_head
 from exo_inference.planner.model.config_fields import (
     ConfigFields,
@@ -30,7 +31,6 @@ from exo_inference.planner.model.quantization import (
     read_quantization,
 )
 from exo_inference.planner.model.shapes import KvKind, Layer, MoeShape, Shard, VisionShape, Weight
-from exo_inference.planner.model.assumptions import note_assumptions
 from exo_inference.planner.model.vision import build_vision
 from exo_inference.planner.model.whisper import build_encoder
 

@@ -15,9 +15,9 @@ from exo_inference.errors import PlatformError, StoreError
 from exo_inference.kubernetes_api.client import KubernetesApi, object_path
 from exo_inference.kubernetes_api.informer import Informer, Object
 from exo_inference.platforms.kubernetes.diagnosis import event_time
+from exo_inference.platforms.kubernetes.direct_install import Installer
 from exo_inference.platforms.kubernetes.engine_probes import Endpoints
 from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed
-from exo_inference.platforms.kubernetes.direct_install import Installer
 from exo_inference.platforms.kubernetes.jobs import Jobs
 from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
@@ -28,7 +28,6 @@ from exo_inference.platforms.kubernetes.names import (
     label,
 )
 from exo_inference.platforms.kubernetes.nodes import GpuNode, capacity_of, gpu_nodes
-from exo_inference.platforms.kubernetes.release_parts import Parts
 from exo_inference.platforms.kubernetes.records import (
     PENDING,
     Owner,
@@ -40,6 +39,7 @@ from exo_inference.platforms.kubernetes.records import (
     list_unfinished,
     owner_of,
 )
+from exo_inference.platforms.kubernetes.release_parts import Parts
 from exo_inference.platforms.kubernetes.settings import KubernetesSettings
 from exo_inference.platforms.kubernetes.workloads import Workloads
 

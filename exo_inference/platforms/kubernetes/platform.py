@@ -28,15 +28,15 @@ from exo_inference.platforms.base import (
     ObservedReplica,
     ReplicaPhase,
 )
+from exo_inference.platforms.kubernetes.cluster import Cluster
+from exo_inference.platforms.kubernetes.deletion import delete_if_there, delete_labelled
+from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
 from exo_inference.platforms.kubernetes.drift import (
     EDITED,
     note_installed,
     put_back,
     was_put_back,
 )
-from exo_inference.platforms.kubernetes.cluster import Cluster
-from exo_inference.platforms.kubernetes.deletion import delete_if_there, delete_labelled
-from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
 from exo_inference.platforms.kubernetes.helm import HelmFailed
 from exo_inference.platforms.kubernetes.jobs import Failure
 from exo_inference.platforms.kubernetes.logs import follow_logs, read_logs
@@ -48,9 +48,9 @@ from exo_inference.platforms.kubernetes.names import (
     release_names,
 )
 from exo_inference.platforms.kubernetes.nodes import instance_types
-from exo_inference.platforms.kubernetes.release_parts import API_GROUPS, ONLY_SERVICE
 from exo_inference.platforms.kubernetes.placement import choose_release, surge_note
 from exo_inference.platforms.kubernetes.records import PENDING, Owner
+from exo_inference.platforms.kubernetes.release_parts import API_GROUPS, ONLY_SERVICE
 from exo_inference.platforms.kubernetes.replicas import (
     counts,
     is_starting,

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from exo_inference.platforms.kubernetes.release_parts import API_GROUPS, ONLY_SERVICE, expected_parts
+from exo_inference.platforms.kubernetes.release_parts import (
+    API_GROUPS,
+    ONLY_SERVICE,
+    expected_parts,
+)
 from tests.charts.rendering import SCENARIOS, render, render_scenario, scenario_path
 
 DEPLOYMENTS = [name for name in SCENARIOS if name.startswith("inference-deployment/")]
