@@ -18,6 +18,13 @@ PROCESS_BYTES = 384 * MIB
 """What the processes of one engine hold for themselves, without weights, activations and cache: 316
 MiB measured for exo-engine with PyTorch 2.9 on a CPU, and room for requests."""
 
+_TOKENIZER_BYTES = 16 * MIB
+_TOKENIZER_BYTES_PER_TOKEN = 2 * 1024
+"""What a tokenizer takes besides, for each token of its vocabulary: the API process has one, and the process
+that tokenizes (16 MiB itself) has another. Both, at the worst moment, which is while one of them is loaded:
+81 MiB measured with 32,000 tokens, 258 MiB with 128,000, 293 MiB with 152,000, 497 MiB with 256,000
+(`benchmarks/tokenizer_memory.py` of exo-engine)."""
+
 STAND_IN_BYTES = PROCESS_BYTES + 64 * MIB
 """What a replica holds of the machine's memory while its GPUs are simulated, or do the work."""
 
@@ -59,6 +66,11 @@ def read_need(text: str) -> ReplicaNeed | None:
         return None
     numbers = [int(word) for word in words]
     return ReplicaNeed(*numbers) if max(numbers) <= _MAX_BYTES else None
+
+
+def tokenizer_bytes(vocab_size: int) -> int:
+    """Return what the tokenizers of one engine hold of the machine's memory at most."""
+    return _TOKENIZER_BYTES + _TOKENIZER_BYTES_PER_TOKEN * max(0, vocab_size)
 
 
 def guess_need(model_bytes: int) -> ReplicaNeed:

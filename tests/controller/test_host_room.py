@@ -22,7 +22,12 @@ from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags
 from exo_inference.engines.flags.values import read_value
 from exo_inference.planner import cpu_as_gpu
 from exo_inference.platforms.base import InstanceTypeInfo
-from exo_inference.platforms.replica_memory import HostRoom
+from exo_inference.platforms.replica_memory import (
+    PROCESS_BYTES,
+    HostRoom,
+    read_need,
+    tokenizer_bytes,
+)
 from exo_inference.resources import MEMORY_ANNOTATION, InferenceDeployment, Resource
 from exo_inference.state_dir import StateDir
 from tests.controller.builders import deployment
@@ -242,6 +247,15 @@ def test_a_guess_is_not_recorded(controller: Controller) -> None:
     assert controller.call("POST", "/v2/ai/model", json=unheard).ok
     assert create(controller, "x", 1, model=unheard)[0] == 200
     assert MEMORY_ANNOTATION not in stored_annotations(controller, "x")
+
+
+def test_the_tokenizers_of_a_large_vocabulary_are_counted(controller: Controller) -> None:
+    """Of 151,936 tokens: 313 MiB in two processes, beside weights in float32 (2.2 GiB) and processes."""
+    assert create(controller, "known", 1)[0] == 200
+    need = read_need(stored_annotations(controller, "known")[MEMORY_ANNOTATION])
+    assert need is not None
+    weights = 4 * 596_000_000
+    assert need.fixed_bytes > weights + PROCESS_BYTES + tokenizer_bytes(151_936)
 
 
 def test_an_update_that_nobody_can_plan_drops_what_was_recorded(controller: Controller) -> None:

@@ -17,6 +17,7 @@ from exo_inference.platforms.replica_memory import (
     left_bytes,
     read_need,
     reserve_bytes,
+    tokenizer_bytes,
 )
 
 GIB = 2**30
@@ -55,6 +56,15 @@ def test_what_fits_is_what_is_free_and_held_less_what_was_promised(
 ) -> None:
     shares = [Share(uid, SMALL, replicas) for uid, replicas in others]
     assert count_fitting(room(free, **held), shares, SMALL) == expected
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "measured_mib"), [(32_000, 81), (128_000, 258), (152_000, 293), (256_000, 497)]
+)
+def test_the_tokenizers_are_planned_as_they_were_measured(
+    vocab_size: int, measured_mib: int
+) -> None:
+    assert 0.95 * measured_mib <= tokenizer_bytes(vocab_size) / MIB <= 1.1 * measured_mib
 
 
 def test_memory_that_was_claimed_and_not_touched_yet_is_not_free() -> None:

@@ -26,6 +26,7 @@ from exo_inference.platforms.replica_memory import (
     guess_need,
     left_bytes,
     read_need,
+    tokenizer_bytes,
 )
 from exo_inference.resources import MEMORY_ANNOTATION, InferenceDeployment, InferenceModel, Resource
 from exo_inference.wire import PlanProblem
@@ -122,7 +123,8 @@ def planned_need(found: Plan | None, family: InstanceTypeInfo, model_bytes: int)
     if found is None or found.basis is None:
         return guess_need(model_bytes)
     parts = [part for part in found.components if part.is_in_budget]
-    fixed = PROCESS_BYTES + sum(part.high for part in parts if part.name != "kv_cache")
+    processes = PROCESS_BYTES + tokenizer_bytes(found.basis.setting.model.vocab_size)
+    fixed = processes + sum(part.high for part in parts if part.name != "kv_cache")
     asked = found.parameters
     if asked.kv_cache_memory_bytes is not None or asked.num_gpu_blocks_override is not None:
         cache = max(0, found.available_kv_bytes_per_gpu)
