@@ -124,7 +124,7 @@ def check_parallelism(
     """Return what is wrong with a split over GPUs, each with its next step.
 
     Heads are split evenly; key and value heads are repeated where there are fewer than GPUs. The
-    vocabulary is not judged: vLLM pads it. An engine that does not asks `check_vocabulary`.
+    vocabulary is not judged: vLLM pads it.
     """
     problems = []
     used = tensor * pipeline * data
@@ -163,16 +163,6 @@ def _check_heads(tensor: int, model: ModelFacts, gpu_count: int) -> tuple[str, s
         )
         return what, _suggest_split(math.gcd(heads or key_value, key_value), gpu_count)
     return None
-
-
-def check_vocabulary(tensor: int, vocab_size: int) -> str | None:
-    """Return why a vocabulary cannot be split evenly; None if it can. For engines without padding."""
-    if vocab_size % tensor == 0:
-        return None
-    return (
-        f"tensor parallelism of {tensor} does not divide the vocabulary of {vocab_size}, expected "
-        f"one of: {_join(_divisors(vocab_size, 2 * tensor))}; change gpu-count"
-    )
 
 
 def check_quantization(method: str, gpu: GpuFacts, version: str | None = None) -> str | None:

@@ -12,7 +12,6 @@ from exo_inference.engines.model_rules import (
     check_model_rules,
     check_parallelism,
     check_quantization,
-    check_vocabulary,
 )
 
 V100 = GpuFacts("gpu2", 1, (7, 0))
@@ -60,11 +59,6 @@ def test_suggested_split_is_always_right() -> None:
                 sizes = [int(word.partition("=")[2]) for word in text.split() if "size=" in word]
                 tensor, pipeline = [*sizes, 1][:2]
                 assert check_parallelism(tensor, pipeline, 1, model=model, gpu_count=count) == []
-
-
-def test_vocabulary_is_judged_where_it_is_not_padded() -> None:
-    assert check_vocabulary(2, 50257) is not None
-    assert check_vocabulary(2, 50256) is None
 
 
 @pytest.mark.parametrize(

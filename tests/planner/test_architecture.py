@@ -162,23 +162,6 @@ def test_deepseek_v4_has_its_published_size_with_the_prediction_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "summary"),
-    [
-        ("facebook/opt-125m", "MHA"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "GQA"),
-        ("tiiuae/falcon-7b", "MQA"),
-        ("deepseek-ai/DeepSeek-V3", "MLA"),
-        ("openai/gpt-oss-20b", "sliding window + full"),
-        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "chunked + full"),
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "hybrid"),
-        ("deepseek-ai/DeepSeek-V4-Pro", "compressed"),
-    ],
-)
-def test_attention_is_named(name: str, summary: str) -> None:
-    assert find_model(name).attention_summary == summary
-
-
-@pytest.mark.parametrize(
     ("config", "word"),
     [
         ({}, "no model_type"),

@@ -75,19 +75,19 @@ def _write(
 ) -> list[dict[str, object]]:
     """Write the objects, and return which file each is in; none for stdout."""
     if filename == "-":
-        click.echo("---\n".join(_text(obj) for obj in objects), nl=False)
+        click.echo("---\n".join(obj.manifest() for obj in objects), nl=False)
         return []
     path = Path(filename)
     objects, places = _as_in_files(path, objects)
     if not filename.endswith(os.sep) and not path.is_dir():
-        _write_file(path, "---\n".join(_text(obj) for obj in objects))
+        _write_file(path, "---\n".join(obj.manifest() for obj in objects))
         session.success(f"{len(objects)} objects written to {path}")
         return [_written(obj, path) for obj in objects]
     path.mkdir(parents=True, exist_ok=True)
     written = []
     for obj in objects:
         file = places.get(obj.label) or path / f"{obj.kind.lower()}-{object_file_name(obj)}.yaml"
-        _write_file(file, _text(obj))
+        _write_file(file, obj.manifest())
         session.success(f"{obj.label} written to {file}")
         written.append(_written(obj, file))
     return written
@@ -145,16 +145,10 @@ def object_file_name(obj: LiveObject) -> str:
     return obj.object_name if is_safe else model_object_name(obj.name)
 
 
-def _text(obj: LiveObject) -> str:
-    from exo_inference.resources.yaml import dump_manifest
-
-    return dump_manifest(obj.kind, obj.object_name, obj.spec)
-
-
 def _document(obj: LiveObject) -> dict[str, object]:
     import yaml
 
-    document: dict[str, object] = yaml.safe_load(_text(obj))
+    document: dict[str, object] = yaml.safe_load(obj.manifest())
     return document
 
 

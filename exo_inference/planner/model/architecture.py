@@ -129,24 +129,6 @@ class Architecture:
         """Bytes per weight of the checkpoint's own dtype."""
         return DTYPE_BYTES.get(self.dtype, 2)
 
-    @cached_property
-    def attention_summary(self) -> str:
-        """In words: `GQA`, `MLA`, `sliding window + full`, `hybrid`."""
-        kinds = {layer.kv.kind for layer in self.layers if layer.kv is not None}
-        if KvKind.STATE in kinds:
-            return "hybrid" if len(kinds) > 1 else "state-space"
-        if KvKind.LATENT in kinds:
-            return "MLA"
-        if KvKind.COMPRESSED in kinds:
-            return "compressed"
-        if KvKind.SLIDING in kinds or KvKind.CHUNKED in kinds:
-            name = "sliding window" if KvKind.SLIDING in kinds else "chunked"
-            return f"{name} + full" if KvKind.FULL in kinds else name
-        heads = {layer.kv.num_heads for layer in self.layers if layer.kv is not None}
-        if heads == {1}:
-            return "MQA"
-        return "MHA" if heads == {self.num_heads} else "GQA"
-
 
 def read_architecture(
     config: Mapping[str, Any],

@@ -45,7 +45,6 @@ class WeightFormat:
 
 FP32 = WeightFormat("fp32", 32)
 BF16 = WeightFormat("bf16", 16)
-FP16 = WeightFormat("fp16", 16)
 FP8_TENSOR = WeightFormat("fp8", 8, min_capability=7.5, native="fp8")
 FP8_CHANNEL = WeightFormat("fp8-channel", 8, row_bytes=4, min_capability=7.5, native="fp8")
 FP8_BLOCK = WeightFormat("fp8-block", 8, block=128, min_capability=7.5, native="fp8")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from exo_inference.planner.model.config_fields import ConfigFields
 from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
@@ -308,8 +307,6 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("kimi_k25", "kimi_k3"), _moonvit),
     (("gemma4", "gemma4_vision"), _gemma4),
 )
-
-VisionConfig = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

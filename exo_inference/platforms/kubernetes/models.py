@@ -16,6 +16,7 @@ from typing import Any
 
 from exo_inference.errors import ExoError, PlatformError, StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal, object_path
+from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.kubernetes_api.informer import Object
 from exo_inference.platforms.base import (
     DesiredModel,
@@ -24,7 +25,6 @@ from exo_inference.platforms.base import (
     TokenSecretUnusable,
 )
 from exo_inference.platforms.kubernetes.cluster import Cluster
-from exo_inference.platforms.kubernetes.deletion import delete_if_there
 from exo_inference.platforms.kubernetes.denials import explain_denial
 from exo_inference.platforms.kubernetes.diagnosis import (
     condition,

@@ -18,6 +18,7 @@ from typing import Any
 
 from exo_inference.errors import PlatformError, StoreError
 from exo_inference.kubernetes_api.client import object_path
+from exo_inference.kubernetes_api.deletion import delete_if_there, delete_labelled
 from exo_inference.kubernetes_api.informer import Object
 from exo_inference.platforms.base import (
     DesiredDeployment,
@@ -29,7 +30,6 @@ from exo_inference.platforms.base import (
     ReplicaPhase,
 )
 from exo_inference.platforms.kubernetes.cluster import Cluster
-from exo_inference.platforms.kubernetes.deletion import delete_if_there, delete_labelled
 from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
 from exo_inference.platforms.kubernetes.drift import (
     EDITED,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from exo_inference.errors import PlatformError
 from exo_inference.kubernetes_api.client import KubernetesApi, object_path
-from exo_inference.platforms.kubernetes.deletion import delete_if_there
+from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, MODEL_CHART
 
 logger = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from exo_inference.kubernetes_api.client import (
     KubernetesApi,
     object_path,
 )
+from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.kubernetes_api.objects import Stored
 from exo_inference.resources import API_VERSION, Resource
 from exo_inference.wire import Event
@@ -139,14 +140,7 @@ class Events:
     async def _remove_old(self, uid: str) -> None:
         names = self._written[uid].names if uid in self._written else deque[str]()
         old = [names.popleft() for _ in range(len(names) - MAX_EVENTS_PER_OBJECT)]
-        await asyncio.gather(*(self._remove(name) for name in old))
-
-    async def _remove(self, name: str) -> None:
-        try:
-            await self._api.delete(self._path(name))
-        except ApiRefusal as exc:
-            if exc.status_code != 404:
-                raise
+        await asyncio.gather(*(delete_if_there(self._api, self._path(name)) for name in old))
 
     def _next_moment(self) -> datetime:
         """Return now, later than every moment before, so that events have an order."""

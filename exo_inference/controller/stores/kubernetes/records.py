@@ -25,6 +25,7 @@ from exo_inference.kubernetes_api.client import (
     KubernetesApi,
     object_path,
 )
+from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.kubernetes_api.objects import UID_LABEL, read_object
 from exo_inference.resources import (
     API_GROUP,
@@ -139,11 +140,11 @@ class Records:
 
     async def remove_operation(self, uid: str) -> None:
         """Forget an operation whose write was refused."""
-        await self._remove(uid)
+        await delete_if_there(self._api, self._path(uid))
 
     async def remove_request(self, key: str) -> None:
         """Forget a create that was refused."""
-        await self._remove(_request_name(key))
+        await delete_if_there(self._api, self._path(_request_name(key)))
 
     async def ensure_fact(self, name: str, value: str) -> str:
         """Return the stored fact; store `value` if there is none."""
@@ -175,7 +176,9 @@ class Records:
             ]
             for start in range(0, len(old), _DELETIONS_AT_ONCE):
                 part = old[start : start + _DELETIONS_AT_ONCE]
-                await asyncio.gather(*(self._remove(name) for name in part))
+                await asyncio.gather(
+                    *(delete_if_there(self._api, self._path(name)) for name in part)
+                )
             if not page["metadata"].get("continue"):
                 return
             query = {**query, "continue": page["metadata"]["continue"]}
@@ -236,13 +239,6 @@ class Records:
             if exc.status_code == 404:
                 return None
             raise
-
-    async def _remove(self, name: str) -> None:
-        try:
-            await self._api.delete(self._path(name))
-        except ApiRefusal as exc:
-            if exc.status_code != 404:
-                raise
 
     async def _try(self, write: Any) -> None:
         """Make a write that someone else may have made first; the caller looks again."""

@@ -17,6 +17,7 @@ from exo_inference.kubernetes_api.client import (
     KubernetesApi,
     object_path,
 )
+from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.kubernetes_api.objects import UID_LABEL
 from exo_inference.resources import API_GROUP
 
@@ -63,11 +64,7 @@ class Secrets:
 
     async def remove(self, owner: str, name: str) -> None:
         """Remove one secret."""
-        try:
-            await self._api.delete(self._path(_name(owner, name)))
-        except ApiRefusal as exc:
-            if exc.status_code != 404:
-                raise
+        await delete_if_there(self._api, self._path(_name(owner, name)))
 
     async def forget(self, owner: str) -> None:
         """Remove all secrets of an object that is gone."""
