@@ -17,6 +17,7 @@ from exo_inference.cli.planning import words
 from exo_inference.cli.planning.options import PlanOptions
 from exo_inference.cli.text_files import read_text_file
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
+from exo_inference.host_memory import read_host_memory
 from exo_inference.planner import (
     Architecture,
     Gpu,
@@ -27,8 +28,8 @@ from exo_inference.planner import (
     find_model,
     load_user_gpus,
 )
+from exo_inference.planner.gpus import cpu_as_gpu
 from exo_inference.preflight import Judgement, Subject, judge, read_draft_name, to_wire
-from exo_inference.this_machine import describe_cpu
 from exo_inference.wire import DeploymentPlan, ModelRef
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ class LocalPlanner:
 
     def _judge(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> Judgement:
         options = self.options
-        gpu = describe_cpu() if gpu_type == CPU else find_gpu(gpu_type, extra=self.extra)
+        if gpu_type == CPU:  # of this machine, within the limit of the container
+            gpu = cpu_as_gpu(read_host_memory().total_bytes)
+        else:
+            gpu = find_gpu(gpu_type, extra=self.extra)
         subject = Subject(
             self.model,
             gpu,
