@@ -2,8 +2,8 @@
 
 The catalogue has data for the releases of `catalogue.listed_releases()`, 0.12.0 to 0.33.0; one
 between two of them is judged as the nearest lower one, and every message says so. Earlier and
-later ones are refused. No platform starts vLLM yet: this is its half of admission, and of
-parameter help.
+later ones are refused. This is its half of admission and of parameter help;
+on a cluster the image of vLLM starts it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a model source is: it can resolve a name and bring the files into a directory.
 
-Called by the controller alone. Implementations: `huggingface.py`, `file.py`, `builtin.py`,
-`simulated.py`; the factory in `__init__` picks one by the form of the name.
+The controller calls it, and in a pod the Job that fills a volume (`volume.py`). Implementations:
+`huggingface.py`, `file.py`, `builtin.py`, `simulated.py`; the factory in `__init__` picks one by the form
+of the name.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ its own catalogue. The usual way in::
     result = plan(find_model("mistralai/Ministral-3-8B-Instruct-2512"), find_gpu("gpua5000"), 1, parameters)
 
 `read_architecture` takes any config.json, `explain` shows a plan's arithmetic, `advise` ranks changes that
-make it fit, `accuracy` grades plans against measured starts. Which flags exist in which engine version is not known here.
+make it fit, `accuracy` grades
+plans against measured starts. Which flags exist in which engine version is not known here.
 """
 
 from __future__ import annotations

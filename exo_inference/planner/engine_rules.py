@@ -1,8 +1,8 @@
 """How an engine, in one version, turns a GPU's memory into a KV cache.
 
-`planning.py` asks `rules_for`; `memory.py` and `kv_cache.py` follow the answer. Facts of vLLM are read from
-its source release by release (`config/cache.py`, `v1/worker/gpu_worker.py`, `engine/arg_utils.py`,
-`v1/core/kv_cache_utils.py`); those of exo-engine from `exo_engine/core/memory.py`.
+`EngineParameters.rules` is what `rules_for` answers; `memory.py` and `kv_cache.py` follow the answer. Facts
+of vLLM are read from its source release by release (`config/cache.py`, `v1/worker/gpu_worker.py`,
+`engine/arg_utils.py`, `v1/core/kv_cache_utils.py`); those of exo-engine from `exo_engine/core/memory.py`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
 
 
 def _vllm_batches(version: Version, is_legacy: bool) -> tuple[tuple[int, Batch], ...]:
-    """Source: `EngineArgs.get_batch_defaults` (vllm-memory.md §3)."""
+    """Source: `EngineArgs.get_batch_defaults`."""
     if is_legacy:
         return ((0, (2048, 256)),)
     largest = ((160, (16384, 1024)),) if version >= (0, 33, 0) else ()

@@ -22,7 +22,7 @@ MIB = 2**20
 
 RESERVED_MIB = 500
 """What driver and CUDA keep from the total of nvidia-smi: 350 to 770 MiB on the cards whose logs show
-both (vllm-memory.md §1 against gpus.json), about the same on small and large cards."""
+both, about the same on small and large cards."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Blocks: how many bytes one takes, how many a request needs, and what a pool of them holds.
 
 `planning.py` builds a `KvLayout` per pipeline stage. Layers with the same cache form a bucket; models that
-mix kinds share one pool in groups, as vLLM does it (`v1/core/kv_cache_utils.py`; the project's notes
-list the printed figures that these rules reproduce exactly). exo-engine has one kind only.
+mix kinds share one pool in groups, as vLLM does it (`v1/core/kv_cache_utils.py`).
+`tests/planner/test_kv_cache.py` has printed figures that these rules reproduce exactly. exo-engine has one
+kind only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a platform is: it makes the world match one desired deployment, one safe step at a time.
 
-The controller's reconciler is the only caller. A platform keeps no desired state of its own; what
-it observes it reads from the world (processes, pods), so that a restarted controller finds all that
-runs. Implementations: `local/` (engines as processes of one machine).
+The controller's reconciler calls it, and the routes for what there is and for logs. A platform keeps no
+desired state of its own; what it observes it reads from the world (processes, pods), so that a restarted
+controller finds all that runs. Implementations: `local/` (engines as processes of one machine) and
+`kubernetes/` (one Helm release per deployment).
 """
 
 from __future__ import annotations

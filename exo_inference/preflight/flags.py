@@ -25,7 +25,7 @@ def read_flags(flags: tuple[str, ...], engine: str = "vllm", version: str | None
 
     Args:
         flags: the argument vector.
-        engine: one of `engines.ENGINES`.
+        engine: one whose memory is planned, such as `vllm` or `exo`.
         version: a release of the engine; None is the platform's default.
 
     Raises:
@@ -45,7 +45,7 @@ def read_settings(
 
     Args:
         flags: the argument vector.
-        engine: `vllm` or `exo`.
+        engine: one whose memory is planned, such as `vllm` or `exo`.
         version: the release whose rules apply; None is the platform's default.
         given: values that the platform sets where the flags do not, by the names of flags.
 

@@ -1,7 +1,7 @@
-"""The only place that imports httpx: carries requests, repeats them where that is safe.
+"""Carries requests to the API over httpx, and repeats them where that is safe.
 
 Two small twins, `Transport` and `AsyncTransport`, over shared pure parts. Every exception of httpx
-becomes `ConnectionFailed` here and nowhere else.
+becomes `ConnectionFailed` here; nothing else of the SDK imports it.
 """
 
 from __future__ import annotations

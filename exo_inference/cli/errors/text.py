@@ -1,6 +1,6 @@
 """Errors as text: one line for what failed, one per further problem, one for the next step.
 
-Called by `output.py`. What a server said is made
+`output.py` and those who put an error into a line of their own call it. What a server said is made
 harmless before it is printed. `name_flags` makes the API's fields the flags of the command.
 """
 

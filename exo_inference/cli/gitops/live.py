@@ -1,4 +1,4 @@
-"""What exists in a zone, in the words of the manifests. Used by all three commands."""
+"""What exists in a zone, in the words of the manifests, for `apply`, `diff`, `export` and what a write leaves."""
 
 from __future__ import annotations
 

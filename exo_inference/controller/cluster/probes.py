@@ -1,6 +1,6 @@
 """A controller pod's private side: probes for the kubelet, metrics for Prometheus.
 
-`cluster.py` serves it on the pod's metrics port. The API is on another port, and signed.
+`server.py` serves it on the pod's metrics port. The API is on another port, and signed.
 """
 
 from __future__ import annotations

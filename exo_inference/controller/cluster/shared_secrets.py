@@ -1,6 +1,6 @@
 """What all controllers of a cluster share in Secrets: the API's signing key, and the key of the secrets.
 
-Both are made by the controller that comes first and are read by all others. `cluster.py` opens them.
+Both are made by the controller that comes first and are read by all others. `server.py` opens them.
 The Secret with the signing key is named by the chart and may be the administrator's own.
 """
 

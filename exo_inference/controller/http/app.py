@@ -1,7 +1,8 @@
 """The HTTP application: routes inside the signature gate inside the request boundary.
 
-`__main__.py` serves it with uvicorn; tests serve it the same way. It owns no background work. Only
-Starlette's router is used: its own error pages would answer before the boundary could.
+`server.py` serves it with uvicorn, for the controller of a machine, for those of a cluster and for tests.
+It owns no background work. Only Starlette's router is used: its own error pages would answer before the
+boundary could.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loop that makes the world match what is stored: watches, one queue, workers, a sweep.
 
-`__main__.py` runs it beside the HTTP server. Level-driven: a pass over an object needs nothing but
-the object's name, so a restart begins by queueing everything. What one pass does is in
+`local/server.py` and `cluster/server.py` run it beside the HTTP server. Level-driven: a pass over an object
+needs nothing but the object's name, so a restart begins by queueing everything. What one pass does is in
 `deployment.py` and `model.py`.
 """
 

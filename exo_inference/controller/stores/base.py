@@ -1,6 +1,6 @@
 """What an object store is: get, list, create, update with optimistic concurrency, status apart.
 
-The reconciler and the routes are the only callers. `sqlite.py` implements it on one machine,
+The reconciler and the routes call it. `sqlite.py` implements it on one machine,
 `kubernetes/` on a cluster; the same test suite holds every implementation to this contract. What
 belongs to a write (its operation, events, secrets) is handed over with it as a `Recording`.
 """

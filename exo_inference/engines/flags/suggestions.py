@@ -1,7 +1,7 @@
 """Did you mean: the flag somebody wanted, by meaning, beginning, likeness or shared words. Pure.
 
-Both engines' checks ask here. The table of meanings holds names of other engines and tools, of
-older releases, and words that people use instead of vLLM's.
+`vllm_words.py` and `plain_words.py` ask here. The table of meanings holds names of other engines and tools,
+of older releases, and words that people use instead of vLLM's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Real starts of engines as cases: read from a file, and what each of them states about its plan.
 
-A file is `{"cases": [...]}` or the list alone. `accuracy.py` grades what is read here; the functions
+A file is `{"cases": [...]}` or the list alone. `grading.py` grades what is read here; the functions
 below answer for one case, and with None where its source leaves something unstated.
 """
 

@@ -156,7 +156,7 @@ CLASS_LENGTHS: Mapping[str, int] = {
 
 
 def derived_max_model_len(fields: ConfigFields) -> int | None:
-    """Return the context length that vLLM derives from the config (vllm-memory.md §6).
+    """Return the context length that vLLM derives from the config.
 
     Raises:
         FieldProblem: the fields lead to no usable length.

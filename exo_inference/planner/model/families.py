@@ -113,7 +113,7 @@ _GEMMA3N = replace(_GEMMA3, full_every=0, per_layer_inputs=True, altup=True)
 _GEMMA4 = Family(
     qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2,
     min_batched_tokens=2496, has_global_heads=True, experts_beside_mlp=True, per_layer_inputs=True,
-)  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4 (vllm-memory.md §3)
+)  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA, "llava": _LLAMA, "llava_next": _LLAMA, "idefics3": _LLAMA, "smolvlm": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,

@@ -2,7 +2,7 @@
 
 `layers.py` calls `build_state_layer`. Shapes are those of the published implementations; the state
 sizes are what vLLM allocates per request (checked on the page sizes it prints for Qwen3-Next and
-Qwen3.5, see vllm-memory.md §5).
+Qwen3.5).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs Helm: one short process per change, which waits for nothing but the API.
 
-`jobs.py` calls it in the background. Values go in through stdin, so nothing of them is on a command
-line or in a file with a name. Secrets are never among them: charts name the Secret. What a change
-costs is mostly Helm's processor time (docs/benchmarks/kubernetes.md); what is done about it is done
+`cluster.py` calls it, in the background tasks of `jobs.py`. Values go in through stdin, so nothing of them
+is on a command line or in a file with a name. Secrets are never among them: charts name the Secret. What a
+change costs is mostly Helm's processor time (docs/benchmarks/kubernetes.md); what is done about it is done
 here.
 """
 

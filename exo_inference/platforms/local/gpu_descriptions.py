@@ -1,6 +1,7 @@
-"""This machine's GPUs as the planner describes them: memory from the driver, the rest from the catalogue.
+"""GPUs as the planner describes them: memory from the driver, the rest from the catalogue.
 
-Called by `Placement.instance_types`; admission plans with the answer.
+`Placement.instance_types` asks for those of this machine, `kubernetes/nodes.py` for those of a node;
+admission plans with the answer.
 """
 
 from __future__ import annotations

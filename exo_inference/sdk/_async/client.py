@@ -208,7 +208,7 @@ class AsyncClient:
             gpu_count: GPUs of one replica.
             engine_parameters: flags of the engine, one item each.
             engine_version: the release whose flags they are.
-            engine: `exo` or `vllm`; None is what the server runs on that GPU.
+            engine: such as `exo` or `vllm`; None is what the server runs on that GPU.
             model_config: a config.json, for a model that the server cannot look up.
             with_advice: look for what would fit, or be faster or cheaper.
 

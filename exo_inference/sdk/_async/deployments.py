@@ -295,7 +295,7 @@ class AsyncDeployments:
 
         Args:
             version: the release whose flags they are; None is the default one.
-            engine: `exo` or `vllm`; None is what runs on the server's GPUs (additive).
+            engine: such as `exo` or `vllm`; None is what runs on the server's GPUs (additive).
             gpu_type: a GPU family, for what runs there (additive).
         """
         call = _requests.list_parameters(version, engine=engine, gpu_type=gpu_type)
