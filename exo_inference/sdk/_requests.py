@@ -53,7 +53,6 @@ from exo_inference.wire import (
 )
 from exo_inference.wire.base import format_time
 
-UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _PATH_SAFE = re.compile(r"[A-Za-z0-9_-]+")
 
 Query = tuple[tuple[str, str], ...]
@@ -348,7 +347,7 @@ def get_status() -> Call[dict[str, Any]]:
 def model_ref(model: str | ModelRef) -> dict[str, str]:
     """Return the wire form of a model given by name, id or reference."""
     if isinstance(model, str):
-        model = ModelRef(id=model.lower()) if UUID.fullmatch(model) else ModelRef(name=model)
+        model = ModelRef.parse(model)
     fields: dict[str, str] = model.to_wire()
     if not fields:
         raise UsageError("a deployment needs the name or the id of a model")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Self
+
 from pydantic import Field, StrictStr
 
 from exo_inference.wire.base import Count, OpenEnum, Timestamp, WireModel
 
 REPLACES = "replace-deployment"
 """Among the `features` of `GET /ai/status` where `PUT /ai/deployment/{id}` is known (additive)."""
+
+
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 class DeploymentState(OpenEnum):
@@ -27,6 +33,11 @@ class ModelRef(WireModel):
 
     id: StrictStr | None = None
     name: StrictStr | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the model that a text means: by its id if it is one, else by its name."""
+        return cls(id=text.lower()) if _UUID.fullmatch(text) else cls(name=text)
 
 
 class ReplicaView(WireModel):

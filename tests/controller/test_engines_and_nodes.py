@@ -10,8 +10,8 @@ import pytest
 
 from exo_inference.controller.admission import admit_create, admit_update
 from exo_inference.controller.admission.architectures import find_bundled
-from exo_inference.controller.admission.fields import Fields
-from exo_inference.controller.admission.fit import Candidate, make_subject
+from exo_inference.controller.admission.bodies import read_update, read_wanted
+from exo_inference.controller.admission.fit import make_subject
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.world import World
 from exo_inference.controller.http.body import parse_object
@@ -21,7 +21,7 @@ from exo_inference.planner import cpu_as_gpu, find_gpu, find_model
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.preflight import Subject, judge
 from exo_inference.resources import DeploymentSpec, EngineRef, ModelSpec
-from exo_inference.wire import CreateDeployment, UpdateDeployment
+from exo_inference.wire import CreateDeployment
 from tests.controller import builders
 
 GPU = InstanceTypeInfo(
@@ -41,8 +41,8 @@ def admit(*families: InstanceTypeInfo, **changes: Any) -> DeploymentSpec:
     world = World((builders.ready_model(),), (), families or (GPU, CPU))
     body = {"name": "chat", "model": {"name": "org/m1"}, "gpu-type": "gpua5000", "gpu-count": 1}
     body |= {key.replace("_", "-"): value for key, value in changes.items()}
-    fields = Fields(CreateDeployment, parse_object(json.dumps(body).encode()))
-    return admit_create(fields, world).spec
+    wanted, issues = read_wanted(CreateDeployment, parse_object(json.dumps(body).encode()))
+    return admit_create(wanted, world, issues).spec
 
 
 def refusal(*families: InstanceTypeInfo, **changes: Any) -> tuple[int, str]:
@@ -58,8 +58,9 @@ def refuse_tiny(**body: Any) -> Refused:
     cpu = replace(CPU, gpu=cpu_as_gpu(16 * 2**30))
     world = World((model,), (), (GPU, cpu), {source: find_bundled(source)})
     fields = {"name": "chat", "model": {"name": source}, "gpu-type": "cpu", **body}
+    wanted, issues = read_wanted(CreateDeployment, fields)
     with pytest.raises(Refused) as refused:
-        admit_create(Fields(CreateDeployment, fields), world)
+        admit_create(wanted, world, issues)
     return refused.value
 
 
@@ -130,9 +131,10 @@ def test_what_came_by_kubectl_with_whatever_engine_can_be_shown_and_updated(engi
     spec = deployment.spec.model_copy(update={"engine": EngineRef(name=engine, version="x")})
     present = deployment.model_copy(update={"spec": spec})
     assert view_deployment(present, {}, details=True).inference_engine == f"{engine} x"
-    fields = Fields(UpdateDeployment, parse_object(b'{"inference-engine-version": "9"}'))
+    wanted, issues = read_update(parse_object(b'{"inference-engine-version": "9"}'))
+    world = World((builders.ready_model(),), (present,), (CPU,))
     with pytest.raises(Refused):
-        admit_update(fields, present, World((builders.ready_model(),), (present,), (CPU,)))
+        admit_update(wanted, present, world, issues)
 
 
 def test_the_gpus_of_a_replica_are_those_of_one_node() -> None:
@@ -169,6 +171,16 @@ def test_an_unknown_gpu_type_is_refused_with_those_that_are_known() -> None:
     assert refusal(gpu_type="h100") == (400, "gpu-type is 'h100', expected one of: cpu, gpua5000")
 
 
+def spanning_spec(engine: str, *flags: str) -> DeploymentSpec:
+    return DeploymentSpec(
+        model="m",
+        gpu_type="gpua5000",
+        gpu_count=16,
+        engine=EngineRef(name=engine),
+        engine_parameters=flags,
+    )
+
+
 def test_vllm_over_nodes_is_planned_as_it_is_started() -> None:
     """Tensor parallelism within a node, pipeline stages over nodes, unless the user's flags say it."""
     spanning = replace(GPU, spans_nodes=True)
@@ -176,8 +188,7 @@ def test_vllm_over_nodes_is_planned_as_it_is_started() -> None:
     def given(
         *own: str, engine: str = "vllm", family: InstanceTypeInfo = spanning
     ) -> dict[str, int]:
-        candidate = Candidate("m", "gpua5000", 16, engine, None, own)
-        subject = make_subject(candidate, [family], {})
+        subject = make_subject(spanning_spec(engine, *own), [family], {})
         assert subject.flags == own
         return dict(subject.given)
 
@@ -191,6 +202,6 @@ def test_vllm_over_nodes_is_planned_as_it_is_started() -> None:
     assert plan is not None
     assert (plan.ranks.tensor, plan.ranks.pipeline) == (8, 2)
     assert plan.parameters.format() == [*(f"--{n}={v}" for n, v in sizes.items()), "--seed=1"]
-    gpu = make_subject(Candidate("m", "gpua5000", 16, "vllm", None, ()), [spanning], {}).gpu
+    gpu = make_subject(spanning_spec("vllm"), [spanning], {}).gpu
     assert gpu is not None
     assert gpu.max_count == 16

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.admission import admit_replace
+from exo_inference.controller.admission.bodies import read_wanted
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.world import World
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import DeploymentSpec, EngineRef, InferenceDeployment, ObjectMeta
+from exo_inference.wire import CreateDeployment
 from tests.controller.builders import ready_model
 from tests.controller.conftest import Controller
 from tests.controller.fakes import FAMILIES
@@ -103,7 +105,8 @@ def deployment(**spec: Any) -> InferenceDeployment:
 
 def admit(present: InferenceDeployment, *families: InstanceTypeInfo, **body: Any) -> DeploymentSpec:
     world = World((ready_model(),), (present,), families or FAMILIES)
-    return admit_replace({**BODY, **body}, present, world).spec
+    wanted, issues = read_wanted(CreateDeployment, {**BODY, **body}, may_lack=("name",))
+    return admit_replace(wanted, present, world, issues).spec
 
 
 def test_fields_that_are_not_sent_stay_but_for_the_flags() -> None:

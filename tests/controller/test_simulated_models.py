@@ -7,7 +7,7 @@ import json
 import pytest
 
 from exo_inference.controller.admission import admit_create
-from exo_inference.controller.admission.fields import Fields
+from exo_inference.controller.admission.bodies import read_wanted
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.world import World
 from exo_inference.controller.http.body import parse_object
@@ -37,8 +37,8 @@ def admit(family: str, *families: InstanceTypeInfo) -> str:
     status = model.status.model_copy(update={"revision": MODEL_REVISION})
     world = World((model.model_copy(update={"status": status}),), (), families)
     body = {"name": "chat", "model": {"name": "org/m1"}, "gpu-type": family, "gpu-count": 1}
-    fields = Fields(CreateDeployment, parse_object(json.dumps(body).encode()))
-    return admit_create(fields, world).spec.engine.name
+    wanted, issues = read_wanted(CreateDeployment, parse_object(json.dumps(body).encode()))
+    return admit_create(wanted, world, issues).spec.engine.name
 
 
 def test_a_simulated_model_goes_to_simulated_gpus_with_vllm() -> None:

@@ -4,22 +4,20 @@ from exo_inference.controller.admission.deployment import (
     AdmittedDeployment,
     admit_create,
     admit_model_deletion,
-    admit_object,
     admit_replace,
     admit_scale,
     admit_update,
     find_draft_name,
-    make_reservation_guard,
+    keep,
 )
 
 __all__ = [
     "AdmittedDeployment",
     "admit_create",
     "admit_model_deletion",
-    "admit_object",
     "admit_replace",
     "admit_scale",
     "admit_update",
     "find_draft_name",
-    "make_reservation_guard",
+    "keep",
 ]

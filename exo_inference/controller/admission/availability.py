@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from exo_inference.controller.admission.problems import (
     Issue,
@@ -21,14 +20,13 @@ from exo_inference.resources import DeploymentSpec
 
 
 def check_capacity(
-    values: Mapping[str, Any],
+    count: int | None,
     family: InstanceTypeInfo | None,
     engine: str | None,
     issues: list[Issue],
 ) -> None:
     """Refuse more GPUs for one replica than it can have: those of one node, or of several together."""
-    count = values.get("gpu_count")
-    if family is None or not isinstance(count, int) or count <= family.gpus_of_one_node:
+    if family is None or count is None or count <= family.gpus_of_one_node:
         return
     if family.room is not None and family.gpu is not None and family.gpu.vendor == "cpu":
         text = (
@@ -92,10 +90,9 @@ def _count_nodes(number: int) -> str:
 
 
 def check_engine(
-    values: Mapping[str, Any], family: InstanceTypeInfo | None, issues: list[Issue]
+    name: str | None, family: InstanceTypeInfo | None, issues: list[Issue]
 ) -> str | None:
     """Return the engine, the family's own where none is asked for; one that does not run adds an issue."""
-    name: str | None = values.get("inference_engine")
     choices = ENGINES if family is None else family.possible_engines
     if not name:
         return "exo" if family is None else family.engine

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from exo_inference.controller.admission.problems import (
     Issue,
@@ -15,7 +13,7 @@ from exo_inference.controller.admission.problems import (
     field_issue,
     short_number,
 )
-from exo_inference.controller.admission.world import World, find_model
+from exo_inference.controller.admission.world import World, find_family, find_model
 from exo_inference.engines import ENGINES, VERSIONS, releases_of
 from exo_inference.hub.base import BUILTIN_PREFIX
 from exo_inference.platforms.base import InstanceTypeInfo
@@ -24,6 +22,7 @@ from exo_inference.resources import (
     Resource,
 )
 from exo_inference.resources.states import model_state
+from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.simulated_gpus import MODEL_REVISION
 from exo_inference.wire import ModelRef, ModelState
 
@@ -47,18 +46,17 @@ def check_replicas(replicas: int, issues: list[Issue], *, minimum: int = 1) -> i
     return replicas
 
 
-def check_version(values: Mapping[str, Any], engine: str | None, issues: list[Issue]) -> str | None:
+def check_version(version: str | None, engine: str | None, issues: list[Issue]) -> str | None:
     """Return the engine's release, None for the default one; an unknown one adds an issue."""
-    version: str | None = values.get("inference_engine_version")
     releases = releases_of(engine) if engine in ENGINES else VERSIONS
     if version is not None and version not in releases:
         issues.append(choice_issue("inference-engine-version", version[:64], releases))
     return version
 
 
-def check_parameters(values: Mapping[str, Any], issues: list[Issue]) -> tuple[str, ...] | None:
+def check_parameters(wanted: WantedDeployment, issues: list[Issue]) -> tuple[str, ...] | None:
     """Return the engine's flags; too many of them are None and add an issue."""
-    parameters = tuple(values.get("inference_engine_parameters") or ())
+    parameters = wanted.engine_parameters or ()
     if len(parameters) <= MAX_PARAMETERS:
         return parameters
     found = f"must have at most {MAX_PARAMETERS} items, found {len(parameters)}"
@@ -71,12 +69,9 @@ def suggest_name(name: str) -> str:
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "my-deployment"
 
 
-def check_name(
-    values: dict[str, Any], world: World, issues: list[Issue], *, uid: str | None
-) -> str:
+def check_name(name: str | None, world: World, issues: list[Issue], *, uid: str | None) -> str:
     """Return the name of a deployment; add an issue if it is none, or that of another than `uid`."""
-    name = values.get("name")
-    if not isinstance(name, str):
+    if name is None:
         return ""  # reported already
     if len(name) > MAX_NAME_LENGTH:
         text = f"is too long: found {len(name)} characters, at most {MAX_NAME_LENGTH}"
@@ -138,15 +133,15 @@ def no_model_issue(ref: ModelRef) -> Issue:
 
 
 def check_family(
-    values: dict[str, Any], world: World, issues: list[Issue]
+    wanted: WantedDeployment, world: World, issues: list[Issue]
 ) -> InstanceTypeInfo | None:
     """Return the GPU family; add issues if it is not there or fewer than one GPU is asked for."""
-    gpu_type, count = values.get("gpu_type"), values.get("gpu_count")
-    family = next((f for f in world.families if f.family == gpu_type), None)
-    if isinstance(gpu_type, str) and family is None:
+    gpu_type, count = wanted.gpu_type, wanted.gpu_count
+    family = find_family(gpu_type, world.families)
+    if gpu_type is not None and family is None:
         families = sorted(f.family for f in world.families)
         issues.append(choice_issue("gpu-type", gpu_type[:64], families))
-    if isinstance(count, int) and count < 1:
+    if count is not None and count < 1:
         issues.append(field_issue("gpu-count", f"must be at least 1, found {short_number(count)}"))
     return family
 

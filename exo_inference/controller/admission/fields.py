@@ -20,20 +20,27 @@ from exo_inference.wire import WireModel
 class Fields:
     """The fields of one body that were sent and have the right type, and what is wrong with the rest.
 
+    Args:
+        model: the form of the body.
+        body: what was sent.
+        may_lack: fields that the form requires and this body may leave out.
+
     Attributes:
         values: by Python name; fields that are missing, null or wrong are absent.
         sent: every key of the body that has a value, also those that the model does not know.
         issues: what is wrong.
     """
 
-    def __init__(self, model: type[WireModel], body: dict[str, Any]) -> None:
+    def __init__(
+        self, model: type[WireModel], body: dict[str, Any], may_lack: Sequence[str] = ()
+    ) -> None:
         self.values: dict[str, Any] = {}
         self.issues: list[Issue] = []
         self.sent = frozenset(key for key, value in body.items() if value is not None)
         for name, (alias, required, adapter) in _adapters(model).items():
             value = body.get(alias)
             if value is None:
-                if required:
+                if required and name not in may_lack:
                     found = "null" if alias in body else "nothing"
                     self._add((alias,), f"is required, found {found}")
                 continue

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from exo_inference.controller.admission.architectures import KnownModel
 from exo_inference.controller.admission.host_room import ReservationRequest
 from exo_inference.controller.admission.problems import Issue
+from exo_inference.controller.admission.world import find_family
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.planner.gpus import Gpu
@@ -29,6 +30,7 @@ from exo_inference.preflight import (
     read_flags,
     to_wire,
 )
+from exo_inference.resources import DeploymentSpec
 from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanAdvice, PlanProblem, PlanVerdict
 
 MAX_GPUS = 1024
@@ -43,23 +45,6 @@ _SIZES = frozenset({"tensor-parallel-size", "pipeline-parallel-size", "data-para
 
 _GIB = 2**30
 _UNKNOWN = KnownModel()
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One deployment to be judged; its shape is right."""
-
-    model: str
-    gpu_type: str
-    gpu_count: int
-    engine: str
-    version: str | None
-    flags: tuple[str, ...]
-
-    @property
-    def draft_name(self) -> str | None:
-        """The draft model that the flags name, if they can be read."""
-        return read_draft_name(self.flags, self.engine, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +69,7 @@ class Fit:
 
 
 def judge_fit(
-    candidate: Candidate,
+    spec: DeploymentSpec,
     families: Sequence[InstanceTypeInfo],
     known: Mapping[str, KnownModel],
     *,
@@ -95,68 +80,75 @@ def judge_fit(
     """Judge the flags and the memory of a deployment.
 
     Args:
-        candidate: what is asked for.
+        spec: what is to be recorded; its engine is chosen.
         families: what the platform has.
         known: models that were looked up, by name.
         force: admit it although memory refuses it.
         is_update: only flags can still be changed.
         reservation: what it asks of the machine that all replicas share; None on a cluster.
     """
+    if spec.gpu_count > MAX_GPUS:  # is left to others to refuse, and flags are judged without it
+        spec = spec.model_copy(update={"gpu_type": "", "gpu_count": 1})
     families = families if reservation is None else reservation.families()
-    subject = make_subject(candidate, families, known)
+    subject = make_subject(spec, families, known)
     judgement = judge(subject, with_advice=False)
     lacks_memory = _lacks_memory(judgement)
-    need = None if reservation is None else reservation.need(judgement.plan, candidate.gpu_type)
+    need = None if reservation is None else reservation.need(judgement.plan, spec.gpu_type)
     cache = reservation.cache_bytes(need) if reservation is not None and need is not None else 0
     if cache and not lacks_memory and judgement.plan is not None:
         given = {**subject.given, "kv-cache-memory-bytes": cache}
         judgement = judge(replace(subject, given=given), with_advice=False)
         judgement = replace(judgement, subject=subject)
     if lacks_memory and not force:
-        judgement = judge(subject, other_gpus=other_gpus(candidate.gpu_type, families))
-    plan = complete_plan(judgement, candidate.gpu_type, known.get(candidate.model, _UNKNOWN))
+        judgement = judge(subject, other_gpus=other_gpus(spec.gpu_type, families))
+    plan = complete_plan(judgement, spec.gpu_type, known.get(spec.model, _UNKNOWN))
     if cache:
-        plan = plan.model_copy(update={"parameters": list(candidate.flags)})
+        plan = plan.model_copy(update={"parameters": list(spec.engine_parameters)})
     issues = [_flag_issue(problem, subject) for problem in judgement.flag_problems]
     issues += [
-        _plan_issue(problem, candidate)
+        _plan_issue(problem, spec)
         for problem in judgement.plan_problems
         if problem.refuses and not (force and problem.code in MEMORY_CODES)
     ]
     advice = [each for each in plan.advice if not (is_update and each.options)]
     ways_out = _describe_all(advice) if lacks_memory and not force else ()
     event = _event(plan, is_forced=force and lacks_memory)
-    is_guess = reservation is not None and reservation.is_guess(judgement.plan, candidate.gpu_type)
+    is_guess = reservation is not None and reservation.is_guess(judgement.plan, spec.gpu_type)
     return Fit(tuple(issues), ways_out, plan, event, need, is_guess)
 
 
+def draft_name_of(spec: DeploymentSpec) -> str | None:
+    """Return the draft model that the flags name, if they can be read."""
+    return read_draft_name(spec.engine_parameters, spec.engine.name or "", spec.engine.version)
+
+
 def make_subject(
-    candidate: Candidate, families: Sequence[InstanceTypeInfo], known: Mapping[str, KnownModel]
+    spec: DeploymentSpec, families: Sequence[InstanceTypeInfo], known: Mapping[str, KnownModel]
 ) -> Subject:
     """Return what is judged, with what is known about model, draft model and GPU."""
-    model = known.get(candidate.model, _UNKNOWN)
-    draft_name = candidate.draft_name
+    model = known.get(spec.model, _UNKNOWN)
+    draft_name = draft_name_of(spec)
     draft = known.get(draft_name, _UNKNOWN) if draft_name is not None else _UNKNOWN
-    family = next((each for each in families if each.family == candidate.gpu_type), None)
+    family = find_family(spec.gpu_type, families)
     return Subject(
         model=model.architecture,
         gpu=None if family is None else offered_gpu(family),
-        gpu_count=candidate.gpu_count,
-        flags=candidate.flags,
-        given=_sizes_over_nodes(candidate, family),
-        engine=candidate.engine,
-        engine_version=candidate.version,
+        gpu_count=spec.gpu_count,
+        flags=spec.engine_parameters,
+        given=_sizes_over_nodes(spec, family),
+        engine=spec.engine.name or "",
+        engine_version=spec.engine.version,
         draft=draft.architecture,
         revision_pinned=model.revision_pinned,
     )
 
 
-def _sizes_over_nodes(candidate: Candidate, family: InstanceTypeInfo | None) -> dict[str, int]:
+def _sizes_over_nodes(spec: DeploymentSpec, family: InstanceTypeInfo | None) -> dict[str, int]:
     """Return how vLLM is started where a replica spans nodes, unless the user's flags say it."""
-    if candidate.engine != "vllm" or family is None or not family.spans_nodes:
+    if spec.engine.name != "vllm" or family is None or not family.spans_nodes:
         return {}
-    on_one, count = family.gpus_of_one_node, candidate.gpu_count
-    asked = read_flags(candidate.flags, candidate.engine, candidate.version).values
+    on_one, count = family.gpus_of_one_node, spec.gpu_count
+    asked = read_flags(spec.engine_parameters, spec.engine.name, spec.engine.version).values
     if count <= on_one or count % on_one or not _SIZES.isdisjoint(asked):
         return {}
     return {"tensor-parallel-size": on_one, "pipeline-parallel-size": count // on_one}
@@ -220,16 +212,13 @@ def _flag_issue(problem: ParameterProblem, subject: Subject) -> Issue:
     return Issue(detail, location, detail)
 
 
-def _plan_issue(problem: Problem, candidate: Candidate) -> Issue:
+def _plan_issue(problem: Problem, spec: DeploymentSpec) -> Issue:
     if problem.code in MEMORY_CODES:
-        text = (
-            f"{candidate.model} does not fit {candidate.gpu_count} x {candidate.gpu_type}: "
-            f"{problem.detail}"
-        )
+        text = f"{spec.model} does not fit {spec.gpu_count} x {spec.gpu_type}: {problem.detail}"
         return Issue(text, status=412)
     if problem.code in _NOT_OF_FLAGS:
         return Issue(problem.detail, "$['model']", problem.detail, 412)
-    return Issue(problem.detail, locate_code(problem.code, candidate.flags), problem.detail)
+    return Issue(problem.detail, locate_code(problem.code, spec.engine_parameters), problem.detail)
 
 
 def _describe_all(advice: Sequence[PlanAdvice]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from exo_inference.controller.admission.architectures import KnownModel
 from exo_inference.controller.admission.host_room import (
@@ -38,10 +38,22 @@ class World:
         """The machine that all replicas share, and what was admitted to it."""
         return read_reservations(self.families, self.deployments, self.models)
 
+    def without(self, uid: str) -> World:
+        """Return the same without one deployment, whose name and memory are then free for it."""
+        others = tuple(each for each in self.deployments if each.metadata.uid != uid)
+        return replace(self, deployments=others)
+
     def reservation(self, model: str, replicas: int, uid: str | None = None) -> ReservationRequest:
         """Return what one deployment asks of the memory of that machine."""
         size = model_sizes(self.models).get(model, 0)
         return ReservationRequest(self.reservations, uid, replicas, self.families, size)
+
+
+def find_family(
+    gpu_type: str | None, families: Sequence[InstanceTypeInfo]
+) -> InstanceTypeInfo | None:
+    """Return the GPU family of that name; None if there is none."""
+    return next((each for each in families if each.family == gpu_type), None)
 
 
 def find_model(ref: ModelRef, models: Sequence[InferenceModel]) -> InferenceModel | None:

@@ -16,7 +16,7 @@ from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.seals import is_sealed
 from exo_inference.controller.context import Context
 from exo_inference.resources import InferenceDeployment
-from exo_inference.wire import ModelRef
+from exo_inference.resources.wanted import WantedDeployment
 
 MAX_CHARACTERS = 1000
 """Of a refusal; conditions and events are read in tables."""
@@ -49,12 +49,11 @@ class LateAdmission:
         is_known = self.admitted_spec(deployment) in (digest, spec.digest)
         if not is_known and not is_sealed(deployment, self._context.secret_box):
             families = await self._context.families()
-            ref = ModelRef(name=spec.model)
-            values = {"inference_engine_parameters": spec.engine_parameters}
-            draft_name = admission.find_draft_name(values, families, spec)
-            world = await self._context.load_world(families, ref, draft_name)
+            wanted = WantedDeployment.of(deployment)
+            draft_name = admission.find_draft_name(wanted, families)
+            world = await self._context.load_world(families, wanted.model, draft_name)
             try:
-                await asyncio.to_thread(admission.admit_object, deployment, world)
+                await asyncio.to_thread(admission.admit_create, wanted, world.without(uid))
             except Refused as refused:
                 return _describe(refused)
         self._admitted[uid] = digest

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from exo_inference.controller.admission.fit import Candidate, judge_fit
+from exo_inference.controller.admission.fit import draft_name_of, judge_fit
 from exo_inference.controller.context import Context
 from exo_inference.controller.stores.start_log import Starts
 from exo_inference.engines.registry import engine_release
@@ -121,21 +121,13 @@ class StartRecorder:
         families: Sequence[InstanceTypeInfo],
     ) -> DeploymentPlan | None:
         """Plan the deployment as admission does; None where it cannot be judged."""
-        spec = deployment.spec
+        spec = deployment.spec.model_copy(update={"engine_parameters": flags})
         models = await self._context.store.list(InferenceModel)
         ref = ModelRef(name=spec.model)
-        candidate = Candidate(
-            spec.model,
-            spec.gpu_type,
-            spec.gpu_count,
-            spec.engine.name or "",
-            spec.engine.version,
-            flags,
-        )
-        known = await self._context.look_up(ref, candidate.draft_name, models)
+        known = await self._context.look_up(ref, draft_name_of(spec), models)
         try:
             # What is running was admitted: nothing is refused, and nobody wants advice.
-            fit = await asyncio.to_thread(judge_fit, candidate, families, known, force=True)
+            fit = await asyncio.to_thread(judge_fit, spec, families, known, force=True)
         except ExoError as exc:
             logger.info("%s was not planned: %s", spec.model, exc.message)
             return None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from exo_inference.controller import admission
-from exo_inference.controller.admission import make_reservation_guard
-from exo_inference.controller.admission.fields import Fields
-from exo_inference.controller.admission.host_room import Guard, model_sizes, need_of
+from exo_inference.controller.admission import AdmittedDeployment
+from exo_inference.controller.admission.bodies import read_update, read_wanted
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.seals import admission_annotation
 from exo_inference.controller.context import Context, context_of
@@ -34,23 +33,21 @@ from exo_inference.resources import (
     MEMORY_ANNOTATION,
     RESTART_ANNOTATION,
     ROLL_ANNOTATION,
-    DeploymentSpec,
     InferenceDeployment,
     InferenceModel,
     ObjectMeta,
     is_true,
 )
 from exo_inference.resources.states import wanted_replicas
+from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import (
     CreateDeployment,
     DeploymentApiKey,
     DeploymentList,
-    DeploymentPlan,
     EventList,
     ModelRef,
     Operation,
     ScaleDeployment,
-    UpdateDeployment,
 )
 
 _RESTARTED = (ReplicaPhase.FAILED, ReplicaPhase.BACKOFF)
@@ -60,20 +57,12 @@ _MAX_ATTEMPTS = 10
 """A change is tried again when the reconciler wrote a status meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a deployment shall be after a change that was admitted."""
-
-    metadata: ObjectMeta
-    spec: DeploymentSpec
-    plan: DeploymentPlan | None = None
-    planned: NewEvent | None = None
-    guard: Guard | None = None
-
-
 _ONE_FOR_NONE = "replicas: 0 was taken as 1; scale the deployment to 0 to stop its replica"
 
-Judge = Callable[[InferenceDeployment], Wanted]
+Change = tuple[ObjectMeta, AdmittedDeployment]
+"""What a deployment shall be."""
+
+Judge = Callable[[InferenceDeployment], Change]
 """Says what a deployment shall become; raises Refused."""
 
 
@@ -81,20 +70,22 @@ async def create_deployment(request: Request) -> Response:
     """Record a deployment with its key."""
     context = context_of(request)
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
-    fields = Fields(CreateDeployment, parse_object(await request.body()))
+    wanted, issues = read_wanted(CreateDeployment, parse_object(await request.body()))
     identity = await operations.identify_request(request)
     families = await context.families()
-    draft_name = admission.find_draft_name(fields.values, families)
+    draft_name = admission.find_draft_name(wanted, families)
     async with context.writing:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
-        world = await context.load_world(families, fields.values.get("model"), draft_name)
-        admitted = await asyncio.to_thread(admission.admit_create, fields, world, force=is_forced)
+        world = await context.load_world(families, wanted.model, draft_name)
+        admitted = await asyncio.to_thread(
+            admission.admit_create, wanted, world, issues, force=is_forced
+        )
         if is_dry_run:
             return answer(operations.dry_run("deployment", None, admitted.plan))
         uid = operations.new_uid(identity)
         # The vendor's program sends 0 when its user says nothing.
-        message = _ONE_FOR_NONE if fields.values.get("replicas") == 0 else None
+        message = _ONE_FOR_NONE if wanted.replicas == 0 else None
         operation = operations.succeeded("deployment", uid, message, plan=admitted.plan)
         deployment = InferenceDeployment(
             metadata=ObjectMeta(
@@ -106,19 +97,15 @@ async def create_deployment(request: Request) -> Response:
             spec=admitted.spec,
         )
         key = context.secret_box.encrypt(new_api_key(), owner=uid, name=KEY_SECRET)
-        title, need = "Deployment not created", admitted.need
-        guard = (
-            None if is_forced else make_reservation_guard(title, admitted.spec, need, world, uid)
-        )
         recording = Recording(
             operation,
             replace(identity, result_id=operation.id),
             {KEY_SECRET: key},
             (
                 NewEvent("Normal", "Created", f"deployment {admitted.name} was created"),
-                admitted.event,
+                *admitted.events,
             ),
-            guard,
+            admitted.guard,
         )
         try:
             await context.store.create(deployment, recording)
@@ -156,21 +143,15 @@ async def update_deployment(request: Request) -> Response:
     """
     context = context_of(request)
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
-    fields = Fields(UpdateDeployment, parse_object(await request.body()))
+    wanted, issues = read_update(parse_object(await request.body()))
     before = await load(context.store, InferenceDeployment, request)
     families = await context.families()
-    values = {"inference_engine_parameters": before.spec.engine_parameters, **fields.values}
-    draft_name = admission.find_draft_name(values, families, before.spec)
+    draft_name = admission.find_draft_name(wanted.over(WantedDeployment.of(before)), families)
     world = await context.load_world(families, ModelRef(name=before.spec.model), draft_name)
 
-    def judge(present: InferenceDeployment) -> Wanted:
-        admitted = admission.admit_update(fields, present, world, force=is_forced)
-        metadata = _changed(context, present, admitted)
-        guard = None
-        if admitted.spec != present.spec and not is_forced:
-            title = "Deployment not updated"
-            guard = make_reservation_guard(title, admitted.spec, admitted.need, world, metadata.uid)
-        return Wanted(metadata, admitted.spec, admitted.plan, admitted.event, guard)
+    def judge(present: InferenceDeployment) -> Change:
+        admitted = admission.admit_update(wanted, present, world, issues, force=is_forced)
+        return _changed(context, present, admitted), admitted
 
     event = NewEvent("Normal", "Updated", "a change was asked for")
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
@@ -184,20 +165,15 @@ async def replace_deployment(request: Request) -> Response:
     context = context_of(request)
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     body = parse_object(await request.body())
-    fields = Fields(CreateDeployment, body)
+    wanted, issues = read_wanted(CreateDeployment, body, may_lack=("name",))
     before = await load(context.store, InferenceDeployment, request)
     families = await context.families()
-    draft_name = admission.find_draft_name(fields.values, families, before.spec)
-    world = await context.load_world(families, fields.values.get("model"), draft_name)
+    draft_name = admission.find_draft_name(admission.keep(wanted, before), families)
+    world = await context.load_world(families, wanted.model, draft_name)
 
-    def judge(present: InferenceDeployment) -> Wanted:
-        admitted = admission.admit_replace(body, present, world, force=is_forced)
-        metadata = _changed(context, present, admitted)
-        guard = None
-        if not is_forced:
-            title = "Deployment not replaced"
-            guard = make_reservation_guard(title, admitted.spec, admitted.need, world, metadata.uid)
-        return Wanted(metadata, admitted.spec, admitted.plan, admitted.event, guard)
+    def judge(present: InferenceDeployment) -> Change:
+        admitted = admission.admit_replace(wanted, present, world, issues, force=is_forced)
+        return _changed(context, present, admitted), admitted
 
     event = NewEvent("Normal", "Replaced", "another specification was asked for")
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
@@ -207,20 +183,15 @@ async def scale_deployment(request: Request) -> Response:
     """Change the number of replicas."""
     context = context_of(request)
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
-    fields = Fields(ScaleDeployment, parse_object(await request.body()))
+    wanted, issues = read_wanted(ScaleDeployment, parse_object(await request.body()))
     world = await context.load_world(await context.families())
 
-    def judge(present: InferenceDeployment) -> Wanted:
-        spec = admission.admit_scale(fields, present, world, force=is_forced)
-        sizes = model_sizes(world.models)
-        need = need_of(present, sizes.get(spec.model, 0))
-        uid, title, guard = present.metadata.uid, "Deployment not scaled", None
-        if not is_forced:
-            guard = make_reservation_guard(title, spec, need, world, uid)
-        return Wanted(present.metadata, spec, guard=guard)
+    def judge(present: InferenceDeployment) -> Change:
+        admitted = admission.admit_scale(wanted, present, world, issues, force=is_forced)
+        return present.metadata, admitted
 
-    wanted = fields.values.get("replicas")
-    asked = "1 replica was" if wanted == 1 else f"{wanted} replicas were"
+    count = wanted.replicas
+    asked = "1 replica was" if count == 1 else f"{count} replicas were"
     event = NewEvent("Normal", "Scaled", f"{asked} asked for")
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
 
@@ -230,7 +201,7 @@ async def restart_deployment(request: Request) -> Response:
     context = context_of(request)
     is_dry_run = has_argument(request, "dry-run")
 
-    def judge(present: InferenceDeployment) -> Wanted:
+    def judge(present: InferenceDeployment) -> Change:
         if wanted_replicas(present) == 0:
             raise Refused(
                 412,
@@ -241,9 +212,8 @@ async def restart_deployment(request: Request) -> Response:
         now = datetime.now(UTC).isoformat()
         asked = {RESTART_ANNOTATION: now, ROLL_ANNOTATION: now}
         annotations = {**present.metadata.annotations, **asked}
-        return Wanted(
-            present.metadata.model_copy(update={"annotations": annotations}), present.spec
-        )
+        metadata = present.metadata.model_copy(update={"annotations": annotations})
+        return metadata, AdmittedDeployment(metadata.name, present.spec)
 
     event = NewEvent("Normal", "Restarted", "new replicas in place of all that run were asked for")
     return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
@@ -290,16 +260,14 @@ async def list_deployment_events(request: Request) -> Response:
     return answer(EventList(events=await store.list_events(deployment.metadata.uid)))
 
 
-def _annotations(
-    context: Context, uid: str, admitted: admission.AdmittedDeployment
-) -> dict[str, str]:
+def _annotations(context: Context, uid: str, admitted: AdmittedDeployment) -> dict[str, str]:
     """Return what is recorded of an admission with the object itself."""
     seal = admission_annotation(context.secret_box, uid, admitted.spec)
     return {**seal, **admitted.annotations}
 
 
 def _changed(
-    context: Context, present: InferenceDeployment, admitted: admission.AdmittedDeployment
+    context: Context, present: InferenceDeployment, admitted: AdmittedDeployment
 ) -> ObjectMeta:
     """Return the metadata of a deployment that becomes what was admitted."""
     annotations = dict(present.metadata.annotations)
@@ -341,39 +309,32 @@ async def _change(
                     hint="Create it again when it is gone.",
                 )
             versions.check_unchanged(request, present)
-            wanted = await asyncio.to_thread(judge, present)
+            metadata, admitted = await asyncio.to_thread(judge, present)
             uid = present.metadata.uid
             if is_dry_run:
-                return operations.dry_run("deployment", uid, wanted.plan)
-            after = versions.after_change(present, wanted.metadata, wanted.spec)
-            operation = operations.succeeded("deployment", uid, plan=wanted.plan).model_copy(
+                return operations.dry_run("deployment", uid, admitted.plan)
+            after = versions.after_change(present, metadata, admitted.spec)
+            operation = operations.succeeded("deployment", uid, plan=admitted.plan).model_copy(
                 update={"version": versions.version_of(after), "generation": after.generation}
             )
-            events = _events_of(present, wanted, event)
+            is_another = (metadata, admitted.spec) != (present.metadata, present.spec)
+            told = admitted.events if admitted.spec != present.spec else ()
+            events = (event, *told) if is_another else ()
             made = replace(identity, result_id=operation.id)
-            recording = Recording(operation, made, events=events, guard=wanted.guard)
+            recording = Recording(operation, made, events=events, guard=admitted.guard)
             by = request.state.key_id
-            metadata = versions.note_change(present, wanted.metadata, wanted.spec, by=by)
-            new = {"metadata": metadata, "spec": wanted.spec}
+            metadata = versions.note_change(present, metadata, admitted.spec, by=by)
+            new = {"metadata": metadata, "spec": admitted.spec}
             try:
                 await context.store.update(present.model_copy(update=new), recording)
             except NameTaken as exc:
-                raise _name_taken(wanted.metadata.name) from exc
+                raise _name_taken(admitted.name) from exc
             except VersionConflict:
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise
                 continue
             return operation
     raise AssertionError("the loop returns or raises")
-
-
-def _events_of(
-    present: InferenceDeployment, wanted: Wanted, event: NewEvent
-) -> tuple[NewEvent, ...]:
-    """Return what is recorded of a change: nothing where nothing changes, a plan with a new spec."""
-    if wanted.spec != present.spec and wanted.planned is not None:
-        return (event, wanted.planned)
-    return (event,) if (wanted.metadata, wanted.spec) != (present.metadata, present.spec) else ()
 
 
 async def _model_ids(context: Context) -> dict[str, str]:

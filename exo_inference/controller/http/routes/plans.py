@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from exo_inference import planner
 from exo_inference.controller.admission.architectures import KnownModel, find_bundled
+from exo_inference.controller.admission.bodies import to_wanted
 from exo_inference.controller.admission.field_checks import (
     check_parameters,
     check_version,
@@ -25,8 +26,8 @@ from exo_inference.controller.admission.field_checks import (
 from exo_inference.controller.admission.fields import Fields
 from exo_inference.controller.admission.fit import (
     MAX_GPUS,
-    Candidate,
     complete_plan,
+    draft_name_of,
     make_subject,
     offered_gpu,
     other_gpus,
@@ -39,7 +40,7 @@ from exo_inference.controller.admission.problems import (
     refuse,
     short_number,
 )
-from exo_inference.controller.admission.world import find_model
+from exo_inference.controller.admission.world import find_family, find_model
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http.body import parse_object
 from exo_inference.controller.http.routes.requests import answer, route
@@ -50,7 +51,8 @@ from exo_inference.hub.base import InvalidModelName
 from exo_inference.planner import Gpu
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.preflight import judge
-from exo_inference.resources import InferenceModel
+from exo_inference.resources import DeploymentSpec, EngineRef, InferenceModel
+from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import ModelRef, PlanRequest, PlanStartList
 
 _TITLE = "Not planned"
@@ -61,53 +63,60 @@ async def plan_deployment(request: Request) -> Response:
     """Plan a deployment that need not exist, with ways out where it does not fit."""
     context = context_of(request)
     fields = Fields(PlanRequest, parse_object(await request.body()))
-    issues = list(fields.issues)
+    wanted, issues = to_wanted(fields.values), list(fields.issues)
     world = await context.load_world(await context.families())
     families = with_room_left(world.families, world.reservations, None)
-    gpu = _check_gpu(fields.values, families, context.user_gpus, issues)
-    candidate = _check_candidate(fields.values, families, issues)
-    models = world.models
-    name = _check_model(fields.values, models, issues)
-    if issues:
+    gpu = _check_gpu(wanted.gpu_type, families, context.user_gpus, issues)
+    spec = _check_spec(wanted, families, issues)
+    config: dict[str, Any] | None = fields.values.get("model_config_json")
+    name = _check_model(wanted.model or ModelRef(), config, world.models, issues)
+    if issues or spec is None:
         raise refuse(_TITLE, issues)
-    candidate = replace(candidate, model=name)
-    known = await _look_up(context, fields.values, candidate, models)
-    subject = replace(make_subject(candidate, families, known), gpu=gpu)
-    is_ours = any(family.family == candidate.gpu_type for family in families)
-    others = other_gpus(candidate.gpu_type, families) if is_ours else None
+    spec = spec.model_copy(update={"model": name})
+    known = await _look_up(context, spec, config, world.models)
+    subject = replace(make_subject(spec, families, known), gpu=gpu)
+    is_ours = find_family(spec.gpu_type, families) is not None
+    others = other_gpus(spec.gpu_type, families) if is_ours else None
     wants_advice = not fields.values.get("without_advice", False)
     judgement = await asyncio.to_thread(judge, subject, with_advice=wants_advice, other_gpus=others)
-    return answer(complete_plan(judgement, candidate.gpu_type, known.get(name, KnownModel())))
+    return answer(complete_plan(judgement, spec.gpu_type, known.get(name, KnownModel())))
 
 
-def _check_candidate(
-    values: Mapping[str, Any], families: Sequence[InstanceTypeInfo], issues: list[Issue]
-) -> Candidate:
+def _check_spec(
+    wanted: WantedDeployment, families: Sequence[InstanceTypeInfo], issues: list[Issue]
+) -> DeploymentSpec | None:
     """Return what is to be planned, still without its model; what is wrong goes to `issues`."""
-    gpu_type, count = values.get("gpu_type", ""), values.get("gpu_count", 1)
+    count = 1 if wanted.gpu_count is None else wanted.gpu_count
     if not 1 <= count <= MAX_GPUS:
         found = f"must be from 1 to {MAX_GPUS}, found {short_number(count)}"
         issues.append(field_issue("gpu-count", found))
-    family = next((each for each in families if each.family == gpu_type), None)
-    engine = values.get("inference_engine") or ("vllm" if family is None else family.engine)
+    family = find_family(wanted.gpu_type, families)
+    engine = wanted.engine or ("vllm" if family is None else family.engine)
     if engine not in ENGINES:
         issues.append(choice_issue("inference-engine", engine[:64], ENGINES))
-    version = check_version(values, engine, issues)
-    flags = check_parameters(values, issues) or ()
-    return Candidate("", gpu_type, count, engine, version, flags)
+    version = check_version(wanted.engine_version, engine, issues)
+    flags = check_parameters(wanted, issues) or ()
+    if issues:
+        return None
+    return DeploymentSpec(
+        model="",
+        gpu_type=wanted.gpu_type or "",
+        gpu_count=count,
+        engine=EngineRef(name=engine, version=version),
+        engine_parameters=flags,
+    )
 
 
 def _check_gpu(
-    values: Mapping[str, Any],
+    name: str | None,
     families: Sequence[InstanceTypeInfo],
     user_gpus: Mapping[str, Gpu],
     issues: list[Issue],
 ) -> Gpu | None:
     """Return the GPU: of the platform, of the user's file, or of the planner's catalogue."""
-    name = values.get("gpu_type")
     if name is None:
         return None  # reported already
-    family = next((each for each in families if each.family == name), None)
+    family = find_family(name, families)
     if family is not None and family.gpu is not None:
         return offered_gpu(family)
     if name in user_gpus:
@@ -121,11 +130,13 @@ def _check_gpu(
 
 
 def _check_model(
-    values: Mapping[str, Any], models: Sequence[InferenceModel], issues: list[Issue]
+    ref: ModelRef,
+    config: Mapping[str, Any] | None,
+    models: Sequence[InferenceModel],
+    issues: list[Issue],
 ) -> str:
     """Return the model's name; a reference by id must be to a model here."""
-    ref: ModelRef = values.get("model") or ModelRef()
-    if "model_config_json" in values:
+    if config is not None:
         return ref.name or _CONFIG_MODEL
     if ref.id:
         model = find_model(ref, models)
@@ -139,14 +150,13 @@ def _check_model(
 
 async def _look_up(
     context: Context,
-    values: Mapping[str, Any],
-    candidate: Candidate,
+    spec: DeploymentSpec,
+    config: Mapping[str, Any] | None,
     models: Sequence[InferenceModel],
 ) -> dict[str, KnownModel]:
-    name = candidate.model
-    known = await context.look_up(ModelRef(name=name), candidate.draft_name, models)
-    if "model_config_json" in values:
-        config = values["model_config_json"]
+    name = spec.model
+    known = await context.look_up(ModelRef(name=name), draft_name_of(spec), models)
+    if config is not None:
         known[name] = KnownModel(planner.read_architecture(config, name=name))
     elif name not in known:
         known[name] = find_bundled(name)
