@@ -13,6 +13,7 @@ from exo_inference.errors import ExoError
 
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
+    from exo_inference.resources.wanted import WantedDeployment
     from exo_inference.sdk import Client
     from exo_inference.sdk.lookup import Named
     from exo_inference.wire import Operation
@@ -50,6 +51,27 @@ def by_name(found: Named) -> Iterator[None]:
 def titled(what: str, *, dry_run: bool) -> str:
     """Return what is being done, and that it is not done for real."""
     return f"{what} (dry run)" if dry_run else what
+
+
+def send_create(
+    client: Client, wanted: WantedDeployment, *, dry_run: bool, force: bool = False
+) -> Operation:
+    """Ask the API for a deployment; where the number of its replicas is open, for one."""
+    from exo_inference.wire import ModelRef
+
+    return client.deployments.create(
+        wanted.name or "",
+        model=wanted.model or ModelRef(),
+        gpu_type=wanted.gpu_type or "",
+        gpu_count=1 if wanted.gpu_count is None else wanted.gpu_count,
+        replicas=wanted.replicas or 1,
+        engine_parameters=wanted.engine_parameters or (),
+        engine_version=wanted.engine_version,
+        engine=wanted.engine,
+        product_name=wanted.product_name,
+        dry_run=dry_run,
+        force=force,
+    )
 
 
 def finish(

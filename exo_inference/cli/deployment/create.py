@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,35 +27,17 @@ from exo_inference.cli.writes import (
     dry_run_option,
     finish,
     override_option,
+    send_create,
     titled,
 )
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
     from exo_inference.cli.planning.command_line import CommandLine
-    from exo_inference.sdk import Client
-    from exo_inference.wire import DeploymentPlan, Operation
+    from exo_inference.resources.wanted import WantedDeployment
+    from exo_inference.wire import DeploymentPlan, ModelRef
 
 _HELP_HINT = "Run `exo dedicated-inference deployment create --help` for examples."
-
-
-@dataclass(frozen=True)
-class CreateOptions:
-    """What `deployment create` was asked to do."""
-
-    name: str
-    gpu_type: str
-    gpu_count: int
-    replicas: int
-    model_id: str | None
-    model_name: str | None
-    parameters: tuple[str, ...]
-    engine: str | None
-    engine_version: str | None
-    wait: bool
-    wait_seconds: float
-    dry_run: bool
-    force: bool
 
 
 @command(
@@ -165,133 +146,90 @@ def create(
         raise UsageError("--gpu-type and --gpu-count are required", hint=_HELP_HINT)
     if not model_id and not model_name:
         raise UsageError("--model-name or --model-id is required", hint=_HELP_HINT)
-    options = CreateOptions(
+    from exo_inference.resources.wanted import WantedDeployment
+
+    wanted = WantedDeployment(
         name=name,
+        model=asked_model(model_id, model_name),
         gpu_type=gpu_type,
         gpu_count=gpu_count,
         replicas=replicas,
-        model_id=checked_model_id(model_id) if model_id else None,
-        model_name=model_name or None,
-        parameters=tuple(split_parameters(parameters)),
         engine=engine,
         engine_version=engine_version or None,
-        wait=wait,
-        wait_seconds=wait_timeout,
-        dry_run=dry_run,
-        force=force,
+        engine_parameters=tuple(split_parameters(parameters)) or None,
     )
-    run(session, options)
+    wait_seconds = wait_timeout if wait else None
+    run(session, wanted, wait_seconds=wait_seconds, dry_run=dry_run, force=force)
 
 
-def run(session: Session, options: CreateOptions) -> None:
-    """Create the deployment, and wait for it when asked to."""
+def run(
+    session: Session,
+    wanted: WantedDeployment,
+    *,
+    wait_seconds: float | None,
+    dry_run: bool,
+    force: bool,
+) -> None:
+    """Create the deployment, and wait for it so long; None is not at all."""
     from exo_inference.cli.planning import notices
 
-    output = notices.output_of(session, DEPLOYMENT, dry_run=options.dry_run)
+    assert wanted.name is not None, "the command checks it"
+    output = notices.output_of(session, DEPLOYMENT, dry_run=dry_run)
+    line_of = partial(_line, session, wanted)
     with session.connect() as client:
-        operation = _send(session, client, options)
-        plan = operation.plan or _plan_here(options)
-        if options.dry_run and output.format == "yaml" and output.template is None:
-            print_data(_manifest(options))
+        with notices.explaining(session, line_of, dry_run=dry_run):
+            operation = finish(
+                session,
+                client,
+                titled(f'Creating deployment "{wanted.name}"', dry_run=dry_run),
+                lambda: send_create(client, wanted, dry_run=dry_run, force=force),
+            )
+        plan = operation.plan or notices.plan_here(wanted)
+        if dry_run and output.format == "yaml" and output.template is None:
+            from exo_inference.resources import InferenceDeployment
+            from exo_inference.resources.yaml import dump_manifest
+
+            print_data(dump_manifest(InferenceDeployment.KIND, wanted.name, wanted.to_manifest()))
             session.remark("Deployment would be created (dry run).")
             return
-        if options.dry_run:
-            outcome = Answer("deployment", "", options.name, "would be created", dry_run=True)
-            line_of = partial(_line, session, options)
-            notices.conclude_dry_run(session, outcome, plan, line_of, options.replicas)
+        if dry_run:
+            outcome = Answer("deployment", "", wanted.name, "would be created", dry_run=True)
+            notices.conclude_dry_run(session, outcome, plan, line_of, wanted.replicas or 1)
             return
         session.success("Deployment created.")
         if operation.message:
             session.remark(operation.message)
         if plan is not None:
             notices.tell(session, plan)
-        if not options.wait and not output.is_for_programs:
+        if wait_seconds is None and not output.is_for_programs:
             return
-        made = changed_id(operation) or client.deployments.find(options.name).id
+        made = changed_id(operation) or client.deployments.find(wanted.name).id
         with resulting(output, lambda: show_deployment(output, client.deployments.get(made))):
-            if options.wait:
-                wait_for_deployment(session, client, options.name, made, options.wait_seconds)
+            if wait_seconds is not None:
+                wait_for_deployment(session, client, wanted.name, made, wait_seconds)
 
 
-def _send(session: Session, client: Client, options: CreateOptions) -> Operation:
-    from exo_inference.cli.planning import notices
-    from exo_inference.wire import ModelRef
-
-    line_of = partial(_line, session, options)
-    with notices.explaining(session, line_of, dry_run=options.dry_run):
-        return finish(
-            session,
-            client,
-            titled(f'Creating deployment "{options.name}"', dry_run=options.dry_run),
-            lambda: client.deployments.create(
-                options.name,
-                model=ModelRef(id=options.model_id, name=options.model_name),
-                gpu_type=options.gpu_type,
-                gpu_count=options.gpu_count,
-                replicas=options.replicas,
-                engine_parameters=options.parameters,
-                engine=options.engine,
-                engine_version=options.engine_version,
-                dry_run=options.dry_run,
-                force=options.force,
-            ),
-        )
-
-
-def _manifest(options: CreateOptions) -> str:
-    """Return what `apply` takes to create this deployment."""
-    from exo_inference.cli.gitops.live import DEPLOYMENT_KIND, LiveObject
-
-    engine = {"name": options.engine, "version": options.engine_version}
-    spec: dict[str, Any] = {
-        "model": options.model_name or options.model_id,
-        "gpuType": options.gpu_type,
-        "gpuCount": options.gpu_count,
-        "replicas": options.replicas,
-        "engine": {name: value for name, value in engine.items() if value is not None},
-        "engineParameters": list(options.parameters),
-    }
-    given = {name: value for name, value in spec.items() if value not in ({}, [])}
-    return LiveObject(DEPLOYMENT_KIND, options.name, "", given).manifest()
-
-
-def _plan_here(options: CreateOptions) -> DeploymentPlan | None:
-    from exo_inference.cli.planning.notices import plan_here
-
-    return plan_here(
-        options.model_name, options.gpu_type, options.gpu_count, options.parameters,
-        options.engine_version, options.engine,
-    )  # fmt: skip
-
-
-def _line(session: Session, options: CreateOptions, plan: DeploymentPlan) -> CommandLine:
+def _line(session: Session, wanted: WantedDeployment, plan: DeploymentPlan) -> CommandLine:
     from exo_inference.cli.planning.command import command_line
     from exo_inference.cli.planning.options import PlanOptions
 
-    asked = PlanOptions(
-        name=options.name,
-        model_name=options.model_name,
-        model_id=options.model_id,
-        gpu_type=options.gpu_type,
-        gpu_count=options.gpu_count,
-        replicas=options.replicas,
-        parameters=options.parameters,
-        engine=options.engine,
-        engine_version=options.engine_version,
-    )
-    return command_line(session, asked, plan)
+    return command_line(session, PlanOptions(wanted), plan)
 
 
-def checked_model_id(text: str) -> str:
-    """Return the id of `--model-id` in lower case, as the API has them.
+def asked_model(model_id: str | None, name: str | None) -> ModelRef | None:
+    """Return the model of `--model-id`, in lower case as the API has ids, and of `--model-name`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the id is none.
     """
+    from exo_inference.wire import ModelRef
+
+    if not model_id:
+        return ModelRef(name=name) if name else None
     try:
-        return str(uuid.UUID(text))
+        return ModelRef(id=str(uuid.UUID(model_id)), name=name or None)
     except ValueError as exc:
         raise UsageError(
-            f"--model-id is {text!r}, which is not a UUID",
+            f"--model-id is {model_id!r}, which is not a UUID",
             hint="To name a model by its name, use --model-name.",
         ) from exc

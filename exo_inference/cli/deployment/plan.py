@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from exo_inference.cli.completion.names import complete_gpu_types, complete_models
-from exo_inference.cli.deployment.create import checked_model_id
+from exo_inference.cli.deployment.create import asked_model
 from exo_inference.cli.deployment.engine_flags import ENGINES, parameter_options, split_parameters
 from exo_inference.cli.planning.options import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.session import Session, pass_session
@@ -125,17 +125,21 @@ def plan(
     looked up on the control plane and on the Hub. Nothing is created. Exits with 0 when it fits,
     with a warning when only just, and with 1 when it does not or nobody can say.
     """
-    options = PlanOptions(
+    from exo_inference.resources.wanted import WantedDeployment
+
+    wanted = WantedDeployment(
         name=name,
-        model_name=model_name or None,
-        model_id=checked_model_id(model_id) if model_id else None,
-        model_path=model_path,
+        model=asked_model(model_id, model_name),
         gpu_type=gpu_type or None,
         gpu_count=gpu_count,
         replicas=replicas,
-        parameters=tuple(split_parameters(parameters)),
         engine=engine,
         engine_version=engine_version or None,
+        engine_parameters=tuple(split_parameters(parameters)),
+    )
+    options = PlanOptions(
+        wanted,
+        model_path=model_path,
         gpu_file=gpu_file,
         compare=compare,
         explain=explain,
@@ -148,16 +152,19 @@ def plan(
 
 
 def _check(options: PlanOptions) -> None:
-    models = (options.model_name, options.model_id, options.model_path)
+    from exo_inference.wire import ModelRef
+
+    model = options.wanted.model or ModelRef()
+    models = (model.name, model.id, options.model_path)
     if sum(model is not None for model in models) != 1:
         raise UsageError(
             "one of --model-name, --model and --model-id is required, and only one", hint=_HELP_HINT
         )
-    if (options.gpu_type is None) == (options.compare is None):
+    if (options.wanted.gpu_type is None) == (options.compare is None):
         raise UsageError("one of --gpu-type and --compare is required", hint=_HELP_HINT)
     if options.compare is not None and options.explain:
         raise UsageError("--explain is about one plan, not a comparison", hint=_HELP_HINT)
-    if options.model_id is not None and options.offline:
+    if model.id is not None and options.offline:
         raise UsageError(
             "--model-id is known to the control plane alone, which --offline leaves out",
             hint="Use --model-name or --model.",

@@ -27,18 +27,17 @@ from exo_inference.errors import UsageError
 if TYPE_CHECKING:
     from exo_inference.cli.planning.command_line import CommandLine
     from exo_inference.engines.migration import Change
+    from exo_inference.resources.wanted import WantedDeployment
     from exo_inference.sdk import Client
     from exo_inference.wire import Deployment, DeploymentPlan, Operation
 
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """What `deployment update` was asked to do; None leaves a field as it is."""
+    """What `deployment update` was asked to do; what is open in `wanted` stays as it is."""
 
     deployment: str
-    name: str | None
-    parameters: tuple[str, ...] | None
-    engine_version: str | None
+    wanted: WantedDeployment
     wait: bool
     wait_seconds: float
     dry_run: bool
@@ -48,10 +47,11 @@ class UpdateOptions:
     @property
     def asked(self) -> dict[str, object]:
         """What has to hold once it is in effect, by fields of `Deployment`."""
+        flags = self.wanted.engine_parameters
         given = {
-            "name": self.name,
-            "inference_engine_parameters": None if self.parameters is None else [*self.parameters],
-            "inference_engine_version": self.engine_version,
+            "name": self.wanted.name,
+            "inference_engine_parameters": None if flags is None else [*flags],
+            "inference_engine_version": self.wanted.engine_version,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -141,11 +141,15 @@ def update(
             "--migrate takes the present flags to another version of the engine",
             hint="Give it with --inference-engine-version, and without other flags.",
         )
+    from exo_inference.resources.wanted import WantedDeployment
+
     options = UpdateOptions(
         deployment=deployment,
-        name=name or None,
-        parameters=given if given or clear else None,
-        engine_version=engine_version or None,
+        wanted=WantedDeployment(
+            name=name or None,
+            engine_version=engine_version or None,
+            engine_parameters=given if given or clear else None,
+        ),
         wait=wait,
         wait_seconds=wait_timeout,
         dry_run=dry_run,
@@ -163,25 +167,26 @@ def run(session: Session, options: UpdateOptions) -> None:
     with session.connect() as client:
         found = client.deployments.find(options.deployment)
         changes: tuple[Change, ...] = ()
-        if options.engine_version is not None and options.parameters is None:
+        wanted = options.wanted
+        if wanted.engine_version is not None and wanted.engine_parameters is None:
             present = client.deployments.get(found.id)
             flags, changes = migrated_flags(
-                session, present, options.engine_version, migrate=options.migrate
+                session, present, wanted.engine_version, migrate=options.migrate
             )
-            options = replace(options, parameters=flags)
+            options = replace(options, wanted=replace(wanted, engine_parameters=flags))
             found = found.model_copy(update={"version": present.version})  # what they are made of
         operation = _send(session, client, found, options)
-        plan = operation.plan or _plan_here(found, options)
+        plan = operation.plan or _plan_here(found, options.wanted)
         tell_changes(session, changes)
         if options.dry_run:
             outcome = Answer("deployment", found.id, found.name, "would be updated", dry_run=True)
-            line_of = partial(_line, session, found, options)
+            line_of = partial(_line, session, found, options.wanted)
             notices.conclude_dry_run(session, outcome, plan, line_of, found.replicas or 1)
             return
         session.success("Deployment updated.")
         if plan is not None:
             notices.tell(session, plan)
-        name = options.name or found.name
+        name = wanted.name or found.name
         with (
             by_name(found),
             resulting(output, lambda: show_deployment(output, client.deployments.get(found.id))),
@@ -209,7 +214,7 @@ def _wait_without_replicas(
 def _send(session: Session, client: Client, found: Deployment, options: UpdateOptions) -> Operation:
     from exo_inference.cli.planning import notices
 
-    line_of = partial(_line, session, found, options)
+    line_of = partial(_line, session, found, options.wanted)
     with notices.explaining(session, line_of, dry_run=options.dry_run), by_name(found):
         return finish(
             session,
@@ -217,33 +222,33 @@ def _send(session: Session, client: Client, found: Deployment, options: UpdateOp
             titled(f'Updating deployment "{options.deployment}"', dry_run=options.dry_run),
             lambda: client.deployments.update(
                 found,
-                name=options.name,
-                engine_parameters=options.parameters,
-                engine_version=options.engine_version,
+                name=options.wanted.name,
+                engine_parameters=options.wanted.engine_parameters,
+                engine_version=options.wanted.engine_version,
                 dry_run=options.dry_run,
                 force=options.force,
             ),
         )
 
 
-def _plan_here(found: Deployment, options: UpdateOptions) -> DeploymentPlan | None:
+def _plan_here(found: Deployment, wanted: WantedDeployment) -> DeploymentPlan | None:
     """Plan the new flags; without any, the present ones, which a list lacks, go on as they are."""
-    if options.parameters is None or found.gpu_type is None:
+    if wanted.engine_parameters is None:
         return None
     from exo_inference.cli.planning.notices import plan_here
 
-    count, version = found.gpu_count or 1, options.engine_version
-    return plan_here(found.model.name, found.gpu_type, count, options.parameters, version)
+    gpus = replace(wanted, gpu_type=found.gpu_type, gpu_count=found.gpu_count)
+    return plan_here(replace(gpus, model=found.model))
 
 
 def _line(
-    session: Session, found: Deployment, options: UpdateOptions, plan: DeploymentPlan
+    session: Session, found: Deployment, wanted: WantedDeployment, plan: DeploymentPlan
 ) -> CommandLine:
     from exo_inference.cli.planning.command_line import CommandLine
 
-    version = options.engine_version
+    version, given = wanted.engine_version, wanted.engine_parameters
     chosen = (("--inference-engine-version", version),) if version is not None else ()
-    flags = plan.parameters if options.parameters is None else options.parameters
+    flags = plan.parameters if given is None else given
     return CommandLine(
         "update", found.name, chosen, tuple(flags), plan.engine_version, session.flags.to_paste
     )

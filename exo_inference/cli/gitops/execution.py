@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from exo_inference.cli.gitops.changes import Action, Change, merged_spec
 from exo_inference.cli.gitops.live import MODEL_KIND, LiveObject, is_on_the_hub
-from exo_inference.cli.writes import by_name
+from exo_inference.cli.writes import by_name, send_create
 from exo_inference.errors import AuthenticationFailed, Conflict, ConnectionFailed, ExoError
-from exo_inference.wire import Operation
+from exo_inference.resources.wanted import WantedDeployment
+from exo_inference.wire import ModelRef, Operation
 
 if TYPE_CHECKING:
     from exo_inference.cli.gitops.report import Report
@@ -120,20 +121,20 @@ class Executor:
     def _replace(self, change: Change, *, dry_run: bool) -> Operation:
         """Let the server put the new deployment in the old one's place."""
         assert change.live is not None, "only what exists is replaced"
-        spec = merged_spec(change)
+        wanted = self._wanted_deployment(change)
         # What the file does not say of the engine the server leaves, or chooses for other GPUs.
         engine = change.manifest.spec.get("engine", {}) if change.manifest else {}
         with by_name(change.live):
             operation = self.client.deployments.replace(
                 change.live,
-                model=spec["model"],
-                gpu_type=spec["gpuType"],
-                gpu_count=spec.get("gpuCount", 1),
-                replicas=spec.get("replicas"),
-                engine_parameters=spec.get("engineParameters", ()),
+                model=wanted.model or ModelRef(),
+                gpu_type=wanted.gpu_type or "",
+                gpu_count=wanted.gpu_count or 1,
+                replicas=wanted.replicas,
+                engine_parameters=wanted.engine_parameters or (),
                 engine_version=engine.get("version"),
                 engine=engine.get("name"),
-                product_name=spec.get("productName"),
+                product_name=wanted.product_name,
                 dry_run=dry_run,
             )
         self.report.planned(change, operation.plan)
@@ -209,28 +210,16 @@ class Executor:
         return self.client.deployments.find(change.name).id
 
     def _send_create(self, change: Change, *, dry_run: bool) -> Operation:
-        spec = self._wanted(change)
         if change.kind == MODEL_KIND:
             return self.client.models.create(
                 change.name,
                 huggingface_token=self.huggingface_token if is_on_the_hub(change.name) else None,
-                revision=spec.get("revision"),
+                revision=self._wanted(change).get("revision"),
                 dry_run=dry_run,
             )
-        engine = spec.get("engine", {})
-        operation = self.client.deployments.create(
-            change.name,
-            model=spec["model"],
-            gpu_type=spec["gpuType"],
-            gpu_count=spec.get("gpuCount", 1),
-            replicas=spec.get("replicas", 1) or 1,
-            engine_parameters=spec.get("engineParameters", ()),
-            engine_version=engine.get("version"),
-            engine=engine.get("name"),
-            product_name=spec.get("productName"),
-            dry_run=dry_run,
-        )
-        self.report.planned(change, operation.plan or _plan_here(spec))
+        wanted = self._wanted_deployment(change)
+        operation = send_create(self.client, wanted, dry_run=dry_run)
+        self.report.planned(change, operation.plan or _plan_here(wanted))
         return operation
 
     def _update(self, change: Change, *, dry_run: bool) -> None:
@@ -246,7 +235,9 @@ class Executor:
                     engine_version=after.get("engine.version"),
                     dry_run=dry_run,
                 )
-                self.report.planned(change, operation.plan or _plan_here(merged_spec(change)))
+                self.report.planned(
+                    change, operation.plan or _plan_here(self._wanted_deployment(change))
+                )
                 self.made[change.label] = self._wait(operation)
                 live = replace(live, version=operation.version or live.version)
             if "replicas" in after:
@@ -271,21 +262,18 @@ class Executor:
         return self.client.operations.wait(operation)
 
     def _wanted(self, change: Change) -> dict[str, Any]:
-        """Return what is created: what the file has, or what was there before it was deleted."""
-        if change.action == Action.REPLACE:
-            return merged_spec(change)  # with no file, that which was there
-        assert change.manifest is not None, "only what the files have is created"
-        return change.manifest.spec
+        """Return what shall be: what the file has, on top of what is there."""
+        if change.action == Action.CREATE:
+            assert change.manifest is not None, "only what the files have is created"
+            return change.manifest.spec
+        return merged_spec(change)  # with no file, that which was there
+
+    def _wanted_deployment(self, change: Change) -> WantedDeployment:
+        return WantedDeployment.of_manifest(change.name, self._wanted(change))
 
 
-def _plan_here(spec: dict[str, Any]) -> DeploymentPlan | None:
+def _plan_here(wanted: WantedDeployment) -> DeploymentPlan | None:
     """Plan for a control plane that does not; its engine is vLLM."""
     from exo_inference.cli.planning.notices import plan_here
 
-    engine = spec.get("engine", {})
-    if engine.get("name", "vllm") != "vllm":
-        return None
-    return plan_here(
-        spec.get("model"), spec.get("gpuType", ""), spec.get("gpuCount", 1),
-        spec.get("engineParameters", ()), engine.get("version"),
-    )  # fmt: skip
+    return plan_here(wanted) if wanted.engine in (None, "vllm") else None

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from exo_inference.errors import NotFound
-from exo_inference.resources import InferenceDeployment, InferenceModel, model_object_name
+from exo_inference.resources import (
+    InferenceDeployment,
+    InferenceModel,
+    model_object_name,
+)
+from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import Deployment, Model
 
 if TYPE_CHECKING:
@@ -96,31 +101,17 @@ def live_model(model: Model) -> LiveObject:
     The revision of a model that is not from the Hub is a digest of what this machine has; a file
     that asked for it could not be applied anywhere else.
     """
-    spec = {
-        "source": model.name,
-        "revision": model.revision if is_on_the_hub(model.name) else None,
-    }
-    return LiveObject(MODEL_KIND, model.name, model.id, _given(spec))
+    spec = {"source": model.name}
+    if model.revision is not None and is_on_the_hub(model.name):
+        spec["revision"] = model.revision
+    return LiveObject(MODEL_KIND, model.name, model.id, spec)
 
 
 def live_deployment(deployment: Deployment) -> LiveObject:
     """Return a deployment in the words of a manifest."""
-    engine, _, release = (deployment.inference_engine or "").partition(" ")
-    spec = {
-        "model": deployment.model.name or deployment.model.id,
-        "gpuType": deployment.gpu_type,
-        "gpuCount": deployment.gpu_count,
-        "replicas": deployment.replicas,
-        "engine": _given(
-            {
-                "name": engine or None,
-                "version": deployment.inference_engine_version or release or None,
-            }
-        ),
-        "engineParameters": list(deployment.inference_engine_parameters or []),
-    }
+    spec = WantedDeployment.of_view(deployment).to_manifest()
     name, version = deployment.name, deployment.version
-    return LiveObject(DEPLOYMENT_KIND, name, deployment.id, _given(spec), version)
+    return LiveObject(DEPLOYMENT_KIND, name, deployment.id, spec, version)
 
 
 def _is_left_out(state_details: str | None) -> bool:
@@ -130,7 +121,3 @@ def _is_left_out(state_details: str | None) -> bool:
 def _is_going(state_details: str | None) -> bool:
     # The API has no state for it; these are the words of our own controller.
     return (state_details or "").startswith("deleting")
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None and value != {}}

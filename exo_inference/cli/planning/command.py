@@ -17,7 +17,7 @@ from exo_inference.cli.planning.planners import find_planner, read_gpu_file
 from exo_inference.cli.planning.report import page_width, print_page, report
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.planner import Step
-from exo_inference.wire import DeploymentPlan, PlanVerdict
+from exo_inference.wire import DeploymentPlan, ModelRef, PlanVerdict
 
 if TYPE_CHECKING:
     from exo_inference.cli.rendering.output import Output
@@ -32,17 +32,18 @@ _RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 def run(session: Session, options: PlanOptions) -> int:
     """Plan, print the plan or the comparison, and return the exit code."""
     output = session.output(PLAN.field_names, configured=False)
-    planner = find_planner(session, options)
+    planner, wanted = find_planner(session, options), options.wanted
     if options.compare is not None:
         extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
         plans = compare(planner, options, extra)
-        _print_comparison(output, plans, options.replicas)
+        _print_comparison(output, plans, wanted.replicas or 1)
         return 0 if any(plan.verdict in _RUNS for plan in plans) else REFUSED
-    assert options.gpu_type is not None, "the command checks it"
-    count = options.gpu_count or 1
-    plan = planner.plan(options.gpu_type, count, with_advice=True)
-    steps = planner.steps(options.gpu_type, count) if options.explain else None
-    print_plan(output, plan, command_line(session, options, plan), options.replicas, steps)
+    assert wanted.gpu_type is not None, "the command checks it"
+    count = wanted.gpu_count or 1
+    plan = planner.plan(wanted.gpu_type, count, with_advice=True)
+    steps = planner.steps(wanted.gpu_type, count) if options.explain else None
+    line = command_line(session, options, plan)
+    print_plan(output, plan, line, wanted.replicas or 1, steps)
     if plan.verdict == PlanVerdict.TIGHT:
         session.remark(f"warning: {words.tight_warning(plan)}")
     return 0 if plan.verdict in _RUNS else REFUSED
@@ -85,25 +86,26 @@ def _print_comparison(output: Output, plans: Sequence[DeploymentPlan], replicas:
 
 def command_line(session: Session, options: PlanOptions, plan: DeploymentPlan) -> CommandLine:
     """Return the command that asks for this plan's deployment; a plan again for a model on disk."""
+    wanted, model = options.wanted, options.wanted.model or ModelRef()
     chosen = {
         # The whole name, also where the part after the organisation was enough to find it.
-        "--model-name": options.model_name and (plan.model or options.model_name),
-        "--model-id": options.model_id,
+        "--model-name": model.name and (plan.model or model.name),
+        "--model-id": model.id,
         "--model": str(options.model_path) if options.model_path is not None else None,
-        "--gpu-type": options.gpu_type,
-        "--gpu-count": str(options.gpu_count or 1),
-        "--replicas": str(options.replicas) if options.replicas != 1 else None,
-        "--inference-engine": options.engine,
-        "--inference-engine-version": options.engine_version,
+        "--gpu-type": wanted.gpu_type,
+        "--gpu-count": str(wanted.gpu_count or 1),
+        "--replicas": str(wanted.replicas) if (wanted.replicas or 1) != 1 else None,
+        "--inference-engine": wanted.engine,
+        "--inference-engine-version": wanted.engine_version,
     }
     can_create = options.model_path is None and options.gpu_file is None
     if not can_create:
         chosen["--gpu-file"] = str(options.gpu_file) if options.gpu_file is not None else None
     return CommandLine(
         verb="create" if can_create else "plan",
-        name=options.name or (name_for(plan.model) if can_create else ""),
+        name=wanted.name or (name_for(plan.model) if can_create else ""),
         options=tuple((name, value) for name, value in chosen.items() if value is not None),
-        flags=options.parameters,
+        flags=wanted.engine_parameters or (),
         version=plan.engine_version,
         globals=session.flags.to_paste,
     )

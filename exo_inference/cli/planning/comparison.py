@@ -38,7 +38,7 @@ def compare(
     plans: list[DeploymentPlan] = []
     for name, most in _gpus(options, extra):
         counts = [c for c in COUNTS if c <= most] or [1]
-        counts = [options.gpu_count] if options.gpu_count is not None else counts
+        counts = counts if options.wanted.gpu_count is None else [options.wanted.gpu_count]
         plans += _sensible([planner.plan(name, c, with_advice=False) for c in counts])
     return sorted(plans, key=_rank)
 

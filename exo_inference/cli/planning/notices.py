@@ -7,7 +7,7 @@ stderr; a dry run shows the whole plan, and a refusal where the memory goes and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from exo_inference.cli.rendering.output import Output
     from exo_inference.cli.rendering.views import View
     from exo_inference.cli.session import Session
+    from exo_inference.resources.wanted import WantedDeployment
 
 
 _OF_THE_MACHINE = ("room", "cores")
@@ -127,25 +128,17 @@ def _explain(error: ApiError, plan: DeploymentPlan, line: CommandLine) -> None:
     error.hint = "\n".join(part for part in (error.hint, "", text) if part is not None)
 
 
-def plan_here(
-    model: str | None,
-    gpu_type: str,
-    gpu_count: int,
-    flags: Sequence[str],
-    version: str | None,
-    engine: str | None = None,
-) -> DeploymentPlan | None:
+def plan_here(wanted: WantedDeployment) -> DeploymentPlan | None:
     """Plan what the control plane did not; None where model, GPU or release are not known here."""
-    from exo_inference.cli.planning.options import PlanOptions
     from exo_inference.cli.planning.planners import LocalPlanner
     from exo_inference.planner import find_model
     from exo_inference.planner.gpus import find_family
 
-    if model is None or find_family(gpu_type) is None:
+    name, gpu_type = wanted.model and wanted.model.name, wanted.gpu_type
+    if name is None or gpu_type is None or find_family(gpu_type) is None:
         return None
-    options = PlanOptions(parameters=tuple(flags), engine=engine, engine_version=version)
     try:
-        found = LocalPlanner(find_model(model), options)
-        return found.plan(gpu_type, gpu_count, with_advice=False)
+        found = LocalPlanner(find_model(name), wanted)
+        return found.plan(gpu_type, wanted.gpu_count or 1, with_advice=False)
     except UsageError:
         return None

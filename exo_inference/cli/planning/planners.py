@@ -30,6 +30,7 @@ from exo_inference.planner import (
 )
 from exo_inference.planner.gpus import cpu_as_gpu
 from exo_inference.preflight import Judgement, Subject, judge, read_draft_name, to_wire
+from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import DeploymentPlan, ModelRef
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class LocalPlanner:
     """Plans in this process. `extra` are the user's own GPUs."""
 
     model: Architecture
-    options: PlanOptions
+    wanted: WantedDeployment
     extra: Mapping[str, Gpu] = field(default_factory=dict)
 
     def plan(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> DeploymentPlan:
@@ -70,7 +71,7 @@ class LocalPlanner:
         return explain(judged.plan) if judged.plan is not None else ()
 
     def _judge(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> Judgement:
-        options = self.options
+        wanted, engine = self.wanted, engine_for(self.wanted, gpu_type)
         if gpu_type == CPU:  # of this machine, within the limit of the container
             gpu = cpu_as_gpu(read_host_memory().total_bytes)
         else:
@@ -79,10 +80,10 @@ class LocalPlanner:
             self.model,
             gpu,
             gpu_count,
-            options.parameters,
-            engine=options.engine_for(gpu_type),
-            engine_version=options.engine_version,
-            draft=_draft(options, gpu_type),
+            wanted.engine_parameters or (),
+            engine=engine,
+            engine_version=wanted.engine_version,
+            draft=_draft(wanted, engine),
         )
         return judge(subject, with_advice=with_advice)
 
@@ -92,19 +93,19 @@ class RemotePlanner:
     """Has the control plane plan."""
 
     session: Session
-    options: PlanOptions
+    wanted: WantedDeployment
 
     def plan(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> DeploymentPlan:
         """Plan one replica on these GPUs."""
-        options = self.options
+        wanted = self.wanted
         with self.session.connect() as client:
             return client.plan(
-                model=ModelRef(id=options.model_id, name=options.model_name),
+                model=wanted.model or ModelRef(),
                 gpu_type=gpu_type,
                 gpu_count=gpu_count,
-                engine_parameters=options.parameters,
-                engine_version=options.engine_version,
-                engine=options.engine,
+                engine_parameters=wanted.engine_parameters or (),
+                engine_version=wanted.engine_version,
+                engine=wanted.engine,
                 with_advice=with_advice,
             )
 
@@ -126,22 +127,27 @@ def find_planner(session: Session, options: PlanOptions) -> Planner:
     if options.model_path is not None:
         from exo_inference.cli.planning.model_files import read_model
 
-        return LocalPlanner(read_model(options.model_path), options, extra)
-    if options.model_name is None:
-        return RemotePlanner(session, options)
+        return LocalPlanner(read_model(options.model_path), options.wanted, extra)
+    name = None if options.wanted.model is None else options.wanted.model.name
+    if name is None:
+        return RemotePlanner(session, options.wanted)
     try:
-        return LocalPlanner(find_model(options.model_name), options, extra)
+        return LocalPlanner(find_model(name), options.wanted, extra)
     except UsageError as unknown:
         if options.offline:
             raise _nowhere(unknown, []) from unknown
-        return _find_online(session, options, extra, unknown)
+        return _find_online(session, options.wanted, name, extra, unknown)
 
 
 def _find_online(
-    session: Session, options: PlanOptions, extra: Mapping[str, Gpu], unknown: UsageError
+    session: Session,
+    wanted: WantedDeployment,
+    name: str,
+    extra: Mapping[str, Gpu],
+    unknown: UsageError,
 ) -> Planner:
     tried: list[str] = []
-    remote = RemotePlanner(session, options)
+    remote = RemotePlanner(session, wanted)
     try:
         # What the user described is not known there, so any family will do to ask about the model.
         answer = remote.plan("gpua5000", 1, with_advice=False)
@@ -152,9 +158,8 @@ def _find_online(
         raise
     except ExoError as error:
         tried.append(f"control plane: {error.message}")
-    assert options.model_name is not None, "only names are looked up"
     try:
-        return LocalPlanner(_from_hub(options.model_name, quiet=session.quiet), options, extra)
+        return LocalPlanner(_from_hub(name, quiet=session.quiet), wanted, extra)
     except ExoError as error:
         tried.append(f"Hub: {error.message}")
     raise _nowhere(unknown, tried) from unknown
@@ -178,9 +183,14 @@ def _nowhere(unknown: UsageError, tried: list[str]) -> UsageError:
     return UsageError(text, hint=hint if "config.json" in hint else f"{hint} {other}".strip())
 
 
-def _draft(options: PlanOptions, gpu_type: str) -> Architecture | None:
-    engine, version = options.engine_for(gpu_type), options.engine_version
-    return find_draft(read_draft_name(options.parameters, engine, version))
+def engine_for(wanted: WantedDeployment, gpu_type: str) -> str:
+    """Return the engine that is planned for."""
+    return wanted.engine or ("exo" if gpu_type == "cpu" else "vllm")
+
+
+def _draft(wanted: WantedDeployment, engine: str) -> Architecture | None:
+    flags = wanted.engine_parameters or ()
+    return find_draft(read_draft_name(flags, engine, wanted.engine_version))
 
 
 def read_gpu_file(path: Path) -> Mapping[str, Gpu]:
