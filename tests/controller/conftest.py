@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -62,24 +63,27 @@ class Controller:
         self.state.create()
         credentials = ensure_credentials(self.state, LocalSettings(port=1))
         self.key, self.secret = credentials.key, credentials.secret
-        answered, failures = threading.Event(), []
+        answered, failures = Event(), []
         thread = threading.Thread(target=self._serve, args=(answered, failures), name="controller")
         thread.start()
         try:
-            assert answered.wait(10)
+            # Without limits but the test's own: one that outlived its test would go on to the end of the
+            # process, where Python takes its threads away ("cannot schedule new futures after shutdown").
+            answered.wait()
             assert not failures, failures
             yield self
         finally:
             for client in self._clients:
                 client.http_client.close()
             self._stop()
-            thread.join(10)
-            assert not thread.is_alive()
+            thread.join()
         assert not failures, failures
 
-    def _serve(self, answered: threading.Event, failures: list[BaseException]) -> None:
+    def _serve(self, answered: Event, failures: list[BaseException]) -> None:
         async def main() -> None:
-            loop = asyncio.get_running_loop()
+            loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+            assert serving is not None
+            self._stop = lambda: loop.call_soon_threadsafe(serving.cancel)
 
             def started(running: Running) -> None:
                 self.port = running.port
