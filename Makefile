@@ -8,14 +8,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # The demo has a directory of its own, so that it neither finds nor leaves anything in yours.
 DEMO_STATE_DIR := $(or $(EXO_DEMO_STATE_DIR),$(or $(XDG_STATE_HOME),$(HOME)/.local/state)/exo-inference-demo)
-# Processes that share the default tests: one per core, and no more than four, as many start servers.
-WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+# Processes that share the default tests: one more than cores, as a third of the time of each is waiting
+# for servers, and no more than four, as many start some.
+WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
 # A module stays in one process, so that its servers are started once; modules keep the order that was drawn.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Only files whose SHA-256 is in requirements/; then this repository, built with what is installed.
 LOCKED   := $(PIP) install --require-hashes --no-deps
 EDITABLE := $(PIP) install --no-deps --no-build-isolation
+
+# Without compiled files every process of the tests, some hundreds, would compile what it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo down test test-repeat test-slow test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint format docs bench bench-kubernetes gpu-check clean
