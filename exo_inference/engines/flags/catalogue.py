@@ -126,6 +126,7 @@ def listed_releases() -> tuple[str, ...]:
     return tuple(_load()["versions"])
 
 
+@functools.lru_cache(maxsize=64)
 def nearest_release(version: str) -> str:
     """Return the listed release that a version is judged as: itself, or the nearest lower one.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import json
 import math
 import os
@@ -122,8 +123,9 @@ def catalogue() -> list[dict[str, Any]]:
     return [_catalogue_entry(flag) for flag in FLAGS if not flag.is_platform_owned]
 
 
+@functools.cache
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of `exo-engine serve`, flags grouped as in the table."""
+    """Build the parser of `exo-engine serve`, flags grouped as in the table; reading changes nothing in it."""
     parser = _Parser(
         prog="exo-engine serve",
         allow_abbrev=False,
