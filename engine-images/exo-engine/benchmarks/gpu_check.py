@@ -240,7 +240,7 @@ def _measure_speed(
             if _is_late(arguments, started, report):
                 return
             row = _time_decode(llm, spec.vocab_size, num_seqs, context)
-            weight_bytes = spec.num_parameters * (2 if settings.dtype != "float32" else 4)
+            weight_bytes = llm.core.measurements.weights_bytes
             row["weights_gb_per_second"] = round(weight_bytes / row["step_ms_median"] / 1e6, 1)
             report.speed["decode"].append(row)
             print(json.dumps(row))

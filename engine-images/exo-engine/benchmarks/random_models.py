@@ -1,7 +1,7 @@
 """Models with random weights, written to disk without `transformers`: shapes to check and to time.
 
-Used by `gpu_check.py` and `throughput.py` beside it. The weights are seeded, and large enough that the
-likeliest token stands out from the next one.
+Used by `gpu_check.py`, `throughput.py` and `compare_trees.py` beside it. The weights are seeded, and
+large enough that the likeliest token stands out from the next one.
 """
 
 from __future__ import annotations
@@ -66,6 +66,22 @@ SIZES: dict[str, dict[str, Any]] = {
         "rope_parameters": _LLAMA3_ROPE,
         "dtype": "bfloat16",
     },
+    # The shape of SmolLM2 135M.
+    "135m": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_theta": 100000.0,
+        "dtype": "bfloat16",
+    },
     # Runs in seconds on one CPU core.
     "tiny": {
         **_SMALL,
@@ -90,16 +106,15 @@ def write_model(
     model_type = config["architectures"][0].removesuffix("ForCausalLM").lower()
     text = json.dumps({**config, "model_type": model_type, "hidden_act": "silu"}, indent=2)
     (directory / "config.json").write_text(text)
-    shapes = Decoder(
-        read_spec(directory), dtype=torch.float32, device=torch.device("meta")
-    ).checkpoint_tensors()
+    sketch = Decoder(read_spec(directory), dtype=torch.float32, device=torch.device("meta"))
+    slots = {name: slot for layer in sketch.weighted_layers for name, slot in layer.slots.items()}
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, config["dtype"])
     # Wide matrices sum more terms: keep activations about as large in every model.
     spread = 2.5 / config["hidden_size"] ** 0.5
     tensors = {}
-    for name, target in shapes.items():
-        values = torch.randn(target.shape, generator=generator, device=device)
+    for name, slot in slots.items():
+        values = torch.randn(slot.stored.shape, generator=generator, device=device)
         is_norm = name.endswith("norm.weight")
         values = 1.0 + 0.2 * values if is_norm else spread * values
         tensors[name] = values.to(dtype).cpu().contiguous()

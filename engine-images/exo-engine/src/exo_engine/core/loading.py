@@ -117,11 +117,15 @@ def load_decoder(
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     entries = check_checkpoint(settings.model_dir, spec)
-    check_weights_fit(spec, settings)
-    decoder = Decoder(spec, dtype=DTYPES[settings.dtype], device=torch.device(settings.device))
+    check_weights_fit(_make_decoder(spec, settings, "meta").num_bytes, settings)
+    decoder = _make_decoder(spec, settings, settings.device)
     with torch.inference_mode():
         load_weights(decoder, entries, progress)
     return decoder
+
+
+def _make_decoder(spec: DecoderSpec, settings: ResolvedConfig, device: str) -> Decoder:
+    return Decoder(spec, dtype=DTYPES[settings.dtype], device=torch.device(device))
 
 
 def make_scheduler(spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -> Scheduler:

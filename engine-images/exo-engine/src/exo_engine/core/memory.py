@@ -62,13 +62,16 @@ def block_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
     return config.block_size * spec.kv_bytes_per_token(DTYPE_BYTES[config.dtype])
 
 
-def check_weights_fit(spec: DecoderSpec, config: ResolvedConfig) -> None:
+def check_weights_fit(needed: int, config: ResolvedConfig) -> None:
     """Refuse, before anything is allocated, weights that the device has no room for.
+
+    Args:
+        needed: bytes of all layers' weights, as they will be held.
+        config: the settings.
 
     Raises:
         OutOfMemory: with what is needed and what is free.
     """
-    needed = spec.num_parameters * DTYPE_BYTES[config.dtype]
     free = torch.cuda.mem_get_info()[0] if config.device == "cuda" else free_host_bytes()
     if needed > free:
         smaller = " or --dtype bfloat16" if config.dtype == "float32" else ""

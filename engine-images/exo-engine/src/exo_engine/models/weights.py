@@ -1,4 +1,4 @@
-"""Fills a decoder's parameters from a checkpoint, after checking that the two belong together.
+"""Fills a decoder's layers from a checkpoint, after checking that the two belong together.
 
 Every tensor the architecture needs must be there with its shape, and nothing may be there that the
 architecture has no place for: silently ignoring a bias gives fluent nonsense.
@@ -7,8 +7,11 @@ architecture has no place for: silently ignoring a bias gives fluent nonsense.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,22 +19,41 @@ from exo_engine.errors import ModelUnusable
 from exo_engine.models.checkpoint import TensorEntry, read_checkpoint
 from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
+from exo_engine.weight_formats import PLAIN
+from exo_engine.weight_formats.base import Stored
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+}
 # Buffers that older checkpoints carry and that are computed here.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 
-def check_checkpoint(model_dir: Path, spec: DecoderSpec) -> dict[str, TensorEntry]:
+def check_checkpoint(
+    model_dir: Path, spec: DecoderSpec, weight_format: str = PLAIN
+) -> dict[str, TensorEntry]:
     """Return the tensors to load, once it is sure that they fit the model.
+
+    Args:
+        model_dir: where the files are.
+        spec: the model.
+        weight_format: that of its linear layers, which says how they are stored.
 
     Raises:
         ModelUnusable: a tensor is missing, unexpected, of the wrong shape or of an unknown dtype.
     """
     entries = read_checkpoint(model_dir)
-    expected = _expected_tensors(model_dir, spec)
+    expected = _expected_tensors(model_dir, spec, weight_format)
     missing = [name for name in expected if name not in entries]
     if missing:
         raise ModelUnusable(
@@ -46,68 +68,86 @@ def check_checkpoint(model_dir: Path, spec: DecoderSpec) -> dict[str, TensorEntr
             f"{spec.architecture} with this config.json has no place",
             hint="The checkpoint may be quantized, an adapter, or of another architecture.",
         )
-    for name, target in expected.items():
+    for name, stored in expected.items():
         entry = entries[name]
-        if entry.shape != tuple(target.shape):
+        if entry.shape != stored.shape:
             raise ModelUnusable(
                 f"{entry.path}: tensor {name} has shape {list(entry.shape)}, expected "
-                f"{list(target.shape)} from config.json",
+                f"{list(stored.shape)} from config.json",
                 hint="Check that config.json belongs to these files.",
             )
-        if entry.dtype not in _DTYPES:
+        if entry.dtype not in stored.dtypes:
             raise ModelUnusable(
                 f"{entry.path}: tensor {name} has dtype {entry.dtype}, expected one of "
-                f"{', '.join(_DTYPES)}",
+                f"{', '.join(stored.dtypes)}",
                 hint="Use the unquantized checkpoint of the same model.",
             )
-        if entry.num_bytes != target.numel() * _DTYPES[entry.dtype].itemsize:
+        num_bytes = math.prod(stored.shape) * _DTYPE_BYTES[entry.dtype]
+        if entry.num_bytes != num_bytes:
             raise ModelUnusable(
                 f"{entry.path}: tensor {name} takes {entry.num_bytes} bytes, expected "
-                f"{target.numel() * _DTYPES[entry.dtype].itemsize} for its shape",
+                f"{num_bytes} for its shape",
                 hint="Download the model again; the file is damaged.",
             )
     return {name: entries[name] for name in expected}
 
 
-def _expected_tensors(model_dir: Path, spec: DecoderSpec) -> dict[str, torch.Tensor]:
+def _expected_tensors(model_dir: Path, spec: DecoderSpec, weight_format: str) -> dict[str, Stored]:
     try:
-        return Decoder(spec, dtype=torch.float32, device=torch.device("meta")).checkpoint_tensors()
+        sketch = Decoder(
+            spec,
+            dtype=torch.float32,
+            device=torch.device("meta"),
+            weight_format=weight_format,
+        )
     except (RuntimeError, OverflowError) as exc:  # sizes whose product overflows
         raise ModelUnusable(
             f"cannot use {model_dir / 'config.json'}: its sizes make no tensors ({str(exc)[:128]})",
             hint="Download the model again.",
         ) from exc
+    layers = sketch.weighted_layers
+    return {name: slot.stored for layer in layers for name, slot in layer.slots.items()}
 
 
 def load_weights(
     decoder: Decoder, entries: Mapping[str, TensorEntry], progress: Callable[[str], None]
 ) -> None:
-    """Copy every tensor of `entries` into `decoder`, reporting progress by bytes.
+    """Fill every layer of `decoder` from the tensors of `entries`, reporting progress by bytes.
+
+    Layer by layer and from mapped files, so that besides the finished layers no more is in memory of
+    this process than one layer's tensors.
 
     Raises:
         ModelUnusable: a file changed or broke since its header was read.
     """
-    from safetensors import SafetensorError, safe_open
-
-    targets = decoder.checkpoint_tensors()
     total = sum(entry.num_bytes for entry in entries.values())
     done, reported = 0, -1
-    for path in sorted({entry.path for entry in entries.values()}):
-        names = [name for name, entry in entries.items() if entry.path == path]
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in names:
-                    targets[name].copy_(file.get_tensor(name))
-                    done += entries[name].num_bytes
-                    percent = done * 100 // max(total, 1)
-                    if percent > reported:
-                        reported = percent
-                        progress(f"loading weights {percent} %")
-        except (SafetensorError, OSError) as exc:
-            raise ModelUnusable(
-                f"cannot load {path}: {exc}", hint="Download the model again."
-            ) from exc
+    with ExitStack() as files:
+        mapped: dict[Path, Any] = {}
+        for layer in decoder.weighted_layers:
+            for name, slot in layer.slots.items():
+                entry = entries[name]
+                slot.load(_map_tensor(entry.path, name, mapped, files))
+                done += entry.num_bytes
+                percent = done * 100 // max(total, 1)
+                if percent > reported:
+                    reported = percent
+                    progress(f"loading weights {percent} %")
+            layer.finish()
     logger.info("loaded %d tensors, %d bytes", len(entries), total)
+
+
+def _map_tensor(path: Path, name: str, mapped: dict[Path, Any], files: ExitStack) -> torch.Tensor:
+    """Return a view of one tensor in its file, whose pages are read when they are looked at."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path not in mapped:
+            mapped[path] = files.enter_context(safe_open(path, framework="pt"))
+        tensor: torch.Tensor = mapped[path].get_tensor(name)
+    except (SafetensorError, OSError) as exc:
+        raise ModelUnusable(f"cannot load {path}: {exc}", hint="Download the model again.") from exc
+    return tensor
 
 
 def _is_ignored(name: str, spec: DecoderSpec) -> bool:

@@ -1,0 +1,16 @@
+"""What models are written over: layers that know their weights, and nothing of checkpoints' files.
+
+`linear`, `embedding` and `norm` own weights, in a format that they are given (`exo_engine.weight_formats`);
+`attention` joins heads, norms, rotary embedding and the attention backend. A model file makes layers in a
+`Context` and calls them; loading walks the context's list.
+"""
+
+from __future__ import annotations
+
+from exo_engine.layers.attention import Attention
+from exo_engine.layers.base import Context, Layer, Slot
+from exo_engine.layers.embedding import Embedding
+from exo_engine.layers.linear import Linear
+from exo_engine.layers.norm import Norm
+
+__all__ = ["Attention", "Context", "Embedding", "Layer", "Linear", "Norm", "Slot"]

@@ -1,0 +1,69 @@
+"""Self-attention between its two linear layers: heads, their norms, rotary embedding, the backend.
+
+Legend: T tokens in step, H heads, Hkv key/value heads, D head dim; heads are those of this rank.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from exo_engine.attention.base import AttentionBackend
+from exo_engine.layers.base import Context
+from exo_engine.layers.norm import Norm
+from exo_engine.layers.rope import rotate
+
+
+class Attention:
+    """Attention of one layer over the paged cache. It has no weights of its own but norms of heads.
+
+    Args:
+        context: what the model is made with.
+        index: of the layer, by which the backend knows window and cache.
+        num_heads: query heads of the whole model.
+        num_kv_heads: key/value heads of the whole model.
+        head_dim: size of one head.
+        query_norm: of each query head before it is turned, or None.
+        key_norm: of each key head.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        index: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        query_norm: Norm | None = None,
+        key_norm: Norm | None = None,
+    ) -> None:
+        heads, kv_heads = context.share(num_heads), context.share(num_kv_heads)
+        num_kv = kv_heads.stop - kv_heads.start
+        self._split = [heads.stop - heads.start, num_kv, num_kv]
+        self._index = index
+        self._head_dim = head_dim
+        self._query_norm = query_norm
+        self._key_norm = key_norm
+
+    def __call__(
+        self, merged: Tensor, angles: tuple[Tensor, Tensor], backend: AttentionBackend
+    ) -> Tensor:
+        """Attend a step's tokens.
+
+        Args:
+            merged: (T, (H + 2 Hkv) D): queries, keys and values after one another.
+            angles: cosine and sine, each (T, 1, D).
+            backend: its `begin` has been called for this step.
+
+        Returns:
+            (T, H D).
+        """
+        heads = merged.view(len(merged), -1, self._head_dim)
+        queries, keys, values = torch.split(heads, self._split, dim=1)
+        if self._query_norm is not None:
+            queries = self._query_norm(queries)
+        if self._key_norm is not None:
+            keys = self._key_norm(keys)
+        queries, keys = rotate(queries, *angles), rotate(keys, *angles)
+        return backend.attend(self._index, queries, keys, values).flatten(1)

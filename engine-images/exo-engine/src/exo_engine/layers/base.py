@@ -1,0 +1,70 @@
+"""What all layers with weights share: where they are made, and how they are filled.
+
+Called by model files (to make layers) and by `models/weights.py` (to fill them).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from exo_engine.errors import ConfigurationError
+from exo_engine.weight_formats.base import Stored, WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the layers of one model are made with; each enters itself in `layers`."""
+
+    weight_format: type[WeightFormat]
+    """Of linear layers; embeddings, norms and biases are plain."""
+    dtype: torch.dtype
+    device: torch.device
+    rank: int = 0
+    num_ranks: int = 1
+    """Processes that share each layer; this one is `rank`."""
+    layers: list[Layer] = field(default_factory=list)
+
+    def share(self, size: int) -> slice:
+        """Return this rank's part of `size` rows, columns or heads.
+
+        Raises:
+            ConfigurationError: they cannot be shared evenly.
+        """
+        if size % self.num_ranks:
+            raise ConfigurationError(f"{size} cannot be shared evenly by {self.num_ranks} ranks")
+        each = size // self.num_ranks
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Return a tensor of the model's number format with nothing in it."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for one tensor of the checkpoint."""
+
+    stored: Stored
+    load: Callable[[Tensor], object]
+    """Take what is needed of the tensor, a view of a file."""
+
+
+class Layer(ABC):
+    """A layer with weights. `slots` has a place for each of its tensors, by name in a checkpoint."""
+
+    def __init__(self, context: Context) -> None:
+        self.slots: dict[str, Slot] = {}
+        context.layers.append(self)
+
+    def finish(self) -> None:  # noqa: B027 - most layers have nothing left to do
+        """Do what is left once every slot is filled."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes of the layer's weights once it is finished; known from the start."""

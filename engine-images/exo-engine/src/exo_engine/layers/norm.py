@@ -1,0 +1,28 @@
+"""Root-mean-square normalisation."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from exo_engine.layers.base import Context, Layer, Slot
+from exo_engine.weight_formats.base import Stored
+
+
+class Norm(Layer):
+    """Zhang and Sennrich 2019 over the last dimension, with a weight per element."""
+
+    def __init__(self, context: Context, name: str, size: int, eps: float) -> None:
+        super().__init__(context)
+        self.weight = context.empty(size)
+        self._eps = eps
+        self.slots[f"{name}.weight"] = Slot(Stored((size,)), self.weight.copy_)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return `states` (..., size), normalised."""
+        return F.rms_norm(states, self.weight.shape, self.weight, self._eps)
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Layer.num_bytes`."""
+        return self.weight.nbytes

@@ -1,0 +1,54 @@
+"""Weight formats: how the matrices of a model are stored, loaded and multiplied.
+
+One file with one class each; `base.WeightFormat` says what a class must do. The table names them, so
+that the command line and the readers of config.json can ask without loading torch, which the classes
+need. A new format is a file and a row; no layer and no model changes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exo_engine.weight_formats.base import WeightFormat
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatEntry:
+    """Where a format is, and when it is used."""
+
+    location: str
+    """`module:class`."""
+    is_made_at_load: bool = False
+    """A value of --quantization: made from a checkpoint of plain numbers while it is loaded."""
+    quant_methods: tuple[str, ...] = ()
+    """Values of `quant_method` in config.json whose checkpoints it reads."""
+
+
+FORMATS: dict[str, FormatEntry] = {
+    PLAIN: FormatEntry("exo_engine.weight_formats.plain:Plain"),
+}
+
+
+def formats_made_at_load(formats: Mapping[str, FormatEntry] = FORMATS) -> tuple[str, ...]:
+    """Return what --quantization may be."""
+    return tuple(name for name, entry in formats.items() if entry.is_made_at_load)
+
+
+def format_of_checkpoint(quant_method: str) -> str | None:
+    """Return the format that reads checkpoints of a `quant_method`; None where there is none."""
+    return next(
+        (name for name, entry in FORMATS.items() if quant_method in entry.quant_methods), None
+    )
+
+
+def load_format(name: str) -> type[WeightFormat]:
+    """Return the class of a format."""
+    module, _, class_name = FORMATS[name].location.partition(":")
+    found: type[WeightFormat] = getattr(importlib.import_module(module), class_name)
+    return found

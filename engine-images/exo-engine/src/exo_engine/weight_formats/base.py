@@ -1,0 +1,80 @@
+"""What a weight format must do: everything about one matrix of a layer but where it is used.
+
+A layer makes one object per matrix, hands it the checkpoint's tensors one by one as they are stored,
+says when that was all, and multiplies by it. Tensors come as views of a mapped file: what is kept of
+them is copied, and nothing else of them stays in memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FLOATS = ("F32", "F16", "BF16", "F64")
+"""Plain numbers, as safetensors names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor as a checkpoint must have it."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOATS
+    """Any of these, as safetensors names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which part of a checkpoint's matrix goes where. A rank keeps a share of the rows or columns.
+
+    ::
+
+        target   rows of the layer's own matrix, in which several may follow one another
+        rows     rows of the checkpoint's matrix (its outputs), as many
+        columns  columns of it (its inputs)
+    """
+
+    target: slice
+    rows: slice
+    columns: slice
+
+
+class WeightFormat(ABC):
+    """One matrix (rows, columns) in one format: outputs by inputs.
+
+    Args:
+        rows: of this rank, of all that is merged in this matrix.
+        columns: of this rank.
+        dtype: of what is multiplied with it.
+        device: where it lies; `meta` holds nothing and is for asking.
+    """
+
+    @abstractmethod
+    def __init__(
+        self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def stored(cls, rows: int, columns: int) -> Mapping[str, Stored]:
+        """Return the tensors that a checkpoint has for a whole matrix, by the end of their name."""
+
+    @abstractmethod
+    def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
+        """Take this matrix's share of one stored tensor, which is whole and not to be changed."""
+
+    def finish(self) -> None:  # noqa: B027 - most formats have nothing left to do
+        """Do what needs all tensors of the matrix: pack, transpose. They may be dropped here."""
+
+    @abstractmethod
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """Return inputs (T, columns) times the transposed matrix, plus bias (rows,): (T, rows)."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes that it takes once it is finished; known from the start."""

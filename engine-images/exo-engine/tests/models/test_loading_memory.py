@@ -1,0 +1,87 @@
+"""Loading takes the memory of the finished weights and at most one tensor of the checkpoint beside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from exo_engine.models.checkpoint import read_checkpoint
+from exo_engine.models.config_file import read_spec
+from exo_engine.models.decoder import Decoder
+from safetensors.torch import save_file
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 2048,
+    "hidden_size": 512,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+# Objects, and pages that the C library's allocator keeps: none of them grows with the model.
+SLACK_BYTES = 6 * 2**20
+
+CHILD = """
+import json, sys, threading
+from pathlib import Path
+import torch
+from safetensors import safe_open
+from exo_engine.config import EngineConfig, resolve
+from exo_engine.core.loading import load_decoder
+from exo_engine.models.config_file import limits_of, read_spec
+
+def anonymous():
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+
+model, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+spec = read_spec(model)
+settings = resolve(EngineConfig(model, device="cpu", **options), limits_of(spec), has_cuda=False)
+torch.ones(64, 64) @ torch.ones(64, 64)
+most, is_over = 0, threading.Event()
+def watch():
+    global most
+    while not is_over.wait(0.001):
+        most = max(most, anonymous())
+before = anonymous()
+watcher = threading.Thread(target=watch)
+watcher.start()
+decoder = load_decoder(spec, settings, lambda detail: None)
+is_over.set()
+watcher.join()
+print(json.dumps([before, max(most, anonymous()), anonymous(), decoder.num_bytes]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """52 million parameters in bfloat16, the largest tensor of 8 MiB."""
+    path = tmp_path_factory.mktemp("model")
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    sketch = Decoder(read_spec(path), dtype=torch.float32, device=torch.device("meta"))
+    save_file(
+        {
+            name: torch.ones(slot.stored.shape, dtype=torch.bfloat16)
+            for layer in sketch.weighted_layers
+            for name, slot in layer.slots.items()
+        },
+        path / "model.safetensors",
+    )
+    return path
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}], ids=json.dumps)
+def test_nothing_of_the_checkpoint_stays_beside_the_weights(model_dir, options):
+    arguments = [sys.executable, "-c", CHILD, str(model_dir), json.dumps(options)]
+    child = subprocess.run(arguments, check=True, capture_output=True, text=True)
+    before, most, after, num_bytes = json.loads(child.stdout)
+    largest = max(entry.num_bytes for entry in read_checkpoint(model_dir).values())
+    assert after - before > 0.9 * num_bytes, "what was measured is where the weights are"
+    assert most - before <= num_bytes + largest + SLACK_BYTES
