@@ -237,13 +237,19 @@ def check_quantization_flag(model: Architecture, parameters: EngineParameters) -
     """Check --quantization against the checkpoint, as vLLM does (config/model.py `_verify_quantization`).
 
     Where the checkpoint has no such settings, it stops with "Cannot find the config file" (weight_utils.py).
+    An engine that reads no quantized checkpoint may quantize a plain one.
 
     Args:
         model: as the checkpoint is, before the flag is applied.
         parameters: the flags.
     """
+    rules = parameters.rules
+    if model.quantization is not None and not rules.quantizes:
+        found = model.quantization.method
+        detail = f"{rules.title} reads unquantized weights; {model.name} is {found}"
+        return [Problem("quantization", detail)]
     asked = (parameters.quantization or "").lower()
-    if not asked or not parameters.rules.quantizes:
+    if not asked or not rules.quantizes:
         return []
     if model.quantization is None:
         if asked in _NEEDS_QUANTIZED:
@@ -269,16 +275,12 @@ def _is_compressed(model: Architecture) -> bool:
 
 
 def _check_engine(model: Architecture, gpu_count: int, rules: EngineRules) -> list[Problem]:
-    """Check what the engine serves: families, quantized weights, models over several GPUs."""
+    """Check what the engine serves: families, models over several GPUs."""
     problems, served = [], rules.families
     if served is not None and (model.model_type not in served or model.vision is not None):
         found = model.model_type or "of no stated type"
         detail = f"{rules.title} serves {', '.join(sorted(served))}; {model.name} is {found}"
         problems.append(Problem("engine", detail))
-    if model.quantization is not None and not rules.quantizes:
-        found = model.quantization.method
-        detail = f"{rules.title} reads unquantized weights; {model.name} is {found}"
-        problems.append(Problem("quantization", detail))
     if gpu_count > 1 and not rules.spans_gpus:
         detail = f"{rules.title} runs on one GPU, {gpu_count} were asked for; ask for 1"
         problems.append(Problem("gpu-count", detail))

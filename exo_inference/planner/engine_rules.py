@@ -52,7 +52,7 @@ class EngineRules:
         counts_rotary: the rotary tables are there when the cache is sized.
         pads_experts: a kernel pads experts in MXFP4 (vLLM's Marlin).
         profiles_encoder: the profile run encodes images.
-        quantizes: it reads quantized weights and quantizes plain ones while loading.
+        quantizes: it reads quantized weights, and quantizes plain ones while loading in several ways.
         chooses_cache_type: the cache may have another type than activations.
         halves_float32: a model in float32 runs in 16 bit.
         cpu_dtype: what it computes in on a CPU; None for the model's own type.

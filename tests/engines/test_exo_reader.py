@@ -86,6 +86,7 @@ PLANNED = {
     "num_gpu_blocks_override": "num_gpu_blocks_override",
     "block_size": "block_size",
     "dtype": "dtype",
+    "quantization": "quantization",
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_batched_tokens",
     "enable_prefix_caching": "enable_prefix_caching",

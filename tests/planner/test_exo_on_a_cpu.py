@@ -46,3 +46,20 @@ def test_vllm_loads_a_float32_checkpoint_in_16_bit() -> None:
     model = replace(with_total_bytes(model, 4 * NUM_PARAMETERS), rope_elements=0)
     found = plan(model, find_gpu("L4"), 1, settings_of([]))
     assert found.weights_bytes_per_gpu == pytest.approx(2 * NUM_PARAMETERS, rel=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize("has_headers", [True, False])
+def test_int8_takes_a_byte_per_weight_of_linear_layers(
+    has_headers: bool, dtype: str, size: int
+) -> None:
+    model = read_architecture(CONFIG, name="tiny")
+    if has_headers:
+        model = with_total_bytes(model, 2 * NUM_PARAMETERS)
+    flags = ["--quantization=int8", f"--dtype={dtype}"]
+    found = plan(model, cpu_as_gpu(16 * 2**30), 1, settings_of(flags, engine="exo"))
+    rows = 192 + 2 * 64 + 192 + 2 * 512 + 192  # a scale each, counted with 4 bytes
+    linear = LAYER - 2 * 192
+    expected = size * (NUM_PARAMETERS - 6 * linear) + 6 * (linear + 4 * rows)
+    assert found.weights_bytes_per_gpu == pytest.approx(expected, rel=1e-4)
+    assert found.problems == ()

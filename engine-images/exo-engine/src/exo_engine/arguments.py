@@ -352,6 +352,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(
         model_dir=Path(model),
         dtype=values["dtype"],
+        quantization=values["quantization"],
         device=values["device"],
         block_size=values["block_size"],
         num_gpu_blocks_override=values["num_gpu_blocks_override"],

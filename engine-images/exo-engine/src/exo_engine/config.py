@@ -13,6 +13,7 @@ from typing import Literal
 
 from exo_engine.errors import ConfigurationError
 from exo_engine.simulation.file import Simulation
+from exo_engine.weight_formats import PLAIN, formats_made_at_load
 
 DType = Literal["float32", "bfloat16", "float16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -38,6 +39,8 @@ class EngineConfig:
     """Directory with config.json and the safetensors files."""
     dtype: str = "auto"
     """Of weights, activations and KV cache. auto: the checkpoint's own, float32 on a CPU."""
+    quantization: str | None = None
+    """Format that linear layers are converted to while they are loaded; None: as the checkpoint is."""
     device: str = "auto"
     """auto: the first CUDA device that torch finds, else the CPU."""
     block_size: int = 16
@@ -80,6 +83,8 @@ class ModelLimits:
 
     max_position_embeddings: int
     checkpoint_dtype: DType | None
+    checkpoint_format: str = PLAIN
+    """How its linear layers are stored, a name of `weight_formats`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,8 @@ class ResolvedConfig:
 
     model_dir: Path
     dtype: DType
+    weight_format: str
+    """Of linear layers, a name of `weight_formats`."""
     device: Literal["cpu", "cuda"]
     block_size: int
     num_gpu_blocks_override: int | None
@@ -128,6 +135,7 @@ def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> Res
     return ResolvedConfig(
         model_dir=config.model_dir,
         dtype=_resolve_dtype(config.dtype, limits, device),
+        weight_format=_resolve_weight_format(config.quantization, limits),
         device=device,
         block_size=config.block_size,
         num_gpu_blocks_override=config.num_gpu_blocks_override,
@@ -234,6 +242,25 @@ def _resolve_dtype(dtype: str, limits: ModelLimits, device: str) -> DType:
     if name == "float32":
         return "float32"
     return "bfloat16" if name == "bfloat16" else "float16"
+
+
+def _resolve_weight_format(quantization: str | None, limits: ModelLimits) -> str:
+    if quantization is None:
+        return limits.checkpoint_format
+    choices = formats_made_at_load()
+    if quantization not in choices:
+        raise ConfigurationError(
+            f"--quantization must be one of {', '.join(choices)}, got {quantization!r}",
+            param="quantization",
+        )
+    if limits.checkpoint_format != PLAIN:
+        raise ConfigurationError(
+            f"--quantization is {quantization}, which is made from plain weights, but the checkpoint "
+            f"is {limits.checkpoint_format}",
+            param="quantization",
+            hint="Leave --quantization out.",
+        )
+    return quantization
 
 
 def _resolve_max_model_len(asked: int | None, limits: ModelLimits) -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from exo_engine.weight_formats import formats_made_at_load
+
 Kind = Literal["integer", "float", "string", "boolean", "enum", "json", "strings"]
 
 
@@ -85,6 +87,16 @@ FLAGS: Final[tuple[Flag, ...]] = (
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
         description="Number format of weights and activations. `auto` takes the checkpoint's own "
         "format where the device computes well in it.",
+    ),
+    Flag(
+        name="quantization",
+        kind="enum",
+        section="ModelConfig",
+        aliases=("-q",),
+        choices=formats_made_at_load(),
+        description="Format that the weights of linear layers are converted to while they are "
+        "loaded. `int8`: a byte per weight and a scale per output; what is computed keeps the format "
+        "of `dtype`. Left out: as the checkpoint has them.",
     ),
     Flag(
         name="max-model-len",

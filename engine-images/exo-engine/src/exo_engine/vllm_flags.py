@@ -125,9 +125,6 @@ _WORDS: Final[dict[str, str]] = {
     "code from a model directory is never run": """
         trust-remote-code
     """,
-    "quantized checkpoints are not supported yet": """
-        quantization
-    """,
     "the model is a local directory; choose the revision when the model is downloaded": """
         revision
     """,

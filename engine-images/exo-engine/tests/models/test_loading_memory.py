@@ -77,7 +77,11 @@ def model_dir(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}], ids=json.dumps)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}],
+    ids=["float32", "bfloat16", "int8"],
+)
 def test_nothing_of_the_checkpoint_stays_beside_the_weights(model_dir, options):
     arguments = [sys.executable, "-c", CHILD, str(model_dir), json.dumps(options)]
     child = subprocess.run(arguments, check=True, capture_output=True, text=True)

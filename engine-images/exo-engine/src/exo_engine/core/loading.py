@@ -116,7 +116,7 @@ def load_decoder(
     """
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    entries = check_checkpoint(settings.model_dir, spec)
+    entries = check_checkpoint(settings.model_dir, spec, settings.weight_format)
     check_weights_fit(_make_decoder(spec, settings, "meta").num_bytes, settings)
     decoder = _make_decoder(spec, settings, settings.device)
     with torch.inference_mode():
@@ -125,7 +125,12 @@ def load_decoder(
 
 
 def _make_decoder(spec: DecoderSpec, settings: ResolvedConfig, device: str) -> Decoder:
-    return Decoder(spec, dtype=DTYPES[settings.dtype], device=torch.device(device))
+    return Decoder(
+        spec,
+        dtype=DTYPES[settings.dtype],
+        device=torch.device(device),
+        weight_format=settings.weight_format,
+    )
 
 
 def make_scheduler(spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -> Scheduler:

@@ -16,6 +16,7 @@ from exo_engine.config import DTYPE_BYTES, ResolvedConfig, default_cpu_kv_cache_
 from exo_engine.core.host_memory import free_host_bytes, total_host_bytes
 from exo_engine.errors import OutOfMemory
 from exo_engine.models.spec import DecoderSpec
+from exo_engine.weight_formats import PLAIN
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ def check_weights_fit(needed: int, config: ResolvedConfig) -> None:
     free = torch.cuda.mem_get_info()[0] if config.device == "cuda" else free_host_bytes()
     if needed > free:
         smaller = " or --dtype bfloat16" if config.dtype == "float32" else ""
+        if config.weight_format == PLAIN:
+            smaller += " or --quantization int8"
         raise OutOfMemory(
             f"loading the weights of {config.model_dir} in {config.dtype} takes "
             f"{_gib(needed)}, but only {_gib(free)} are free on the {config.device} device",

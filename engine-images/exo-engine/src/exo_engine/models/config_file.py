@@ -16,6 +16,7 @@ from exo_engine.config import DType, ModelLimits
 from exo_engine.errors import ModelUnusable
 from exo_engine.foreign_files import MissingFile, parse_object, read_regular, shown
 from exo_engine.models.spec import DecoderSpec
+from exo_engine.weight_formats import PLAIN, format_of_checkpoint
 
 FAMILIES: Mapping[str, str] = {
     "LlamaForCausalLM": "exo_engine.models.llama",
@@ -121,14 +122,7 @@ def read_spec(model_dir: Path) -> DecoderSpec:
         )
     reader = ConfigReader(model_dir / "config.json", _read_json(model_dir / "config.json"))
     architecture = _architecture(reader)
-    if reader.has("quantization_config"):
-        quantization = reader.child("quantization_config")
-        method = quantization.text("quant_method", "unknown") if quantization else "unknown"
-        raise ModelUnusable(
-            f"cannot use {reader.path}: the checkpoint is quantized ({method}), which this version "
-            "does not support",
-            hint="Use the unquantized checkpoint of the same model.",
-        )
+    checkpoint_format = _checkpoint_format(reader)
     family = importlib.import_module(FAMILIES[architecture])
     if reader.integer("num_hidden_layers") > _MOST_LAYERS:
         layers = reader.values["num_hidden_layers"]
@@ -139,6 +133,7 @@ def read_spec(model_dir: Path) -> DecoderSpec:
         spec,
         eos_token_ids=_eos_token_ids(model_dir, reader),
         checkpoint_dtype=_checkpoint_dtype(reader),
+        checkpoint_format=checkpoint_format,
     )
 
 
@@ -152,6 +147,7 @@ def limits_of(spec: DecoderSpec) -> ModelLimits:
     return ModelLimits(
         max_position_embeddings=spec.max_position_embeddings,
         checkpoint_dtype=dtypes.get(spec.checkpoint_dtype or ""),
+        checkpoint_format=spec.checkpoint_format,
     )
 
 
@@ -206,6 +202,21 @@ def _eos_token_ids(model_dir: Path, reader: ConfigReader) -> tuple[int, ...]:
 def _checkpoint_dtype(reader: ConfigReader) -> str | None:
     name = reader.text("dtype", reader.text("torch_dtype", ""))
     return name.removeprefix("torch.") or None
+
+
+def _checkpoint_format(reader: ConfigReader) -> str:
+    quantization = reader.child("quantization_config")
+    if quantization is None:
+        return PLAIN
+    method = quantization.text("quant_method", "unknown")
+    found = format_of_checkpoint(method)
+    if found is None:
+        raise ModelUnusable(
+            f"cannot use {reader.path}: the checkpoint is quantized ({shown(method)}), which this "
+            "version does not support",
+            hint="Use the unquantized checkpoint of the same model.",
+        )
+    return found
 
 
 def _shorten(value: object) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from exo_engine.weight_formats import PLAIN
+
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 
@@ -62,6 +64,8 @@ class DecoderSpec:
     """Per layer: a token sees this many tokens including itself; None: all before it."""
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str | None = None
+    checkpoint_format: str = PLAIN
+    """How linear layers are stored, a name of `weight_formats`."""
 
     @property
     def num_parameters(self) -> int:

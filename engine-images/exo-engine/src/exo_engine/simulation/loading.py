@@ -73,6 +73,7 @@ def simulated_settings(
     asked = replace(
         config,
         dtype="auto",
+        quantization=None,
         device="cpu",
         block_size=simulation.kv_block_size,
         num_gpu_blocks_override=simulation.num_kv_blocks,

@@ -8,7 +8,6 @@ need. A new format is a file and a row; no layer and no model changes.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,12 +31,13 @@ class FormatEntry:
 
 FORMATS: dict[str, FormatEntry] = {
     PLAIN: FormatEntry("exo_engine.weight_formats.plain:Plain"),
+    "int8": FormatEntry("exo_engine.weight_formats.int8:Int8", is_made_at_load=True),
 }
 
 
-def formats_made_at_load(formats: Mapping[str, FormatEntry] = FORMATS) -> tuple[str, ...]:
+def formats_made_at_load() -> tuple[str, ...]:
     """Return what --quantization may be."""
-    return tuple(name for name, entry in formats.items() if entry.is_made_at_load)
+    return tuple(name for name, entry in FORMATS.items() if entry.is_made_at_load)
 
 
 def format_of_checkpoint(quant_method: str) -> str | None:

@@ -1,0 +1,83 @@
+"""Weight-only INT8, made while a plain checkpoint is loaded: a byte per weight, a scale per output.
+
+`scale = max |row| / 127`, `weight = round(row / scale)`; inputs, sums and outputs keep the number
+format of the computation. A row is quantized whole, so every rank has the weights that one alone
+would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from exo_engine.weight_formats.base import Share, Stored, WeightFormat
+
+_MOST = 127
+# Weights that are turned back into numbers at a time: what fits into a CPU's cache, and on a GPU
+# what keeps it busy. While loading several copies of a slab are made, so it is a smaller one.
+_SLAB_WEIGHTS = {"cpu": 2**20, "cuda": 2**24}
+_LOADING_SLAB_WEIGHTS = {"cpu": 2**18, "cuda": 2**22}
+# Inputs up to which torch's kernel for 16-bit inputs is faster than numbers and a plain product.
+_MAX_KERNEL_INPUTS = 8
+
+
+class Int8(WeightFormat):
+    """A matrix of INT8 with one scale per row."""
+
+    def __init__(
+        self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.weight = torch.empty(rows, columns, dtype=torch.int8, device=device)
+        # float16 has too few digits for the scale of a row of small weights.
+        scale_dtype = torch.float32 if dtype == torch.float16 else dtype
+        self.scale = torch.empty(rows, dtype=scale_dtype, device=device)
+        self._has_kernel = device.type == "cpu" and dtype == torch.bfloat16
+        self._slab_rows = max(1, _SLAB_WEIGHTS.get(device.type, 1) // columns)
+
+    @classmethod
+    def stored(cls, rows: int, columns: int) -> Mapping[str, Stored]:
+        """See `WeightFormat.stored`."""
+        return {"weight": Stored((rows, columns))}
+
+    def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
+        """See `WeightFormat.load`: quantize a few rows at a time."""
+        source = tensor[share.rows]
+        weight, scale = self.weight[share.target], self.scale[share.target]
+        most = _LOADING_SLAB_WEIGHTS[weight.device.type] // source.shape[1]
+        for rows in _slabs(len(source), max(1, most)):
+            numbers = source[rows].to(weight.device, torch.float32)
+            largest = torch.linalg.vector_norm(numbers, float("inf"), dim=1)
+            scale[rows] = torch.where(largest > 0, largest / _MOST, 1.0).to(scale.dtype)
+            numbers = numbers[:, share.columns] / scale[rows].float().unsqueeze(1)
+            weight[rows] = numbers.round_().clamp_(-_MOST, _MOST).to(torch.int8)
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See `WeightFormat.multiply`."""
+        if self._has_kernel and len(inputs) <= _MAX_KERNEL_INPUTS:
+            outputs = torch._weight_int8pack_mm(inputs, self.weight, self.scale)
+        else:
+            slabs = [
+                self._multiply(inputs, rows) for rows in _slabs(len(self.weight), self._slab_rows)
+            ]
+            outputs = slabs[0] if len(slabs) == 1 else torch.cat(slabs, dim=1)
+        return outputs if bias is None else outputs.add_(bias)
+
+    def _multiply(self, inputs: Tensor, rows: slice) -> Tensor:
+        weight, scale = self.weight[rows], self.scale[rows]
+        if scale.dtype == inputs.dtype:
+            return F.linear(inputs, weight.to(inputs.dtype)).mul_(scale)
+        # float16: sums of unscaled weights would overflow.
+        return F.linear(inputs, weight.to(scale.dtype).mul_(scale.unsqueeze(1)).to(inputs.dtype))
+
+    @property
+    def num_bytes(self) -> int:
+        """See `WeightFormat.num_bytes`."""
+        return self.weight.nbytes + self.scale.nbytes
+
+
+def _slabs(num_rows: int, size: int) -> Iterator[slice]:
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))

@@ -1,0 +1,108 @@
+"""INT8 equals the same model with its weights turned back into numbers, and is close to the plain one."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from exo_engine.errors import ConfigurationError
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+from exo_engine.weight_formats import int8
+from exo_engine.weight_formats.base import Share
+from exo_engine.weight_formats.int8 import Int8
+
+CPU = torch.device("cpu")
+OPTIONS = {"device": "cpu", "block_size": 4, "max_model_len": 128}
+FAMILIES = ["llama-biases", "mistral-window", "qwen2", "qwen3"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def dequantized(weight: torch.Tensor, scale_dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What INT8 makes of a matrix, in float32, written out plainly."""
+    rows = []
+    for row in weight.float():
+        scale = (row.abs().max() / 127).to(scale_dtype).float() if row.any() else torch.ones(())
+        rows.append((row / scale).round().clamp(-127, 127) * scale)
+    return torch.stack(rows)
+
+
+def filled(weight, dtype, columns=slice(None)):
+    matrix = Int8(len(weight), weight[0, columns].numel(), dtype=dtype, device=CPU)
+    matrix.load("weight", weight, Share(slice(0, len(weight)), slice(0, len(weight)), columns))
+    matrix.finish()
+    return matrix
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("slab", [1, 100, 2**20], ids="slab{}".format)
+@pytest.mark.parametrize("num_inputs", [1, 8, 9, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_product_is_that_of_the_dequantized_matrix(dtype, num_inputs, slab, monkeypatch):
+    monkeypatch.setitem(int8._SLAB_WEIGHTS, "cpu", slab)
+    monkeypatch.setitem(int8._LOADING_SLAB_WEIGHTS, "cpu", slab)
+    torch.manual_seed(0)
+    weight = torch.randn(50, 64) * torch.logspace(-4, 1, 50).unsqueeze(1)
+    weight[7] = 0.0
+    inputs, bias = torch.randn(num_inputs, 64).to(dtype), torch.randn(50).to(dtype)
+    matrix = filled(weight, dtype)
+    exact = dequantized(weight, matrix.scale.dtype)
+    expected = inputs.float() @ exact.T + bias.float()
+    # Of the sums' own size: in 16 bits each of them is rounded.
+    tolerance = 2e-6 if dtype == torch.float32 else 0.02 if dtype == torch.bfloat16 else 0.003
+    error = (matrix.multiply(inputs, bias).float() - expected).abs()
+    size = inputs.float().abs() @ exact.abs().T + bias.float().abs()
+    assert (error / size).max() < tolerance
+    largest = weight.abs().amax(dim=1, keepdim=True)
+    assert ((exact - weight).abs() <= largest * 0.0075).all(), (
+        "half a step, and rounding of the scale"
+    )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_a_plain_model_with_dequantized_weights(
+    tiny_model, prompts, tmp_path, family
+):
+    from safetensors.torch import load_file, save_file
+
+    source = tiny_model(family).path
+    path = shutil.copytree(source, tmp_path / "dequantized") / "model.safetensors"
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if name.endswith("_proj.weight"):
+            tensors[name] = dequantized(tensor).to(tensor.dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+    greedy = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    reference = LLM(path.parent, dtype="float32", **OPTIONS).generate(prompts, greedy)
+    for chunks in ({}, {"max_num_batched_tokens": 7, "max_num_seqs": 4}):
+        found = LLM(source, dtype="float32", quantization="int8", **OPTIONS, **chunks)
+        tokens = [each.token_ids for each in found.generate(prompts, greedy)]
+        assert tokens == [each.token_ids for each in reference]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_log_probabilities_stay_near_the_plain_models(tiny_model, prompts, dtype):
+    path = tiny_model("qwen3").path
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=3)
+    plain = LLM(path, dtype="float32", **OPTIONS).generate(prompts, params)
+    rough = LLM(path, dtype=dtype, quantization="int8", **OPTIONS).generate(prompts, params)
+    for a, b in zip(plain, rough, strict=True):
+        found = dict(b.logprobs[0].top)[a.token_ids[0]]
+        assert found == pytest.approx(a.logprobs[0].logprob, abs=0.5)
+
+
+def test_linear_layers_take_a_byte_per_weight_and_a_scale_per_row(tiny_model):
+    path = tiny_model("llama").path
+    plain = LLM(path, dtype="float32", **OPTIONS).core.measurements.weights_bytes
+    small = LLM(path, dtype="float32", quantization="int8", **OPTIONS).core.measurements
+    rows_and_columns = [(48 + 2 * 16, 48), (48, 48), (2 * 80, 48), (48, 80)]
+    saved = 3 * sum(3 * rows * columns - 4 * rows for rows, columns in rows_and_columns)
+    assert plain - small.weights_bytes == saved
+
+
+def test_an_unknown_quantization_is_refused(tiny_model):
+    with pytest.raises(ConfigurationError, match="must be one of int8, got 'int3'") as caught:
+        LLM(tiny_model("llama").path, quantization="int3", **OPTIONS)
+    assert caught.value.param == "quantization"
