@@ -251,6 +251,8 @@ def check_quantization_flag(model: Architecture, parameters: EngineParameters) -
     asked = (parameters.quantization or "").lower()
     if not asked or not rules.quantizes:
         return []
+    if model.quantization is None and asked in ONLINE:
+        return []
     if model.quantization is None:
         if asked in _NEEDS_QUANTIZED:
             detail = f"--quantization is {asked}, which reads quantized checkpoints; {model.name} is not quantized"

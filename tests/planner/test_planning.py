@@ -126,6 +126,17 @@ def test_a_quantization_that_is_not_planned_says_so() -> None:
     assert "not planned" in next(p.detail for p in result.problems if p.code == "quantization")
 
 
+@pytest.mark.parametrize(("flag", "engine"), [("fp8", "vllm"), ("mxfp8", "vllm"), ("int8", "exo")])
+def test_weights_quantized_while_loading_are_counted_so_and_not_called_unplanned(
+    flag: str, engine: str
+) -> None:
+    model, gpu = find_model("meta-llama/Llama-3.2-1B-Instruct"), find_gpu("H200")
+    plain = plan(model, gpu, 1, settings_of([], engine=engine))
+    found = plan(model, gpu, 1, settings_of([f"--quantization={flag}"], engine=engine))
+    assert found.weights_bytes_per_gpu < 0.7 * plain.weights_bytes_per_gpu
+    assert found.problems == ()
+
+
 def test_an_unknown_model_gets_an_honest_verdict() -> None:
     model = read_architecture({"model_type": "mystery"}, name="org/mystery")
     result = plan(model, find_gpu("H100"), 1, EngineParameters())
