@@ -148,3 +148,30 @@ def test_body_of_two_lengths_is_refused_and_ends_the_connection(
         answers = read(connection)
     assert answers.startswith("HTTP/1.1 400")
     assert answers.count("HTTP/1.1") == 1
+
+
+HEAD = "GET /v2/zone HTTP/1.1\r\nHost: x\r\n"
+CHUNKS = "POST /v2/ai/model HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(f"{HEAD}\r\n".replace("\r\n", "\n"), id="all"),
+        pytest.param(f"{HEAD}X-A: b\n\r\n", id="one header"),
+        pytest.param(f"{HEAD}\n", id="the end"),
+        pytest.param(f"{CHUNKS}X-A: b\n\r\n", id="a trailer"),
+    ],
+)
+def test_line_of_a_head_that_ends_otherwise_is_refused(controller: Controller, text: str) -> None:
+    """A proxy before this might read another head."""
+    with connect(controller, text) as connection:
+        assert "HTTP/1.1 400" in read(connection)
+
+
+def test_head_that_comes_in_parts_is_read(controller: Controller) -> None:
+    text = HEAD + "Connection: close\r\n\r\n"
+    with connect(controller) as connection:
+        for at in range(0, len(text), 7):
+            connection.sendall(text[at : at + 7].encode())
+        assert read(connection).startswith("HTTP/1.1 200")

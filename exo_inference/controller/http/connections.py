@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import h11
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from exo_inference.connection_limits import end_when_stalled
@@ -21,6 +23,27 @@ repeat blindly.
 """
 
 
+class StrictBuffer(ReceiveBuffer):
+    """h11's buffer, which takes no head whose lines end otherwise than RFC 9112 (2.2) says.
+
+    h11 takes a bare line feed for the end of a line, and a proxy before it may not: they would not agree
+    where a head ends.
+    """
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines of a head once it is whole.
+
+        Raises:
+            RemoteProtocolError: one ends with a bare line feed.
+        """
+        before = bytes(self)
+        lines = super().maybe_extract_lines()
+        head = before[: len(before) - len(self)]
+        if head.count(b"\n") != head.count(b"\r\n"):
+            raise h11.RemoteProtocolError("a line of the head ends with a bare line feed")
+        return lines
+
+
 class Connection(H11Protocol):
     """One connection of a client."""
 
@@ -31,6 +54,7 @@ class Connection(H11Protocol):
     ) -> None:
         """Begin to wait for a request."""
         super().connection_made(transport)
+        self.conn._receive_buffer = StrictBuffer()
         if (own := transport.get_extra_info("socket")) is not None:
             end_when_stalled(own)
         self._wait()
