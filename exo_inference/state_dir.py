@@ -90,6 +90,7 @@ class StateDir:
         self.settings_aside = self.root / "settings.json.damaged"
         self.secret_key_file = self.root / "secret.key"
         self.database_file = self.root / "controller.db"
+        self.refusals_file = self.root / "refused-signatures"
         self.routes_file = self.root / "routes.json"
         self.run_dir = self.root / "run"
         self.gateway_socket = self.run_dir / "gateway.sock"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from exoscale_auth import ExoscaleV2Auth
 
-from exo_inference.controller.http import replays
+from exo_inference.controller.http import refusals, replays
+from exo_inference.controller.http.refusals import RefusalLog
 from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory
 from tests.controller.conftest import Controller
 
@@ -106,9 +108,10 @@ def test_a_repeated_write_gets_the_first_answer_and_has_no_effect(controller: Co
     uid = controller.create_deployment(replicas=2)
     scale = capture(controller, "POST", f"/ai/deployment/{uid}/scale", {"replicas": 1})
     first = send(scale)
-    controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 3})
     again = send(scale)
     assert (again.status_code, again.json()) == (200, first.json())
+    controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 3})
+    assert send(scale).status_code == 409
     assert again.headers["x-request-id"] != first.headers["x-request-id"]
     assert deployments(controller)[0]["replicas"] == 3
 
@@ -283,6 +286,51 @@ def test_a_captured_refusal_is_refused_for_ever(
     assert controller.client().get_model(id=model)["state"] == "ready"
 
 
+def test_a_captured_refusal_is_refused_after_a_restart_too(
+    stopped_controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    with stopped_controller.running() as controller:
+        model = controller.create_model()
+        uid = controller.create_deployment()
+        port = controller.port
+        delete = capture(controller, "DELETE", f"/ai/model/{model}")
+        assert send(delete).status_code == 412
+        controller.client().delete_deployment(id=uid)
+        controller.wait_for(lambda: deployments(controller) == [])
+    with stopped_controller.running() as controller:
+        delete.url = str(delete.url).replace(f":{port}/", f":{controller.port}/")
+        answer = send(delete)
+        assert (answer.status_code, answer.json()["title"]) == (409, "Answered before")
+        assert controller.client().get_model(id=model)["state"] == "ready"
+        assert controller.call("DELETE", f"/v2/ai/model/{model}").ok
+
+
+def test_an_equal_change_within_a_second_is_not_said_to_be_in_effect(
+    controller: Controller,
+) -> None:
+    """PATCH a, b, a: the vendor's clients sign the third as the first."""
+    controller.create_model()
+    uid = controller.create_deployment(wait=False)
+    first = capture(controller, "PATCH", f"/ai/deployment/{uid}", {"name": "a"})
+    assert send(first).status_code == 200
+    assert send(first).status_code == 200, "a retry"
+    other = capture(controller, "PATCH", f"/ai/deployment/{uid}", {"name": "b"})
+    assert send(other).status_code == 200
+    again = send(first)
+    assert (again.status_code, again.json()["title"]) == (409, "Answered before")
+    assert "sign it again" in again.json()["message"]
+    assert [each["name"] for each in deployments(controller)] == ["b"]
+    assert send(other).status_code == 200, "a retry of the latest"
+
+
+def test_creates_do_not_supersede_each_other(controller: Controller) -> None:
+    controller.create_model()
+    made = [capture(controller, "POST", "/ai/deployment", {"name": name, **NAMED}) for name in "ab"]
+    assert [send(each).status_code for each in (*made, *made)] == [200] * 4
+    assert len(deployments(controller)) == 2
+
+
 def test_reads_are_answered_anew(controller: Controller) -> None:
     listing = capture(controller, "GET", "/ai/model")
     assert send(listing).json() == {"models": []}
@@ -342,6 +390,30 @@ async def test_a_clock_that_jumps_forth_and_back_forgets_nothing() -> None:
     await ask(memory, "b")
     clock.now -= 100_000
     assert await ask(memory, "a") == "old"
+
+
+def test_refusals_are_kept_until_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "MAX_LINES", 10)
+    clock, path = FakeClock(), tmp_path / "refused"
+    log = RefusalLog(path, clock)
+    for number in range(8):
+        log.add(f"key {number}", 1100.0 if number < 4 else 1600.0)
+    assert all(f"key {number}" in RefusalLog(path, clock) for number in range(8))
+    clock.now = 1200.0
+    log = RefusalLog(path, clock)
+    assert [f"key {number}" in log for number in (3, 4)] == [False, True]
+    for number in range(8, 30):
+        log.add(f"key {number}", 1600.0)
+    assert len(path.read_text().splitlines()) <= 10
+    assert "key 29" in RefusalLog(path, clock)
+    path.write_bytes(b"\xff\0 torn\n" + path.read_bytes()[:-9])
+    assert "key 27" in RefusalLog(path, clock)
+
+
+def test_refusals_that_cannot_be_kept_are_no_error(tmp_path: Path) -> None:
+    log = RefusalLog(tmp_path / "nowhere" / "refused", FakeClock())
+    log.add("key", 1600.0)
+    assert "key" in log
 
 
 async def test_the_memory_is_bounded_in_number_and_size() -> None:

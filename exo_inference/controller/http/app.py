@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from exo_inference.controller.context import Context
 from exo_inference.controller.http.auth import FindSecret, Verifier
 from exo_inference.controller.http.middleware import RequestBoundary, SignatureGate
+from exo_inference.controller.http.refusals import RefusalLog
 from exo_inference.controller.http.replays import ReplayMemory
 from exo_inference.controller.http.routes import (
     api_keys,
@@ -29,7 +31,11 @@ from exo_inference.controller.http.routes import (
 
 
 def create_app(
-    context: Context, find_secret: FindSecret, clock: Callable[[], float] = time.time
+    context: Context,
+    find_secret: FindSecret,
+    clock: Callable[[], float] = time.time,
+    *,
+    refusals_file: Path | None = None,
 ) -> ASGIApp:
     """Return the application.
 
@@ -37,8 +43,11 @@ def create_app(
         context: the parts that routes call.
         find_secret: the accepted credentials.
         clock: seconds since the epoch, for the expiry of signatures.
+        refusals_file: where refused signatures are kept over restarts; None is nowhere.
     """
-    gate = SignatureGate(_Routes(context), Verifier(find_secret, clock), ReplayMemory(clock))
+    refusals = None if refusals_file is None else RefusalLog(refusals_file, clock)
+    memory = ReplayMemory(clock, refusals=refusals)
+    gate = SignatureGate(_Routes(context), Verifier(find_secret, clock), memory)
     return RequestBoundary(gate)
 
 

@@ -27,7 +27,7 @@ from exo_inference.controller.http.auth import (
     Verifier,
 )
 from exo_inference.controller.http.body import MAX_BODY_BYTES
-from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory
+from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory, Superseded
 from exo_inference.controller.stores.base import (
     ObjectRefused,
     StoreTooNew,
@@ -42,6 +42,7 @@ access_logger = logging.getLogger("exo_inference.controller.access")
 PUBLIC_PATHS = frozenset({"/v2/zone", "/healthz"})
 """Answered without a signature, for GET and HEAD alone."""
 
+_OBJECT = re.compile(r"/v2/ai/[a-z-]+/[0-9a-fA-F-]{36}(?=/|$)")
 _HARMLESS_WRITES = frozenset({"/v2/ai/plan"})
 """Requests that only calculate."""
 
@@ -166,7 +167,9 @@ class SignatureGate:
 
         until = claim.expires + EXPIRED_LEEWAY_SECONDS
         try:
-            before = await self._memory.once(f"{claim.key} {claim.signature}", until, first)
+            before = await self._memory.once(
+                f"{claim.key} {claim.signature}", until, first, target=_find_target(scope["path"])
+            )
         except Forgotten as exc:
             raise Refused(
                 409,
@@ -174,8 +177,21 @@ class SignatureGate:
                 "this very request was answered before, and the answer is not kept any more",
                 hint="Look at what is there, and sign a new request if something is missing.",
             ) from exc
+        except Superseded as exc:
+            raise Refused(
+                409,
+                "Answered before",
+                "this very request was done before, and another one has changed the object since",
+                hint="If it is meant once more, sign it again: a second later its signature is another one.",
+            ) from exc
         if before is not None:
             await _send_answer(before, send)
+
+
+def _find_target(path: str) -> str:
+    """Return the part of a path that names one object; empty where it names none."""
+    found = _OBJECT.match(path)
+    return found[0] if found is not None else ""
 
 
 def _has_no_effect(scope: Scope) -> bool:

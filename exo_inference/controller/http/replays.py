@@ -8,7 +8,10 @@ first two a client may mean a new request by it, whose hindrance is gone. They a
 first refusal: being refused again does not lengthen them. What has had no effect and asks to be
 repeated (5xx, 429, 408) is not remembered.
 
-The memory is this process's and is bounded. What has to hold beyond it holds by other means: a
+Two equal changes that are meant, made within one second with another change between them, have one signature as
+well: the second is told so, and not that it is in effect.
+
+The memory is this process's and is bounded. Refusals are kept in a file besides (`refusals.py`). What has to hold beyond it holds by other means: a
 create or change is recorded under its signature, with the object (`operations.identify_request` and
 `identify_change`); a deletion names one object for ever.
 """
@@ -21,6 +24,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+
+from exo_inference.controller.http.refusals import RefusalLog
 
 logger = logging.getLogger(__name__)
 
@@ -59,22 +64,29 @@ class _Entry:
     Attributes:
         judged_again_until: until then an equal request is not taken for a repeat; None if it was
             not refused.
+        target: what it changes; empty for what it makes.
     """
 
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_final: bool = False
     answer: Answer | None = None
     judged_again_until: float | None = None
+    target: str = ""
 
 
 class Forgotten(Exception):
     """The request was answered before, and the answer is not kept any more."""
 
 
+class Superseded(Exception):
+    """The request was answered before, and what it changed was changed by another one since."""
+
+
 class ReplayMemory:
     """What writes were answered, by their signatures.
 
     Args:
+        refusals: those of earlier processes; None where nothing is kept.
         clock: seconds since the epoch, as for the signatures.
         monotonic: seconds that nobody sets.
     """
@@ -83,11 +95,13 @@ class ReplayMemory:
         self,
         clock: Callable[[], float],
         *,
+        refusals: RefusalLog | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         max_signatures: int = MAX_SIGNATURES,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._clock = clock
+        self._refusals = refusals
         self._monotonic = monotonic
         self._max_signatures = max_signatures
         self._max_answer_bytes = max_answer_bytes
@@ -95,12 +109,18 @@ class ReplayMemory:
         self._ends: OrderedDict[str, tuple[float, float]] = OrderedDict()  # in order of arrival
         self._answered: dict[str, int] = {}
         self._answer_bytes = 0
+        self._latest: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     async def once(
-        self, signature: str, until: float, first: Callable[[], Awaitable[Answer | None]]
+        self,
+        signature: str,
+        until: float,
+        first: Callable[[], Awaitable[Answer | None]],
+        *,
+        target: str = "",
     ) -> Answer | None:
         """Run `first`, unless the same signature was answered before or is being answered now.
 
@@ -108,12 +128,14 @@ class ReplayMemory:
             signature: of the request, with whose it is.
             until: when the signature ends to be accepted.
             first: answers the request and returns the answer; None if it broke off.
+            target: what it changes, if that is there already.
 
         Returns:
             The answer of before, which is still to be sent; None if `first` has run.
 
         Raises:
             Forgotten: the answer of before is not kept.
+            Superseded: it would say that something is in effect that is not any more.
         """
         judged_again_until = None
         while (entry := self._entries.get(signature)) is not None:
@@ -125,13 +147,21 @@ class ReplayMemory:
                     continue
                 if entry.answer is None:
                     raise Forgotten
+                if entry.answer.status < 400 and self._latest.get(target, signature) != signature:
+                    raise Superseded
                 return entry.answer
+        refused_before = self._refusals or ()
+        if judged_again_until is None and signature in refused_before:
+            raise Forgotten
         entry = self._begin(signature, until)
+        entry.target = target
         entry.judged_again_until = judged_again_until
         try:
             answer = await first()
             if answer is not None and answer.is_final:
                 self._keep(signature, entry, answer)
+                if answer.status >= 400 and self._refusals is not None:
+                    self._refusals.add(signature, until)
         finally:
             if not entry.is_final and self._entries.get(signature) is entry:
                 self._forget(signature)
@@ -161,6 +191,8 @@ class ReplayMemory:
         if self._entries.get(signature) is not entry:  # it took so long that it was made room of
             return
         entry.answer = answer
+        if entry.target and answer.status < 400:
+            self._latest[entry.target] = signature
         self._answered[signature] = len(answer.body)
         self._answer_bytes += len(answer.body)
         while self._answer_bytes > self._max_answer_bytes:
@@ -175,5 +207,8 @@ class ReplayMemory:
 
     def _forget(self, signature: str) -> None:
         """Forget a signature; its place in the queue of ends stays, and does no harm."""
-        if self._entries.pop(signature, None) is not None:
+        entry = self._entries.pop(signature, None)
+        if entry is not None:
+            if self._latest.get(entry.target) == signature:
+                del self._latest[entry.target]
             self._answer_bytes -= self._answered.pop(signature, 0)

@@ -122,7 +122,9 @@ async def serve(
             ) as context,
         ):
             credentials = CredentialFile(settings.state)
-            app = create_app(context, credentials.find_secret)
+            app = create_app(
+                context, credentials.find_secret, refusals_file=settings.state.refusals_file
+            )
             work = Reconciler(context).run()
             await run_server(app, context.stopping, work, listening, started)
 

@@ -1,0 +1,90 @@
+"""The signatures of writes that were refused, in a file, so that a restart forgets none of them.
+
+Somebody who has captured a refused write could else wait for a restart and send it at a better moment.
+`replays.py` asks and adds. On one machine alone: controllers of a cluster have no file in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from exo_inference.state_dir import write_atomically
+
+logger = logging.getLogger(__name__)
+
+MAX_LINES = 100_000
+"""With more, those that have ended are left out; should that not do, the oldest."""
+
+_LINE = re.compile(r"([0-9a-f]{64}) ([0-9]{1,12})")
+
+
+class RefusalLog:
+    """Signatures and when each ends to be accepted.
+
+    Nothing is flushed to the disk: a killed process loses no line, a machine that loses its power may.
+
+    Args:
+        path: of the file; made with the first line.
+        clock: seconds since the epoch, as for the signatures.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._num_lines = 0
+        self._ends: dict[str, int] = {}
+        self._load()
+
+    def __contains__(self, signature: str) -> bool:
+        return self._ends.get(_digest(signature), 0) > self._clock()
+
+    def add(self, signature: str, until: float) -> None:
+        """Remember one until it ends; a file that cannot be written is said, and no error."""
+        digest, ends = _digest(signature), int(until)
+        if digest in self._ends:
+            return
+        self._ends[digest] = ends
+        try:
+            if self._num_lines >= MAX_LINES:
+                self._rewrite()
+                return
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(descriptor, f"{digest} {ends}\n".encode())
+            finally:
+                os.close(descriptor)
+            self._num_lines += 1
+        except OSError as exc:
+            logger.warning("a refused write is not remembered over a restart: %s", exc)
+
+    def _load(self) -> None:
+        try:
+            lines = self._path.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            logger.warning("what was refused before is not known: %s", exc)
+            return
+        now = self._clock()
+        self._num_lines = len(lines)
+        for line in lines:
+            found = _LINE.fullmatch(line)
+            if found is not None and int(found[2]) > now:
+                self._ends[found[1]] = int(found[2])
+
+    def _rewrite(self) -> None:
+        now = self._clock()
+        kept = [(digest, ends) for digest, ends in self._ends.items() if ends > now]
+        self._ends = dict(kept[-MAX_LINES // 2 :])
+        text = "".join(f"{digest} {ends}\n" for digest, ends in self._ends.items())
+        write_atomically(self._path, text)
+        self._num_lines = len(self._ends)
+
+
+def _digest(signature: str) -> str:
+    return hashlib.sha256(signature.encode()).hexdigest()
