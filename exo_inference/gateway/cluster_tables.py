@@ -213,7 +213,7 @@ class ClusterTables:
         return before
 
     def _uid(self, item: Object) -> str:
-        return self._claims.judge(item["metadata"]["uid"])[0]
+        return self._claims.resolve(item["metadata"]["uid"])[0]
 
     def _note(self, uid: str) -> None:
         self._changed.add(uid)

@@ -155,7 +155,7 @@ class Claims:
         uids = {own, self._known[own].identity.uid} if own in self._known else set()
         return [other for uid in uids for other in self._by_uid[uid] if other != own]
 
-    def judge(self, own: str) -> tuple[str, UidProblem | None]:
+    def resolve(self, own: str) -> tuple[str, UidProblem | None]:
         """Return the uid that a noted object is known under, and why it is not the one it asks for."""
         identity = self._known[own].identity
         holder = self.holder(identity.uid)

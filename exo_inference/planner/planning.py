@@ -210,7 +210,7 @@ def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _R
     return _Room(blocks, low, high, layout.blocks_for(length, tokens), length, largest, safe)
 
 
-def _judge(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdict:
+def _verdict(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdict:
     if any(problem.refuses for problem in problems):
         return Verdict.REFUSED
     if room.low_blocks < room.needed_blocks or limiting.low <= 0:
@@ -241,7 +241,7 @@ def _conclude(
     if has_check and limiting.high > 0:
         blocks = (room.low_blocks, room.blocks, room.high_blocks)
         problems += state_blocks.state_problems(setting.max_num_seqs, *blocks)
-    verdict = _judge(problems, limiting, room)
+    verdict = _verdict(problems, limiting, room)
     capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
     is_refused = verdict is Verdict.REFUSED
     fits = limiting.available > 0 and room.blocks >= room.needed_blocks and not is_refused

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.reconcile.key_scopes import judge_scope, report_scopes
+from exo_inference.controller.reconcile.key_scopes import report_scopes, scope_condition
 from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION
@@ -49,7 +49,7 @@ def test_a_scope_is_judged_by_the_name_that_gateways_go_by(
     renamed = cache.present(cache.observe(raw))
     assert isinstance(renamed, InferenceDeployment)
     assert renamed.metadata.name == "chat"
-    assert judge_scope(scope, [renamed]).reason == reason
+    assert scope_condition(scope, [renamed]).reason == reason
 
 
 async def test_every_key_says_what_it_opens_and_one_that_opens_nothing_why(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from exo_inference.resources import (
 UNKNOWN_REASON = "UnknownScope"
 
 
-def judge_scope(scope: str, deployments: Sequence[InferenceDeployment]) -> Condition:
+def scope_condition(scope: str, deployments: Sequence[InferenceDeployment]) -> Condition:
     """Return the condition `Ready` of a key with this scope."""
     if scope == PUBLIC_SCOPE:
         return condition("Ready", True, "OpensAll", "it opens every deployment")
@@ -50,7 +50,7 @@ async def report_scopes(store: Store) -> None:
     deployments = await store.list(InferenceDeployment)
     for key in await store.list(InferenceApiKey):
         if key.metadata.deletion_timestamp is None:
-            await _report(store, key, judge_scope(key.spec.scope, deployments))
+            await _report(store, key, scope_condition(key.spec.scope, deployments))
 
 
 async def _report(store: Store, key: InferenceApiKey, found: Condition) -> None:

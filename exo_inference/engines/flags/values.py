@@ -75,11 +75,11 @@ def read_value(text: str, flag: Flag, release: ReleaseFlags) -> tuple[Any, list[
     value: Any = text
     wrong = None
     if flag.choices:
-        wrong = _judge_choice(text, flag, release)
+        wrong = _check_choice(text, flag, release)
         value = int(text) if text.isdecimal() else text
     elif flag.type in _NUMBERS:
         value = "auto" if _is_auto(text, flag, release) else _read_number(text, flag, release)
-        wrong = _judge_number(text, value, flag, release)
+        wrong = _check_number(text, value, flag, release)
     return value, [wrong] if wrong is not None else []
 
 
@@ -97,7 +97,7 @@ def read_key(
     if flag.keys and path[0] not in flag.keys:
         wrong = _unknown_key(path[0], flag, release.listed)
     elif flag.keys and len(path) == 1:
-        wrong = _judge_member(value, flag.keys[path[0]], flag, release.listed)
+        wrong = _check_member(value, flag.keys[path[0]], flag, release.listed)
     return value, wrong
 
 
@@ -120,7 +120,7 @@ def _with_limits(text: str, bounds: Mapping[str, float]) -> str:
     return ", ".join([text, " and ".join(limits)]) if limits else text
 
 
-def _judge_choice(text: str, flag: Flag, release: ReleaseFlags) -> Wrong | None:
+def _check_choice(text: str, flag: Flag, release: ReleaseFlags) -> Wrong | None:
     parts = text.split(",") if flag.num_values is None else [text]
     bad = next((part for part in parts if _fold(part, flag) not in flag.choices), None)
     if bad is None:
@@ -153,7 +153,7 @@ def _fold(text: str, flag: Flag) -> str:
     return text.lower().replace("-", "_") if flag.folded else text
 
 
-def _judge_number(
+def _check_number(
     text: str, number: float | str | None, flag: Flag, release: ReleaseFlags
 ) -> Wrong | None:
     wanted = expected(flag, release)
@@ -239,8 +239,8 @@ def _read_json(text: str, flag: Flag, release: ReleaseFlags) -> tuple[Any, list[
         return None, [Wrong("json", kind, f"write it as {example}")]
     if not isinstance(value, dict) or not flag.keys:
         return value, []
-    judged = (_judge_named(name, member, flag, listed) for name, member in value.items())
-    return value, [wrong for wrong in judged if wrong is not None]
+    problems = (_check_named(name, member, flag, listed) for name, member in value.items())
+    return value, [wrong for wrong in problems if wrong is not None]
 
 
 def _expand_in_json(found: re.Match[str]) -> str:
@@ -262,10 +262,10 @@ def _explain_json(text: str, exc: ValueError) -> str:
     return f'{said}{where}; write it as {{"key": "value"}}'
 
 
-def _judge_named(name: str, value: object, flag: Flag, listed: str) -> Wrong | None:
+def _check_named(name: str, value: object, flag: Flag, listed: str) -> Wrong | None:
     if name not in flag.keys:
         return _unknown_key(name, flag, listed)
-    return _judge_member(value, flag.keys[name], flag, listed)
+    return _check_member(value, flag.keys[name], flag, listed)
 
 
 def _unknown_key(name: str, flag: Flag, listed: str) -> Wrong:
@@ -280,7 +280,7 @@ def _unknown_key(name: str, flag: Flag, listed: str) -> Wrong:
     return Wrong("key", "only keys that it has", hint, what=f"the key {name[:64]!r}")
 
 
-def _judge_member(value: object, key: Key, flag: Flag, listed: str) -> Wrong | None:
+def _check_member(value: object, key: Key, flag: Flag, listed: str) -> Wrong | None:
     fits = {
         "integer": isinstance(value, (int, str)) and _is_whole(value),
         "number": isinstance(value, (int, float, str)) and _is_number(value),
@@ -293,10 +293,10 @@ def _judge_member(value: object, key: Key, flag: Flag, listed: str) -> Wrong | N
     if not fits.get(key.type, True):
         return Wrong("key", _KINDS[key.type], what=what)
     limits = limits_of(flag.name, key.name, listed)
-    return None if limits is None else _judge_limits(value, limits, key, what)
+    return None if limits is None else _check_limits(value, limits, key, what)
 
 
-def _judge_limits(value: object, limits: Limits, key: Key, what: str) -> Wrong | None:
+def _check_limits(value: object, limits: Limits, key: Key, what: str) -> Wrong | None:
     """Judge what a key says, once its type is right."""
     if limits.choices and isinstance(value, str) and not _is_number(value):
         if (value.upper() if limits.folded else value) in limits.choices:

@@ -49,7 +49,7 @@ class Sight:
 def observe(sight: Sight, spec: str | None, settings: LocalPlatformSettings) -> ObservedReplica:
     """Return what the platform reports of a replica. `spec` is the hash of the wanted one."""
     facts = sight.facts
-    phase, details = _judge(sight, settings)
+    phase, details = _find_phase(sight, settings)
     process = facts.process if facts.running else None
     return ObservedReplica(
         name=facts.name,
@@ -72,21 +72,21 @@ def has_failed(sight: Sight) -> bool:
     return not sight.facts.running and crashed_for_good
 
 
-def _judge(sight: Sight, settings: LocalPlatformSettings) -> tuple[ReplicaPhase, str]:
+def _find_phase(sight: Sight, settings: LocalPlatformSettings) -> tuple[ReplicaPhase, str]:
     facts = sight.facts
     if facts.draining:
         text = "finishing its requests" if facts.running else "stopped"
         return ReplicaPhase.DRAINING, text
     if facts.running:
-        return _judge_running(sight, settings)
+        return _running_phase(sight, settings)
     if sight.obstacle:
         return (ReplicaPhase.FAILED if sight.final else ReplicaPhase.PENDING), sight.obstacle
     if sight.restart is None or not sight.restart.crashed:
         return ReplicaPhase.STARTING, "about to start"
-    return _judge_crashed(sight)
+    return _ended_phase(sight)
 
 
-def _judge_running(sight: Sight, settings: LocalPlatformSettings) -> tuple[ReplicaPhase, str]:
+def _running_phase(sight: Sight, settings: LocalPlatformSettings) -> tuple[ReplicaPhase, str]:
     trend = sight.trend
     if trend is None or sight.facts.process is None:
         return ReplicaPhase.STARTING, "starting the engine"
@@ -122,7 +122,7 @@ def _is_stuck(sight: Sight, settings: LocalPlatformSettings) -> bool:
     return trend.unchanged_seconds >= settings.stuck_start_seconds
 
 
-def _judge_crashed(sight: Sight) -> tuple[ReplicaPhase, str]:
+def _ended_phase(sight: Sight) -> tuple[ReplicaPhase, str]:
     assert sight.restart is not None, "only crashed replicas come here"
     facts = sight.facts
     why = sight.failure.message if sight.failure else "the engine ended while nobody watched"

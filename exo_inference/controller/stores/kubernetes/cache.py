@@ -56,7 +56,7 @@ class Cache:
     def uid_of(self, stored: Stored) -> str:
         """Return the uid that an object's resource is known by; that it asks for one is not enough."""
         known = self._by_own_uid.get(stored.uid) is not None
-        return self._claims.judge(stored.uid)[0] if known else stored.resource_uid
+        return self._claims.resolve(stored.uid)[0] if known else stored.resource_uid
 
     def by_name(self, name: str) -> Stored | None:
         """Return the object whose resource has this name."""
@@ -74,7 +74,7 @@ class Cache:
         if first is not None and first.name != stored.name:
             metadata = metadata.model_copy(update={"name": stored.name})
         if stored.uid in self._by_own_uid:
-            uid, problem = self._claims.judge(stored.uid)
+            uid, problem = self._claims.resolve(stored.uid)
             if (uid, problem) != (metadata.uid, None):
                 metadata = metadata.known_as(uid, problem)
         if metadata is stored.resource.metadata:
