@@ -54,6 +54,7 @@ def _check_ranks(model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks) ->
                 "tensor-parallel", f"{detail}: expected a tensor-parallel size that divides them"
             )
         )
+    # KV heads are repeated where there are fewer than GPUs, so either may divide the other.
     heads = {
         layer.kv.num_heads
         for layer in model.layers

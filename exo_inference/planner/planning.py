@@ -234,11 +234,12 @@ def _conclude(
     problems: list[Problem],
     free_bytes: int | None,
 ) -> Plan:
+    # The stage with the least memory left decides for all: each stage holds the cache of every request.
     layout, gpu, room = limiting.layout, setting.gpu, _find_room(setting, stages, limiting)
     problems += _cache_size_problem(setting, limiting) or _memory_problems(setting, limiting, room)
     problems += _free_memory_problem(setting, limiting.budget, free_bytes)
     has_check = state_blocks.checks_states(setting, stages)
-    if has_check and limiting.high > 0:
+    if has_check and limiting.high > 0:  # else the lack of memory is said already
         blocks = (room.low_blocks, room.blocks, room.high_blocks)
         problems += state_blocks.state_problems(setting.max_num_seqs, *blocks)
     verdict = _verdict(problems, limiting, room)
@@ -264,7 +265,7 @@ def _conclude(
         safe_max_num_seqs=room.low_blocks if has_check else None,
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
-        max_concurrency=concurrency * setting.ranks.data,
+        max_concurrency=concurrency * setting.ranks.data,  # each data rank has a cache of its own
         kv_capacity_tokens=capacity,
         fits_nominally=fits,
         stages=tuple(_stage_plan(setting, index, stage) for index, stage in enumerate(stages)),

@@ -124,6 +124,7 @@ async def serve_on_cluster(
     pod = cluster.pod
     leadership = _Leadership()
     opening = open_platforms or open_kubernetes_platforms
+    # Sockets before all else: a port that is taken ends the process before it has touched the cluster.
     with listen_everywhere(pod.metrics_port) as probes, listen_everywhere(pod.listen_port) as own:
         async with contextlib.AsyncExitStack() as stack:
             api = await KubernetesApi.connect(pod.kubeconfig, pod.inference_namespace)

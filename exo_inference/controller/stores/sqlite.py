@@ -230,7 +230,9 @@ def _update(
     _check_version(obj, old)
     _ask_guard(db, type(obj), recording)
     now = datetime.now(UTC)
+    # Also where nothing differs: the write has an operation all the same.
     records.record(db, old.metadata.uid, recording, now)
+    # What only the store sets, whatever the caller hands in.
     kept = {
         "generation": old.metadata.generation,
         "resource_version": old.metadata.resource_version,
@@ -251,6 +253,7 @@ def _update(
         "update_timestamp": now,
     }
     metadata = metadata.model_copy(update=changed)
+    # The status has a write of its own, which may have come since the caller read the object.
     stored = obj.model_copy(update={"metadata": metadata, "status": _status_of(old)})
     metadata_text, spec_text, _ = _texts(stored)
     try:

@@ -189,6 +189,7 @@ def _read(
     notes: list[str] = []
     quantization = _find_quantization(fields, hf_quant_config)
     dtype = _checked_dtype(fields.text("dtype") or _vision_free_dtype(fields))
+    # Shapes first and formats afterwards: which weights are quantized goes by the names of modules.
     chooser = FormatChooser(quantization, _PLAIN)
     layers = _with_formats(build_layers(fields, family), chooser)
     outer, vision, is_known_vision = _outer_weights(fields, family)
@@ -366,7 +367,7 @@ def _outer_weights(
         raise FieldProblem(f"vocab_size is {vocab}, expected at most {_CONFIG_LIMIT_VOCAB}")
     is_tied = fields.flag("tie_word_embeddings", default=family.ties_by_default)
     weights = [Weight("embed_tokens", "embedding", vocab, hidden)]
-    if not is_tied:
+    if not is_tied:  # a tied head is the embedding, and loaded once
         weights.append(Weight("lm_head", "lm_head", vocab, hidden))
     final = 0 if family.norms == 0 else hidden * (2 if family.norm_bias else 1)
     weights.append(Weight("norm", "norm", final, 1, shard=Shard.REPLICATED))

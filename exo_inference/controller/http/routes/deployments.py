@@ -296,6 +296,7 @@ async def _change(
     """
     identity = await operations.identify_change(request)
     await versions.catch_up(context.store, request)
+    # One change at a time in this process; the loop is for statuses and for other controllers.
     async with context.writing:
         for attempt in range(_MAX_ATTEMPTS):
             present = await load(context.store, InferenceDeployment, request)
@@ -309,6 +310,7 @@ async def _change(
                     hint="Create it again when it is gone.",
                 )
             versions.check_unchanged(request, present)
+            # In a thread: to judge takes milliseconds, in which others want answers.
             metadata, admitted = await asyncio.to_thread(judge, present)
             uid = present.metadata.uid
             if is_dry_run:
@@ -318,6 +320,7 @@ async def _change(
                 update={"version": versions.version_of(after), "generation": after.generation}
             )
             is_another = (metadata, admitted.spec) != (present.metadata, present.spec)
+            # A new name leaves the plan as it was: only another spec has something to say of it.
             told = admitted.events if admitted.spec != present.spec else ()
             events = (event, *told) if is_another else ()
             made = replace(identity, result_id=operation.id)
