@@ -17,7 +17,12 @@ from exo_inference.controller.http import operations
 from exo_inference.controller.reconcile.cluster_model import ClusterModelReconciler
 from exo_inference.controller.reconcile.model import ModelReconciler
 from exo_inference.controller.secret_box import hash_api_key, new_api_key
-from exo_inference.controller.stores.base import NewEvent, ObjectNotFound, Recording
+from exo_inference.controller.stores.base import (
+    NewEvent,
+    ObjectNotFound,
+    RecordedRequest,
+    Recording,
+)
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore, secrets
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.kubernetes_api.client import object_path
@@ -66,6 +71,10 @@ class MortalConnection:
     def execute(self, *words: Any) -> sqlite3.Cursor:
         self._fate.step()
         return self._connection.execute(*words)
+
+    def executemany(self, *words: Any) -> sqlite3.Cursor:
+        self._fate.step()
+        return self._connection.executemany(*words)
 
 
 class SqlitePlane(Plane):
@@ -250,7 +259,8 @@ async def plane(
 async def delete(plane: Plane, kind: Any, uid: str) -> None:
     """What the route does."""
     noun = "model" if kind is InferenceModel else "deployment"
-    await operations.delete(plane.store, noun, await plane.store.get(kind, uid))
+    identity = RecordedRequest(f"signature:{uuid4()}", "fingerprint", "")
+    await operations.delete(plane.store, noun, await plane.store.get(kind, uid), identity)
 
 
 async def is_there(plane: Plane, kind: Any, uid: str) -> bool:

@@ -227,6 +227,27 @@ def test_a_captured_change_is_made_once_over_a_restart(
         assert wanted(controller, uid) == before
 
 
+@pytest.mark.parametrize("noun", ["deployment", "model"])
+def test_a_repeated_deletion_gets_the_first_answer_over_a_restart(
+    stopped_controller: Controller, noun: str
+) -> None:
+    """A restart stands for another controller; another deletion of what is gone is refused."""
+    with stopped_controller.running() as controller:
+        uid, port = controller.create_model(), controller.port
+        if noun == "deployment":
+            uid = controller.create_deployment()
+        path = f"/ai/{noun}/{uid}"
+        first = capture(controller, "DELETE", path)
+        assert send(first).status_code == 200
+        controller.wait_for(lambda: controller.call("GET", f"/v2{path}").status_code == 404)
+    with stopped_controller.running() as controller:
+        first.url = str(first.url).replace(f":{port}/", f":{controller.port}/")
+        again = send(first)
+        assert again.status_code == 200, again.text
+        assert (again.json()["state"], again.json()["reference"]["id"]) == ("success", uid)
+        assert controller.call("DELETE", f"/v2{path}").status_code == 404
+
+
 def test_a_captured_change_of_a_key_is_made_once_over_a_restart(
     stopped_controller: Controller,
 ) -> None:

@@ -8,6 +8,7 @@ be written at the end, and nothing can be lost. Called by the routes.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 import uuid
@@ -63,10 +64,18 @@ def succeeded(
     )
 
 
-async def delete(store: Store, noun: str, obj: InferenceModel | InferenceDeployment) -> Operation:
+async def delete(
+    store: Store, noun: str, obj: InferenceModel | InferenceDeployment, identity: RecordedRequest
+) -> Operation:
     """Mark an object for deletion, and return the one operation of it, as recorded.
 
     A deletion of what is being deleted already joins it: it changes nothing and has the same id.
+
+    Args:
+        store: of the object.
+        noun: of the object.
+        obj: to be deleted.
+        identity: of the request, under which the operation is found when it comes again.
     """
     uid = obj.metadata.uid
     deletion = Operation(
@@ -81,7 +90,8 @@ async def delete(store: Store, noun: str, obj: InferenceModel | InferenceDeploym
             await store.delete(type(obj), uid, Recording(deletion))
             return deletion
     event = NewEvent("Normal", "Deleting", "deletion was asked for")
-    await store.delete(type(obj), uid, Recording(deletion, events=(event,)))
+    made = dataclasses.replace(identity, result_id=deletion.id)
+    await store.delete(type(obj), uid, Recording(deletion, made, events=(event,)))
     return deletion
 
 

@@ -223,6 +223,9 @@ async def delete_deployment(request: Request) -> Response:
     """Mark a deployment for deletion; its replicas finish their requests first."""
     context = context_of(request)
     is_dry_run = has_argument(request, "dry-run")
+    identity = await operations.identify_change(request)
+    if done := await operations.find_repeated_operation(context.store, identity):
+        return answer(await operations.end_deletion(context.store, done, InferenceDeployment))
     await versions.catch_up(context.store, request)
     async with context.writing:
         deployment = await load(context.store, InferenceDeployment, request)
@@ -230,7 +233,7 @@ async def delete_deployment(request: Request) -> Response:
         uid = deployment.metadata.uid
         if is_dry_run:
             return answer(operations.dry_run("deployment", uid))
-        deletion = await operations.delete(context.store, "deployment", deployment)
+        deletion = await operations.delete(context.store, "deployment", deployment, identity)
     return answer(await operations.end_deletion(context.store, deletion, InferenceDeployment))
 
 

@@ -101,13 +101,16 @@ async def delete_model(request: Request) -> Response:
     """Mark a model for deletion, unless a deployment uses it."""
     context = context_of(request)
     is_dry_run = has_argument(request, "dry-run")
+    identity = await operations.identify_change(request)
+    if done := await operations.find_repeated_operation(context.store, identity):
+        return answer(await operations.end_deletion(context.store, done, InferenceModel))
     async with context.writing:
         model = await load(context.store, InferenceModel, request)
         admission.admit_model_deletion(model, await context.load_world())
         uid = model.metadata.uid
         if is_dry_run:
             return answer(operations.dry_run("model", uid))
-        deletion = await operations.delete(context.store, "model", model)
+        deletion = await operations.delete(context.store, "model", model, identity)
     return answer(await operations.end_deletion(context.store, deletion, InferenceModel))
 
 
