@@ -1,9 +1,11 @@
 """A real Kubernetes in namespaces of its own: control plane, one real node, simulated GPU nodes.
 
-    python -m scripts.kubernetes.cluster [--image NAME]... -- COMMAND...
+    python -m scripts.kubernetes.cluster [--image NAME]... [--former COMMIT] -- COMMAND...
 
-builds what is missing, imports those of the project's images, and runs COMMAND beside the cluster, in its network, with KUBECONFIG and EXO_TEST_CLUSTER (the directory
-that `control` works on), and ends with its status. Everything is in one network, mount and process
+builds what is missing, imports those of the project's images, and runs COMMAND beside the cluster, in its
+network, with KUBECONFIG and EXO_TEST_CLUSTER (the directory that `control` works on), and ends with its
+status. With --former the images of that commit are there too, tagged with it, and EXO_TEST_FORMER names
+the directory of its files, which is named as the commit. Everything is in one network, mount and process
 namespace and in one directory, so nothing outlives the command, however it ends. Daemons that die are
 started again after a moment, as an init system would, unless `control` has stopped them.
 
@@ -27,7 +29,7 @@ from typing import IO
 
 from scripts.kubernetes import binaries, images, node, prerequisites
 from scripts.kubernetes.api_server import ApiServer, Network
-from scripts.kubernetes.control import CLUSTER_VARIABLE, Control
+from scripts.kubernetes.control import CLUSTER_VARIABLE, FORMER_VARIABLE, Control
 from scripts.kubernetes.controllers import controllers
 from scripts.kubernetes.nodes import node_is_ready
 from scripts.kubernetes.processes import Daemon, DaemonFailed
@@ -147,8 +149,13 @@ def run_inside(archives: Sequence[Path], command: Sequence[str], directory: Path
     return status
 
 
-def run(image_names: Sequence[str], command: Sequence[str]) -> int:
+def run(image_names: Sequence[str], command: Sequence[str], former: str = "") -> int:
     """Make namespaces, run everything in them, and remove what processes cannot take along.
+
+    Args:
+        image_names: of images that the node shall have.
+        command: to run beside the cluster.
+        former: a commit whose images it shall have besides; empty is none.
 
     Raises:
         PrerequisiteMissing, BuildFailed
@@ -161,6 +168,11 @@ def run(image_names: Sequence[str], command: Sequence[str]) -> int:
         archives += images.build(image_names, offline=True)
     _remove_stale()
     directory, lock = _make_directory()
+    environment = {**os.environ, _INSIDE: str(directory)}
+    if former:
+        tree = former_tree(former, directory)
+        archives += images.build_former(tree.name, tree)
+        environment[FORMER_VARIABLE] = str(tree)
     node.create_cgroup(_cgroup_of(directory))
     words = [f"--archive={archive}" for archive in archives]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -171,12 +183,37 @@ def run(image_names: Sequence[str], command: Sequence[str]) -> int:
                 *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
                 *("--", sys.executable, "-m", "scripts.kubernetes.cluster", *words, "--", *command),
             ],
-            env={**os.environ, _INSIDE: str(directory)},
+            env=environment,
             check=False,
         ).returncode
     finally:
         _remove(directory)
         lock.close()
+
+
+def former_tree(revision: str, directory: Path) -> Path:
+    """Write the files of a commit into a directory named as the commit.
+
+    Raises:
+        BuildFailed: git does not have it.
+    """
+    git = ["git", "-C", str(images.ROOT)]
+    try:
+        found = subprocess.run(
+            [*git, "rev-parse", "--short=7", f"{revision}^{{commit}}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        tree = directory / "former" / found.stdout.strip()
+        tree.mkdir(parents=True)
+        files = subprocess.run(
+            [*git, "archive", "--format=tar", tree.name], capture_output=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as exc:
+        raise images.BuildFailed(f"cannot read the commit {revision}: {exc}") from exc
+    subprocess.run(["tar", "--extract", f"--directory={tree}"], input=files.stdout, check=True)
+    return tree
 
 
 def _make_directory() -> tuple[Path, IO[str]]:
@@ -208,13 +245,14 @@ def main(arguments: list[str]) -> int:
     """Run a command beside a cluster."""
     parser = argparse.ArgumentParser(prog="cluster", description=__doc__)
     parser.add_argument("--image", action="append", default=[], help="name of a project's image")
+    parser.add_argument("--former", default="", help="commit whose images are wanted besides")
     parser.add_argument("--archive", type=Path, action="append", default=[], help="(internal)")
     parser.add_argument("command", nargs="+", help="what to run; put -- before it")
     options = parser.parse_args(arguments)
     try:
         if directory := os.environ.pop(_INSIDE, None):
             return run_inside(options.archive, options.command, Path(directory))
-        return run(options.image, options.command)
+        return run(options.image, options.command, options.former)
     except _ERRORS as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1

@@ -21,6 +21,9 @@ from scripts.kubernetes.processes import Daemon
 CLUSTER_VARIABLE = "EXO_TEST_CLUSTER"
 """Names the cluster's directory to what runs beside it."""
 
+FORMER_VARIABLE = "EXO_TEST_FORMER"
+"""Names the files of an earlier commit whose images the cluster has; the last part is their tag."""
+
 _CHECK_SECONDS = 0.2
 
 

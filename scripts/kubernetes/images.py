@@ -30,6 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TAG = "0.1.0"
 """Of the images whose program is ours."""
 
+FORMER_IMAGES = ("exo-inference", "exo-engine")
+"""What an installation of an earlier commit is made of."""
+
 _DEBIAN = "bookworm"
 _BASE_TAG = f"localhost/debian:{_DEBIAN}"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -136,6 +139,31 @@ def build(names: Sequence[str], *, offline: bool) -> list[Path]:
         return [_build_one(image, offline=offline) for image in chosen]
 
 
+def build_former(revision: str, tree: Path) -> list[Path]:
+    """Build the images of the program and its engine as an earlier commit has them.
+
+    They carry the commit as their tag, so that they stand beside today's.
+
+    Args:
+        revision: the commit, which names the archives too.
+        tree: its files, as `git archive` writes them.
+
+    Returns:
+        Their OCI archives.
+
+    Raises:
+        PrerequisiteMissing, BuildFailed
+    """
+    archives = []
+    with binaries.build_lock("images"):
+        for image in _chosen(FORMER_IMAGES):
+            archive = _archive(f"{revision}.{image.name}", _hash(str(image.offline), []))
+            if not archive.exists():
+                _build_archive(image, archive, f"localhost/{image.name}:{revision}", tree, True)
+            archives.append(archive)
+    return archives
+
+
 def build_pause() -> Path:
     """Return an archive of the image whose process holds a pod's namespaces together."""
     prerequisites.ensure(("buildah", "catatonit"), "build images")
@@ -164,20 +192,23 @@ def _build_one(image: Image, *, offline: bool) -> Path:
     arguments = (image.offline or {}) if offline else {}
     sources = [ROOT / source for source in image.sources]
     archive = _archive(image.name, _hash(_made_as(image, arguments), sources))
-    if archive.exists():
-        return archive
+    if not archive.exists():
+        _build_archive(image, archive, f"localhost/{image.name}:{image.tag}", ROOT, offline)
+    return archive
+
+
+def _build_archive(image: Image, archive: Path, tag: str, root: Path, offline: bool) -> None:
+    """Build an image from the files below a root."""
     if offline:
         prerequisites.ensure(prerequisites.IMAGES, "build images")
         _ensure_base()
-    print(f"building {image.name} ...", file=sys.stderr, flush=True)
+    print(f"building {tag.rpartition('/')[2]} ...", file=sys.stderr, flush=True)
     begin = time.monotonic()
-    tag = f"localhost/{image.name}:{image.tag}"
-    _bud(tag, ROOT / image.dockerfile, ROOT, arguments)
+    _bud(tag, root / image.dockerfile, root, (image.offline or {}) if offline else {})
     _save(tag, archive)
     _tidy()
     size = archive.stat().st_size / 1e6
     print(f"  took {time.monotonic() - begin:.0f} s, {size:.0f} MB", file=sys.stderr, flush=True)
-    return archive
 
 
 def _made_as(image: Image, arguments: dict[str, str]) -> str:
