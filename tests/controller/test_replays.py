@@ -431,9 +431,24 @@ def test_refusals_are_kept_until_they_end(tmp_path: Path, monkeypatch: pytest.Mo
     assert "key 27" in RefusalLog(path, clock)
 
 
-def test_refusals_that_cannot_be_kept_are_no_error(tmp_path: Path) -> None:
+def test_refusals_that_cannot_be_kept_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "MAX_LINES", 10)
     log = RefusalLog(tmp_path / "nowhere" / "refused", FakeClock())
-    log.add("key", 1600.0)
+    for number in range(100):
+        log.add(f"key {number}", 1600.0)
+    assert "key 99" in log
+    assert len(log) <= 11, "nor do they fill the memory"
+
+
+def test_a_clock_that_is_ahead_at_a_start_forgets_no_refusal(tmp_path: Path) -> None:
+    clock, path = FakeClock(), tmp_path / "refused"
+    RefusalLog(path, clock).add("key", 1600.0)
+    clock.now += 3600.0
+    log = RefusalLog(path, clock)
+    assert "key" not in log
+    clock.now -= 3600.0
     assert "key" in log
 
 

@@ -43,6 +43,9 @@ class RefusalLog:
     def __contains__(self, signature: str) -> bool:
         return self._ends.get(_digest(signature), 0) > self._clock()
 
+    def __len__(self) -> int:
+        return len(self._ends)
+
     def add(self, signature: str, until: float) -> None:
         """Remember one until it ends; a file that cannot be written is said, and no error."""
         digest, ends = _digest(signature), int(until)
@@ -50,7 +53,7 @@ class RefusalLog:
             return
         self._ends[digest] = ends
         try:
-            if self._num_lines >= MAX_LINES:
+            if max(self._num_lines, len(self._ends)) > MAX_LINES:
                 self._rewrite()
                 return
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -70,11 +73,9 @@ class RefusalLog:
         except OSError as exc:
             logger.warning("what was refused before is not known: %s", exc)
             return
-        now = self._clock()
         self._num_lines = len(lines)
-        for line in lines:
-            found = _LINE.fullmatch(line)
-            if found is not None and int(found[2]) > now:
+        for line in lines[-MAX_LINES:]:  # ended ones as well: the clock may be set back
+            if (found := _LINE.fullmatch(line)) is not None:
                 self._ends[found[1]] = int(found[2])
 
     def _rewrite(self) -> None:

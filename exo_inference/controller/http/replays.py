@@ -150,8 +150,8 @@ class ReplayMemory:
                 if entry.answer.status < 400 and self._latest.get(target, signature) != signature:
                     raise Superseded
                 return entry.answer
-        refused_before = self._refusals or ()
-        if judged_again_until is None and signature in refused_before:
+        is_new = judged_again_until is None
+        if is_new and self._refusals is not None and signature in self._refusals:
             raise Forgotten
         entry = self._begin(signature, until)
         entry.target = target
