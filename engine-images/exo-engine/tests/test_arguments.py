@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -255,3 +256,20 @@ def test_http_side_imports_neither_torch_nor_a_validation_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_a_reader_that_has_enough_ends_the_help_page_without_a_word():
+    """As in `exo-engine serve --help | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "exo_engine.server.main", "serve", "--help"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")

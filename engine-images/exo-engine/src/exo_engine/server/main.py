@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
         if isinstance(command, PrintCommand):
-            print(command.text)
+            _print_page(command.text)
             return 0
         return _serve(command)
     except EngineError as exc:
@@ -63,6 +64,15 @@ def _raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+
+
+def _print_page(text: str) -> None:
+    """Print to whoever reads it to its end; one who has had enough (`| head`) is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is left in the buffer would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(error: EngineError) -> None:
