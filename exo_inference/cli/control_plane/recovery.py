@@ -126,9 +126,10 @@ def restore_files(
     if not losses or not (missing or damaged):
         return False
     if settings is None:
+        what = f"{state.settings_file} was damaged" if damaged else f"{missing[0]} was deleted"
         raise ExoError(
-            f"{missing[0]} was deleted while the control plane runs, and its ports cannot be found "
-            "out, because not all of it runs",
+            f"{what} while the control plane runs, and its ports cannot be found out, because not "
+            "all of it runs",
             hint="Run `exo dedicated-inference down`, then `up`.",
         )
     if damaged or state.settings_file in missing:

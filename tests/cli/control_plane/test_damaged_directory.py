@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from exo_inference.cli.control_plane.down import is_ours
-from exo_inference.cli.control_plane.processes import find_servers
+from exo_inference.cli.control_plane.processes import LocalProcess, find_servers
+from exo_inference.cli.control_plane.recovery import restore_files
+from exo_inference.errors import ExoError
 from exo_inference.state_dir import StateDir
 from tests.cli.conftest import Exo
 from tests.cli.control_plane.commands import is_refused, pids, status_of, until, until_gone, up
@@ -200,3 +202,18 @@ def test_a_dead_controller_beside_a_living_gateway_is_said(
     assert f"the controller of {state.root} does not answer" in result.err
     assert "`exo dedicated-inference up`" in result.err
     assert exo("ai", "down").code == 0
+
+
+@pytest.mark.parametrize("damaged", [True, False], ids=["damaged", "deleted"])
+def test_settings_that_cannot_be_found_out_are_told(
+    damaged: bool, state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.create()
+    state.config_file.write_text("")
+    if damaged:
+        state.settings_file.write_text("{")
+    monkeypatch.chdir(state.root)
+    here = LocalProcess("controller", os.getpid(), None, "running", "server")
+    what = "damaged" if damaged else "deleted"
+    with pytest.raises(ExoError, match=rf"settings.json was {what} while .* cannot be found out"):
+        restore_files(state, None, [here])
