@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from exo_engine.attention import BACKENDS
 from exo_engine.errors import ConfigurationError
 from exo_engine.simulation.file import Simulation
 from exo_engine.weight_formats import PLAIN, formats_made_at_load
@@ -186,7 +187,7 @@ def _check_ranges(config: EngineConfig) -> None:
         ("dtype", config.dtype, DTYPE_CHOICES),
         ("device", config.device, DEVICE_CHOICES),
         ("scheduling-policy", config.scheduling_policy, POLICY_CHOICES),
-        ("attention-backend", config.attention_backend, ("auto", "reference")),
+        ("attention-backend", config.attention_backend, ("auto", *BACKENDS)),
     ):
         if word not in choices:
             raise ConfigurationError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from exo_engine.errors import ConfigurationError
@@ -11,13 +13,19 @@ if TYPE_CHECKING:
     from exo_engine.attention.kv_cache import KVCache
     from exo_engine.models.spec import DecoderSpec
 
+BACKENDS: Mapping[str, str] = {
+    "reference": "exo_engine.attention.reference:ReferenceAttention",
+}
+"""Each backend by its name; loaded when it is used, as all of them import torch."""
+
 
 def create_backend(name: str, spec: DecoderSpec, cache: KVCache) -> AttentionBackend:
     """Build the backend called `name` over a cache."""
-    if name == "reference":
-        from exo_engine.attention.reference import ReferenceAttention
-
-        return ReferenceAttention(spec, cache)
-    raise ConfigurationError(
-        f"there is no attention backend {name!r}, expected reference", param="attention-backend"
-    )
+    if name not in BACKENDS:
+        raise ConfigurationError(
+            f"there is no attention backend {name!r}, expected {', '.join(BACKENDS)}",
+            param="attention-backend",
+        )
+    module, _, attribute = BACKENDS[name].partition(":")
+    backend: AttentionBackend = getattr(importlib.import_module(module), attribute)(spec, cache)
+    return backend

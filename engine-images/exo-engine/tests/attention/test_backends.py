@@ -1,4 +1,4 @@
-"""The paged attention equals attention written out over each sequence's own keys."""
+"""Every backend equals attention written out over each sequence's own keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from exo_engine.attention import create_backend, reference
+from exo_engine.attention import BACKENDS, create_backend, reference
 from exo_engine.attention.base import Span, StepLayout
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.core.block_manager import BlockCopy
@@ -49,7 +49,8 @@ def attend_plainly(queries, keys, values, first_position: int, window: int | Non
 
 @pytest.mark.parametrize("limits", ["default", "tiny"])
 @pytest.mark.parametrize("windows", [(None,), (7,), (None, 5, 1)], ids=str)
-def test_any_mix_of_prompts_chunks_and_single_tokens(windows, limits, monkeypatch):
+@pytest.mark.parametrize("name", BACKENDS)
+def test_any_mix_of_prompts_chunks_and_single_tokens(name, windows, limits, monkeypatch):
     if limits == "tiny":  # every group and every chunk is split
         monkeypatch.setitem(reference._MAX_GATHERED_TOKENS, "cpu", 40)
         monkeypatch.setitem(reference._MAX_PAIRS, "cpu", 30)
@@ -57,7 +58,7 @@ def test_any_mix_of_prompts_chunks_and_single_tokens(windows, limits, monkeypatc
     torch.manual_seed(3)
     spec = make_spec(*windows)
     cache = KVCache(spec, 100, BLOCK, dtype=torch.float32, device=torch.device("cpu"))
-    backend = create_backend("reference", spec, cache)
+    backend = create_backend(name, spec, cache)
     free = list(range(100))
     numbers.shuffle(free)
     # (context, new tokens): decodes first
@@ -100,10 +101,11 @@ def test_blocks_are_copied_in_every_layer():
         assert torch.equal(new[2:], old[:2])
 
 
-def test_scratch_is_bounded_and_known():
+@pytest.mark.parametrize("name", BACKENDS)
+def test_scratch_is_bounded_and_known(name):
     spec = make_spec(None)
     cache = KVCache(spec, 4, BLOCK, dtype=torch.float32, device=torch.device("cpu"))
-    assert 0 < create_backend("reference", spec, cache).scratch_bytes() < 2**28
+    assert 0 < create_backend(name, spec, cache).scratch_bytes() < 2**28
 
 
 def test_an_unknown_backend_is_refused():
