@@ -15,8 +15,15 @@ from typing import Any
 import pytest
 
 import exo_inference.planner
-from exo_inference.planner import EngineParameters, explain, find_gpu, plan, read_architecture
-from exo_inference.planner.model.families import FAMILIES
+from exo_inference.planner import (
+    EngineParameters,
+    explain,
+    find_gpu,
+    load_models,
+    plan,
+    read_architecture,
+)
+from exo_inference.planner.model.families import FAMILIES, UNCHECKED
 
 COUNTS: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("family_counts.json").read_text(encoding="utf-8")
@@ -48,6 +55,20 @@ def test_a_family_without_a_class_has_its_published_count(name: str) -> None:
         "tie_word_embeddings": is_tied, "max_position_embeddings": 4096,
     }  # fmt: skip
     assert read_architecture(config, name=name).num_parameters == count
+
+
+def _model_types(value: object) -> set[str]:
+    """Every `model_type` in a JSON value."""
+    if not isinstance(value, dict | list):
+        return set()
+    parts = value.values() if isinstance(value, dict) else value
+    own = value.get("model_type") if isinstance(value, dict) else None
+    return set().union({own} if isinstance(own, str) else set(), *map(_model_types, parts))
+
+
+def test_every_family_is_compared_with_a_model() -> None:
+    compared = _model_types(COUNTS) | PUBLISHED.keys() | _model_types(load_models())
+    assert FAMILIES.keys() - compared == UNCHECKED - compared
 
 
 def test_the_page_lists_the_model_types_that_are_known() -> None:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from exo_engine.llm import LLM
+from exo_engine.models.config_file import FAMILIES as ARCHITECTURES
 from exo_engine.sampling_params import SamplingParams
 
 FAMILIES = [
@@ -35,6 +36,11 @@ def run(llm: LLM, prompts) -> list[tuple[int, ...]]:
     llm.core.check_integrity()
     assert llm.stats().num_used_blocks == 0
     return [completion.token_ids for completion in completions]
+
+
+def test_every_family_is_compared(tiny_model):
+    configs = [json.loads((tiny_model(name).path / "config.json").read_text()) for name in FAMILIES]
+    assert {name for config in configs for name in config["architectures"]} == ARCHITECTURES.keys()
 
 
 @pytest.mark.parametrize("expected", FAMILIES, indirect=True)
