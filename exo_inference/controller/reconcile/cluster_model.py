@@ -15,7 +15,6 @@ from exo_inference.controller.admission.model import FindSource, no_directory_er
 from exo_inference.controller.conditions import condition
 from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.reconcile.adoption import adopt_model
-from exo_inference.controller.reconcile.deployment import TEARDOWN_CHECK_SECONDS, Outcome
 from exo_inference.controller.reconcile.model_fetch import (
     FINAL_REASON,
     failure_of,
@@ -29,6 +28,7 @@ from exo_inference.controller.reconcile.model_status import (
     wait_for_users,
     write_status,
 )
+from exo_inference.controller.reconcile.outcome import TEARDOWN_CHECK_SECONDS, Outcome
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import ObjectNotFound, Store, VersionConflict
 from exo_inference.errors import ExoError, HubError, PlatformError

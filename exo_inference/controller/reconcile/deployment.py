@@ -7,13 +7,14 @@ line: everything it knows is in the store, on the platform or in the routing tab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from exo_inference.controller import conditions
 from exo_inference.controller.reconcile import decision, rollback
 from exo_inference.controller.reconcile.adoption import adopt_deployment, choose_engine
 from exo_inference.controller.reconcile.late_admission import LateAdmission
+from exo_inference.controller.reconcile.outcome import TEARDOWN_CHECK_SECONDS, Outcome, adopted_uid
 from exo_inference.controller.reconcile.start_recorder import StartRecorder
 from exo_inference.controller.routing import Routing
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
@@ -46,23 +47,7 @@ from exo_inference.wire import ModelState, Route, RouteKey, RouteReplica
 UNROUTE_CHECK_SECONDS = 0.1
 """How soon to look again while the gateway has to let go of a replica."""
 
-TEARDOWN_CHECK_SECONDS = 0.3
 BLOCKED_REASON = "PlatformBusy"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one pass came to.
-
-    Attributes:
-        again_after_seconds: when to look again; None is when something changes.
-        failed: look again with growing delays instead.
-        changed: the status was written.
-    """
-
-    again_after_seconds: float | None = None
-    failed: bool = False
-    changed: bool = False
 
 
 class DeploymentReconciler:
@@ -418,11 +403,6 @@ def _essence(status: DeploymentStatus) -> tuple[object, ...]:
     counts = (status.current_replicas, status.ready_replicas, status.autoscaled_replicas)
     names = (status.url, status.key_sha256, status.selector, status.uid, status.release)
     return states, counts, names
-
-
-def adopted_uid(obj: InferenceDeployment | InferenceModel) -> str:
-    """Return the uid to write down of an object: for good, so only one that it has."""
-    return obj.status.uid if obj.metadata.uid_problem is not None else obj.metadata.uid
 
 
 def route_key(key: InferenceApiKey) -> RouteKey:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from exo_inference.controller.admission.model import FindSource
 from exo_inference.controller.reconcile.adoption import adopt_model
-from exo_inference.controller.reconcile.deployment import Outcome
 from exo_inference.controller.reconcile.model_fetch import (
     FINAL_REASON,
     Fetch,
@@ -25,6 +24,7 @@ from exo_inference.controller.reconcile.model_fetch import (
     status_fields,
 )
 from exo_inference.controller.reconcile.model_status import release, wait_for_users, write_status
+from exo_inference.controller.reconcile.outcome import Outcome
 from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
 from exo_inference.controller.stores.base import (
     ObjectNotFound,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from exo_inference.controller import conditions
 from exo_inference.controller.conditions import condition
-from exo_inference.controller.reconcile.deployment import Outcome, adopted_uid
+from exo_inference.controller.reconcile.outcome import Outcome, adopted_uid
 from exo_inference.controller.reconcile.rollback import read_settled
 from exo_inference.controller.stores.base import (
     ObjectNotFound,

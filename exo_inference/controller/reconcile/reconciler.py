@@ -18,12 +18,12 @@ from exo_inference.controller.context import Context
 from exo_inference.controller.reconcile.cluster_model import ClusterModelReconciler
 from exo_inference.controller.reconcile.deployment import (
     DeploymentReconciler,
-    Outcome,
     route_key,
 )
 from exo_inference.controller.reconcile.key_scopes import report_scopes
 from exo_inference.controller.reconcile.late_admission import LateAdmission
 from exo_inference.controller.reconcile.model import ModelReconciler
+from exo_inference.controller.reconcile.outcome import Outcome
 from exo_inference.controller.reconcile.queue import WorkQueue
 from exo_inference.controller.reconcile.start_recorder import StartRecorder
 from exo_inference.controller.stores.base import Change, ChangeType
