@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,8 @@ import yaml
 
 from exo_inference import wire
 from exo_inference.cli.reference import walk_all
+from exo_inference.controller.http.routes import ROUTES
 
-ROUTES = "exo_inference.controller.http.routes"
 PACKAGES = (
     "exo_inference",
     "exo_inference.sdk",
@@ -46,11 +45,8 @@ def http_api() -> str:
 
 
 def _paths() -> Iterator[tuple[str, dict[str, Any]]]:
-    package = importlib.import_module(ROUTES)
-    for found in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{ROUTES}.{found.name}")
-        for route in getattr(module, "ROUTES", ()):
-            yield route.path, {method.lower(): {} for method in sorted(route.methods)}
+    for route in ROUTES:
+        yield route.path, {method.lower(): {} for method in sorted(route.methods or ())}
 
 
 def _schemas() -> dict[str, Any]:

@@ -19,15 +19,7 @@ from exo_inference.controller.http.auth import FindSecret, Verifier
 from exo_inference.controller.http.middleware import RequestBoundary, SignatureGate
 from exo_inference.controller.http.refusals import RefusalLog
 from exo_inference.controller.http.replays import ReplayMemory
-from exo_inference.controller.http.routes import (
-    api_keys,
-    deployments,
-    logs,
-    metrics,
-    models,
-    plans,
-    platform,
-)
+from exo_inference.controller.http.routes import ROUTES
 
 
 def create_app(
@@ -56,17 +48,8 @@ class _Routes:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        routes = [
-            *models.ROUTES,
-            *deployments.ROUTES,
-            *logs.ROUTES,
-            *api_keys.ROUTES,
-            *plans.ROUTES,
-            *metrics.ROUTES,
-            *platform.ROUTES,
-        ]
         # A redirect to the path without its slash would be followed with the old signature.
-        self._router = Router(routes, redirect_slashes=False)
+        self._router = Router(ROUTES, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
