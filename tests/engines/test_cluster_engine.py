@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from exo_inference.cli.deployment import engine_flags
+from exo_inference.cli.planning import words
 from exo_inference.engines import ENGINES, ReplicaCommand, UnknownEngineRelease, get_engine
 from exo_inference.engines.base import EngineNotInstalled
 from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.flags.problems import REASONS
 from exo_inference.engines.registry import engines_on
 from exo_inference.wire import EngineParameter
+from scripts.kubernetes import images
 
 CLUSTER_ENGINES = tuple(name for name in ENGINES if isinstance(get_engine(name), ClusterEngine))
+CHARTS = Path(__file__).parents[2] / "charts"
 DOCKERFILES = Path(__file__).parents[2] / "engine-images"
 
 
@@ -38,11 +42,23 @@ def right_values(engine: ClusterEngine, parameter: EngineParameter) -> list[str]
 
 
 def test_the_engines_are_those_of_the_images() -> None:
-    images = {path.parent.name.replace("exo-engine", "exo") for path in DOCKERFILES.glob("*/Doc*")}
-    assert set(ENGINES) == images == set(engine_flags.ENGINES)
+    folders = {path.parent.name.replace("exo-engine", "exo") for path in DOCKERFILES.glob("*/Doc*")}
+    assert set(ENGINES) == folders == set(engine_flags.ENGINES) == set(words.ENGINES)
     assert CLUSTER_ENGINES == ("llama-cpp", "sglang", "tensorrt-llm", "tgi")
     assert engines_on("cpu") == ("exo", "llama-cpp")
     assert engines_on("gpu") == ENGINES
+
+
+def test_charts_and_builds_of_images_know_every_engine() -> None:
+    release = json.loads((CHARTS / "inference-deployment" / "values.schema.json").read_text())
+    assert set(release["properties"]["engine"]["properties"]["name"]["enum"]) == set(ENGINES)
+    plane = json.loads((CHARTS / "exo-inference" / "values.schema.json").read_text())
+    of_release = plane["definitions"]["deploymentValues"]["properties"]["engine"]["properties"]
+    assert set(of_release["name"]["enum"]) == set(ENGINES)
+    of_platform = plane["properties"]["platform"]["properties"]
+    assert set(of_platform["engineValues"]["properties"]) == set(ENGINES)
+    built = {image.name.removeprefix("exo-") for image in images.IMAGES}
+    assert built - {"inference"} == {name.replace("exo", "engine") for name in ENGINES}
 
 
 @pytest.mark.parametrize("name", CLUSTER_ENGINES)

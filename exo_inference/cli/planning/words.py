@@ -9,7 +9,7 @@ from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanVerdict
 
 GIB = 2**30
 
-_ENGINES = {
+ENGINES = {
     "vllm": "vLLM",
     "exo": "exo-engine",
     "sglang": "SGLang",
@@ -86,7 +86,7 @@ def gpus(plan: DeploymentPlan) -> str:
 
 def engine(plan: DeploymentPlan) -> str:
     """Name the engine; the version is vLLM's, whose flags exo-engine takes too."""
-    name = _ENGINES.get(plan.engine, plan.engine)
+    name = ENGINES.get(plan.engine, plan.engine)
     return name if plan.engine == "exo" else f"{name} {plan.engine_version}"
 
 
