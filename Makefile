@@ -100,6 +100,7 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, g
 	@$(BIN)/python scripts/generate_sync.py --check
 	@$(BIN)/python scripts/generate_crds.py --check
 	@$(BIN)/python -m scripts.generate_chart_pages --check
+	@$(BIN)/python -m scripts.draw_packages --check
 	@$(BIN)/python -m exo_inference.cli.reference --check
 
 format: setup-dev ## rewrite what ruff can mend
@@ -109,6 +110,7 @@ docs: setup-dev ## regenerate the generated pages of docs/reference
 	@$(BIN)/python scripts/generate_sync.py
 	@$(BIN)/python scripts/generate_sdk_reference.py
 	@$(BIN)/python -m scripts.generate_chart_pages
+	@$(BIN)/python -m scripts.draw_packages
 	@$(BIN)/python -m exo_inference.cli.reference --write
 
 bench: setup-dev ## the benchmarks that run on this machine, one after the other
