@@ -18,7 +18,7 @@ import requests
 from exoscale_auth import ExoscaleV2Auth
 
 from tests.kubernetes import test_control_plane
-from tests.kubernetes.test_control_plane import Plane, deploy_chat
+from tests.kubernetes.real_plane import Plane, deploy_chat
 
 plane = test_control_plane.plane  # the fixture
 
