@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
@@ -22,7 +22,6 @@ from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.shared_page import SharedPage
 from exo_inference.controller.stores.base import Store
 from exo_inference.controller.stores.start_log import FileStarts, Starts
-from exo_inference.engines import Engine
 from exo_inference.planner.gpus import Gpu
 from exo_inference.platforms.base import (
     InstanceTypeInfo,
@@ -53,7 +52,6 @@ class Context:
     settings: ControllerSettings
     store: Store
     platform: Platform
-    find_engine: Callable[[str], Engine]
     find_source: FindSource
     secret_box: SecretBox
     routing: Routing

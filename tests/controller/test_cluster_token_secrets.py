@@ -17,7 +17,6 @@ from exo_inference.controller.reconcile.cluster_model import ClusterModelReconci
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.settings import read_settings
 from exo_inference.controller.stores.kubernetes import KubernetesStore
-from exo_inference.engines import get_engine
 from exo_inference.hub import source_for
 from exo_inference.hub.base import ModelSource
 from exo_inference.platforms.kubernetes.names import model_release_name
@@ -177,7 +176,6 @@ async def test_the_hub_is_asked_about_a_model_with_its_secret_and_without_where_
         store=tokens.store,
         platform=tokens.process.platform,
         models=tokens.process.models,
-        find_engine=get_engine,
         find_source=source_for,
         secret_box=SecretBox(bytes(32)),
         routing=ClusterRouting(),

@@ -28,7 +28,6 @@ from exo_inference.controller.reconcile.reconciler import Reconciler
 from exo_inference.controller.settings import ClusterSettings, ControllerSettings
 from exo_inference.controller.stores.kubernetes import KubernetesStore
 from exo_inference.controller.user_gpus import read_user_gpus
-from exo_inference.engines import Engine, get_engine
 from exo_inference.hub.architecture import fetch_architecture
 from exo_inference.kubernetes_api.client import KubernetesApi
 from exo_inference.kubernetes_api.pod import listen_everywhere
@@ -101,7 +100,6 @@ async def serve_on_cluster(
     *,
     find_source: FindSource,
     open_platforms: OpenPlatforms | None = None,
-    find_engine: Callable[[str], Engine] = get_engine,
     fetch: FetchArchitecture = fetch_architecture,
     started: Callable[[Running], None] = lambda running: None,
 ) -> None:
@@ -111,7 +109,6 @@ async def serve_on_cluster(
         settings: of this process; they have a cluster.
         find_source: where models come from.
         open_platforms: where replicas run; None is this cluster, by Helm releases.
-        find_engine: which engines there are.
         fetch: asks the Hub what a model is, without fetching it.
         started: called once requests are answered.
 
@@ -140,7 +137,6 @@ async def serve_on_cluster(
                 platform=platforms.engines,
                 models=platforms.models,
                 cluster_starts=ClusterStarts(api),
-                find_engine=find_engine,
                 find_source=find_source,
                 secret_box=await open_shared_box(api, store),
                 routing=ClusterRouting(),

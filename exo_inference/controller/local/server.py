@@ -30,7 +30,6 @@ from exo_inference.controller.secret_box import open_secret_box
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.controller.user_gpus import FILE_NAME, read_user_gpus
-from exo_inference.engines import Engine, get_engine
 from exo_inference.errors import ConfigurationError
 from exo_inference.hub.architecture import fetch_architecture
 from exo_inference.liveness import answering_probes
@@ -49,7 +48,6 @@ async def open_context(
     *,
     platform: Platform,
     find_source: FindSource,
-    find_engine: Callable[[str], Engine] = get_engine,
     fetch: FetchArchitecture = fetch_architecture,
 ) -> AsyncIterator[Context]:
     """Open the store and put together what the routes and the reconciler need.
@@ -68,7 +66,6 @@ async def open_context(
             settings=settings,
             store=store,
             platform=platform,
-            find_engine=find_engine,
             find_source=find_source,
             secret_box=await open_secret_box(state.secret_key_file, store),
             routing=RoutingTable(
@@ -89,7 +86,6 @@ async def serve(
     *,
     platform: Platform,
     find_source: FindSource,
-    find_engine: Callable[[str], Engine] = get_engine,
     fetch: FetchArchitecture = fetch_architecture,
     started: Callable[[Running], None] = lambda running: None,
     listener: socket.socket | None = None,
@@ -100,7 +96,6 @@ async def serve(
         settings: of this process.
         platform: where replicas run.
         find_source: where models come from.
-        find_engine: which engines there are.
         fetch: asks the Hub what a model is, without fetching it.
         started: called once requests are answered.
         listener: a socket that listens at the address already, inherited from the supervisor.
@@ -117,7 +112,6 @@ async def serve(
                 settings,
                 platform=platform,
                 find_source=find_source,
-                find_engine=find_engine,
                 fetch=fetch,
             ) as context,
         ):

@@ -88,8 +88,7 @@ async def get_engine_help(request: Request) -> Response:
     releases = releases_of(engine_name)
     if version is not None and version not in releases:
         raise refuse("Version not known", [choice_issue("version", version[:64], releases)])
-    find = context_of(request).find_engine if engine_name == "exo" else get_engine
-    found = find(engine_name).parameters(version)
+    found = get_engine(engine_name).parameters(version)
     return answer(EngineParameterList(parameters=list(found)))
 
 
@@ -141,7 +140,7 @@ async def get_status(request: Request) -> Response:
     return JSONResponse(
         {
             "version": exo_inference.__version__,
-            "engine": f"exo {context_of(request).find_engine('exo').version}",
+            "engine": f"exo {exo_inference.__version__}",
             "platform": context_of(request).platform.name,
             "zone": settings.zone,
             "gateway": settings.gateway_url,
