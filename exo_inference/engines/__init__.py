@@ -4,8 +4,8 @@ Admission asks an engine to check parameters; a platform asks it for a command l
 meaning of an exit. An engine starts nothing and knows neither store nor platform.
 """
 
+from exo_inference.engine_names import ENGINES
 from exo_inference.engines.base import (
-    ENGINES,
     Engine,
     Failure,
     ReplicaCommand,

@@ -1,7 +1,7 @@
 """What an engine is to the control plane: a catalogue, a command line, and a reader of failures.
 
 Admission calls `parameters` and `read`; a platform calls `command` to start one replica and
-`diagnose` when it has ended. Implementations: `exo.py`, `simulated.py`, and `cluster_engine.py` for the engines
+`diagnose` when it has ended. Implementations: `exo.py`, `vllm.py`, and `cluster_engine.py` for the other engines
 that only a cluster runs.
 """
 
@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from exo_inference.engine_names import facts_of
 from exo_inference.engines.flags.reader import Reading
 from exo_inference.errors import PlatformError, UsageError
 from exo_inference.wire import EngineParameter
-
-ENGINES = ("exo", "llama-cpp", "sglang", "tensorrt-llm", "tgi", "vllm")
-"""Engines that a deployment can name. Where each can run is the platform's to say."""
 
 CPU, GPU = "cpu", "gpu"
 """What an engine runs on."""
@@ -79,7 +77,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What deployments call it: one of `ENGINES`."""
+        """What deployments call it: one of `engine_names.ENGINES`."""
         ...
 
     @property
@@ -125,3 +123,29 @@ class Engine(Protocol):
             log_tail: its last log lines, oldest first.
         """
         ...
+
+
+class ClusterOnly:
+    """What engines have in common that run in pods alone: nothing of them is started by this process."""
+
+    name: str
+
+    @property
+    def title(self) -> str:
+        """The engine's name for people."""
+        return facts_of(self.name).title
+
+    def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
+        """Refuse: its command line is made by the entrypoint of its image.
+
+        Raises:
+            EngineNotInstalled
+        """
+        raise EngineNotInstalled(
+            f"{self.title} runs on a cluster only, not as a process of this machine",
+            hint="Create the deployment with the engine `exo`.",
+        )
+
+    def diagnose(self, exit_code: int | None, log_tail: Sequence[str]) -> Failure:
+        """Say no more than the exit code does; on a cluster `container_failures.py` reads the log."""
+        return Failure(f"{self.title} ended (exit code {exit_code})", retry=True)

@@ -17,9 +17,7 @@ from typing import Any
 
 from exo_inference.engines.base import (
     GPU,
-    EngineNotInstalled,
-    Failure,
-    ReplicaCommand,
+    ClusterOnly,
     UnknownEngineRelease,
 )
 from exo_inference.engines.flags.catalogue import ReleaseFlags, single_release
@@ -80,7 +78,7 @@ class VllmMeaning:
 
 
 @dataclass(frozen=True)
-class ClusterEngine:
+class ClusterEngine(ClusterOnly):
     """An engine that runs in pods alone.
 
     Attributes:
@@ -105,11 +103,6 @@ class ClusterEngine:
     def flags(self) -> ReleaseFlags:
         """Every flag of its release, those that the platform owns too."""
         return _load(self.name, self.dialect)
-
-    @property
-    def title(self) -> str:
-        """The engine's name for people."""
-        return self.flags.engine
 
     @property
     def version(self) -> str:
@@ -157,21 +150,6 @@ class ClusterEngine:
             f"expected the {gpu_count} of the deployment's gpu-count; change it, or leave it out"
         )
         return [ParameterProblem(use.index, text, use.spelling, "model")]
-
-    def command(self, replica: ReplicaCommand) -> tuple[str, ...]:
-        """Refuse: its command line is made by the entrypoint of its image.
-
-        Raises:
-            EngineNotInstalled
-        """
-        raise EngineNotInstalled(
-            f"{self.title} runs on a cluster only, not as a process of this machine",
-            hint="Create the deployment with the engine `exo`.",
-        )
-
-    def diagnose(self, exit_code: int | None, log_tail: Sequence[str]) -> Failure:
-        """Say no more than the exit code does; on a cluster `container_failures.py` reads the log."""
-        return Failure(f"{self.title} ended (exit code {exit_code})", retry=True)
 
     def _check_release(self, version: str | None) -> None:
         if version is not None and version != self.version:

@@ -128,6 +128,9 @@ class ExoEngine:
         return Failure(said or f"{message} (exit code {exit_code})", retry)
 
 
+ENGINE = ExoEngine()
+
+
 def find_executable() -> Path:
     """Return the engine's program: beside this Python, else on the PATH.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 
-from exo_inference.engines.base import ENGINES, Engine, UnknownEngine
-from exo_inference.engines.versions import VERSIONS
-from exo_inference.resources import EngineRef
+from exo_inference.engine_names import ENGINES, facts_of
+from exo_inference.engines.base import Engine, UnknownEngine
+from exo_inference.engines.versions import DEFAULT_VERSION, VERSIONS
 
 
 def get_engine(name: str) -> Engine:
@@ -15,24 +16,15 @@ def get_engine(name: str) -> Engine:
     Raises:
         UnknownEngine
     """
+    if name not in ENGINES:
+        raise UnknownEngine(
+            f"there is no engine {name!r}; there are: {', '.join(ENGINES)}",
+            hint="Leave the engine out, or ask for `exo`.",
+        )
     # Imported here, because each loads its catalogue of flags.
-    if name == "exo":
-        from exo_inference.engines.exo import ExoEngine
-
-        return ExoEngine()
-    if name == "vllm":
-        from exo_inference.engines.simulated import SimulatedVllm
-
-        return SimulatedVllm()
-    if name in ENGINES:
-        from exo_inference.engines import llama_cpp, sglang, tensorrt_llm, tgi
-
-        on_clusters = (llama_cpp.ENGINE, sglang.ENGINE, tensorrt_llm.ENGINE, tgi.ENGINE)
-        return next(engine for engine in on_clusters if engine.name == name)
-    raise UnknownEngine(
-        f"there is no engine {name!r}; there are: {', '.join(ENGINES)}",
-        hint="Leave the engine out, or ask for `exo`.",
-    )
+    module = importlib.import_module(f"exo_inference.engines.{name.replace('-', '_')}")
+    engine: Engine = module.ENGINE
+    return engine
 
 
 @functools.cache
@@ -43,11 +35,17 @@ def engines_on(device: str) -> tuple[str, ...]:
 
 def releases_of(engine: str) -> tuple[str, ...]:
     """Return the versions that a deployment of an engine may name."""
-    return VERSIONS if engine in ("exo", "vllm") else (get_engine(engine).version,)
+    return VERSIONS if facts_of(engine).takes_vllm_flags else (get_engine(engine).version,)
 
 
-def engine_release(engine: EngineRef) -> str:
+def flags_release(engine: str, version: str | None) -> str:
+    """Return the release whose flags a deployment has: the one that it names, or the default one."""
+    default = DEFAULT_VERSION if facts_of(engine).takes_vllm_flags else get_engine(engine).version
+    return version or default
+
+
+def engine_release(engine: str | None, version: str | None) -> str:
     """Return the release that runs: exo-engine's own, or that whose flags were asked for."""
-    own: str | None = None if engine.name == "exo" else engine.version
+    own = None if facts_of(engine).is_ours else version
     # What came by kubectl may name any engine, until it is judged.
-    return own or (get_engine(engine.name).version if engine.name in ENGINES else "")
+    return own or (get_engine(engine).version if engine in ENGINES else "")

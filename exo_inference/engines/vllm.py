@@ -2,8 +2,7 @@
 
 The catalogue has data for the releases of `catalogue.listed_releases()`, 0.12.0 to 0.33.0; one
 between two of them is judged as the nearest lower one, and every message says so. Earlier and
-later ones are refused. This is its half of admission and of parameter help;
-on a cluster the image of vLLM starts it.
+later ones are refused. On a cluster vLLM runs in pods; on one machine the local platform simulates it.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from exo_inference.engines.base import GPU, ClusterOnly
 from exo_inference.engines.flags.catalogue import Flag, flags_of
 from exo_inference.engines.flags.reader import Reading, read_vector
 from exo_inference.engines.versions import DEFAULT_VERSION
@@ -108,3 +108,27 @@ def _to_wire(flag: Flag) -> EngineParameter:
         description=flag.description,
         allowed_values=list(flag.choices),
     )
+
+
+class VllmEngine(ClusterOnly):
+    """vLLM, by its flags."""
+
+    name = "vllm"
+    devices = (GPU,)
+    spans_nodes = True
+
+    @property
+    def version(self) -> str:
+        """The release whose flags are meant where a deployment names none."""
+        return DEFAULT_VERSION
+
+    def parameters(self, version: str | None = None) -> tuple[EngineParameter, ...]:
+        """Return the flags a user may set in a release."""
+        return parameters(version)
+
+    def read(self, parameters: Sequence[str], version: str | None = None) -> Reading:
+        """Return what a user's flags set, and everything that is wrong with them."""
+        return read(parameters, version)
+
+
+ENGINE = VllmEngine()

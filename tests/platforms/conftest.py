@@ -56,7 +56,7 @@ class Rig:
         self.platform = LocalPlatform(
             self.state_dir,
             settings=replace(self.settings, **changes),
-            engines=lambda _name: FakeEngine(),  # type: ignore[arg-type, return-value]
+            engine=FakeEngine(),  # type: ignore[arg-type]
             environment=self.environment,
         )
         return self.platform

@@ -154,8 +154,7 @@ async def test_missing_program_fails_with_its_name(rig: Rig) -> None:
     fake = type(
         "Missing", (), {"command": lambda *_: ("/nowhere/exo-engine",), "diagnose": _diagnose}
     )
-    platform._lifecycle._engines = lambda _name: fake()
-    platform._engines = platform._lifecycle._engines
+    platform._engine = platform._lifecycle._engine = fake()
     observed = await rig.until(rig.desired(), lambda now: phases(now) == [ReplicaPhase.FAILED])
     assert "/nowhere/exo-engine: No such file or directory" in observed.replicas[0].details
 

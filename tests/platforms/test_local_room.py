@@ -25,7 +25,7 @@ class FakeMachine:
         rig.platform = LocalPlatform(
             rig.state_dir,
             settings=FAST,
-            engines=lambda _name: FakeEngine(),  # type: ignore[arg-type, return-value]
+            engine=FakeEngine(),  # type: ignore[arg-type]
             environment=rig.environment,
             host=Host(root, cores=2),
         )

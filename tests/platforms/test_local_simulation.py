@@ -47,7 +47,7 @@ def simulate(rig: Rig, gpus: str, **changes: Any) -> None:
     rig.platform = LocalPlatform(
         rig.state_dir,
         settings=rig.settings,
-        engines=lambda _name: FakeEngine(),  # type: ignore[arg-type, return-value]
+        engine=FakeEngine(),  # type: ignore[arg-type]
         environment=rig.environment,
         simulation=simulation,
     )

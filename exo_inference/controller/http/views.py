@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from exo_inference.controller.http.versions import last_change, version_of
+from exo_inference.engine_names import facts_of
 from exo_inference.engines import DEFAULT_VERSION
 from exo_inference.engines.registry import engine_release
 from exo_inference.resources import (
@@ -82,12 +83,13 @@ def view_deployment(
         return view.model_copy(update={"state_details": state_details}) if is_going else view
     engine = spec.engine
     # The API's field holds releases of vLLM alone; that of another engine is in `inference-engine`.
-    takes_vllm_flags = engine.name in ("exo", "vllm")
+    takes_vllm_flags = facts_of(engine.name).takes_vllm_flags
+    release = engine_release(engine.name, engine.version)
     more = {
         "state_details": state_details,
         "inference_engine_parameters": list(spec.engine_parameters),
         "inference_engine_version": engine.version or DEFAULT_VERSION if takes_vllm_flags else None,
-        "inference_engine": f"{engine.name or ''} {engine_release(engine)}".strip() or None,
+        "inference_engine": f"{engine.name or ''} {release}".strip() or None,
         "last_change": last_change(deployment),
         "replica_status": [_view_replica(replica) for replica in status.replicas],
     }

@@ -158,7 +158,7 @@ def _describe(
         replica=run.replica,
         started_at=format_time(run.started_at.astimezone(UTC)),
         engine=spec.engine.name or "",
-        engine_version=engine_release(spec.engine),
+        engine_version=engine_release(spec.engine.name, spec.engine.version),
         model=spec.model,
         gpu=(plan.gpu if plan is not None else "") or spec.gpu_type,
         gpu_type=spec.gpu_type,

@@ -14,7 +14,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class Lifecycle:
         self,
         state_dir: StateDir,
         settings: LocalPlatformSettings,
-        engines: Callable[[str], Engine],
+        engine: Engine,
         placement: Placement,
         environment: Mapping[str, str],
         simulation: Simulation,
@@ -81,7 +81,7 @@ class Lifecycle:
         self._replicas_dir = state_dir.replicas_dir
         self._home = state_dir.cache_dir
         self._settings = settings
-        self._engines = engines
+        self._engine = engine
         self._placement = placement
         self._environment = environment
         self._simulation = simulation
@@ -180,7 +180,7 @@ class Lifecycle:
             failures=restart.failures if restart else 0,
             boot_id=self._boot_id,
             spawned_at=time.time(),
-            argv=self._engines(desired.engine).command(command),
+            argv=self._engine.command(command),
             environment=environment,
             grace_seconds=self._settings.drain_grace_seconds,
             log_max_bytes=self._settings.log_max_bytes,

@@ -14,7 +14,7 @@ import os
 import platform as machine
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -71,7 +71,7 @@ class LocalPlatform:
 
     Args:
         state_dir: where everything is kept.
-        engines: gives the engine of a name; tests put a fake one here.
+        engine: what every replica is a process of, a simulated one too; by default exo-engine.
         environment: the controller's own; None takes that of this process.
         simulation: GPU families that are offered without being there; by default none.
         host: where the machine's memory is read; by default that of this machine.
@@ -85,20 +85,20 @@ class LocalPlatform:
         state_dir: StateDir,
         *,
         settings: LocalPlatformSettings | None = None,
-        engines: Callable[[str], Engine] = get_engine,
+        engine: Engine | None = None,
         environment: Mapping[str, str] | None = None,
         simulation: Simulation | None = None,
         host: Host | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._settings = settings or LocalPlatformSettings()
-        self._engines = engines
+        self._engine = engine or get_engine("exo")
         own = dict(os.environ if environment is None else environment)
         simulation = simulation or Simulation()
         inventory = GpuInventory(own, simulation.gpus)
         self._placement = Placement(state_dir.replicas_dir, inventory)
         self._lifecycle = Lifecycle(
-            state_dir, self._settings, engines, self._placement, own, simulation
+            state_dir, self._settings, self._engine, self._placement, own, simulation
         )
         self._host = host or Host()
         self._view: tuple[float, HostView] | None = None
@@ -255,7 +255,7 @@ class LocalPlatform:
             directory = self._state_dir.replicas_dir / facts.name
             tail = await asyncio.to_thread(tail_text, directory, _DIAGNOSE_LINES)
             exit_code = facts.exit.exit_code if facts.exit else None
-            failure = self._engines(desired.engine).diagnose(exit_code, tail)
+            failure = self._engine.diagnose(exit_code, tail)
         obstacle = await self._placement.find_obstacle(facts.record)
         obstacle = obstacle or find_mismatch(desired, self._placement.simulated(desired.gpu_type))
         message = obstacle.message if obstacle else self._lifecycle.obstacle(facts.name)

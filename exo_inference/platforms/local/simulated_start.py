@@ -44,7 +44,8 @@ def start_phases(found: Plan, speedup: int) -> list[dict[str, Any]]:
     """Return the phases of a start, in order, as the simulation file has them."""
     graphs = found.component("cuda_graphs")
     has_graphs = graphs is not None and graphs.num_bytes > 0
-    is_compiled = found.parameters.engine == "vllm" and not found.parameters.enforce_eager
+    parameters = found.parameters
+    is_compiled = parameters.rules.compiles and not parameters.enforce_eager
     phases = [
         ("starting the engine", PROCESS_SECONDS, []),
         ("loading weights", _checkpoint_bytes(found) / LOAD_BYTES_PER_SECOND, _weight_lines(found)),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exo_inference.engines import DEFAULT_VERSION, get_engine
+from exo_inference.engine_names import facts_of
+from exo_inference.engines.registry import engine_release
 from exo_inference.errors import ExoError
 from exo_inference.planner import Architecture, Plan, find_draft, find_model, plan
 from exo_inference.platforms.base import DesiredDeployment
@@ -85,9 +86,10 @@ def find_mismatch(desired: DesiredDeployment, gpus: SimulatedGpus | None) -> Obs
             f"run `down` and `up {FLAG} none`, delete the model and create it again"
         )
         return Obstacle(text, final=True)
-    if desired.engine == "vllm":
+    engine = facts_of(desired.engine)
+    if not engine.is_ours:
         text = (
-            f"vLLM is not started on {desired.gpu_type}: here it runs on simulated GPUs only. "
+            f"{engine.title} is not started on {desired.gpu_type}: here it runs on simulated GPUs only. "
             "Create the deployment with the engine `exo`"
         )
         return Obstacle(text, final=True)
@@ -101,16 +103,17 @@ def simulation_document(
 
     What cannot be planned becomes a start that fails and says why.
     """
-    version = desired.engine_version or DEFAULT_VERSION
     head = {
         "model": desired.model_name,
         "gpu": gpus.gpu.name,
         "gpu_count": desired.gpu_count,
         "engine": desired.engine,
-        "engine_version": get_engine("exo").version if desired.engine == "exo" else version,
+        "engine_version": engine_release(desired.engine, desired.engine_version),
     }
     try:
-        parameters = read_settings(desired.engine_parameters, desired.engine, version)
+        parameters = read_settings(
+            desired.engine_parameters, desired.engine, desired.engine_version
+        )
         directory = Path(desired.model_path)
         read_model = find_by_name if has_no_weights(directory) else simulation.read_model
         model = read_model(directory, desired.model_name)

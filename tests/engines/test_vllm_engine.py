@@ -1,4 +1,4 @@
-"""vLLM on simulated GPUs: its own flags, exo-engine's process."""
+"""vLLM as an engine: its flags. It runs in pods; on one machine exo-engine's process simulates it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 from exo_inference.engines import ReplicaCommand, get_engine
 from exo_inference.engines.base import EngineNotInstalled
 from exo_inference.engines.exo import ExoEngine
-from exo_inference.engines.simulated import SimulatedVllm
 
-ENGINE = SimulatedVllm(ExoEngine(Path("/opt/exo-engine")))
 COMMAND = ReplicaCommand(
     model_path=Path("/models/tiny"),
     served_model_name="org/big",
@@ -32,7 +30,7 @@ def test_flags_are_those_of_vllm() -> None:
 
 
 def test_a_simulated_replica_is_the_small_model_with_a_file_and_without_the_flags() -> None:
-    assert ENGINE.command(COMMAND) == (
+    assert ExoEngine(Path("/opt/exo-engine")).command(COMMAND) == (
         "/opt/exo-engine",
         "serve",
         "/models/tiny",
@@ -47,15 +45,14 @@ def test_a_simulated_replica_is_the_small_model_with_a_file_and_without_the_flag
     )
 
 
-def test_vllm_is_not_started_on_real_gpus() -> None:
-    real = ReplicaCommand(Path("/models/big"), "org/big", "engine.sock", "gpua5000", 1)
-    with pytest.raises(EngineNotInstalled, match="not started on gpua5000") as refused:
-        ENGINE.command(real)
+def test_vllm_itself_is_no_process_of_a_machine_simulated_or_not() -> None:
+    with pytest.raises(EngineNotInstalled, match="vLLM runs on a cluster only") as refused:
+        get_engine("vllm").command(COMMAND)
     assert "`exo`" in (refused.value.hint or "")
 
 
 def test_a_start_that_ran_out_of_memory_is_final_and_says_why() -> None:
     log = ["noise", "exo-engine: error: CUDA out of memory: 34 GiB needed. Use 4 GPUs"]
-    failure = ENGINE.diagnose(78, log)
+    failure = get_engine("exo").diagnose(78, log)
     assert not failure.retry
     assert failure.message == "CUDA out of memory: 34 GiB needed. Use 4 GPUs"
