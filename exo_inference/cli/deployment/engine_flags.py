@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import click
 
 from exo_inference.cli.rendering.terminal import print_data
+from exo_inference.engine_names import ENGINES, default_engine
 from exo_inference.errors import ConfigurationError, ConnectionFailed, UsageError
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-ENGINES = ("exo", "llama-cpp", "sglang", "tensorrt-llm", "tgi", "vllm")
-"""As `exo_inference.engines` has them, which is not imported to parse a command line."""
 
 INDENT = 24
 # The `exo` CLI lets a line grow to 57 columns after the indent where the width is not known.
@@ -126,7 +124,7 @@ def print_parameter_help(
             print_parameters(session, parameters, search)
             return
         except (ConfigurationError, ConnectionFailed) as error:
-            engine = "exo" if gpu_type == "cpu" else "vllm"
+            engine = default_engine(gpu_type or "")
             session.remark(
                 f"{error.message}; these are the flags of {engine}, see --inference-engine"
             )

@@ -10,15 +10,13 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from exo_inference.engine_names import default_engine, facts_of
 from exo_inference.errors import ExoError
 
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
     from exo_inference.engines.migration import Change, Migration
     from exo_inference.wire import Deployment
-
-_VLLM = "vllm"
-"""The engine whose flags differ by release; others have one list. Where none is told, it is vLLM."""
 
 
 def migrated_flags(
@@ -66,8 +64,10 @@ def _migrate(deployment: Deployment, version: str, *, must: bool) -> Migration |
     from exo_inference.engines.flags.catalogue import UnknownRelease
     from exo_inference.engines.migration import migrate
 
+    name, _, _ = (deployment.inference_engine or default_engine("")).partition(" ")
+    facts = facts_of(name)
     present = deployment.inference_engine_version or DEFAULT_VERSION
-    if present == version or not (deployment.inference_engine or _VLLM).startswith(_VLLM):
+    if present == version or facts.is_ours or not facts.takes_vllm_flags:  # there is one list
         return None
     if version not in VERSIONS and not must:
         return None  # the control plane refuses it, or knows releases that we do not

@@ -8,10 +8,11 @@ import click
 
 from exo_inference.cli.completion.names import complete_gpu_types, complete_models
 from exo_inference.cli.deployment.create import asked_model
-from exo_inference.cli.deployment.engine_flags import ENGINES, parameter_options, split_parameters
+from exo_inference.cli.deployment.engine_flags import parameter_options, split_parameters
 from exo_inference.cli.planning.options import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
+from exo_inference.engine_names import ENGINES
 from exo_inference.errors import UsageError
 
 _HELP_HINT = "Run `exo dedicated-inference deployment plan --help` for examples."

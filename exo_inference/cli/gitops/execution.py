@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from exo_inference.cli.gitops.changes import Action, Change, merged_spec
 from exo_inference.cli.gitops.live import MODEL_KIND, LiveObject, is_on_the_hub
 from exo_inference.cli.writes import by_name, send_create
+from exo_inference.engine_names import default_engine
 from exo_inference.errors import AuthenticationFailed, Conflict, ConnectionFailed, ExoError
 from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import ModelRef, Operation
@@ -273,7 +274,8 @@ class Executor:
 
 
 def _plan_here(wanted: WantedDeployment) -> DeploymentPlan | None:
-    """Plan for a control plane that does not; its engine is vLLM."""
+    """Plan for a control plane that does not; it has the usual engine alone."""
     from exo_inference.cli.planning.notices import plan_here
 
-    return plan_here(wanted) if wanted.engine in (None, "vllm") else None
+    usual = default_engine(wanted.gpu_type or "")
+    return plan_here(wanted) if wanted.engine in (None, usual) else None

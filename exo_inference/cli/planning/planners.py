@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from exo_inference.cli.planning import words
 from exo_inference.cli.planning.options import PlanOptions
 from exo_inference.cli.text_files import read_text_file
+from exo_inference.engine_names import default_engine
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.host_memory import read_host_memory
 from exo_inference.planner import (
@@ -185,7 +186,7 @@ def _nowhere(unknown: UsageError, tried: list[str]) -> UsageError:
 
 def engine_for(wanted: WantedDeployment, gpu_type: str) -> str:
     """Return the engine that is planned for."""
-    return wanted.engine or ("exo" if gpu_type == "cpu" else "vllm")
+    return wanted.engine or default_engine(gpu_type)
 
 
 def _draft(wanted: WantedDeployment, engine: str) -> Architecture | None:

@@ -5,18 +5,10 @@ Used by the report, the comparison, and the one line that `create`, `update` and
 
 from __future__ import annotations
 
+from exo_inference.engine_names import facts_of
 from exo_inference.wire import MEMORY_CODES, DeploymentPlan, PlanVerdict
 
 GIB = 2**30
-
-ENGINES = {
-    "vllm": "vLLM",
-    "exo": "exo-engine",
-    "sglang": "SGLang",
-    "tensorrt-llm": "TensorRT-LLM",
-    "tgi": "Text Generation Inference",
-    "llama-cpp": "llama.cpp",
-}
 
 
 def refusals(plan: DeploymentPlan) -> list[str]:
@@ -86,8 +78,8 @@ def gpus(plan: DeploymentPlan) -> str:
 
 def engine(plan: DeploymentPlan) -> str:
     """Name the engine; the version is vLLM's, whose flags exo-engine takes too."""
-    name = ENGINES.get(plan.engine, plan.engine)
-    return name if plan.engine == "exo" else f"{name} {plan.engine_version}"
+    facts = facts_of(plan.engine)
+    return facts.title if facts.is_ours else f"{facts.title} {plan.engine_version}"
 
 
 def size(num_bytes: float, digits: int = 2) -> str:

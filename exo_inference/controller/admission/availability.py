@@ -14,6 +14,7 @@ from exo_inference.controller.admission.problems import (
     field_issue,
     short_number,
 )
+from exo_inference.engine_names import facts_of
 from exo_inference.engines import ENGINES, get_engine, releases_of
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import DeploymentSpec
@@ -108,4 +109,4 @@ def check_engine(
 
 def can_judge(engine: str, version: str | None) -> bool:
     """Whether flags can be judged; those of exo-engine are the same for every version."""
-    return engine == "exo" or version is None or version in releases_of(engine)
+    return facts_of(engine).is_ours or version is None or version in releases_of(engine)

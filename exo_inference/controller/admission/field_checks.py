@@ -14,6 +14,7 @@ from exo_inference.controller.admission.problems import (
     short_number,
 )
 from exo_inference.controller.admission.world import World, find_family, find_model
+from exo_inference.engine_names import facts_of
 from exo_inference.engines import ENGINES, VERSIONS, releases_of
 from exo_inference.hub.base import BUILTIN_PREFIX
 from exo_inference.platforms.base import InstanceTypeInfo
@@ -31,9 +32,6 @@ MAX_PARAMETERS = 200
 
 MAX_NAME_LENGTH = 63
 """Characters of a deployment's name: it is a DNS label."""
-
-GGUF_ENGINE = "llama-cpp"
-"""Loads `*.gguf` files alone; all other engines load safetensors."""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -171,9 +169,9 @@ def check_has_gguf(
     source: str, engine: str | None, family: InstanceTypeInfo | None, issues: list[Issue]
 ) -> None:
     """Refuse an engine that loads GGUF files for a model that comes with this program, which has none."""
-    if engine == GGUF_ENGINE and source.startswith(BUILTIN_PREFIX):
+    if facts_of(engine).loads_gguf and source.startswith(BUILTIN_PREFIX):
         possible = () if family is None else family.possible_engines
-        others = ", ".join(name for name in possible if name != GGUF_ENGINE)
+        others = ", ".join(name for name in possible if not facts_of(name).loads_gguf)
         text = (
             f"{engine} loads *.gguf files, and {source} has none; choose another engine: {others}"
         )

@@ -14,6 +14,7 @@ from exo_inference.controller.admission.host_room import ReservationRequest
 from exo_inference.controller.admission.problems import Issue
 from exo_inference.controller.admission.world import find_family
 from exo_inference.controller.stores.base import NewEvent
+from exo_inference.engine_names import facts_of
 from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.planner.gpus import Gpu
 from exo_inference.planner.problem import Problem
@@ -144,8 +145,8 @@ def make_subject(
 
 
 def _sizes_over_nodes(spec: DeploymentSpec, family: InstanceTypeInfo | None) -> dict[str, int]:
-    """Return how vLLM is started where a replica spans nodes, unless the user's flags say it."""
-    if spec.engine.name != "vllm" or family is None or not family.spans_nodes:
+    """Return how the engine is started where a replica spans nodes, unless the user's flags say it."""
+    if not facts_of(spec.engine.name).stages_nodes or family is None or not family.spans_nodes:
         return {}
     on_one, count = family.gpus_of_one_node, spec.gpu_count
     asked = read_flags(spec.engine_parameters, spec.engine.name, spec.engine.version).values

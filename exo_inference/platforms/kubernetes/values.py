@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exo_inference.engines import get_engine
+from exo_inference.engine_names import facts_of
+from exo_inference.engines.registry import engine_release
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, release_name
@@ -122,8 +123,8 @@ def _own_values(desired: DesiredDeployment, nodes: int) -> dict[str, Any]:
         "servedModelName": desired.model_name,
     }
     # exo-engine has the project's own version; the one on the wire names vLLM's flags.
-    if desired.engine != "exo":
-        engine["version"] = desired.engine_version or get_engine(desired.engine).version
+    if not facts_of(desired.engine).is_ours:
+        engine["version"] = engine_release(desired.engine, desired.engine_version)
     gpu_count = 0 if desired.gpu_type == CPU_FAMILY else desired.gpu_count // nodes
     return {
         **({"podAnnotations": {ROLL_ANNOTATION: desired.roll}} if desired.roll else {}),

@@ -1,0 +1,89 @@
+"""No code asks for an engine or a model family by name: what sets one apart is a field of its row."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import exo_inference
+from exo_inference.engine_names import ENGINES
+from exo_inference.planner.model.families import FAMILIES
+
+PACKAGE = Path(exo_inference.__file__).parent
+TREES = {
+    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+_LOOK_UPS = ("startswith", "endswith", "get", "removeprefix")
+
+TABLES = {
+    "engine_names.py": "the table itself: a row per engine",
+    "planner/engine_rules.py": "the table of the engines' rules of memory",
+    "planner/model/config_fields.py": "the objects of config.json that a family keeps fields in",
+    "planner/model/families.py": "the table of families",
+    "planner/model/vision.py": "the table of image encoders, by the model type of each",
+    "resources/deployment.py": "digests that are stored leave out what was the default when the first were written",
+}
+"""Where engines and families may be told apart by name, and why."""
+
+
+def _asked(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what code compares, matches, looks up, and the keys of its dictionaries."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare() | ast.MatchValue():
+                yield node
+            case ast.Call(func=ast.Attribute(attr=name)) if name in _LOOK_UPS:
+                yield from node.args[:1]
+            case ast.Subscript():
+                yield node.slice
+            case ast.Dict():
+                yield from filter(None, node.keys)
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the texts that have a name in a module."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and isinstance(node.value.value, str):
+                    yield target.id, node.value.value
+
+
+NAMED = {name: text for tree in TREES.values() for name, text in _constants(tree)}
+
+
+def _asked_names(tree: ast.AST) -> set[str]:
+    """Return the texts that are asked for, also by the name of a constant."""
+    parts = {part for node in _asked(tree) for part in ast.walk(node)}
+    return {
+        part.value
+        for part in parts
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    } | {NAMED[part.id] for part in parts if isinstance(part, ast.Name) and part.id in NAMED}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'a == "vllm"', 'b.engine in ("exo", "sglang")', '{"tgi": 1}', 'TITLES["llama-cpp"]', 'x.get("vllm")',
+        'match a:\n case "exo": pass', 'name.startswith("tensorrt-llm")',
+    ],
+)  # fmt: skip
+def test_every_way_to_ask_for_a_name_is_seen(code: str) -> None:
+    assert _asked_names(ast.parse(code)) & set(ENGINES)
+
+
+def test_no_code_asks_for_an_engine_or_a_family_by_name() -> None:
+    """Families in the planner alone: elsewhere quantization methods and fields are called the same."""
+    found = {}
+    for path, tree in TREES.items():
+        families = FAMILIES.keys() if path.startswith("planner/") else set()
+        if names := _asked_names(tree) & ({*ENGINES} | families):
+            found[path] = names
+    assert {path: names for path, names in found.items() if path not in TABLES} == {}
+    assert TABLES.keys() == found.keys(), "a file that names none any more is not listed"
