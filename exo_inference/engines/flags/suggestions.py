@@ -37,6 +37,7 @@ MEANINGS = {
     "gpu-util": "--gpu-memory-utilization",
     "gpu-utilization": "--gpu-memory-utilization",
     "gpu-memory-fraction": "--gpu-memory-utilization",
+    "utilization": "--gpu-memory-utilization",
     "memory-utilization": "--gpu-memory-utilization",
     "memory-fraction": "--gpu-memory-utilization",
     "mem-fraction-static": "--gpu-memory-utilization",
