@@ -84,6 +84,8 @@ class ObservedReplica:
         served: it was ready in its present run, or in its last where it does not run.
         cause: why it failed or crashed, without the next step; empty where the details say it.
         overdue: it makes no progress for longer than a start may take.
+        models: the names that it answers to, of its model and of adapters; empty where not known.
+        has_served: it was ready in any of its runs, as far as the platform knows.
     """
 
     name: str
@@ -97,6 +99,8 @@ class ObservedReplica:
     served: bool = False
     cause: str = ""
     overdue: bool = False
+    models: tuple[str, ...] = ()
+    has_served: bool = False
 
 
 @dataclass(frozen=True, slots=True)

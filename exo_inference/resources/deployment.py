@@ -125,7 +125,10 @@ class DeploymentSpec(ResourceModel):
 
 
 class ReplicaState(ResourceModel):
-    """One replica as last observed. `state`: pending, starting, ready, draining, backoff or failed."""
+    """One replica as last observed. `state`: pending, starting, ready, draining, backoff or failed.
+
+    `models`: the names that it answers to, where these are others than the deployment's model alone.
+    """
 
     name: str
     state: str
@@ -133,6 +136,7 @@ class ReplicaState(ResourceModel):
     pid: int | None = None
     restarts: int = 0
     started_at: datetime | None = None
+    models: tuple[str, ...] | None = None
 
 
 class DeploymentStatus(ResourceModel):

@@ -11,10 +11,12 @@ class RouteReplica(WireModel):
     """One replica that may get requests.
 
     `address` is `unix:PATH` (relative to the state directory) or `http://HOST:PORT`.
+    `models` are the names that it answers to, of its model and of adapters; None is not known.
     """
 
     name: str
     address: str
+    models: list[str] | None = None
 
 
 class RouteKey(WireModel):
@@ -31,6 +33,8 @@ class Route(WireModel):
     fit to answer; None is from a controller that did not say, and then nothing is known of others.
     `coming`: replicas of a deployment that served before are being started; while none is ready the
     gateway may hold requests for them.
+    `model` is the one that is wanted. `coming_models`: names that replicas answer to which served before,
+    do not now, and are on their way again.
     """
 
     deployment_id: str
@@ -42,6 +46,7 @@ class Route(WireModel):
     replicas: list[RouteReplica]
     draining: list[str] | None = None
     coming: bool = False
+    coming_models: tuple[str, ...] = ()
     max_pending_per_replica: Count = 256
 
 

@@ -89,7 +89,7 @@ def assess(
     status = DeploymentStatus(
         conditions=merge(obj.status.conditions, found.conditions, generation=generation, now=NOW),
         observed_generation=generation,
-        replicas=tuple(decision.to_state(r) for r in replicas),
+        replicas=tuple(decision.to_state(r, obj.spec.model) for r in replicas),
         ready_replicas=sum(r.phase == ReplicaPhase.READY for r in replicas),
         autoscaled_replicas=autoscaled,
     )

@@ -39,6 +39,7 @@ from exo_inference.platforms.base import (
 class FakeReplica:
     name: str
     made_from: tuple[object, ...]
+    model: str = ""
     looks: int = 0
     draining: bool = False
     has_been_ready: bool = False
@@ -115,7 +116,9 @@ class FakePlatform:
                 self.stopped.append(mine.pop(0).name)
             self.count += 1
             failure = "wings are missing" if desired.model_name == self.fails_model else self.fails
-            replica = FakeReplica(f"{desired.name}-{self.count}", made_from, failure=failure)
+            replica = FakeReplica(
+                f"{desired.name}-{self.count}", made_from, desired.model_name, failure=failure
+            )
             mine.append(replica)
             current.append(replica)
         for replica in current[wanted:]:
@@ -150,6 +153,8 @@ class FakePlatform:
             details=details,
             address=f"unix:replicas/{replica.name}/engine.sock",
             started_at=replica.started_at,
+            models=(replica.model,),
+            has_served=replica.has_been_ready,
         )
 
     async def delete(self, uid: str) -> bool:

@@ -11,8 +11,10 @@ from exo_inference.controller.reconcile.decision import (
     TearDown,
     assess_deployment,
     blocked_conditions,
+    coming_models,
     decide,
     is_restarting,
+    to_state,
 )
 from exo_inference.platforms.base import ObservedDeployment, ObservedReplica, ReplicaPhase
 from exo_inference.resources import ConditionStatus, InferenceDeployment, find_condition, is_true
@@ -178,3 +180,40 @@ def test_replica_that_served_is_on_its_way_however_often_it_crashed(
     crashed = ObservedReplica("a", phase, current=True, restarts=40, served=served)
     assert is_restarting(ObservedDeployment((crashed,))) is is_coming
     assert not is_restarting(None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "has_served", "expected"),
+    [
+        (ReplicaPhase.STARTING, True, ["org/a", "org/m1"]),
+        (ReplicaPhase.BACKOFF, True, ["org/a", "org/m1"]),
+        (ReplicaPhase.PENDING, True, ["org/a", "org/m1"]),
+        (ReplicaPhase.STARTING, False, []),  # its first start may take long
+        (ReplicaPhase.READY, True, []),
+        (ReplicaPhase.DRAINING, True, []),
+        (ReplicaPhase.FAILED, True, []),
+    ],
+)
+def test_the_models_of_replicas_that_served_are_coming_while_these_start_again(
+    phase: ReplicaPhase, has_served: bool, expected: list[str]
+) -> None:
+    models = ("org/m1", "org/a")
+    away = ObservedReplica("a", phase, current=True, models=models, has_served=has_served)
+    assert coming_models(ObservedDeployment((away,))) == expected
+    assert coming_models(None) == []
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (("org/m1",), None),
+        ((), None),
+        (("org/m0",), ("org/m0",)),
+        (("org/m1", "adapter"), ("org/m1", "adapter")),
+    ],
+)
+def test_a_status_names_models_only_where_they_are_not_the_deployments_own(
+    models: tuple[str, ...], expected: tuple[str, ...] | None
+) -> None:
+    seen = ObservedReplica("a", ReplicaPhase.READY, current=True, models=models)
+    assert to_state(seen, "org/m1").models == expected

@@ -12,7 +12,7 @@ from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.world import World
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import DeploymentSpec, EngineRef, InferenceDeployment, ObjectMeta
-from exo_inference.wire import CreateDeployment
+from exo_inference.wire import CreateDeployment, Route, RouteTable
 from tests.controller.builders import ready_model
 from tests.controller.conftest import Controller
 from tests.controller.fakes import FAMILIES
@@ -22,6 +22,11 @@ BODY: dict[str, Any] = {"model": {"name": "org/m1"}, "gpu-type": "cpu", "gpu-cou
 
 def view(controller: Controller, uid: str) -> dict[str, Any]:
     return controller.call("GET", f"/v2/ai/deployment/{uid}").json()
+
+
+def route(controller: Controller) -> Route:
+    table = RouteTable.model_validate_json(controller.state.routes_file.read_text())
+    return table.routes[0]
 
 
 def key_of(controller: Controller, uid: str) -> str:
@@ -51,6 +56,21 @@ def test_a_replacement_keeps_id_url_key_and_name(controller: Controller) -> None
     assert controller.platform.applied[-1].model_name == "org/m2"
     events = controller.call("GET", f"/v2/ai/deployment/{uid}/events").json()["events"]
     assert "Replaced" in [event["reason"] for event in events]
+
+
+def test_the_gateway_is_told_which_model_each_replica_has(controller: Controller) -> None:
+    controller.create_model()
+    controller.create_model("org/m2")
+    uid = controller.create_deployment()
+    controller.platform.looks_until_ready = 10**9
+    body = {**BODY, "model": {"name": "org/m2"}}
+    assert controller.call("PUT", f"/v2/ai/deployment/{uid}", json=body).ok
+    controller.wait_for(lambda: route(controller).model == "org/m2")
+    assert [each.models for each in route(controller).replicas] == [["org/m1"]]
+    controller.platform.looks_until_ready = 1
+    controller.wait_for(
+        lambda: [each.models for each in route(controller).replicas] == [["org/m2"]]
+    )
 
 
 REFUSED = (

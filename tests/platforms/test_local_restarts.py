@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_inference.engines import ReplicaCommand
+from exo_inference.engines.exo import ExoEngine
+from exo_inference.platforms.local.observation import Sight, observe
 from exo_inference.platforms.local.replica_dir import Exit, Launch, ReplicaFacts, ReplicaRecord
 from exo_inference.platforms.local.restarts import RestartPlan, backoff_seconds, plan_restart
 from exo_inference.platforms.local.settings import LocalPlatformSettings
@@ -173,3 +177,13 @@ def test_other_ends_are_not_laid_to_memory(replica: ReplicaFacts) -> None:
     found = plan(replica, now=1005.0)
     assert not found.out_of_memory
     assert found.wait_seconds < 2
+
+
+def test_a_replica_says_which_model_it_was_started_with_and_whether_it_ever_served() -> None:
+    command = ReplicaCommand(Path("/m"), "org/m1", "engine.sock", "cpu", 1, ("--seed", "1"))
+    launch = replace(LAUNCH, argv=ExoEngine(Path("/bin/exo-engine")).command(command))
+    for ready_run, has_served in ((0, False), (2, True), (3, True)):
+        found = replace(facts(ready_run=ready_run), launch=launch, draining=True)
+        seen = observe(Sight(found), None, SETTINGS)
+        assert (seen.models, seen.has_served) == (("org/m1",), has_served)
+    assert LAUNCH.models == ()

@@ -142,6 +142,14 @@ def is_restarting(observed: ObservedDeployment | None) -> bool:
     return any(replica.phase == ReplicaPhase.BACKOFF and replica.served for replica in replicas)
 
 
+def coming_models(observed: ObservedDeployment | None) -> list[str]:
+    """Return the names that replicas answer to which served before and are on their way again."""
+    away = (ReplicaPhase.STARTING, ReplicaPhase.PENDING, ReplicaPhase.BACKOFF)
+    replicas = () if observed is None else observed.replicas
+    found = [each for each in replicas if each.has_served and each.phase in away]
+    return sorted({name for replica in found for name in replica.models})
+
+
 def blocked_conditions(previous: Sequence[Condition], message: str) -> tuple[Condition, ...]:
     """Return the conditions while the platform cannot take a step now; what was so stays so."""
     before = find_condition(previous, "Progressing")
@@ -291,8 +299,8 @@ def _replica_events(
     return events
 
 
-def to_state(replica: ObservedReplica) -> ReplicaState:
-    """Return a replica as the status keeps it."""
+def to_state(replica: ObservedReplica, model: str) -> ReplicaState:
+    """Return a replica as the status of a deployment keeps it whose model is `model`."""
     return ReplicaState(
         name=replica.name,
         state=replica.phase.value,
@@ -300,4 +308,5 @@ def to_state(replica: ObservedReplica) -> ReplicaState:
         pid=replica.pid,
         restarts=replica.restarts,
         started_at=replica.started_at,
+        models=None if replica.models in ((), (model,)) else replica.models,
     )

@@ -215,7 +215,9 @@ class DeploymentReconciler:
             conditions=merged,
             observed_generation=metadata.generation,
             observed_restart=deployment.restart,
-            replicas=tuple(decision.to_state(replica) for replica in replicas),
+            replicas=tuple(
+                decision.to_state(replica, deployment.spec.model) for replica in replicas
+            ),
             current_replicas=len(replicas),
             ready_replicas=ready,
             autoscaled_replicas=None if observed is None else observed.autoscaled,
@@ -287,7 +289,9 @@ class DeploymentReconciler:
         metadata = deployment.metadata
         state, details = deployment_state(deployment)
         ready = [
-            RouteReplica(name=replica.name, address=replica.address)
+            RouteReplica(
+                name=replica.name, address=replica.address, models=list(replica.models) or None
+            )
             for replica in (observed.replicas if observed is not None else ())
             if replica.phase == ReplicaPhase.READY and replica.address is not None
         ]
@@ -305,6 +309,7 @@ class DeploymentReconciler:
                 replicas=ready,
                 draining=draining,
                 coming=awaits_replicas(deployment) or decision.is_restarting(observed),
+                coming_models=tuple(decision.coming_models(observed)),
             )
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -99,3 +100,12 @@ def is_part(item: Mapping[str, Any], names: Collection[str]) -> bool:
 def annotation(item: Mapping[str, Any], name: str) -> str:
     """Return an annotation of an object, empty where it has none."""
     return str(item["metadata"].get("annotations", {}).get(name, ""))
+
+
+def read_flags(text: str) -> tuple[str, ...] | None:
+    """Return the flags that `PARAMETERS_ANNOTATION` holds; None where it does not say."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return tuple(map(str, found)) if isinstance(found, list) else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from exo_inference.engines.adapters import adapter_names
 from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
 from exo_inference.platforms.kubernetes.diagnosis import (
     Diagnosis,
@@ -16,11 +17,16 @@ from exo_inference.platforms.kubernetes.diagnosis import (
 from exo_inference.platforms.kubernetes.names import (
     ENGINE_CONTAINER,
     ENGINE_PORT,
+    PARAMETERS_ANNOTATION,
     PODS_ANNOTATION,
     annotation,
+    read_flags,
 )
 
 Object = Mapping[str, Any]
+
+_MODEL_NAME = "EXO_SERVED_MODEL_NAME"
+"""The variable of an engine's pod that has the name of its model."""
 
 
 def counts(pod: Object) -> bool:
@@ -63,6 +69,7 @@ def observe_pod(
         address=_address(ip) if ip else None,
         restarts=int(status.get("restartCount", 0)),
         started_at=parse_time(started) if started else None,
+        models=_models(pod),
     )
 
 
@@ -80,6 +87,16 @@ def is_starting(pod: Object) -> bool:
 def parse_time(text: str) -> datetime:
     """Read a time of the API."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+
+
+def _models(pod: Object) -> tuple[str, ...]:
+    """Return the names that a pod's engine answers to: that of its model, and those of its adapters."""
+    containers = pod["spec"].get("containers", ())
+    engine: Object = next((each for each in containers if each.get("name") == ENGINE_CONTAINER), {})
+    given = [each.get("value") for each in engine.get("env", ()) if each.get("name") == _MODEL_NAME]
+    if not given or not given[-1]:
+        return ()
+    return (given[-1], *adapter_names(read_flags(annotation(pod, PARAMETERS_ANNOTATION)) or ()))
 
 
 def _phase(pod: Object, diagnosis: Diagnosis | None) -> ReplicaPhase:

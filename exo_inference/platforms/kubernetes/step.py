@@ -8,7 +8,6 @@ became ready, and the update that was refused, if one was (docs/decisions/0008-h
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from exo_inference.platforms.kubernetes.names import (
     SPEC_LABEL,
     annotation,
     label,
+    read_flags,
 )
 from exo_inference.platforms.kubernetes.values import SURGE, Release, Strategy
 
@@ -260,7 +260,7 @@ def read_live(deployment: Mapping[str, Any] | None) -> Live | None:
         edited=is_edited(deployment),
         put_back_at=_time(annotation(deployment, PUT_BACK_AT)),
         nodes=int(annotation(deployment, NODES_ANNOTATION) or 1),
-        parameters=_flags(
+        parameters=read_flags(
             annotation(template, PARAMETERS_ANNOTATION) if "metadata" in template else ""
         ),
         overdue=conditions.get("Progressing", {}).get("reason") == "ProgressDeadlineExceeded",
@@ -295,14 +295,6 @@ def refused_annotations(wanted: Release, reason: str, now: datetime) -> dict[str
 
 def _whole(value: object, default: int) -> int:
     return value if isinstance(value, int) else default
-
-
-def _flags(text: str) -> tuple[str, ...] | None:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return tuple(map(str, found)) if isinstance(found, list) else None
 
 
 def _time(text: str) -> datetime | None:

@@ -63,6 +63,8 @@ def observe(sight: Sight, spec: str | None, settings: LocalPlatformSettings) -> 
         started_at=datetime.fromtimestamp(process.started_at, UTC) if process else None,
         cause="" if sight.failure is None else sight.failure.message,
         overdue=_is_stuck(sight, settings),
+        models=facts.launch.models if facts.launch else (),
+        has_served=facts.ready_run > 0,
     )
 
 

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 SOCKET_NAME = "engine.sock"
 SIMULATION_NAME = "simulation.json"
+MODEL_FLAG = "--served-model-name"
+"""What the name follows, on the engine's command line, that clients send as `model`. It is the platform's own."""
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL, os.EX_OSERR)
 """What an engine ends with when it is killed, or when its core process was."""
@@ -90,6 +92,12 @@ class Launch:
     restarts: int = 0
     nice: int = 0
     memory_bytes: int = 0
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that the engine answers to; empty where its command line does not say."""
+        words = iter(self.argv)
+        return tuple(next(words, "") for word in words if word == MODEL_FLAG)
 
 
 @dataclass(frozen=True, slots=True)

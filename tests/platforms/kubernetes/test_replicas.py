@@ -97,3 +97,26 @@ def test_pods_that_ended_are_no_replicas(found: Object, expected: bool) -> None:
 )
 def test_only_engines_that_start_are_asked_how_far_they_are(found: Any, expected: bool) -> None:
     assert is_starting(found) is expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "expected"),
+    [
+        pytest.param([], "[]", (), id="nobody said"),
+        pytest.param([{"name": "EXO_SERVED_MODEL_NAME", "value": "m"}], "", ("m",), id="a model"),
+        pytest.param(
+            [{"name": "EXO_SERVED_MODEL_NAME", "value": "m"}, {"name": "A"}],
+            '["--lora-modules", "sql=/a", "chat=/b"]',
+            ("m", "sql", "chat"),
+            id="with adapters",
+        ),
+        pytest.param([{"name": "EXO_SERVED_MODEL_NAME", "valueFrom": {}}], "[]", (), id="strange"),
+    ],
+)
+def test_the_models_that_a_pod_answers_to_are_told(
+    environment: list[Object], flags: str, expected: tuple[str, ...]
+) -> None:
+    found = pod(ready=True)
+    found["spec"]["containers"][0]["env"] = environment
+    found["metadata"]["annotations"]["inference.exo.dev/engine-parameters"] = flags
+    assert observe_pod(found, "new", now=NOW).models == expected
