@@ -16,6 +16,7 @@ from typing import Any
 
 from exo_inference.errors import StoreError
 from exo_inference.gateway.endpoints import doubted_replicas, service_of, sort_endpoints
+from exo_inference.gateway.models.replicas import read_models
 from exo_inference.gateway.table import Deployment, Table, make_deployment, make_keys
 from exo_inference.kubernetes_api.client import KubernetesApi
 from exo_inference.kubernetes_api.identity import Age, Claim, Claims, identify, is_uuid
@@ -53,6 +54,9 @@ class _Entry:
     age: Age
     served: frozenset[str] = frozenset()
     """Names of its replicas that were ready at some time and have not ended."""
+
+    models: frozenset[str] = frozenset()
+    """Names that its replicas answer to, or answered to and will again."""
 
 
 class ClusterTables:
@@ -238,37 +242,45 @@ class ClusterTables:
         if not found or _is_going(found[0]):
             return None
         stored = read_object(InferenceDeployment, found[0])
-        if isinstance(stored.resource, InferenceDeployment):
-            resource, name = stored.resource, stored.resource.metadata.name
+        before = self._entries.get(uid)
+        resource = stored.resource if isinstance(stored.resource, InferenceDeployment) else None
+        if resource is not None:
+            name = resource.metadata.name
             state, details = deployment_state(resource)
             is_expected = resource.status.ready_replicas > 0
             is_coming = awaits_replicas(resource)
         else:  # of a newer version, or wrong: its replicas serve on, and its key opens it
-            before = self._entries.get(uid)
             name = stored.name if before is None else before.deployment.name
             state, details = DeploymentState.UPDATING, stored.problem
             is_expected = is_coming = False
-        before = self._entries.get(uid)
         endpoints = sort_endpoints(self._slices_of(uid, found[0]))
         served = (frozenset() if before is None else before.served) | endpoints.ready.keys()
         doubted = doubted_replicas(endpoints, served)
         self._tell_of_doubt(name, before, doubted)
+        models = read_models(
+            resource,
+            endpoints,
+            [*(endpoints.ready[each] for each in sorted(endpoints.ready)), *doubted],
+            is_coming=is_coming,
+            remembered=frozenset() if before is None else before.models,
+        )
         route = Route(
             deployment_id=uid,
             name=name,
-            model="",
+            model=models.wanted,
             state=state.value,
             state_details=details,
             keys=self._own_key(found[0], uid) + self._scoped_keys(uid) + self._named_keys(found[0]),
-            replicas=[*(endpoints.ready[each] for each in sorted(endpoints.ready)), *doubted],
+            replicas=models.replicas,
             draining=sorted(endpoints.draining),
             coming=is_coming,
+            coming_models=tuple(models.coming),
         )
         deployment = make_deployment(
             route, is_expected=is_expected, doubted=frozenset(replica.name for replica in doubted)
         )
         served &= endpoints.ready.keys() | endpoints.unready.keys()
-        return _Entry(deployment, name != stored.name, stored.age, served)
+        return _Entry(deployment, name != stored.name, stored.age, served, models.remembered)
 
     def _tell_of_doubt(
         self, name: str, before: _Entry | None, doubted: Collection[RouteReplica]

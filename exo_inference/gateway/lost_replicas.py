@@ -8,11 +8,13 @@ draining leaves the table as well, and answers what it has. Lives on one event l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from exo_inference.gateway.table import Table
+from exo_inference.gateway.table import Deployment, Table
+
+_Waiting = tuple[str, str, Callable[[Deployment], Deployment]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,26 @@ class LostReplicas:
 
     def __init__(self, settings: LostReplicaSettings | None = None) -> None:
         self._settings = settings or LostReplicaSettings()
-        self._waiting: dict[asyncio.Timeout, tuple[str, str]] = {}
+        self._waiting: dict[asyncio.Timeout, _Waiting] = {}
         self._lost_at: dict[tuple[str, str], float] = {}
 
     @contextmanager
-    def watch(self, limit: asyncio.Timeout, deployment_id: str, replica: str) -> Iterator[None]:
-        """Set the deadline of `limit` if the replica is lost before the block ends."""
-        self._waiting[limit] = (deployment_id, replica)
+    def watch(
+        self,
+        limit: asyncio.Timeout,
+        deployment_id: str,
+        replica: str,
+        narrow: Callable[[Deployment], Deployment] = lambda deployment: deployment,
+    ) -> Iterator[None]:
+        """Set the deadline of `limit` if the replica is lost before the block ends.
+
+        Args:
+            limit: of the request.
+            deployment_id: where it was sent.
+            replica: which has it.
+            narrow: returns the deployment with the replicas alone that may get the request.
+        """
+        self._waiting[limit] = (deployment_id, replica, narrow)
         try:
             yield
         finally:
@@ -49,7 +64,7 @@ class LostReplicas:
         """Take a new table: give replicas that are lost a deadline, and others none."""
         now = asyncio.get_running_loop().time()
         lost_at = {}
-        for limit, (deployment_id, replica) in self._waiting.items():
+        for limit, (deployment_id, replica, narrow) in self._waiting.items():
             if limit.expired():
                 continue
             deployment = table.by_id.get(deployment_id)
@@ -59,7 +74,8 @@ class LostReplicas:
             since = self._lost_at.get((deployment_id, replica), now)
             lost_at[deployment_id, replica] = since
             settings = self._settings
-            others = len(deployment.replicas) > len(deployment.doubted)
+            possible = narrow(deployment).replicas
+            others = any(each.name not in deployment.doubted for each in possible)
             is_doubted = replica in deployment.doubted  # it may well answer: most are doubted
             seconds = settings.seconds if others and not is_doubted else settings.alone_seconds
             limit.reschedule(since + seconds)

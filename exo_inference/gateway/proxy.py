@@ -12,7 +12,7 @@ import errno
 import io
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -32,6 +32,7 @@ from exo_inference.gateway.headers import (
 )
 from exo_inference.gateway.held_requests import Holding
 from exo_inference.gateway.lost_replicas import LostReplicas
+from exo_inference.gateway.models.asked import AskedModel
 from exo_inference.gateway.relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
 from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
@@ -109,8 +110,9 @@ class Job:
 
 @dataclass(slots=True)
 class _Attempts:
-    """What has been tried for one request."""
+    """What has been tried for one request, and which model it asks for."""
 
+    asked: AskedModel
     unreachable: set[str] = field(default_factory=set)
     died: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
@@ -155,12 +157,16 @@ class Proxy:
             self._holding.release(exchange)
 
     async def _until_ready(
-        self, exchange: Exchange, deployment: Deployment, num_bytes: int = 0
+        self,
+        exchange: Exchange,
+        deployment: Deployment,
+        find: Callable[[], Deployment] | None = None,
+        num_bytes: int = 0,
     ) -> Deployment:
         return await self._holding.until_ready(
             exchange,
             deployment,
-            lambda: self._deployment(exchange, deployment.id),
+            find or (lambda: self._deployment(exchange, deployment.id)),
             num_bytes=num_bytes,
         )
 
@@ -181,14 +187,12 @@ class Proxy:
     async def _forward(
         self, request: web.BaseRequest, exchange: Exchange, job: Job
     ) -> web.StreamResponse:
-        attempts = _Attempts()
+        attempts = _Attempts(AskedModel(job.path, job.body))
         while True:
             replica = await self._next_replica(exchange, job, attempts)
             exchange.replica = replica.name
             try:
-                async with self._sent(
-                    request, exchange, job, replica, fresh=attempts.deaths > 0
-                ) as upstream:
+                async with self._sent(request, exchange, job, replica, attempts) as upstream:
                     self._holding.release(exchange)
                     return await relay(
                         request, upstream, exchange, self._room, strip_usage=job.strip_usage
@@ -220,6 +224,10 @@ class Proxy:
 
     async def _next_replica(self, exchange: Exchange, job: Job, attempts: _Attempts) -> Replica:
         name = exchange.deployment
+
+        def find() -> Deployment:
+            return attempts.asked.narrow(self._deployment(exchange, job.deployment_id))
+
         if attempts.deaths > MAX_DEATHS:
             raise errors.replica_failed(
                 f"{attempts.deaths} replicas of deployment {name!r} died on this request before "
@@ -229,9 +237,7 @@ class Proxy:
             if attempts.count:
                 self._tables.refresh()  # what we know may just have become old
             held_seconds = exchange.held_seconds
-            deployment = await self._until_ready(
-                exchange, self._deployment(exchange, job.deployment_id), len(job.body)
-            )
+            deployment = await self._until_ready(exchange, find(), find, len(job.body))
             if exchange.held_seconds != held_seconds:
                 attempts.unreachable.clear()
                 attempts.unseen_since = None
@@ -272,8 +278,7 @@ class Proxy:
         exchange: Exchange,
         job: Job,
         replica: Replica,
-        *,
-        fresh: bool,
+        attempts: _Attempts,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send the request; the body of the block gets the begun answer.
 
@@ -281,7 +286,7 @@ class Proxy:
         engine learns that nobody waits for the rest.
         """
         try:
-            upstream = await self._begin(request, exchange, job, replica, fresh=fresh)
+            upstream = await self._begin(request, exchange, job, replica, attempts)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
             if exc.errno in _BUSY:
                 raise _BusyError(f"busy, cannot connect now: {exc}") from exc
@@ -312,8 +317,7 @@ class Proxy:
         exchange: Exchange,
         job: Job,
         replica: Replica,
-        *,
-        fresh: bool,
+        attempts: _Attempts,
     ) -> aiohttp.ClientResponse:
         """Send the request and return the answer once it begins.
 
@@ -321,9 +325,10 @@ class Proxy:
             TimeoutError: the replica is lost, and was waited for long enough.
             aiohttp.ClientError: it cannot be reached, or hung up.
         """
-        address = replica.address
+        address, narrow = replica.address, attempts.asked.narrow
+        fresh = attempts.deaths > 0
         async with asyncio.timeout(None) as limit:
-            with self._patience.watch(limit, job.deployment_id, replica.name):
+            with self._patience.watch(limit, job.deployment_id, replica.name, narrow):
                 return await self._upstreams.session(address, fresh=fresh).request(
                     "GET" if request.method == "HEAD" else request.method,  # engines know no HEAD
                     self._upstreams.url(address, job.path, request.rel_url.raw_query_string),

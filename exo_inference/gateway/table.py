@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -34,10 +34,14 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One ready replica. `address` is `unix:PATH` or `http://HOST:PORT`."""
+    """One ready replica. `address` is `unix:PATH` or `http://HOST:PORT`.
+
+    `models` are the names that it answers to; None where nobody said.
+    """
 
     name: str
     address: str
+    models: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,31 @@ class Deployment:
 
     is_coming: bool = False
     """A replica of it is on its way, so requests may be held while there is none."""
+
+    by_model: Mapping[str, tuple[Replica, ...]] = field(default_factory=dict)
+    """Which of `replicas` answer to each name, none where they are on their way; empty while all answer to
+    the same names, and requests need not be told apart."""
+
+    def with_model(self, name: str | None) -> Deployment:
+        """Return the deployment as a request has it that names this model: with the replicas that may get it.
+
+        A name that nobody is known to answer to goes to those of which nothing is known, else to any.
+        """
+        if not self.by_model or name is None:
+            return self
+        found = self.by_model.get(name)
+        if found is None:
+            found = tuple(r for r in self.replicas if r.models is None) or self.replicas
+        if found == self.replicas:
+            return self
+        details = "" if found else f"its replicas with the model {name!r} are on their way"
+        return replace(
+            self,
+            replicas=found,
+            is_coming=self.is_coming or not found,
+            state_details=details or self.state_details,
+            by_model={},
+        )
 
     def has_lost(self, name: str) -> bool:
         """Whether a replica that was ready is neither that nor finishing its requests."""
@@ -110,19 +139,47 @@ def make_deployment(
     route: Route, *, is_expected: bool = False, doubted: frozenset[str] = frozenset()
 ) -> Deployment:
     """Return a route as the gateway works with it."""
+    replicas = tuple(
+        Replica(r.name, r.address, None if r.models is None else frozenset(r.models))
+        for r in route.replicas
+    )
     return Deployment(
         id=route.deployment_id,
         name=route.name,
         state=route.state,
         state_details=route.state_details,
         keys=make_keys(route.keys),
-        replicas=tuple(Replica(r.name, r.address) for r in route.replicas),
+        replicas=replicas,
         max_pending=route.max_pending_per_replica,
         draining=None if route.draining is None else frozenset(route.draining),
         is_expected=is_expected,
         is_coming=route.coming or is_expected,
         doubted=doubted,
+        by_model=tell_models_apart(replicas, route.model, route.coming_models),
     )
+
+
+def tell_models_apart(
+    replicas: Sequence[Replica], wanted: str, coming: Collection[str]
+) -> dict[str, tuple[Replica, ...]]:
+    """Return which replicas answer to each name; empty where all answer to the same ones.
+
+    Args:
+        replicas: the ready ones.
+        wanted: name of the model that new replicas have. While all that are known have it, those of which
+            nothing is known are taken to have it too.
+        coming: names that replicas answer to which are on their way.
+    """
+    known = {replica.models for replica in replicas if replica.models is not None}
+    names = frozenset(coming).union(*known)
+    has_unknown = any(replica.models is None for replica in replicas)
+    may_differ = has_unknown and bool(known) and bool(wanted) and wanted not in names
+    if all(names == each for each in known) and not may_differ:
+        return {}
+    return {
+        name: tuple(r for r in replicas if r.models is not None and name in r.models)
+        for name in names
+    }
 
 
 def make_keys(keys: list[RouteKey]) -> tuple[Key, ...]:

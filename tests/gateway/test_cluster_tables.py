@@ -206,9 +206,10 @@ class Told:
         self.tables.problem = ""
         self._version = 0
 
-    def deployment(self, name: str) -> str:
+    def deployment(self, name: str, model: str = "org/m", **status: Any) -> str:
         uid = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
-        item = self._object(name, uid, {"model": "org/m", "gpuType": "cpu"})
+        item = self._object(name, uid, {"model": model, "gpuType": "cpu"})
+        item["status"] = status
         self.tables._deployments.observe(item)
         return uid
 
@@ -218,6 +219,20 @@ class Told:
         item = self._object("key", uid, spec)
         self.tables._keys.observe(item)
         return item
+
+    def endpoints(self, uid: str, *endpoints: dict[str, Any]) -> None:
+        item = self._object(f"exo-d-{uid}", uid, {})
+        name = item["metadata"]["name"]
+        item["metadata"]["labels"] = {"kubernetes.io/service-name": name}
+        item["metadata"]["ownerReferences"] = [{"kind": "Service", "name": name}]
+        self.tables._slices.observe({**item, "endpoints": list(endpoints)})
+
+    def by_model(self, uid: str) -> dict[str, str]:
+        """Return which replicas answer to each name, where they are told apart."""
+        self.tables.refresh()
+        assert self.tables.table is not None
+        found = self.tables.table.by_id[uid].by_model
+        return {name: "".join(replica.name for replica in each) for name, each in found.items()}
 
     def opened(self) -> dict[str, list[str]]:
         """Return the keys that open each deployment, and all of them."""
@@ -255,6 +270,25 @@ def test_a_key_whose_scope_moves_opens_only_what_it_names_now(by_name: bool) -> 
     assert told.opened() == {"a": [], "b": old, "public": []}
     told.tables._keys.observe_deletion(last)
     assert told.opened() == {"a": [], "b": [], "public": []}
+
+
+def test_replicas_are_told_apart_while_the_model_of_a_deployment_is_replaced() -> None:
+    told = Told()
+    old = {"name": "a", "state": "ready", "models": ["org/m"]}
+    new = {"name": "b", "state": "ready"}
+    uid = told.deployment("chat", replicas=[{"name": "a", "state": "ready"}])
+    told.endpoints(uid, endpoint("a", ready=True))
+    assert told.by_model(uid) == {}
+    told.deployment("chat", "org/new", replicas=[old, {"name": "b", "state": "starting"}])
+    told.endpoints(uid, endpoint("a", ready=True), endpoint("b", ready=False))
+    assert told.by_model(uid) == {}
+    told.endpoints(uid, endpoint("a", ready=True), endpoint("b", ready=True))
+    assert told.by_model(uid) == {"org/m": "a", "org/new": "b"}
+    told.deployment("chat", "org/new", replicas=[old, new])
+    told.endpoints(uid, endpoint("a", ready=True), endpoint("b", ready=False))
+    assert told.by_model(uid) == {"org/m": "a", "org/new": ""}  # it served, and comes back
+    told.endpoints(uid, endpoint("a", ready=False, terminating=True), endpoint("b", ready=True))
+    assert told.by_model(uid) == {}
 
 
 # -- on a real API server

@@ -1,0 +1,374 @@
+"""While replicas of one deployment have different models, a request goes to those that have the one it names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from exo_inference.gateway.app import Gateway
+from exo_inference.gateway.endpoints import sort_endpoints
+from exo_inference.gateway.held_requests import HoldSettings
+from exo_inference.gateway.lost_replicas import LostReplicaSettings
+from exo_inference.gateway.models.asked import AskedModel
+from exo_inference.gateway.models.replicas import read_models
+from exo_inference.gateway.table import Deployment, Replica, parse_table, tell_models_apart
+from exo_inference.resources import (
+    DeploymentSpec,
+    DeploymentStatus,
+    InferenceDeployment,
+    ObjectMeta,
+    ReplicaState,
+)
+
+OLD, NEW = "exo/old", "exo/new"
+
+
+def serve(engine, *models):
+    """Let an engine answer to these names alone, as engines do."""
+
+    async def handle(request):
+        if request.path.endswith("/v1/models"):
+            cards = [{"id": name, "object": "model", "by": engine.name} for name in models]
+            return web.json_response({"object": "list", "data": cards})
+        name = AskedModel(request.path, await request.read())._find(())
+        if name is not None and name not in models:
+            error = {"message": f"{name} does not exist", "code": "model_not_found"}
+            return web.json_response({"error": error}, status=404)
+        return web.json_response({"engine": engine.name})
+
+    engine.handler = handle
+
+
+def replica_of(stack, engine, *models):
+    address = f"unix:{engine.socket.relative_to(stack.state.root)}"
+    return {"name": engine.name, "address": address, **({"models": models} if models else {})}
+
+
+@pytest.fixture
+async def mixed(stack):
+    """A stack whose first replica has the old model and whose second has the new one."""
+    for engine, model in zip(stack.engines, (OLD, NEW), strict=True):
+        serve(engine, model)
+    await publish(stack)
+    return stack
+
+
+async def publish(stack, *models: tuple[str, ...], **changes: Any):
+    """Publish a table in which each engine has these models; one with none is not ready."""
+    given = models or ((OLD,), (NEW,))
+    replicas = [
+        replica_of(stack, engine, *names)
+        for engine, names in zip(stack.engines, given, strict=True)
+        if names
+    ]
+    stack.write_table(replicas=replicas, model=NEW, state="updating", coming=True, **changes)
+    await stack.table_applied()
+
+
+def post(stack, body, path="/v1/chat/completions", **options):
+    async def send():
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with stack.client.post(stack.path(path), data=data, **options) as answer:
+            return answer.status, await answer.json()
+
+    return asyncio.create_task(send())
+
+
+async def answered_by(stack, body, **options):
+    """Ask eight times; return who answered, or with which status."""
+    said = [await post(stack, body, **options) for _ in range(8)]
+    return {document.get("engine", status) for status, document in said}
+
+
+async def restart(stack, **options):
+    await stack.gateway.stop(grace_seconds=0.1)
+    stack.gateway = Gateway(stack.state, **options)
+    stack.url = f"http://127.0.0.1:{await stack.gateway.start('127.0.0.1', 0)}"
+
+
+async def test_a_request_goes_to_the_replicas_with_the_model_that_it_names(mixed):
+    for stream in (False, True):
+        assert await answered_by(mixed, {"model": OLD, "stream": stream}) == {"chat-a"}
+        assert await answered_by(mixed, {"model": NEW, "stream": stream}) == {"chat-b"}
+
+
+async def test_a_request_without_a_name_or_with_an_unknown_one_goes_anywhere(mixed):
+    assert await answered_by(mixed, {"messages": []}) == {"chat-a", "chat-b"}
+    assert await answered_by(mixed, {"model": "exo/other"}) == {404}
+    assert {len(engine.bodies) for engine in mixed.engines} == {8}
+
+
+async def test_once_the_last_replica_of_the_old_model_has_left_its_name_is_not_found(mixed):
+    await publish(mixed, (), (NEW,), draining=["chat-a"])
+    assert await answered_by(mixed, {"model": OLD}) == {404}
+    assert await answered_by(mixed, {"model": NEW}) == {"chat-b"}
+
+
+async def test_a_table_that_says_nothing_of_models_is_followed_as_before(mixed):
+    mixed.write_table()
+    await mixed.table_applied()
+    assert await answered_by(mixed, {"model": OLD}) == {"chat-a", 404}
+
+
+async def test_a_form_and_a_path_name_a_model_too(mixed):
+    for model, engine in ((OLD, "chat-a"), (NEW, "chat-b")):
+        for _ in range(4):
+            form = aiohttp.FormData()
+            form.add_field("file", b"\x00\x01" * 4096, filename="a.wav")
+            form.add_field("model", model)
+            url = mixed.path("/v1/audio/transcriptions")
+            async with mixed.client.post(url, data=form) as answer:
+                assert (await answer.json())["engine"] == engine
+            async with mixed.client.get(mixed.path(f"/v1/models/{model}")) as answer:
+                assert (await answer.json())["engine"] == engine
+
+
+async def test_a_request_is_sent_again_to_a_replica_with_its_model(mixed):
+    first, second = mixed.engines
+    third = type(first)("chat-c", mixed.state.replicas_dir / "chat-c" / "engine.sock")
+    await third.start()
+    serve(third, NEW)
+    first.breaks_off()
+    mixed.write_table(
+        replicas=[
+            replica_of(mixed, first, NEW),
+            replica_of(mixed, second, OLD),
+            replica_of(mixed, third, NEW),
+        ],
+        model=NEW,
+    )
+    await mixed.table_applied()
+    assert await answered_by(mixed, {"model": NEW}) == {"chat-c"}
+    assert first.bodies
+    assert not second.bodies
+    await third.stop()
+
+
+async def test_a_request_whose_replica_cannot_be_reached_waits_for_it_and_goes_nowhere_else(mixed):
+    await mixed.engines[0].stop()
+    request = post(mixed, {"model": OLD})
+    async with asyncio.timeout(5):
+        while not mixed.gateway._holding.num_held:
+            await asyncio.sleep(0.01)
+    await mixed.engines[0].start()
+    assert await request == (200, {"engine": "chat-a"})
+    assert not mixed.engines[1].bodies
+
+
+async def test_a_request_is_held_while_no_replica_of_its_model_is_up_and_one_is_coming(mixed):
+    await publish(mixed, (OLD,), (), **{"coming-models": [NEW]})
+    request = post(mixed, {"model": NEW})
+    async with asyncio.timeout(5):
+        while not mixed.gateway._holding.num_held:
+            await asyncio.sleep(0.01)
+    assert await answered_by(mixed, {"model": OLD}) == {"chat-a"}
+    assert not request.done()
+    await publish(mixed)
+    assert await request == (200, {"engine": "chat-b"})
+    assert mixed.engines[0].bodies == [b'{"model": "exo/old"}'] * 8
+
+
+async def test_a_request_that_is_held_too_long_is_told_for_what(mixed):
+    await restart(mixed, holding=HoldSettings(seconds=0.1))
+    await publish(mixed, (OLD,), (), **{"coming-models": [NEW]})
+    status, answer = await post(mixed, {"model": NEW})
+    assert (status, answer["error"]["code"]) == (503, "no_ready_replica")
+    assert "its replicas with the model 'exo/new' are on their way" in answer["error"]["message"]
+
+
+async def test_a_slow_replica_is_alone_where_the_others_have_another_model(mixed):
+    await restart(mixed, patience=LostReplicaSettings(seconds=0.0, alone_seconds=60.0))
+    release = asyncio.Event()
+
+    async def hang(_):
+        await release.wait()
+        return web.json_response({"engine": "chat-a"})
+
+    first = mixed.engines[0]
+    first.handler = hang
+    request = post(mixed, {"model": OLD})
+    async with asyncio.timeout(5):
+        while not first.bodies:
+            await asyncio.sleep(0.01)
+    await publish(mixed, (), (NEW,), draining=[], **{"coming-models": [OLD]})
+    assert await answered_by(mixed, {"model": NEW}) == {"chat-b"}
+    assert not request.done()
+    release.set()
+    assert await request == (200, {"engine": "chat-a"})
+
+
+# -- which model a request asks for
+
+
+def asked(body: bytes, known=(OLD, NEW), path="/v1/chat/completions"):
+    return AskedModel(path, body)._find(known)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(b'{"model":"exo/old"}', OLD, id="plain"),
+        pytest.param(
+            b'{"messages":[],\r\n "model" :\t"exo\\/old"}', OLD, id="escaped, with blanks"
+        ),
+        pytest.param(b'{"m\\u006fdel":"exo/old"}', OLD, id="key with an escape"),
+        pytest.param(json.dumps({"model": OLD}).encode("utf-16"), OLD, id="UTF-16"),
+        pytest.param(b'{"model":"exo/other"}', "exo/other", id="unknown"),
+        pytest.param(b'{"model":"exo/old","m":{"model":"x"}}', OLD, id="another one within"),
+        pytest.param(b'{"m":{"model":"exo/new"},"model":"exo/old"}', OLD, id="a known one within"),
+        pytest.param(b'{"model":"exo/new","model":"exo/old"}', OLD, id="twice: the last"),
+        pytest.param(b'{"input":"\\"model\\":\\"exo/new\\""}', None, id="within a text"),
+        pytest.param(b'{"role":"model","model":"exo/old"}', OLD, id="as a value"),
+        pytest.param(b'{"model":null}', None, id="null"),
+        pytest.param(b'{"model":7}', None, id="a number"),
+        pytest.param(b'{"model":""}', None, id="empty"),
+        pytest.param(b'{"model":"exo/old', None, id="cut off"),
+        pytest.param(b"[" * 100_000 + b'"\\u006d"', None, id="deep"),
+        pytest.param(b"--b\r\nname", None, id="a form that is none"),
+        pytest.param(b"", None, id="nothing"),
+        pytest.param(b'{"a":[' + b'{"model":"x"},' * 99 + b'0],"model":"exo/old"}', OLD, id="many"),
+    ],
+)
+def test_the_name_in_a_body(body: bytes, expected: str | None) -> None:
+    assert asked(body) == expected
+
+
+def test_a_long_body_is_searched_and_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"x" * (4 << 20)
+    parsed = []
+    real = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: parsed.append(len(text)) or real(text))
+    assert asked(b'{"input":"' + text + b'","model":"exo/old"}') == OLD
+    assert asked(b'{"m":{"model":"exo/new"},"input":"' + text + b'","model":"exo/old"}') == ""
+    assert max(parsed) < 100
+
+
+def test_a_body_is_looked_at_only_while_models_differ() -> None:
+    deployment = Deployment("d", "chat", "ready", "", (), (Replica("a", "http://a"),), 8)
+    model = AskedModel("/v1/completions", b'{"model":"exo/old"}')
+    assert model.narrow(deployment) is deployment
+    assert model._names is None
+
+
+# -- which replicas a table tells apart
+
+
+def told(*models: tuple[str, ...] | None, wanted: str = NEW, coming: tuple[str, ...] = ()):
+    replicas = [
+        Replica(name, f"http://{name}", None if found is None else frozenset(found))
+        for name, found in zip("abc", models, strict=False)
+    ]
+    found = tell_models_apart(replicas, wanted, coming)
+    return {name: "".join(r.name for r in each) for name, each in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param({}, {}, id="none"),
+        pytest.param({"models": [(OLD,), (OLD,)]}, {}, id="all alike"),
+        pytest.param({"models": [None, None]}, {}, id="nothing known"),
+        pytest.param({"models": [(OLD,), (NEW,)]}, {OLD: "a", NEW: "b"}, id="two models"),
+        pytest.param(
+            {"models": [(NEW,), (NEW, "lora")]}, {NEW: "ab", "lora": "b"}, id="an adapter more"
+        ),
+        pytest.param(
+            {"models": [(OLD,)], "coming": (NEW,)}, {OLD: "a", NEW: ""}, id="one is coming"
+        ),
+        pytest.param({"models": [(NEW,)], "coming": (NEW,)}, {}, id="one more of it is coming"),
+        pytest.param({"models": [(OLD,), None]}, {OLD: "a"}, id="a new one of which nobody said"),
+        pytest.param({"models": [(NEW,), None]}, {}, id="one more of which nobody said"),
+    ],
+)
+def test_replicas_are_told_apart(arguments, expected) -> None:
+    options = {name: value for name, value in arguments.items() if name != "models"}
+    assert told(*arguments.get("models", ()), **options) == expected
+
+
+def test_a_name_that_nobody_is_known_to_have_goes_to_those_of_which_nothing_is_known() -> None:
+    replicas = (Replica("a", "http://a", frozenset({OLD})), Replica("b", "http://b"))
+    by_model = tell_models_apart(replicas, NEW, ())
+    deployment = Deployment("d", "chat", "", "", (), replicas, 8, by_model=by_model)
+    assert [r.name for r in deployment.with_model(NEW).replicas] == ["b"]
+    assert [r.name for r in deployment.with_model(OLD).replicas] == ["a"]
+    assert deployment.with_model(None) is deployment
+
+
+def test_a_table_of_an_older_controller_is_read() -> None:
+    route = {
+        "deployment-id": "d",
+        "name": "chat",
+        "model": NEW,
+        "state": "ready",
+        "keys": [],
+        "replicas": [{"name": "a", "address": "unix:a"}],
+    }
+    table = parse_table(json.dumps({"version": 1, "routes": [route], "public-keys": []}))
+    assert table.by_id["d"].replicas == (Replica("a", "unix:a"),)
+    assert table.by_id["d"].by_model == {}
+
+
+# -- on a cluster: status and endpoints together
+
+
+def on_cluster(states, endpoints, *, remembered=frozenset(), is_coming=False):
+    """Look at replicas, `name: (state, models)`; `endpoints` has `name: "ready", "unready" or "ends"`."""
+    replicas = tuple(
+        ReplicaState(name=name, state=state, models=models)
+        for name, (state, models) in states.items()
+    )
+    resource = InferenceDeployment(
+        metadata=ObjectMeta(name="chat", uid="d"),
+        spec=DeploymentSpec(model=NEW, gpu_type="cpu"),
+        status=DeploymentStatus(replicas=replicas),
+    )
+    items = [
+        {
+            "addresses": ["10.0.0.1"],
+            "conditions": {"ready": state == "ready", "terminating": state == "ends"},
+            "targetRef": {"name": name},
+        }
+        for name, state in endpoints.items()
+    ]
+    found = sort_endpoints([{"endpoints": items}])
+    return read_models(
+        resource, found, found.ready.values(), is_coming=is_coming, remembered=remembered
+    )
+
+
+def test_a_status_says_which_replica_has_which_model() -> None:
+    states = {"a": ("ready", (OLD,)), "b": ("ready", None), "c": ("starting", None)}
+    found = on_cluster(states, {"a": "ready", "b": "ready", "new": "ready"})
+    assert {r.name: r.models for r in found.replicas} == {"a": [OLD], "b": [NEW], "new": None}
+    assert (found.wanted, found.coming) == (NEW, [])
+    assert found.remembered == {OLD, NEW}
+
+
+@pytest.mark.parametrize(
+    ("states", "endpoints", "is_coming", "coming"),
+    [
+        pytest.param({"b": ("ready", None)}, {"b": "unready"}, False, [NEW], id="not ready now"),
+        pytest.param({"b": ("backoff", None)}, {}, False, [NEW], id="started again"),
+        pytest.param({"b": ("ready", None)}, {}, False, [], id="gone, and nobody said"),
+        pytest.param({}, {}, True, [NEW], id="its successor is not known yet"),
+        pytest.param({"b": ("draining", None)}, {"b": "ends"}, False, [], id="ends"),
+        pytest.param({"a": ("ready", (OLD,))}, {"a": "ends"}, True, [NEW], id="the old one ends"),
+    ],
+)
+def test_names_that_were_answered_to_are_coming_while_a_replica_with_them_stays(
+    states, endpoints, is_coming, coming
+) -> None:
+    remembered = frozenset({OLD, NEW})
+    found = on_cluster(states, endpoints, remembered=remembered, is_coming=is_coming)
+    assert found.coming == coming
+
+
+def test_a_model_that_never_served_is_not_waited_for() -> None:
+    states = {"a": ("ready", (OLD,)), "b": ("starting", None)}
+    found = on_cluster(states, {"a": "ready", "b": "unready"}, is_coming=True)
+    assert found.coming == []
