@@ -8,6 +8,7 @@ before the client got any of its answer. Used by `app.py`; the answer itself is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import io
 import logging
@@ -32,7 +33,8 @@ from exo_inference.gateway.headers import (
 )
 from exo_inference.gateway.held_requests import Holding
 from exo_inference.gateway.lost_replicas import LostReplicas
-from exo_inference.gateway.models.asked import AskedModel
+from exo_inference.gateway.models.asked import MODELS_PATH, AskedModel
+from exo_inference.gateway.models.listing import merge_models, split_by_models
 from exo_inference.gateway.relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
 from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
@@ -47,6 +49,9 @@ FIRST_BUSY_SECONDS = 0.01
 LAST_BUSY_SECONDS = 0.25
 MAX_BUSY_WAITS = 12
 """Waits for replicas that are all busy: each twice as long as the one before, up to the last; 2 s in all."""
+
+LIST_SECONDS = 2.0
+"""How long one replica may take to tell its models, where those of several are put together."""
 
 _BUSY = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL})
 """Why connecting fails although the replica is well; a unix socket with a full queue says EAGAIN."""
@@ -187,6 +192,10 @@ class Proxy:
     async def _forward(
         self, request: web.BaseRequest, exchange: Exchange, job: Job
     ) -> web.StreamResponse:
+        if job.path == MODELS_PATH and request.method != "POST":
+            merged = await self._list_models(request, exchange, job)
+            if merged is not None:
+                return merged
         attempts = _Attempts(AskedModel(job.path, job.body))
         while True:
             replica = await self._next_replica(exchange, job, attempts)
@@ -217,6 +226,41 @@ class Proxy:
                 self._log(logging.WARNING, exchange, exc)
             finally:
                 self._balancer.release(replica.name)
+
+    async def _list_models(
+        self, request: web.BaseRequest, exchange: Exchange, job: Job
+    ) -> web.StreamResponse | None:
+        """Answer with the models of all replicas; None where one replica tells them as well."""
+        groups = split_by_models(self._deployment(exchange, job.deployment_id))
+        asks = (self._ask_for_models(request, exchange, job, group) for group in groups)
+        merged = merge_models([page for page in await asyncio.gather(*asks) if page is not None])
+        if merged is None:
+            return None
+        exchange.status = 200
+        exchange.note_first_byte()
+        headers = {"Server": errors.SERVER, **exchange.own_headers()}
+        return web.Response(body=merged, content_type="application/json", headers=headers)
+
+    async def _ask_for_models(
+        self, request: web.BaseRequest, exchange: Exchange, job: Job, group: Deployment
+    ) -> bytes | None:
+        """Return what one of these replicas answers; None where none does in time."""
+        attempts = _Attempts(AskedModel(job.path, job.body))
+        with contextlib.suppress(errors.RequestRefused):  # others may have room, or can be reached
+            while (replica := self._balancer.acquire(group, attempts.unreachable)) is not None:
+                attempts.unreachable.add(replica.name)
+                exchange.replica = replica.name
+                try:
+                    async with (
+                        asyncio.timeout(LIST_SECONDS),
+                        self._sent(request, exchange, job, replica, attempts) as upstream,
+                    ):
+                        return await upstream.read() if upstream.status == 200 else None
+                except (_TryAnother, aiohttp.ClientError, TimeoutError) as exc:
+                    self._log(logging.INFO, exchange, exc)
+                finally:
+                    self._balancer.release(replica.name)
+        return None
 
     def _log(self, level: int, exchange: Exchange, exc: Exception) -> None:
         fields = {"request_id": exchange.request_id, "deployment": exchange.deployment}

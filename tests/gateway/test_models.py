@@ -15,6 +15,7 @@ from exo_inference.gateway.endpoints import sort_endpoints
 from exo_inference.gateway.held_requests import HoldSettings
 from exo_inference.gateway.lost_replicas import LostReplicaSettings
 from exo_inference.gateway.models.asked import AskedModel
+from exo_inference.gateway.models.listing import merge_models
 from exo_inference.gateway.models.replicas import read_models
 from exo_inference.gateway.table import Deployment, Replica, parse_table, tell_models_apart
 from exo_inference.resources import (
@@ -126,6 +127,15 @@ async def test_a_form_and_a_path_name_a_model_too(mixed):
                 assert (await answer.json())["engine"] == engine
             async with mixed.client.get(mixed.path(f"/v1/models/{model}")) as answer:
                 assert (await answer.json())["engine"] == engine
+
+
+async def test_the_models_of_all_replicas_are_listed(mixed):
+    async with mixed.client.get(mixed.path("/v1/models")) as answer:
+        assert answer.status == 200
+        assert sorted(card["id"] for card in (await answer.json())["data"]) == [NEW, OLD]
+    await mixed.engines[0].stop()  # and those that can be had, where not all answer
+    async with mixed.client.get(mixed.path("/v1/models")) as answer:
+        assert [card["id"] for card in (await answer.json())["data"]] == [NEW]
 
 
 async def test_a_request_is_sent_again_to_a_replica_with_its_model(mixed):
@@ -372,3 +382,25 @@ def test_a_model_that_never_served_is_not_waited_for() -> None:
     states = {"a": ("ready", (OLD,)), "b": ("starting", None)}
     found = on_cluster(states, {"a": "ready", "b": "unready"}, is_coming=True)
     assert found.coming == []
+
+
+# -- lists of models
+
+
+def test_lists_of_models_are_put_together() -> None:
+    pages = [
+        b'{"object":"list","data":[{"id":"a","by":1},{"id":"b"}]}',
+        b"no JSON",
+        b'{"object":"list","data":[{"id":"a","by":2},{"id":"c"},7]}',
+    ]
+    merged = merge_models(pages)
+    assert merged is not None
+    assert json.loads(merged) == {
+        "object": "list",
+        "data": [{"id": "a", "by": 1}, {"id": "b"}, {"id": "c"}],
+    }
+
+
+@pytest.mark.parametrize("pages", [[], [b'{"data":[]}'], [b"[]", b'{"data":{}}', b"[" * 9999]])
+def test_what_is_no_list_of_models_is_not_put_together(pages: list[bytes]) -> None:
+    assert merge_models(pages) is None
