@@ -43,6 +43,7 @@ class Load:
     url: str
     key: str
     num_workers: int = 3
+    model: str = "exo/tiny-chat"
     pause_seconds: float = 0.02
     timeout_seconds: float = 60.0
     outcomes: list[Outcome] = field(default_factory=list)
@@ -90,7 +91,7 @@ class Load:
     async def _ask(self, session: aiohttp.ClientSession, id: str, number: int) -> Outcome:
         streamed = number % 2 == 0
         body = {
-            "model": "exo/tiny-chat",
+            "model": self.model,
             "messages": [{"role": "user", "content": PROMPTS[number % len(PROMPTS)]}],
             "max_tokens": MAX_TOKENS,
             "temperature": 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from itertools import groupby
 
 import pytest
 
@@ -19,11 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 BLOCKS = "--num-gpu-blocks-override=256"
 
 
-async def ensure_model(client: AsyncClient) -> None:
-    """Have the built-in model; other tests of the same control plane may have made it."""
+async def ensure_model(client: AsyncClient, name: str = "exo/tiny-chat") -> None:
+    """Have a built-in model; other tests of the same control plane may have made it."""
     with contextlib.suppress(Conflict):
-        await client.models.create("exo/tiny-chat")
-    model = await client.models.find("exo/tiny-chat")
+        await client.models.create(name)
+    model = await client.models.find(name)
     await client.models.wait_until_ready(model.id, timeout=60)
 
 
@@ -86,3 +87,36 @@ async def test_scaling_and_updating_under_load_loses_no_request(stack: Stack) ->
     print(load.summary())
     assert load.failures == []
     assert len(load.outcomes) > 50
+
+
+async def test_replacing_the_model_under_load_loses_no_request(stack: Stack) -> None:
+    """The old name is found until its last replica has left, the new one once its first is ready."""
+    models = "exo/tiny-chat", "exo/tiny-draft"
+    async with AsyncClient(state_dir=stack.state_dir) as client:
+        for model in models:
+            await ensure_model(client, model)
+        created = await client.deployments.create(
+            "replaced", model=models[0], gpu_type="cpu", replicas=2, engine_parameters=[BLOCKS]
+        )
+        uid = created.reference.id
+        try:
+            await until_settled(client, uid, 2)
+            url, key = f"{stack.gateway}/{uid}/v1", await client.deployments.reveal_api_key(uid)
+            old, new = (Load(url, key, num_workers=1, model=model) for model in models)
+            async with old.running(), new.running():
+                await client.deployments.replace(
+                    uid, model=models[1], gpu_type="cpu", replicas=2, engine_parameters=[BLOCKS]
+                )
+                await asyncio.sleep(0.5)
+                await until_settled(client, uid, 2)
+                await asyncio.sleep(0.5)
+        finally:
+            await client.deployments.delete(uid)
+            await client.deployments.wait_until_deleted(uid, timeout=60)
+    print(old.summary(), new.summary(), sep="; ")
+    statuses = [[each.error[:3] for each in load.outcomes] for load in (old, new)]
+    assert [[status for status, _ in groupby(each)] for each in statuses] == [
+        ["", "404"],
+        ["404", ""],
+    ]
+    assert min(map(len, statuses)) > 20

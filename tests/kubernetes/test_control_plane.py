@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import httpx
@@ -167,10 +168,20 @@ def test_requests_go_on_when_the_model_of_a_deployment_is_replaced(plane: Plane)
     wanted = yaml.safe_load(manifest.read_text())
     wanted["spec"]["model"] = "exo/tiny-draft"
     manifest.write_text(yaml.safe_dump(wanted))
-    with plane.streaming() as stream:
+    with (
+        plane.streaming() as stream,
+        plane.asking("exo/tiny-chat") as old,
+        plane.asking("exo/tiny-draft") as new,
+    ):
         plane.exo("apply", "-f", str(manifest), "--replace", "--wait")
         after = plane.show()
+        wait_for(lambda: old[-1] == "model_not_found")
     assert stream.failures == []
+    # Each model is found as long as one replica has it, and by everybody: no answer follows a refusal of the
+    # old one, no refusal an answer of the new one.
+    assert [outcome for outcome, _ in groupby(old)] == ["answered", "model_not_found"]
+    assert [outcome for outcome, _ in groupby(new)] == ["model_not_found", "answered"]
+    assert old.index("model_not_found") > 20
     assert after["state"] == "ready"
     for field_name in ("id", "deployment_url"):
         assert after[field_name] == before[field_name]
