@@ -52,6 +52,8 @@ class DesiredDeployment:
         model_size_bytes: of all the model's files; 0 where it is not known.
         release: what the platform called it when it was first applied; empty before that.
         need: what a replica takes of the machine's memory, where that was planned.
+        before: what was in effect last, where that is another version and the platform rolls back.
+        refusal: why the platform went back to it from this one; empty where it did not.
     """
 
     uid: str
@@ -70,6 +72,8 @@ class DesiredDeployment:
     release: str = ""
     roll: str = ""
     need: ReplicaNeed | None = None
+    before: DesiredDeployment | None = None
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,8 @@ class ObservedDeployment:
         autoscaled: the number that an autoscaler asks for, where one decides instead of what was desired.
         notice: what was noticed in this look alone and is being put right.
         release: what the platform calls it, to be given back with every later `DesiredDeployment`.
+        refusal: why what was desired is not tried again while the version before has its place; given
+            back likewise. Only of a platform that rolls back.
     """
 
     replicas: tuple[ObservedReplica, ...] = ()
@@ -123,6 +129,7 @@ class ObservedDeployment:
     autoscaled: int | None = None
     notice: str = ""
     release: str = ""
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

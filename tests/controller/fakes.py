@@ -78,6 +78,7 @@ class FakePlatform:
     fails_model: str | None = None
     slots: int | None = None
     rolled_back: str | None = None
+    refusal: str = ""
     replicas: dict[str, list[FakeReplica]] = field(default_factory=dict)
     applied: list[DesiredDeployment] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
@@ -132,6 +133,7 @@ class FakePlatform:
             next_check_seconds=0.02,
             failure=self.rolled_back,
             autoscaled=self.autoscaled,
+            refusal=self.refusal,
         )
 
     def _phase(self, replica: FakeReplica) -> ReplicaPhase:

@@ -90,6 +90,29 @@ def test_the_old_one_is_looked_after_until_the_new_model_is_there(controller: Co
     controller.wait_for(lambda: controller.call("GET", path).status_code == 404)
 
 
+def test_a_platform_that_rolls_back_is_given_what_was_in_effect_and_why_it_went_back(
+    controller: Controller,
+) -> None:
+    platform = controller.platform
+    platform.rolls_back = True
+    controller.create_model()
+    uid = controller.create_deployment()
+    platform.refusal, platform.rolled_back = "wings are missing", "the update was rolled back"
+    body = {"inference-engine-parameters": ["--seed=1"]}
+    assert controller.call("PATCH", f"/v2/ai/deployment/{uid}", json=body).ok
+    controller.wait_for(lambda: platform.applied[-1].refusal == "wings are missing")
+    given = platform.applied[-1]
+    assert given.engine_parameters == ("--seed=1",)
+    assert given.before is not None
+    assert (given.before.uid, given.before.engine_parameters) == (uid, ())
+    # Asked again, it is no longer refused.
+    platform.refusal, platform.rolled_back = "", None
+    assert controller.call("PATCH", f"/v2/ai/deployment/{uid}", json={}).ok
+    controller.wait_for(lambda: view(controller, uid)["state"] == "ready")
+    controller.wait_for(lambda: platform.applied[-1].before is None)
+    assert platform.applied[-1].refusal == ""
+
+
 def changed(replicas: int = 1, before: int = 1) -> InferenceDeployment:
     obj = builders.deployment(replicas=replicas)
     settled = DeploymentSpec(model="org/m0", gpu_type="cpu", replicas=before)

@@ -116,22 +116,15 @@ class DeploymentReconciler:
         before = await self._find_before(deployment, unrouted)
         if isinstance(action, decision.Hold):
             self._held.discard(uid)
-            return await self._hold(deployment, action.conditions, before)
+            kept = None if self._platform.rolls_back else before
+            return await self._hold(deployment, action.conditions, kept)
         if deployment.spec.engine.name is None:  # its GPUs came during this look
             return Outcome(failed=True)
-        refusal = rollback.read_refusal(deployment) if before is not None else ""
         try:
-            observed = await self._platform.apply((before if refusal else None) or action.desired)
+            observed, refusal = await self._apply(deployment, action.desired, before)
         except PlatformError as exc:
             return await self._write_blocked(deployment, exc)
         self._held.discard(uid)
-        if refusal:
-            observed = rollback.as_rolled_back(observed, refusal)
-        else:
-            self._starts.notice(deployment, observed)
-            if before is not None and (reason := rollback.find_failed_change(deployment, observed)):
-                refusal = reason
-                observed = replace(observed, next_check_seconds=0.0)
         assessment = decision.assess_deployment(deployment, observed)
         outcome = await self._write(
             deployment, assessment.conditions, observed, assessment.events, refusal
@@ -143,6 +136,32 @@ class DeploymentReconciler:
         if outcome.again_after_seconds is not None:
             again = outcome.again_after_seconds
         return Outcome(again_after_seconds=again, changed=outcome.changed)
+
+    async def _apply(
+        self,
+        deployment: InferenceDeployment,
+        desired: DesiredDeployment,
+        before: DesiredDeployment | None,
+    ) -> tuple[ObservedDeployment, str]:
+        """Have the platform take its next step; return what it saw, and why `desired` is refused.
+
+        Raises:
+            PlatformError: no step can be taken now.
+        """
+        refusal = rollback.read_refusal(deployment) if before is not None else ""
+        if self._platform.rolls_back:
+            desired = replace(desired, before=before, refusal=refusal)
+            observed = await self._platform.apply(desired)
+            self._starts.notice(deployment, observed)
+            return observed, observed.refusal
+        if before is not None and refusal:
+            observed = await self._platform.apply(before)
+            return rollback.as_rolled_back(observed, refusal), refusal
+        observed = await self._platform.apply(desired)
+        self._starts.notice(deployment, observed)
+        if before is not None and (reason := rollback.find_failed_change(deployment, observed)):
+            return replace(observed, next_check_seconds=0.0), reason
+        return observed, ""
 
     async def _adopt(self, deployment: InferenceDeployment) -> InferenceDeployment:
         """Give a deployment what the API would have given it."""
@@ -164,11 +183,8 @@ class DeploymentReconciler:
     async def _find_before(
         self, deployment: InferenceDeployment, unrouted: frozenset[str]
     ) -> DesiredDeployment | None:
-        """Return what was in effect before the present specification, if it can be so again.
-
-        None on a platform that keeps versions itself.
-        """
-        spec = None if self._platform.rolls_back else rollback.spec_before(deployment)
+        """Return what was in effect before the present specification, if it can be so again."""
+        spec = rollback.spec_before(deployment)
         if spec is None:
             return None
         then = deployment.model_copy(update={"spec": spec})

@@ -2,7 +2,8 @@
 
 The deployments' reconciler asks here. What was in effect last, and which change was refused, is kept in
 the status: a controller that is killed at any line goes on with the same. On a cluster Helm has the
-versions and the platform rolls back (`platforms/kubernetes/step.py`); the words are the same.
+versions and the platform rolls back (`platforms/kubernetes/step.py`), with the same words; it is given
+what the status has, for when somebody deleted the objects on which it wrote that down.
 """
 
 from __future__ import annotations

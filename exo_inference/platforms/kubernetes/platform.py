@@ -59,6 +59,7 @@ from exo_inference.platforms.kubernetes.replicas import (
 )
 from exo_inference.platforms.kubernetes.settings import longest_drain_seconds
 from exo_inference.platforms.kubernetes.step import (
+    BringBack,
     Live,
     Rescale,
     RollBack,
@@ -68,6 +69,7 @@ from exo_inference.platforms.kubernetes.step import (
     decide,
     explain_roll_back,
     find_failed_update,
+    find_lost_refusal,
     is_refused,
     read_live,
     refused_annotations,
@@ -114,9 +116,10 @@ class KubernetesPlatform:
         wanted = await self._choose(desired, live)
         replicas = await self._observe(desired.uid, wanted.pods_hash)
         await self._restart_failed(desired, replicas)
-        step = await self._take_step(desired, wanted, live, replicas)
-        observed = self._report(desired, wanted, live, replicas)
-        if live is not None and live.edited and isinstance(step, Upgrade | RollBack):
+        lost = await self._find_lost(desired, wanted, live, replicas)
+        step = await self._take_step(desired, wanted, live, replicas, lost)
+        observed = self._report(desired, wanted, live, replicas, lost)
+        if live is not None and live.edited and isinstance(step, Upgrade | RollBack | BringBack):
             return replace(observed, notice=EDITED.format(wanted.name))
         return observed
 
@@ -243,12 +246,27 @@ class KubernetesPlatform:
 
     # -- stepping
 
+    async def _find_lost(
+        self,
+        desired: DesiredDeployment,
+        wanted: Release,
+        live: Live | None,
+        replicas: tuple[ObservedReplica, ...],
+    ) -> BringBack | None:
+        """Return the step to the version before, where the cluster does not know any more of it."""
+        reason = find_lost_refusal(wanted, live, replicas, desired.refusal)
+        if desired.before is None or not reason:
+            return None
+        before = replace(desired.before, release=desired.release)
+        return BringBack(await self._choose(before, live), reason)
+
     async def _take_step(
         self,
         desired: DesiredDeployment,
         wanted: Release,
         live: Live | None,
         replicas: tuple[ObservedReplica, ...],
+        lost: BringBack | None,
     ) -> Step | None:
         """Start the next step in the background, unless one is under way, and return it."""
         jobs = self._cluster.jobs
@@ -257,7 +275,7 @@ class KubernetesPlatform:
         if live is not None:
             edited = live.edited and not was_put_back(live.put_back_at, self._now())
             live = replace(live, missing=await self._find_missing(wanted, live), edited=edited)
-        step = decide(wanted, live, replicas, restarted_at=desired.restarted_at)
+        step = lost or decide(wanted, live, replicas, restarted_at=desired.restarted_at)
         failed_before = jobs.failure(wanted.name, wanted.spec_hash) is not None
         if step is None and (failed_before or await self._is_stuck(wanted.name)):
             # Helm did not come to its end, whatever the objects say.
@@ -288,6 +306,8 @@ class KubernetesPlatform:
             return "recording", self._settle(uid, wanted)
         if isinstance(step, Rescale):
             return "scaling", self._rescale(uid, wanted, step)
+        if isinstance(step, BringBack):
+            return "bringing back", self._bring_back(uid, wanted, step)
         return "rolling back", self._roll_back(uid, wanted, step)
 
     def _start(
@@ -324,6 +344,16 @@ class KubernetesPlatform:
         await self._cluster.rollback(wanted.name, uid, step.revision)
         await self._cluster.workloads.refresh(wanted.name, wanted.values)
         await self._point_at_newest(uid, wanted.name)
+
+    async def _bring_back(self, uid: str, wanted: Release, step: BringBack) -> None:
+        logger.warning("release %s: what served is installed anew: %s", wanted.name, step.reason)
+        await self._upgrade(uid, step.before)
+        newest = await self._cluster.newest_revision(wanted.name)
+        if newest is None:
+            return
+        settled = settled_annotations(step.before, newest.number)
+        refused = refused_annotations(wanted, step.reason, self._now())
+        await self._annotate(uid, {**settled, **refused})
 
     async def _rescale(self, uid: str, wanted: Release, step: Rescale) -> None:
         await self._put_back(uid, wanted.name)
@@ -395,6 +425,7 @@ class KubernetesPlatform:
         wanted: Release,
         live: Live | None,
         replicas: tuple[ObservedReplica, ...],
+        lost: BringBack | None,
     ) -> ObservedDeployment:
         jobs = self._cluster.jobs
         failure = jobs.failure(wanted.name, wanted.spec_hash)
@@ -405,34 +436,36 @@ class KubernetesPlatform:
             replicas = tuple(_with_note(replica, note) for replica in replicas)
         busy = any(replica.phase is not ReplicaPhase.READY for replica in replicas)
         wait = jobs.wait_seconds(wanted.name, wanted.spec_hash)
+        refusal = "" if lost is None else lost.reason
+        if not refusal and live is not None and is_refused(wanted, live, desired.restarted_at):
+            refusal = live.refused_reason
         return ObservedDeployment(
             replicas=replicas,
             next_check_seconds=_next_check(wait, busy=busy),
-            failure=self._explain_failure(desired, wanted, live, replicas, failure),
+            failure=self._explain_failure(desired.uid, wanted, live, replicas, failure, refusal),
             selector=f"{UID_LABEL}={desired.uid}",
             release=wanted.name,
             autoscaled=live.replicas if live is not None and wanted.replicas is None else None,
+            refusal=refusal,
         )
 
     def _explain_failure(
         self,
-        desired: DesiredDeployment,
+        uid: str,
         wanted: Release,
         live: Live | None,
         replicas: tuple[ObservedReplica, ...],
         failure: Failure | None,
+        refusal: str,
     ) -> str:
         if failure is not None and isinstance(failure.error, HelmFailed):
             known = explain_denial(failure.error.message)
             text = known.details if known else failure.error.message
             return f"the change is refused: {text}"
-        if live is not None:
-            reason = find_failed_update(wanted, live, replicas)
-            if is_refused(wanted, live, desired.restarted_at):
-                reason = live.refused_reason
-            if reason:
-                return explain_roll_back(reason, wanted, replicas, live)
-        deployment = self._cluster.workloads.find(desired.uid)
+        failed = "" if live is None else find_failed_update(wanted, live, replicas)
+        if reason := refusal or failed:
+            return explain_roll_back(reason, wanted, replicas, live)
+        deployment = self._cluster.workloads.find(uid)
         denied = diagnose_deployment(deployment) if deployment is not None else None
         return denied.details if denied is not None else ""
 

@@ -111,7 +111,18 @@ class RollBack:
     reason: str
 
 
-Step = Upgrade | Rescale | Settle | RollBack
+@dataclass(frozen=True, slots=True)
+class BringBack:
+    """Install the version before anew; write down that it is in effect, and why the wanted one is not.
+
+    It does what `RollBack` cannot once the Deployment is gone that knew the revision to go back to.
+    """
+
+    before: Release
+    reason: str
+
+
+Step = Upgrade | Rescale | Settle | RollBack | BringBack
 
 
 def decide(
@@ -161,6 +172,29 @@ def is_refused(wanted: Release, live: Live, restarted_at: datetime | None) -> bo
     if live.refused_pods != wanted.pods_hash or live.settled_pods == wanted.pods_hash:
         return False
     return restarted_at is None or live.refused_at is None or restarted_at <= live.refused_at
+
+
+def find_lost_refusal(
+    wanted: Release, live: Live | None, replicas: Sequence[ObservedReplica], refusal: str
+) -> str:
+    """Return why the version before has to be brought back, where the Deployment cannot say it; or empty.
+
+    So it is when somebody deleted the Deployment, or what was written down on it.
+
+    Args:
+        wanted: what is asked for.
+        live: what is so.
+        replicas: as observed.
+        refusal: why the wanted version was refused, as it was last told; empty if it was not.
+    """
+    if live is None:
+        return refusal
+    if live.settled_pods == wanted.pods_hash:
+        return ""
+    if live.settled_revision is not None:
+        return "" if live.refused_pods else refusal
+    # The Deployment was lost during the update, so what it has is the new version.
+    return refusal or (_find_failure(live, replicas) if live.spec_hash == wanted.spec_hash else "")
 
 
 def _keep_serving(wanted: Release, live: Live) -> Step | None:

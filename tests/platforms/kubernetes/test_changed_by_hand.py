@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from exo_inference.platforms.base import ObservedDeployment
+from exo_inference.platforms.kubernetes.names import REFUSED_PODS, REFUSED_REASON, annotation
 from tests.charts.rendering import helm
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import (
     CHARTS,
     DESIRED,
     RELEASE,
+    UID,
     FakeKubelet,
     Running,
     is_settled,
@@ -169,3 +173,76 @@ async def test_a_deleted_service_comes_back_while_an_update_is_refused(
         await asyncio.to_thread(kubelet.api.kubectl, "delete", "service", RELEASE)
         observed = await process.until(bad, lambda _: objects_of(kubelet.api) == before)
         assert "rolled back" in observed.failure
+
+
+@pytest.mark.parametrize("gone", ["the Deployment", "the release", "what was written on it"])
+async def test_what_served_comes_back_while_an_update_is_refused(
+    kubelet: FakeKubelet, tmp_path: Path, gone: str
+) -> None:
+    bad = replace(DESIRED, engine_parameters=("--bad",), before=DESIRED)
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        await process.applied(bad, kubelet)
+        new = kubelet.make_pod()
+        kubelet.set_state(new, state={"terminated": {"exitCode": 78, "message": "no"}})
+        seen = await process.until(bad, lambda seen: bool(seen.refusal))
+        kubelet.remove_pod(new)
+        refused = replace(bad, refusal=seen.refusal)
+        if gone == "the Deployment":
+            await asyncio.to_thread(kubelet.api.kubectl, "delete", "deployment", RELEASE)
+        elif gone == "the release":
+            await asyncio.to_thread(by_hand, kubelet.api, "uninstall", RELEASE)
+        else:
+            names = ("settled-revision", "refused-pods-hash", "refused-at")
+            words = [f"inference.exo.dev/{name}-" for name in names]
+            await asyncio.to_thread(kubelet.api.kubectl, "annotate", "deployment", RELEASE, *words)
+        async with asyncio.timeout(10):
+            while refused_pods(process):
+                await asyncio.sleep(0.01)
+        told = []
+
+        def is_back(seen: ObservedDeployment) -> bool:
+            told.append(seen.refusal)
+            return bool(refused_pods(process))
+
+        observed = await process.until(refused, is_back)
+        assert set(told) == {seen.refusal}
+        assert f"rolled back: {seen.refusal}. The version before it" in observed.failure
+        assert "--bad" not in json.dumps(kubelet.deployment()["spec"])
+    # Another leader knows all of it from the Deployment, and can go on from there.
+    async with running(kubelet.api, tmp_path) as process:
+        count = len(await revisions(process))
+        for _ in range(3):
+            assert (await process.platform.apply(bad)).refusal == seen.refusal
+            await process.cluster.jobs.wait(RELEASE)
+        assert len(await revisions(process)) == count
+        scaled = replace(bad, replicas=2)
+        await process.until(scaled, lambda _: kubelet.deployment()["spec"]["replicas"] == 2)
+        assert "--bad" not in json.dumps(kubelet.deployment()["spec"])
+        again = replace(bad, restarted_at=datetime.now(UTC))
+        await process.applied(again, kubelet)
+
+
+def refused_pods(process: Running) -> str:
+    """Return what the platform sees written down of a refused update; empty without a Deployment."""
+    found = process.cluster.workloads.find(UID)
+    return "" if found is None else annotation(found, REFUSED_PODS)
+
+
+async def test_a_deployment_deleted_during_an_update_that_fails_comes_back_as_it_was_before(
+    kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    bad = replace(DESIRED, engine_parameters=("--bad",), before=DESIRED)
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        await process.applied(bad, kubelet)
+        await asyncio.to_thread(kubelet.api.kubectl, "delete", "deployment", RELEASE)
+        async with asyncio.timeout(10):
+            while process.cluster.workloads.find(UID) is not None:
+                await asyncio.sleep(0.01)
+        await process.applied(bad, kubelet)
+        new = kubelet.make_pod()
+        kubelet.set_state(new, state={"terminated": {"exitCode": 78, "message": "no"}})
+        seen = await process.until(bad, lambda _: bool(refused_pods(process)))
+        assert seen.refusal == annotation(kubelet.deployment(), REFUSED_REASON)
+        assert "--bad" not in json.dumps(kubelet.deployment()["spec"])

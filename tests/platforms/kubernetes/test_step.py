@@ -20,6 +20,7 @@ from exo_inference.platforms.kubernetes.step import (
     decide,
     explain_roll_back,
     find_failed_update,
+    find_lost_refusal,
     read_live,
     refused_annotations,
     repair,
@@ -184,6 +185,32 @@ def test_after_a_roll_back_it_is_told_which_flags_serve(
 def test_going_back_to_the_version_that_serves_forgets_the_refusal() -> None:
     refused = live("old", **REFUSED)
     assert decide(release("old"), refused, [replica()]) == Settle()
+
+
+@pytest.mark.parametrize(
+    ("found", "refusal", "expected"),
+    [
+        pytest.param(None, "it crashed", "it crashed", id="the Deployment was deleted"),
+        pytest.param(None, "", "", id="nothing was refused"),
+        pytest.param(
+            live("old"), "it crashed", "it crashed", id="killed before it was written down"
+        ),
+        pytest.param(live("new"), "it crashed", "it crashed", id="the refused one was made again"),
+        pytest.param(live("old", **SETTLED_OLD), "it crashed", "it crashed", id="half was written"),
+        pytest.param(live("old", **REFUSED), "it crashed", "", id="all is known"),
+        pytest.param(live(**SETTLED_OLD), "", "", id="it failed, and is rolled back"),
+        pytest.param(live(), "", "because failed", id="deleted during the update, which failed"),
+        pytest.param(live("old"), "", "", id="deleted, and not installed yet"),
+        pytest.param(
+            live(settled_revision=2, settled_pods="new"), "it crashed", "", id="it works by now"
+        ),
+    ],
+)
+def test_what_served_is_brought_back_where_the_deployment_forgot_it(
+    found: Live | None, refusal: str, expected: str
+) -> None:
+    replicas = [replica("failed")]
+    assert find_lost_refusal(release(), found, replicas, refusal) == expected
 
 
 def test_an_autoscaler_is_not_fought() -> None:
