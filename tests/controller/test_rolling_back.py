@@ -9,8 +9,10 @@ import pytest
 from exo_inference.controller.reconcile import rollback
 from exo_inference.platforms.base import ObservedDeployment
 from exo_inference.resources import DeploymentSpec, InferenceDeployment
+from exo_inference.resources.settled import spec_before
 from tests.controller import builders
 from tests.controller.conftest import Controller
+from tests.controller.test_reconciling import replica_names
 
 M2: dict[str, Any] = {"model": {"name": "org/m2"}, "gpu-type": "cpu", "gpu-count": 1}
 
@@ -61,6 +63,12 @@ def test_what_served_before_comes_back_and_stays_through_a_restart(
         controller.wait_for(lambda: view(controller, uid)["ready-replicas"] == 0)
         controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 1})
         wait_for_roll_back(controller, uid)
+        old = set(replica_names(controller))
+        assert controller.call("POST", f"/v2/ai/deployment/{uid}/restart").ok
+        controller.wait_for(lambda: old.isdisjoint(replica_names(controller)))
+        wait_for_roll_back(controller, uid)
+        assert serving(controller) == "org/m1"  # it is what was restarted
+        assert sum(e.model_name == "org/m2" for e in controller.platform.applied) == tries
         controller.platform.fails_model = None
         assert controller.call("PATCH", f"/v2/ai/deployment/{uid}", json={}).ok
         controller.wait_for(lambda: view(controller, uid)["state"] == "ready")
@@ -163,4 +171,4 @@ def test_what_cannot_be_read_is_no_version_before() -> None:
     obj = changed()
     for text in ("", "{", "{}", '{"model": 3}'):
         status = obj.status.model_copy(update={"settled_spec": text})
-        assert rollback.spec_before(obj.model_copy(update={"status": status})) is None
+        assert spec_before(obj.model_copy(update={"status": status})) is None

@@ -41,6 +41,7 @@ from exo_inference.resources import (
     find_condition,
     model_object_name,
 )
+from exo_inference.resources.settled import read_refusal, spec_before
 from exo_inference.resources.states import awaits_replicas, deployment_state, files_state
 from exo_inference.wire import ModelState, Route, RouteKey, RouteReplica
 
@@ -148,7 +149,7 @@ class DeploymentReconciler:
         Raises:
             PlatformError: no step can be taken now.
         """
-        refusal = rollback.read_refusal(deployment) if before is not None else ""
+        refusal = read_refusal(deployment) if before is not None else ""
         if self._platform.rolls_back:
             desired = replace(desired, before=before, refusal=refusal)
             observed = await self._platform.apply(desired)
@@ -184,7 +185,7 @@ class DeploymentReconciler:
         self, deployment: InferenceDeployment, unrouted: frozenset[str]
     ) -> DesiredDeployment | None:
         """Return what was in effect before the present specification, if it can be so again."""
-        spec = rollback.spec_before(deployment)
+        spec = spec_before(deployment)
         if spec is None:
             return None
         then = deployment.model_copy(update={"spec": spec})

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from exo_inference.controller import conditions
 from exo_inference.controller.conditions import condition
 from exo_inference.controller.reconcile.outcome import Outcome, adopted_uid
-from exo_inference.controller.reconcile.rollback import read_settled
 from exo_inference.controller.stores.base import (
     ObjectNotFound,
     Recording,
@@ -21,6 +20,7 @@ from exo_inference.resources import (
     InferenceModel,
     find_older_model,
 )
+from exo_inference.resources.settled import read_settled
 
 DUPLICATE_REASON = "Duplicate"
 

@@ -114,6 +114,8 @@ class KubernetesPlatform:
         desired = replace(desired, release=self._find_name(desired.uid, desired.release))
         live = read_live(self._cluster.workloads.find(desired.uid))
         wanted = await self._choose(desired, live)
+        if desired.before is None:  # then a restart is the only way to have it tried again
+            wanted = replace(wanted, unrolled_hash=wanted.pods_hash)
         replicas = await self._observe(desired.uid, wanted.pods_hash)
         await self._restart_failed(desired, replicas)
         lost = await self._find_lost(desired, wanted, live, replicas)
@@ -253,8 +255,10 @@ class KubernetesPlatform:
         live: Live | None,
         replicas: tuple[ObservedReplica, ...],
     ) -> BringBack | None:
-        """Return the step to the version before, where the cluster does not know any more of it."""
+        """Return the step to the version before, where the cluster does not know of it or has to restart it."""
         reason = find_lost_refusal(wanted, live, replicas, desired.refusal)
+        if live is not None and is_refused(wanted, live, desired.restarted_at):
+            reason = reason or (live.refused_reason if live.roll != wanted.roll else "")
         if desired.before is None or not reason:
             return None
         before = replace(desired.before, release=desired.release)

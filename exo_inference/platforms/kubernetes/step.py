@@ -35,6 +35,7 @@ from exo_inference.platforms.kubernetes.names import (
     read_flags,
 )
 from exo_inference.platforms.kubernetes.values import SURGE, Release, Strategy
+from exo_inference.resources import ROLL_ANNOTATION
 
 _REVISION = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -64,6 +65,7 @@ class Live:
         put_back_at: when such a change was last undone.
         nodes: pods of one replica.
         parameters: flags of the engine that the pods have; None where it does not say.
+        roll: which request for new replicas the pods are of.
     """
 
     spec_hash: str = ""
@@ -84,6 +86,7 @@ class Live:
     put_back_at: datetime | None = None
     nodes: int = 1
     parameters: tuple[str, ...] | None = None
+    roll: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,8 @@ class RollBack:
 class BringBack:
     """Install the version before anew; write down that it is in effect, and why the wanted one is not.
 
-    It does what `RollBack` cannot once the Deployment is gone that knew the revision to go back to.
+    It does what `RollBack` cannot once the Deployment is gone that knew the revision to go back to, or
+    where new replicas of that version were asked for.
     """
 
     before: Release
@@ -169,7 +173,9 @@ def repair(wanted: Release, live: Live | None, *, restarted_at: datetime | None 
 
 def is_refused(wanted: Release, live: Live, restarted_at: datetime | None) -> bool:
     """Whether the wanted version was tried, failed, and is not to be tried again yet."""
-    if live.refused_pods != wanted.pods_hash or live.settled_pods == wanted.pods_hash:
+    # Asking for new replicas makes no other version of it; earlier versions wrote `pods_hash`.
+    is_same = live.refused_pods and live.refused_pods in (wanted.pods_hash, wanted.unrolled_hash)
+    if not is_same or live.settled_pods == wanted.pods_hash:
         return False
     return restarted_at is None or live.refused_at is None or restarted_at <= live.refused_at
 
@@ -198,7 +204,7 @@ def find_lost_refusal(
 
 
 def _keep_serving(wanted: Release, live: Live) -> Step | None:
-    if live.pods_hash == live.refused_pods or live.edited:
+    if live.pods_hash in (live.refused_pods, wanted.pods_hash) or live.edited:
         if live.settled_revision is None:
             return None
         return RollBack(live.settled_revision, live.refused_reason)
@@ -297,6 +303,7 @@ def read_live(deployment: Mapping[str, Any] | None) -> Live | None:
         parameters=read_flags(
             annotation(template, PARAMETERS_ANNOTATION) if "metadata" in template else ""
         ),
+        roll=annotation(template, ROLL_ANNOTATION) if "metadata" in template else "",
         overdue=conditions.get("Progressing", {}).get("reason") == "ProgressDeadlineExceeded",
     )
 
@@ -321,7 +328,7 @@ def settled_revision(revision: int) -> dict[str, str | None]:
 def refused_annotations(wanted: Release, reason: str, now: datetime) -> dict[str, str | None]:
     """Return what `RollBack` writes."""
     return {
-        REFUSED_PODS: wanted.pods_hash,
+        REFUSED_PODS: wanted.unrolled_hash or wanted.pods_hash,
         REFUSED_AT: now.astimezone(UTC).isoformat(),
         REFUSED_REASON: reason[:1000],
     }

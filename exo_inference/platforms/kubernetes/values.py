@@ -46,12 +46,17 @@ IN_PLACE = Strategy(max_surge=0, max_unavailable=1)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release as it is wanted."""
+    """A release as it is wanted.
+
+    Attributes:
+        unrolled_hash: what `pods_hash` would be had nobody asked for new replicas.
+    """
 
     name: str
     values: Mapping[str, Any]
     spec_hash: str
     pods_hash: str
+    unrolled_hash: str = ""
 
     @property
     def replicas(self) -> int | None:
@@ -59,6 +64,11 @@ class Release:
         if self.values.get("autoscaling", {}).get("enabled"):
             return None
         return int(self.values["replicas"])
+
+    @property
+    def roll(self) -> str:
+        """Which of the requests for new replicas is the last; empty if there was none."""
+        return str(self.values.get("podAnnotations", {}).get(ROLL_ANNOTATION, ""))
 
 
 def build_release(
@@ -96,11 +106,15 @@ def build_release(
     if desired.gpu_type != CPU_FAMILY and _GPU_TOLERATION not in values.get("tolerations", []):
         own["tolerations"] = [*values.get("tolerations", []), _GPU_TOLERATION]
     values = merged(values, own)
-    pods_hash = hash_of({key: values[key] for key in values if key not in _NOT_OF_PODS})
+    pods_hash = unrolled_hash = _hash_of_pods(values)
+    if desired.roll:
+        values = merged(values, {"podAnnotations": {ROLL_ANNOTATION: desired.roll}})
+        pods_hash = _hash_of_pods(values)
     values = merged(values, {"podAnnotations": {PODS_ANNOTATION: pods_hash}})
     spec_hash = hash_of({"values": values, "chart": chart_version})
     values = merged(values, {"deployment": {"specHash": spec_hash}})
-    return Release(desired.release or release_name(desired.uid), values, spec_hash, pods_hash)
+    name = desired.release or release_name(desired.uid)
+    return Release(name, values, spec_hash, pods_hash, unrolled_hash)
 
 
 def is_placed(given: PlatformValues, gpu_type: str) -> bool:
@@ -127,7 +141,6 @@ def _own_values(desired: DesiredDeployment, nodes: int) -> dict[str, Any]:
         engine["version"] = engine_release(desired.engine, desired.engine_version)
     gpu_count = 0 if desired.gpu_type == CPU_FAMILY else desired.gpu_count // nodes
     return {
-        **({"podAnnotations": {ROLL_ANNOTATION: desired.roll}} if desired.roll else {}),
         **({"multiNode": {"size": nodes}} if nodes > 1 else {}),
         "deployment": {"name": desired.name, "uid": desired.uid},
         "replicas": desired.replicas,
@@ -140,6 +153,10 @@ def _own_values(desired: DesiredDeployment, nodes: int) -> dict[str, Any]:
         },
         "gpu": {"type": desired.gpu_type, "count": gpu_count},
     }
+
+
+def _hash_of_pods(values: Mapping[str, Any]) -> str:
+    return hash_of({key: values[key] for key in values if key not in _NOT_OF_PODS})
 
 
 def split_claim(path: str) -> tuple[str, str, str]:

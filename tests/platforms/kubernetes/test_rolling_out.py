@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from exo_inference.platforms.base import (
+    ObservedDeployment,
     ReplicaPhase,
 )
 from exo_inference.platforms.kubernetes import (
@@ -101,6 +102,35 @@ async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
         again = replace(bad, restarted_at=datetime.now(UTC))
         await process.applied(again, kubelet)
         assert "max-model-len" in json.dumps(kubelet.deployment()["spec"]["template"])
+
+
+async def test_after_a_roll_back_a_restart_is_of_what_serves(
+    kubelet: FakeKubelet, tmp_path: Path
+) -> None:
+    bad = replace(DESIRED, engine_parameters=("--bad",), before=DESIRED)
+    async with running(kubelet.api, tmp_path) as process:
+        await process.settle(DESIRED, kubelet)
+        await process.applied(bad, kubelet)
+        new = kubelet.make_pod()
+        kubelet.set_state(new, state={"terminated": {"exitCode": 78, "message": "no"}})
+        seen = await process.until(bad, lambda seen: bool(seen.refusal))
+        kubelet.remove_pod(new)
+        rolled = replace(bad, roll="r1", before=replace(DESIRED, roll="r1"), refusal=seen.refusal)
+
+        def is_rolled(_: ObservedDeployment) -> bool:
+            return "r1" in json.dumps(kubelet.deployment()["spec"]["template"]["metadata"])
+
+        observed = await process.until(rolled, is_rolled)
+        assert observed.refusal == seen.refusal
+        count = len(await revisions(process))
+        for _ in range(3):
+            assert (await process.platform.apply(rolled)).refusal == seen.refusal
+            await process.cluster.jobs.wait(RELEASE)
+        assert len(await revisions(process)) == count
+        assert "--bad" not in json.dumps(kubelet.deployment()["spec"])
+        # Going back to what serves is no change of it.
+        await process.until(replace(DESIRED, roll="r1"), lambda seen: not seen.failure)
+        assert "r1" in json.dumps(kubelet.deployment()["spec"]["template"]["metadata"])
 
 
 async def test_values_that_the_chart_refuses_are_named_and_the_release_stays_as_it_was(

@@ -218,6 +218,16 @@ def test_an_autoscaler_is_not_fought() -> None:
     assert decide(scaled, live(replicas=5, spec_hash="new-1"), [replica("starting")]) is None
 
 
+def test_new_replicas_of_what_was_refused_are_refused_too() -> None:
+    rolled = replace(release("new-rolled"), unrolled_hash="new")
+    assert decide(rolled, live("old", **REFUSED), []) is None
+    assert decide(rolled, live("new-rolled", **REFUSED), []) == RollBack(1, "it crashed")
+    annotations = refused_annotations(rolled, "it crashed", NOW)
+    assert annotations["inference.exo.dev/refused-pods-hash"] == "new"
+    later = NOW + timedelta(seconds=1)
+    assert decide(rolled, live("old", **REFUSED), [], restarted_at=later) == Upgrade()
+
+
 def test_what_is_written_is_what_is_read() -> None:
     wanted = release()
     annotations = {

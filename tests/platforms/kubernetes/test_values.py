@@ -114,6 +114,16 @@ def test_only_what_pods_are_made_of_replaces_them(
     assert (before[0] != after[0], before[1] != after[1]) == (spec_changes, pods_change)
 
 
+@pytest.mark.parametrize(
+    "given", [PlatformValues(), PlatformValues({"podAnnotations": {"a": "b"}})]
+)
+def test_new_replicas_asked_for_are_of_the_same_version(given: PlatformValues) -> None:
+    first = build_release(DESIRED, given)
+    rolled = build_release(replace(DESIRED, roll="a"), given)
+    assert first.unrolled_hash == first.pods_hash == rolled.unrolled_hash != rolled.pods_hash
+    assert (first.roll, rolled.roll) == ("", "a")
+
+
 def test_strategy_nodes_and_chart_version_do_not_replace_pods() -> None:
     given = PlatformValues()
     first = build_release(DESIRED, given)

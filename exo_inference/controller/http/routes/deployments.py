@@ -38,6 +38,7 @@ from exo_inference.resources import (
     ObjectMeta,
     is_true,
 )
+from exo_inference.resources.settled import read_refusal, spec_before
 from exo_inference.resources.states import wanted_replicas
 from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import (
@@ -197,7 +198,10 @@ async def scale_deployment(request: Request) -> Response:
 
 
 async def restart_deployment(request: Request) -> Response:
-    """Ask for new replicas in place of all that run, as an update replaces them: without loss."""
+    """Ask for new replicas in place of all that run, as an update replaces them: without loss.
+
+    After an update that was rolled back, those of the version that serves: to try it again is an update.
+    """
     context = context_of(request)
     is_dry_run = has_argument(request, "dry-run")
 
@@ -210,8 +214,9 @@ async def restart_deployment(request: Request) -> Response:
                 hint="Scale it up instead.",
             )
         now = datetime.now(UTC).isoformat()
-        asked = {RESTART_ANNOTATION: now, ROLL_ANNOTATION: now}
-        annotations = {**present.metadata.annotations, **asked}
+        annotations = {**present.metadata.annotations, ROLL_ANNOTATION: now}
+        if spec_before(present) is None or not read_refusal(present):
+            annotations[RESTART_ANNOTATION] = now
         metadata = present.metadata.model_copy(update={"annotations": annotations})
         return metadata, AdmittedDeployment(metadata.name, present.spec)
 
