@@ -317,6 +317,15 @@ def test_update_refuses_to_clear_and_to_set(exo: Exo, api: FakeApi) -> None:
     assert "were both given" in result.err
 
 
+@pytest.mark.parametrize("value", ["", " "])
+def test_update_refuses_empty_parameters_alone(exo: Exo, api: FakeApi, value: str) -> None:
+    result = exo("ai", "deployment", "update", "d1", f"--inference-engine-params={value}")
+    assert (result.code, result.out) == (2, "")
+    assert "--inference-engine-params is empty" in result.err
+    assert "--clear-inference-engine-params" in result.err
+    assert not api.requests
+
+
 def test_update_needs_a_name(exo: Exo, api: FakeApi) -> None:
     result = exo("ai", "deployment", "update", "--name", "x")
     assert result.code == 2

@@ -136,6 +136,11 @@ def update(
             "--clear-inference-engine-params and --inference-engine-params were both given",
             hint="The latter replaces all flags anyway.",
         )
+    if parameters and not (given or clear or name or engine_version):
+        raise UsageError(
+            "--inference-engine-params is empty, so there is nothing to change",
+            hint="Remove all flags of the engine with --clear-inference-engine-params.",
+        )
     if migrate and (given or clear or not engine_version):
         raise UsageError(
             "--migrate takes the present flags to another version of the engine",
