@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,7 +15,7 @@ from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.context import Context
 from exo_inference.controller.http.routes.deployments import reveal_api_key
 from exo_inference.controller.reconcile.adoption import adopt_deployment, adopt_model, choose_engine
-from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
+from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, hash_api_key
 from exo_inference.controller.stores.base import VersionConflict
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.platforms.base import InstanceTypeInfo
@@ -27,6 +29,7 @@ from exo_inference.resources import (
     Resource,
 )
 from exo_inference.resources.base import UidProblem
+from tests.controller.conftest import Controller
 from tests.controller.stores.objects import deployment, with_replicas
 
 BOX = SecretBox(b"k" * 32)
@@ -84,6 +87,33 @@ async def test_a_deployment_applied_with_our_finalizer_still_gets_its_key(
     made = await store.create(deployment(finalizers=(DEPLOYMENT_FINALIZER,)))
     assert await adopt_deployment(store, BOX, made) == made
     assert await store.get_secret(made.metadata.uid, KEY_SECRET) is not None
+
+
+def test_a_key_that_was_deleted_opens_on_and_nobody_says_that_it_comes(
+    stopped_controller: Controller,
+) -> None:
+    controller = stopped_controller
+    with controller.running():
+        controller.create_model()
+        uid = controller.create_deployment()
+        path = f"/v2/ai/deployment/{uid}/api-key"
+        key = controller.call("GET", path).json()["api-key"]
+    # The store of one machine loses no single secret, so what a hand does on a cluster is stood in for.
+    with contextlib.closing(sqlite3.connect(controller.state.database_file)) as db, db:
+        assert db.execute("DELETE FROM secrets WHERE owner = ?", (uid,)).rowcount == 1
+    with controller.running():
+        controller.client().scale_deployment(id=uid, replicas=2)
+        found = controller.wait_for(
+            lambda: (
+                seen := controller.call("GET", f"/v2/ai/deployment/{uid}").json()
+            )["ready-replicas"] == 2 and seen
+        )  # fmt: skip
+        assert found["state"] == "ready"
+        answer = controller.call("GET", path)
+        assert answer.status_code == 412
+        assert "nothing else has it" in answer.text
+        assert "api-key create <name> --deployment chat" in answer.text
+        assert hash_api_key(key) in controller.state.routes_file.read_text()
 
 
 async def test_a_deployment_without_an_engine_gets_that_of_its_gpus_for_good(

@@ -33,12 +33,16 @@ async def adopt_deployment(
 ) -> InferenceDeployment:
     """Return the deployment with its finalizer and its key; writes what is missing.
 
+    A key that was there and was deleted is not replaced: the clients that have it would be locked out.
+
     Raises:
         ObjectNotFound, VersionConflict: it changed meanwhile.
     """
+    held = _held(deployment, DEPLOYMENT_FINALIZER)
+    if held == deployment and deployment.status.key_sha256:
+        return deployment
     uid = deployment.metadata.uid
     has_key = await store.get_secret(uid, KEY_SECRET) is not None
-    held = _held(deployment, DEPLOYMENT_FINALIZER)
     if has_key and held == deployment:
         return deployment
     key = secret_box.encrypt(new_api_key(), owner=uid, name=KEY_SECRET)

@@ -240,7 +240,7 @@ class DeploymentReconciler:
             autoscaled_replicas=None if observed is None else observed.autoscaled,
             selector=old.selector if observed is None else observed.selector,
             url=f"{self._gateway_url}/{metadata.uid}/v1",
-            key_sha256=await self._key_hash(metadata.uid),
+            key_sha256=await self._key_hash(deployment),
             admitted_spec=self._admitted_spec(deployment),
             uid=metadata.uid,
             release=(observed and observed.release) or old.release,
@@ -277,7 +277,7 @@ class DeploymentReconciler:
             "conditions": _merge(deployment, found),
             "observed_generation": generation,
             "observed_restart": deployment.restart,
-            "key_sha256": await self._key_hash(deployment.metadata.uid),
+            "key_sha256": await self._key_hash(deployment),
             "admitted_spec": self._admitted_spec(deployment),
             "uid": adopted_uid(deployment),
         }
@@ -322,7 +322,7 @@ class DeploymentReconciler:
                 model=deployment.spec.model,
                 state=state.value,
                 state_details=details,
-                keys=await self._route_keys(metadata.uid),
+                keys=await self._route_keys(deployment),
                 replicas=ready,
                 draining=draining,
                 coming=awaits_replicas(deployment) or decision.is_restarting(observed),
@@ -330,18 +330,23 @@ class DeploymentReconciler:
             )
         )
 
-    async def _route_keys(self, uid: str) -> list[RouteKey]:
-        own = await self._key_hash(uid)
+    async def _route_keys(self, deployment: InferenceDeployment) -> list[RouteKey]:
+        uid, own = deployment.metadata.uid, await self._key_hash(deployment)
         scoped = await self._store.list(InferenceApiKey)
         keys = [route_key(key) for key in scoped if key.spec.scope == uid]
         return [RouteKey(id=uid, sha256=own), *keys] if own else keys
 
-    async def _key_hash(self, uid: str) -> str:
-        """Return the hash of a deployment's own key; empty if it has none."""
+    async def _key_hash(self, deployment: InferenceDeployment) -> str:
+        """Return the hash of a deployment's own key; empty if it has none.
+
+        Of a key that was deleted the status has it.
+        """
+        uid = deployment.metadata.uid
         if uid not in self._key_hashes:
             sealed = await self._store.get_secret(uid, KEY_SECRET)
             if sealed is None:
-                return ""
+                is_known = deployment.metadata.uid_problem is None
+                return deployment.status.key_sha256 if is_known else ""
             value = self._secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
             self._key_hashes[uid] = hash_api_key(value)
         return self._key_hashes[uid]

@@ -248,15 +248,8 @@ async def reveal_api_key(request: Request) -> Response:
     deployment = await load(context.store, InferenceDeployment, request)
     uid = deployment.metadata.uid
     sealed = await context.store.get_secret(uid, KEY_SECRET)
-    if sealed is None:  # it came past the API, and its key is made when it is adopted
-        problem = deployment.metadata.uid_problem
-        raise Refused(
-            412,
-            "No key yet",
-            f"the deployment {deployment.metadata.name!r} has no key: "
-            + ("it was not taken over yet" if problem is None else problem.message),
-            hint="Ask again in a moment." if problem is None else "Mend its uid first.",
-        )
+    if sealed is None:
+        raise _no_key(deployment)
     value = context.secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
     return answer(DeploymentApiKey(api_key=value))
 
@@ -352,6 +345,26 @@ async def _model_ids(context: Context) -> dict[str, str]:
     models = await context.store.list(InferenceModel)
     # Of several with one source the oldest, which comes first, is the one that is used.
     return {model.spec.source: model.metadata.uid for model in reversed(models)}
+
+
+def _no_key(deployment: InferenceDeployment) -> Refused:
+    metadata, problem = deployment.metadata, deployment.metadata.uid_problem
+    text, hint = f"the deployment {metadata.name!r} has no key: ", "Ask again in a moment."
+    if problem is not None:
+        return Refused(412, "No key yet", text + problem.message, hint="Mend its uid first.")
+    if (
+        not deployment.status.key_sha256
+    ):  # it came past the API, and its key is made when it is adopted
+        return Refused(412, "No key yet", text + "it was not taken over yet", hint=hint)
+    return Refused(
+        412,
+        "Key lost",
+        f"the key of the deployment {metadata.name!r} cannot be shown: where it was kept (on a cluster the "
+        f"Secret exo-{metadata.uid}-{KEY_SECRET}) it was deleted, and nothing else has it. It still opens "
+        "the deployment for clients that have it",
+        hint="Put it back from a backup; or make another key with `exo dedicated-inference api-key create "
+        f"<name> --deployment {metadata.name}`, which can be rotated.",
+    )
 
 
 def _name_taken(name: str) -> Refused:
