@@ -95,6 +95,37 @@ def test_a_deployment_lives_from_creation_to_deletion_without_losing_a_request(
     wait_for(lambda: not plane.get("jobs"))
 
 
+def test_after_a_roll_back_what_served_comes_back_whatever_a_hand_deletes(plane: Plane) -> None:
+    create_chat(plane, replicas=1)
+    update = ["deployment", "update", "chat", "--wait"]
+    failed = plane.exo(*update, f"--inference-engine-params={MISSING_TEMPLATE}", check=False)
+    assert "the update was rolled back" in failed.stdout + failed.stderr
+
+    def serves_without(before: list[str]) -> bool:
+        now = plane.pods("engine")
+        return len(now) == plane.ready("engine") == 1 and not set(now) & set(before)
+
+    wait_for(lambda: serves_without([]))
+    served = plane.pods("engine")
+    plane.exo("deployment", "restart", "chat")
+    wait_for(lambda: serves_without(served))
+    restarted, uid = plane.pods("engine"), plane.show()["id"]
+    plane.cluster.kubectl("delete", "deployment", f"exo-d-{uid}")
+    wait_for(lambda: serves_without(restarted))
+    assert chat(plane.openai()).strip()
+    shown = plane.show()
+    assert (shown["state"], shown["ready_replicas"]) == ("error", 1)
+    assert "the update was rolled back" in shown["state_details"]
+    assert "cannot read the chat template" in shown["state_details"]
+
+    plane.cluster.kubectl("delete", "secret", f"exo-{uid}-api-key")
+    told = plane.exo("deployment", "reveal-api-key", "chat", check=False)
+    assert "nothing else has it" in told.stderr
+    restart(plane, "controller")  # another leader makes no other key, either
+    plane.exo("deployment", "scale", "chat", "2", "--wait")
+    assert chat(plane.openai()).strip()
+
+
 def test_kubectl_does_the_same(plane: Plane) -> None:
     plane.cluster.kubectl("apply", "-f", str(EXAMPLES / "manifests"))
     wait = ["wait", "inferencedeployment/chat", "--for=condition=Ready", "--timeout=120s"]
