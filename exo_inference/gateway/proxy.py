@@ -34,7 +34,7 @@ from exo_inference.gateway.headers import (
 from exo_inference.gateway.held_requests import Holding
 from exo_inference.gateway.lost_replicas import LostReplicas
 from exo_inference.gateway.models.asked import MODELS_PATH, AskedModel
-from exo_inference.gateway.models.listing import merge_models, split_by_models
+from exo_inference.gateway.models.listing import merge_models, read_page, split_by_models
 from exo_inference.gateway.relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
 from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
@@ -255,7 +255,7 @@ class Proxy:
                         asyncio.timeout(LIST_SECONDS),
                         self._sent(request, exchange, job, replica, attempts) as upstream,
                     ):
-                        return await upstream.read() if upstream.status == 200 else None
+                        return await read_page(upstream)
                 except (_TryAnother, aiohttp.ClientError, TimeoutError) as exc:
                     self._log(logging.INFO, exchange, exc)
                 finally:

@@ -15,7 +15,7 @@ from exo_inference.gateway.endpoints import sort_endpoints
 from exo_inference.gateway.held_requests import HoldSettings
 from exo_inference.gateway.lost_replicas import LostReplicaSettings
 from exo_inference.gateway.models.asked import AskedModel
-from exo_inference.gateway.models.listing import merge_models
+from exo_inference.gateway.models.listing import MAX_PAGE_BYTES, merge_models
 from exo_inference.gateway.models.replicas import read_models
 from exo_inference.gateway.table import Deployment, Replica, parse_table, tell_models_apart
 from exo_inference.resources import (
@@ -136,6 +136,19 @@ async def test_the_models_of_all_replicas_are_listed(mixed):
     await mixed.engines[0].stop()  # and those that can be had, where not all answer
     async with mixed.client.get(mixed.path("/v1/models")) as answer:
         assert [card["id"] for card in (await answer.json())["data"]] == [NEW]
+
+
+async def test_a_list_that_has_no_end_is_not_read_to_put_it_together(mixed):
+    engine = mixed.engines[1]
+    card = {"id": NEW, "by": engine.name, "pad": "x" * MAX_PAGE_BYTES}
+
+    async def handle(request):
+        return web.json_response({"object": "list", "data": [card]})
+
+    engine.handler = handle
+    async with mixed.client.get(mixed.path("/v1/models")) as answer:
+        assert answer.status == 200
+        assert len((await answer.json())["data"]) == 1  # as one replica has it
 
 
 async def test_a_request_is_sent_again_to_a_replica_with_its_model(mixed):

@@ -1,4 +1,4 @@
-"""Puts together what replicas with different models answer to `GET /v1/models`. Pure; used by `proxy.py`."""
+"""Puts together what replicas with different models answer to `GET /v1/models`. Used by `proxy.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import aiohttp
+
 from exo_inference.gateway.table import Deployment, Replica
+
+MAX_PAGE_BYTES = 256 << 10
+"""A longer list is not put together with others: an engine that is not ours might send one without an end."""
 
 
 def split_by_models(deployment: Deployment) -> list[Deployment]:
@@ -20,6 +25,18 @@ def split_by_models(deployment: Deployment) -> list[Deployment]:
         alike.setdefault(replica.models, []).append(replica)
     groups = [replace(deployment, replicas=tuple(group)) for group in alike.values()]
     return groups if len(groups) > 1 else []
+
+
+async def read_page(upstream: aiohttp.ClientResponse) -> bytes | None:
+    """Return the body of an answer; None where it is no success, or longer than a list of models may be."""
+    if upstream.status != 200:
+        return None
+    page = bytearray()
+    async for part in upstream.content.iter_any():
+        page += part
+        if len(page) > MAX_PAGE_BYTES:
+            return None
+    return bytes(page)
 
 
 def merge_models(pages: Sequence[bytes]) -> bytes | None:
