@@ -1,4 +1,4 @@
-"""The gateway's table of a cluster: what endpoints mean, and a real API server whose changes it follows."""
+"""The gateway's table of a cluster: what watches tell, and a real API server whose changes it follows."""
 
 from __future__ import annotations
 
@@ -23,176 +23,24 @@ import pytest
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from exo_inference.errors import ConfigurationError
 from exo_inference.gateway.cluster_tables import ClusterTables
-from exo_inference.gateway.endpoints import doubted_replicas, sort_endpoints
-from exo_inference.gateway.table import Deployment, Replica, Table
+from exo_inference.gateway.table import Deployment, Table
 from exo_inference.kubernetes_api.client import KubernetesApi as Client
 from exo_inference.kubernetes_api.identity import UID_ANNOTATION
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION
-from exo_inference.kubernetes_api.pod import listen_everywhere, read_number, read_pod
 from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import install_crds
+from tests.gateway.test_endpoints import endpoint
+from tests.gateway.test_pod_environment import ENVIRONMENT
 from tests.kubernetes_api import KubernetesApi
 from tests.ports import free_port
 
 GROUP = "inference.exo.dev/v1alpha1"
 MERGE = "application/merge-patch+json"
-ENVIRONMENT = {
-    "EXO_POD_NAME": "gateway-1",
-    "EXO_POD_NAMESPACE": "exo",
-    "EXO_LISTEN_PORT": "8081",
-    "EXO_METRICS_PORT": "9090",
-}
 
 
 def sha256(value: str) -> str:
     return hashlib.sha256(value.encode()).hexdigest()
-
-
-def endpoint(name: str, address: str = "10.0.0.1", **conditions: bool) -> dict[str, Any]:
-    return {
-        "addresses": [address],
-        "conditions": conditions,
-        "targetRef": {"kind": "Pod", "name": name},
-    }
-
-
-@pytest.mark.parametrize(
-    ("conditions", "ready", "draining"),
-    [
-        pytest.param({"ready": True, "serving": True, "terminating": False}, ["a"], [], id="ready"),
-        pytest.param({}, ["a"], [], id="nothing said is ready"),
-        pytest.param({"ready": False, "serving": False}, [], [], id="not ready"),
-        pytest.param({"ready": False, "serving": True, "terminating": True}, [], ["a"], id="ends"),
-        pytest.param(
-            {"ready": False, "serving": False, "terminating": True}, [], ["a"], id="ends, no probe"
-        ),
-    ],
-)
-def test_conditions_of_an_endpoint_say_who_gets_requests(
-    conditions: dict[str, bool], ready: list[str], draining: list[str]
-) -> None:
-    found = sort_endpoints([{"endpoints": [endpoint("a", **conditions)]}])
-    assert (sorted(found.ready), sorted(found.draining)) == (ready, draining)
-
-
-def test_a_replica_that_moves_between_slices_is_one_replica() -> None:
-    slices = [
-        {"endpoints": [endpoint("a", ready=True)]},
-        {"endpoints": [endpoint("a", ready=True)]},
-    ]
-    assert list(sort_endpoints(slices).ready) == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("address", "ports", "expected"),
-    [
-        ("10.0.0.1", [{"name": "http", "port": 8123}], "http://10.0.0.1:8123"),
-        ("fd00::1", None, "http://[fd00::1]:8000"),
-    ],
-)
-def test_addresses_of_both_families(address: str, ports: Any, expected: str) -> None:
-    slices = [{"ports": ports, "endpoints": [endpoint("a", address)]}]
-    assert sort_endpoints(slices).ready["a"].address == expected
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        {},
-        {"endpoints": None},
-        {"endpoints": [{"addresses": ["10.0.0.1"]}]},
-        {"endpoints": [{"addresses": [], "targetRef": {"name": "a"}}]},
-    ],
-)
-def test_slices_without_pods_are_passed_over(item: dict[str, Any]) -> None:
-    found = sort_endpoints([item])
-    assert (found.ready, found.unready, found.draining) == ({}, {}, frozenset())
-
-
-def doubted(known: str, **ready: bool) -> str:
-    """Return the names of the replicas that are kept, of those that are ready or are not."""
-    endpoints = [endpoint(name, ready=is_ready) for name, is_ready in ready.items()]
-    found = doubted_replicas(sort_endpoints([{"endpoints": endpoints}]), known)
-    return "".join(replica.name for replica in found)
-
-
-@pytest.mark.parametrize(
-    ("ready", "kept"),
-    [
-        pytest.param({"a": False, "b": False, "c": False}, "abc", id="all at once"),
-        pytest.param({"a": True, "b": False, "c": False}, "bc", id="most"),
-        pytest.param({"a": True, "b": True, "c": False}, "", id="one of three"),
-        pytest.param({"a": True, "b": False}, "", id="one of two"),
-        pytest.param({"a": False}, "a", id="the only one"),
-        pytest.param({"a": True, "b": True, "c": True}, "", id="none"),
-    ],
-)
-def test_replicas_are_kept_when_most_are_not_ready_at_once(
-    ready: dict[str, bool], kept: str
-) -> None:
-    assert doubted("abc", **ready) == kept
-
-
-def test_replicas_that_only_start_are_not_kept() -> None:
-    assert doubted("", a=False, b=False) == ""
-    assert doubted("a", a=True, b=False, c=False, d=False) == ""
-
-
-def test_replicas_that_end_are_not_kept() -> None:
-    ends = [endpoint(name, ready=False, terminating=True) for name in "abc"]
-    found = sort_endpoints([{"endpoints": ends}])
-    assert doubted_replicas(found, "abc") == []
-    assert found.draining == {"a", "b", "c"}
-
-
-def test_doubted_replica_counts_as_lost_for_the_requests_that_wait_for_it() -> None:
-    replicas = (Replica("a", "http://a"), Replica("b", "http://b"))
-    deployment = Deployment(
-        "d", "chat", "ready", "", (), replicas, 8, frozenset(), doubted=frozenset("a")
-    )
-    assert deployment.has_lost("a")
-    assert not deployment.has_lost("b")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"EXO_POD_NAME": ""}, "EXO_POD_NAME is not set"),
-        ({"EXO_LISTEN_PORT": "http"}, "EXO_LISTEN_PORT is 'http'"),
-        ({"EXO_METRICS_PORT": "-1"}, "EXO_METRICS_PORT is '-1'"),
-        ({"EXO_METRICS_PORT": "70000"}, "from 0 to 65535"),
-    ],
-)
-def test_a_wrong_environment_is_named(changes: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        read_pod({**ENVIRONMENT, **changes}, None)
-
-
-def test_the_namespace_of_the_objects_is_the_pods_own_unless_given() -> None:
-    assert read_pod(ENVIRONMENT, None).inference_namespace == "exo"
-    assert read_pod(ENVIRONMENT, "other").inference_namespace == "other"
-
-
-def test_the_drain_is_a_number_of_seconds() -> None:
-    assert read_number({"EXO_DRAIN_SECONDS": "120"}, "EXO_DRAIN_SECONDS", maximum=600) == 120
-    with pytest.raises(ConfigurationError, match="EXO_DRAIN_SECONDS is '1e3'"):
-        read_number({"EXO_DRAIN_SECONDS": "1e3"}, "EXO_DRAIN_SECONDS", maximum=600)
-
-
-def test_a_taken_port_is_named() -> None:
-    with listen_everywhere(0) as first:
-        port = first.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"cannot listen on port {port}"):
-            listen_everywhere(port)
-
-
-def test_a_gateway_without_its_environment_says_so_and_does_not_start() -> None:
-    command = [sys.executable, "-m", "exo_inference.gateway", "--platform=kubernetes"]
-    ended = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == os.EX_CONFIG
-    assert "EXO_POD_NAMESPACE is not set" in ended.stderr.splitlines()[-1]
 
 
 # -- what the watches tell, as it is told
