@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
-    from exo_inference.planner.gpus import Gpu
+    from exo_inference.planner.gpu_catalog import Gpu
 
 FLAG = "--simulate-gpus"
 NO_GPUS = "none"
@@ -72,7 +72,7 @@ def format_simulated_gpus(gpus: tuple[SimulatedGpus, ...]) -> str:
 
 
 def _parse_one(item: str) -> SimulatedGpus:
-    from exo_inference.planner.gpus import find_gpu  # loads its catalogue
+    from exo_inference.planner.gpu_catalog import find_gpu  # loads its catalogue
 
     name, equals, count = (part.strip() for part in item.partition("="))
     if not name or not equals or not count:

@@ -22,7 +22,7 @@ from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.shared_page import SharedPage
 from exo_inference.controller.stores.base import Store
 from exo_inference.controller.stores.start_log import FileStarts, Starts
-from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.platforms.base import (
     InstanceTypeInfo,
     ModelPlatform,

@@ -19,7 +19,15 @@ from exo_inference.planner.advice import Advice, advise
 from exo_inference.planner.catalog_models import find_draft, find_model, load_models
 from exo_inference.planner.explain import explain
 from exo_inference.planner.explain_speed import Step
-from exo_inference.planner.gpus import Gpu, cpu_as_gpu, families, find_family, find_gpu, load_gpus
+from exo_inference.planner.gpu_catalog import (
+    Gpu,
+    cpu_as_gpu,
+    families,
+    find_family,
+    find_gpu,
+    load_gpus,
+)
+from exo_inference.planner.gpu_file import load_user_gpus, parse_gpu
 from exo_inference.planner.improvements import Improvement, improve
 from exo_inference.planner.memory import Component
 from exo_inference.planner.model.architecture import Architecture, read_architecture
@@ -35,7 +43,6 @@ from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.speed import Speed
-from exo_inference.planner.user_gpus import load_user_gpus, parse_gpu
 from exo_inference.planner.verdict import Plan, Verdict
 
 __all__ = [

@@ -19,7 +19,7 @@ from exo_inference.planner.changes import (
     round_length,
     single_changes,
 )
-from exo_inference.planner.gpus import Gpu, families
+from exo_inference.planner.gpu_catalog import Gpu, families
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.speed import inter_token_seconds

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
 from exo_inference.planner.catalog_models import quantized_siblings
-from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.planning import plan

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from exo_inference.planner.engine_rules import EngineRules
-from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.quantization import WeightFormat

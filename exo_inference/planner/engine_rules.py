@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from exo_inference.planner.gpus import GIB, Gpu
+from exo_inference.planner.gpu_catalog import GIB, Gpu
 
 Version = tuple[int, int, int]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from exo_inference.planner.compressed_cache import row_bytes
 from exo_inference.planner.explain_speed import Step, speed_steps
-from exo_inference.planner.gpus import GIB
+from exo_inference.planner.gpu_catalog import GIB
 from exo_inference.planner.kv_cache import KvGroup, KvLayout, state_page_bytes, token_bytes
 from exo_inference.planner.memory import (
     absorbed_bytes,
@@ -22,7 +22,7 @@ from exo_inference.planner.memory import (
     stage_weights,
 )
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Weight
-from exo_inference.planner.setting import Setting, Stage
+from exo_inference.planner.resolved_setting import Setting, Stage
 from exo_inference.planner.verdict import Basis, Plan, Verdict
 
 

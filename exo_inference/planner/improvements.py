@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from exo_inference.planner.changes import Wanted
-from exo_inference.planner.gpus import Gpu, families
+from exo_inference.planner.gpu_catalog import Gpu, families
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.speed import throughput_at_most

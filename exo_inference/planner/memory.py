@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from exo_inference.planner.engine_rules import EngineRules
-from exo_inference.planner.gpus import GIB, MIB, Gpu
+from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import Layer, MoeShape, Shard, Weight
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
 from exo_inference.planner.checks import check_quantization_flag, check_request
-from exo_inference.planner.gpus import GIB, Gpu
+from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
 from exo_inference.planner.memory import (
     ActivationBatch,
@@ -29,7 +29,7 @@ from exo_inference.planner.memory import (
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.setting import Setting, Stage, settle
+from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed import SpeedInputs, estimate_speed
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
 

@@ -1,6 +1,6 @@
 """What `--speculative-config` adds: draft weights, draft caches, and passes of the draft.
 
-`setting.py` calls `read_speculation`. N-gram needs nothing; prediction layers (MTP) come with the target
+`resolved_setting.py` calls `read_speculation`. N-gram needs nothing; prediction layers (MTP) come with the target
 checkpoint; EAGLE heads are one decoder layer and a joining projection; a draft model is a model of its
 own, given by the caller or found in the bundled catalogue.
 """

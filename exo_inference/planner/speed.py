@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner.draft_acceptance import Drafting
-from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.shapes import KvKind

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from exo_inference.planner.kv_cache import KvLayout
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.setting import Setting, Stage
+from exo_inference.planner.resolved_setting import Setting, Stage
 
 CODE = "max-num-seqs"
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from exo_inference.errors import HubError
-from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.platforms.replica_memory import HostRoom, ReplicaNeed
 from exo_inference.resources import TokenSecretRef
 

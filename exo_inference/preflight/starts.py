@@ -11,7 +11,7 @@ from typing import Any
 
 from exo_inference.errors import ExoError
 from exo_inference.planner.accuracy.grading import FitGraded, Graded, Grades
-from exo_inference.planner.gpus import GIB
+from exo_inference.planner.gpu_catalog import GIB
 from exo_inference.preflight.flags import read_settings
 from exo_inference.wire import PlanStart, PlanVerdict, StartMeasurements
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.foreign_files.mutations import SEED_CONFIG, write_seed
-from exo_inference.cli.planning.model_files import read_model
+from exo_inference.cli.plan.model_files import read_model
 from exo_inference.controller.admission.architectures import Architectures
 from exo_inference.foreign_files import bounded_reads, safetensors
 from exo_inference.hub import source_for

@@ -33,7 +33,7 @@ from exo_inference.cli.writes import (
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
-    from exo_inference.cli.planning.command_line import CommandLine
+    from exo_inference.cli.plan.command_line import CommandLine
     from exo_inference.resources.wanted import WantedDeployment
     from exo_inference.wire import DeploymentPlan, ModelRef
 
@@ -171,7 +171,7 @@ def run(
     force: bool,
 ) -> None:
     """Create the deployment, and wait for it so long; None is not at all."""
-    from exo_inference.cli.planning import notices
+    from exo_inference.cli.plan import notices
 
     assert wanted.name is not None, "the command checks it"
     output = notices.output_of(session, DEPLOYMENT, dry_run=dry_run)
@@ -210,8 +210,8 @@ def run(
 
 
 def _line(session: Session, wanted: WantedDeployment, plan: DeploymentPlan) -> CommandLine:
-    from exo_inference.cli.planning.command import command_line
-    from exo_inference.cli.planning.options import PlanOptions
+    from exo_inference.cli.plan.command import command_line
+    from exo_inference.cli.plan.options import PlanOptions
 
     return command_line(session, PlanOptions(wanted), plan)
 

@@ -9,7 +9,7 @@ import click
 from exo_inference.cli.completion.names import complete_gpu_types, complete_models
 from exo_inference.cli.deployment.create import asked_model
 from exo_inference.cli.deployment.engine_flags import parameter_options, split_parameters
-from exo_inference.cli.planning.options import ALL_FAMILIES, PlanOptions
+from exo_inference.cli.plan.options import ALL_FAMILIES, PlanOptions
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
 from exo_inference.engine_names import ENGINES
@@ -147,7 +147,7 @@ def plan(
         offline=offline,
     )
     _check(options)
-    from exo_inference.cli.planning.command import run
+    from exo_inference.cli.plan.command import run
 
     return run(session, options)
 

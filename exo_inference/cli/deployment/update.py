@@ -25,7 +25,7 @@ from exo_inference.cli.writes import by_name, dry_run_option, finish, override_o
 from exo_inference.errors import UsageError
 
 if TYPE_CHECKING:
-    from exo_inference.cli.planning.command_line import CommandLine
+    from exo_inference.cli.plan.command_line import CommandLine
     from exo_inference.engines.migration import Change
     from exo_inference.resources.wanted import WantedDeployment
     from exo_inference.sdk import Client
@@ -166,7 +166,7 @@ def update(
 
 def run(session: Session, options: UpdateOptions) -> None:
     """Change the deployment, and wait until the change is in effect when asked to."""
-    from exo_inference.cli.planning import notices
+    from exo_inference.cli.plan import notices
 
     output = notices.output_of(session, DEPLOYMENT, dry_run=options.dry_run)
     with session.connect() as client:
@@ -217,7 +217,7 @@ def _wait_without_replicas(
 
 
 def _send(session: Session, client: Client, found: Deployment, options: UpdateOptions) -> Operation:
-    from exo_inference.cli.planning import notices
+    from exo_inference.cli.plan import notices
 
     line_of = partial(_line, session, found, options.wanted)
     with notices.explaining(session, line_of, dry_run=options.dry_run), by_name(found):
@@ -240,7 +240,7 @@ def _plan_here(found: Deployment, wanted: WantedDeployment) -> DeploymentPlan | 
     """Plan the new flags; without any, the present ones, which a list lacks, go on as they are."""
     if wanted.engine_parameters is None:
         return None
-    from exo_inference.cli.planning.notices import plan_here
+    from exo_inference.cli.plan.notices import plan_here
 
     gpus = replace(wanted, gpu_type=found.gpu_type, gpu_count=found.gpu_count)
     return plan_here(replace(gpus, model=found.model))
@@ -249,7 +249,7 @@ def _plan_here(found: Deployment, wanted: WantedDeployment) -> DeploymentPlan | 
 def _line(
     session: Session, found: Deployment, wanted: WantedDeployment, plan: DeploymentPlan
 ) -> CommandLine:
-    from exo_inference.cli.planning.command_line import CommandLine
+    from exo_inference.cli.plan.command_line import CommandLine
 
     version, given = wanted.engine_version, wanted.engine_parameters
     chosen = (("--inference-engine-version", version),) if version is not None else ()

@@ -86,7 +86,7 @@ def _answer(error: ApiError) -> dict[str, Any]:
     if error.retry_after_seconds is not None:
         found["retry_after_seconds"] = error.retry_after_seconds
     if error.plan is not None:
-        from exo_inference.cli.planning.fields import as_json
+        from exo_inference.cli.plan.fields import as_json
 
         found["plan"] = as_json(error.plan)
     return found

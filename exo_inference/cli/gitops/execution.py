@@ -275,7 +275,7 @@ class Executor:
 
 def _plan_here(wanted: WantedDeployment) -> DeploymentPlan | None:
     """Plan for a control plane that does not; it has the usual engine alone."""
-    from exo_inference.cli.planning.notices import plan_here
+    from exo_inference.cli.plan.notices import plan_here
 
     usual = default_engine(wanted.gpu_type or "")
     return plan_here(wanted) if wanted.engine in (None, usual) else None

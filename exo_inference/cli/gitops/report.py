@@ -58,7 +58,7 @@ class Report:
         entry = as_json(change, dry_run=self.dry_run, error=None, verdict=verdict)
         self._entries.append(entry | {"id": object_id})
         if plan is not None:
-            from exo_inference.cli.planning.notices import tell
+            from exo_inference.cli.plan.notices import tell
 
             tell(self.session, plan, change.label)
         if not self._output.is_structured:

@@ -1,4 +1,9 @@
-"""`exo dedicated-inference plan`: about plans in general. One plan is made by `deployment plan`."""
+"""Plans on the command line: who makes them, how they are shown, and how right they were (`plan accuracy`).
+
+`deployment plan`, `create`, `update` and `apply` make plans with what lies here; the plans themselves are
+`exo_inference.preflight`'s, on this machine or on the control plane. No command imports that before it
+runs, since planner and rich take their time.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from exo_inference.cli.planning.report import align, page_width, print_page
+from exo_inference.cli.plan.report import align, page_width, print_page
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.cli.rendering.views import Column, View
 from exo_inference.planner.accuracy.grading import (

@@ -16,7 +16,7 @@ from exo_inference.controller.admission.world import find_family
 from exo_inference.controller.stores.base import NewEvent
 from exo_inference.engine_names import facts_of
 from exo_inference.engines.flags.problems import ParameterProblem
-from exo_inference.planner.gpus import Gpu
+from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.problem import Problem
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.platforms.replica_memory import ReplicaNeed

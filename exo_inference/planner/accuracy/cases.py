@@ -13,7 +13,7 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.engine_rules import rules_for
-from exo_inference.planner.gpus import GIB, Gpu, cpu_as_gpu, find_gpu
+from exo_inference.planner.gpu_catalog import GIB, Gpu, cpu_as_gpu, find_gpu
 from exo_inference.planner.parameters import EngineParameters
 
 _MOST = 10**12

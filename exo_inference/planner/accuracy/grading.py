@@ -27,7 +27,7 @@ from exo_inference.planner.accuracy.cases import (
 )
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.engine_rules import PLANNED, rules_for
-from exo_inference.planner.gpus import GIB, find_gpu
+from exo_inference.planner.gpu_catalog import GIB, find_gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import LATEST_VLLM, EngineParameters
 from exo_inference.planner.planning import plan

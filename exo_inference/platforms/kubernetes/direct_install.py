@@ -20,7 +20,9 @@ from typing import Any
 
 from exo_inference.errors import PlatformError
 from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
-from exo_inference.platforms.kubernetes.forms import (
+from exo_inference.platforms.kubernetes.helm import HelmFailed
+from exo_inference.platforms.kubernetes.records import list_revisions, read_record
+from exo_inference.platforms.kubernetes.release_pattern import (
     Form,
     Installed,
     Words,
@@ -28,8 +30,6 @@ from exo_inference.platforms.kubernetes.forms import (
     learn,
     read_words,
 )
-from exo_inference.platforms.kubernetes.helm import HelmFailed
-from exo_inference.platforms.kubernetes.records import list_revisions, read_record
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from exo_inference.errors import StoreUnreachable
 from exo_inference.kubernetes_api.client import KubernetesApi as Client
 from exo_inference.platforms.kubernetes import Cluster, KubernetesSettings, PlatformValues
 from exo_inference.platforms.kubernetes.direct_install import Installer
-from exo_inference.platforms.kubernetes.forms import read_words
 from exo_inference.platforms.kubernetes.helm import HelmFailed
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
+from exo_inference.platforms.kubernetes.release_pattern import read_words
 from exo_inference.platforms.kubernetes.values import Release, build_release
 from tests.charts.rendering import helm
 from tests.kubernetes_api import KubernetesApi

@@ -15,7 +15,10 @@ import pytest
 import yaml
 
 from exo_inference.platforms.kubernetes import PlatformValues
-from exo_inference.platforms.kubernetes.forms import (
+from exo_inference.platforms.kubernetes.helm import find_helm
+from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, PODS_ANNOTATION
+from exo_inference.platforms.kubernetes.records import Revision, read_record
+from exo_inference.platforms.kubernetes.release_pattern import (
     Form,
     Installed,
     Words,
@@ -23,9 +26,6 @@ from exo_inference.platforms.kubernetes.forms import (
     learn,
     read_words,
 )
-from exo_inference.platforms.kubernetes.helm import find_helm
-from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, PODS_ANNOTATION
-from exo_inference.platforms.kubernetes.records import Revision, read_record
 from exo_inference.platforms.kubernetes.values import Release, build_release
 from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED
 

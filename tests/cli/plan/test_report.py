@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.cli.planning.command_line import CommandLine, merge_flags, name_for
+from exo_inference.cli.plan.command_line import CommandLine, merge_flags, name_for
 from exo_inference.engines.flags.catalogue import flags_of
 from tests.cli.conftest import Exo
 

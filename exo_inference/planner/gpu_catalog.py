@@ -1,7 +1,7 @@
 """GPUs: the bundled catalogue, Exoscale's families and common names.
 
 `planning.py` and its callers look GPUs up here. Memory is what the driver reports to the engine, not
-the number on the box. Those that a user describes are read by `user_gpus.py`.
+the number on the box. Those that a user describes are read by `gpu_file.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from exo_inference.cli.planning import planners
+from exo_inference.cli.plan import planners
 from exo_inference.errors import HubError
 from exo_inference.planner import Architecture, find_gpu, find_model
 from exo_inference.preflight import Subject, judge, to_wire

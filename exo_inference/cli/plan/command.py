@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from exo_inference.cli.planning import words
-from exo_inference.cli.planning.command_line import CommandLine, name_for
-from exo_inference.cli.planning.comparison import compare, table
-from exo_inference.cli.planning.fields import PLAN, as_json
-from exo_inference.cli.planning.options import PlanOptions
-from exo_inference.cli.planning.planners import find_planner, read_gpu_file
-from exo_inference.cli.planning.report import page_width, print_page, report
+from exo_inference.cli.plan import words
+from exo_inference.cli.plan.command_line import CommandLine, name_for
+from exo_inference.cli.plan.comparison import compare, table
+from exo_inference.cli.plan.fields import PLAN, as_json
+from exo_inference.cli.plan.options import PlanOptions
+from exo_inference.cli.plan.planners import find_planner, read_gpu_file
+from exo_inference.cli.plan.report import page_width, print_page, report
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.planner import Step
 from exo_inference.wire import DeploymentPlan, ModelRef, PlanVerdict

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from exo_inference.cli.planning import words
-from exo_inference.cli.planning.options import PlanOptions
+from exo_inference.cli.plan import words
+from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.text_files import read_text_file
 from exo_inference.engine_names import default_engine
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
@@ -29,7 +29,7 @@ from exo_inference.planner import (
     find_model,
     load_user_gpus,
 )
-from exo_inference.planner.gpus import cpu_as_gpu
+from exo_inference.planner.gpu_catalog import cpu_as_gpu
 from exo_inference.preflight import Judgement, Subject, judge, read_draft_name, to_wire
 from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import DeploymentPlan, ModelRef
@@ -126,7 +126,7 @@ def find_planner(session: Session, options: PlanOptions) -> Planner:
     """
     extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
     if options.model_path is not None:
-        from exo_inference.cli.planning.model_files import read_model
+        from exo_inference.cli.plan.model_files import read_model
 
         return LocalPlanner(read_model(options.model_path), options.wanted, extra)
     name = None if options.wanted.model is None else options.wanted.model.name

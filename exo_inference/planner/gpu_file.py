@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exo_inference.errors import UsageError
-from exo_inference.planner.gpus import GIB, MIB, RESERVED_MIB, Gpu
+from exo_inference.planner.gpu_catalog import GIB, MIB, RESERVED_MIB, Gpu
 
 _NUMBERS = (
     "memory-gib", "memory-mib", "bandwidth-gbps", "compute-capability", "link-gbps", "usd-per-hour",

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from exo_inference.planner.draft_acceptance import Drafting
 from exo_inference.planner.engine_rules import EngineRules, default_batch
-from exo_inference.planner.gpus import GIB, Gpu
+from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.model.architecture import DTYPE_BYTES, Architecture

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from exo_inference.cli.planning import words
+from exo_inference.cli.plan import words
 from exo_inference.cli.rendering.results import Answer, conclude
 from exo_inference.errors import ApiError, UsageError
 from exo_inference.wire import DeploymentPlan, PlanVerdict
 
 if TYPE_CHECKING:
-    from exo_inference.cli.planning.command_line import CommandLine
+    from exo_inference.cli.plan.command_line import CommandLine
     from exo_inference.cli.rendering.output import Output
     from exo_inference.cli.rendering.views import View
     from exo_inference.cli.session import Session
@@ -53,7 +53,7 @@ def output_of(session: Session, view: View[Any], *, dry_run: bool) -> Output:
         view: the object that results.
         dry_run: the plan results instead.
     """
-    from exo_inference.cli.planning.fields import PLAN
+    from exo_inference.cli.plan.fields import PLAN
 
     return session.output((PLAN if dry_run else view).field_names)
 
@@ -74,8 +74,8 @@ def conclude_dry_run(
         line_of: the command that asks for a plan's deployment.
         replicas: how many of them.
     """
-    from exo_inference.cli.planning.command import print_plan
-    from exo_inference.cli.planning.fields import PLAN
+    from exo_inference.cli.plan.command import print_plan
+    from exo_inference.cli.plan.fields import PLAN
 
     sentence = f"Deployment {outcome.state} (dry run)."
     if plan is None:
@@ -106,8 +106,8 @@ def explaining(
         yield
     except ApiError as error:
         if error.plan is not None:
-            from exo_inference.cli.planning.command import print_plan
-            from exo_inference.cli.planning.fields import PLAN
+            from exo_inference.cli.plan.command import print_plan
+            from exo_inference.cli.plan.fields import PLAN
 
             line, output = line_of(error.plan), session.output(PLAN.field_names)
             if dry_run and (output.format != "table" or output.template is not None):
@@ -118,7 +118,7 @@ def explaining(
 
 
 def _explain(error: ApiError, plan: DeploymentPlan, line: CommandLine) -> None:
-    from exo_inference.cli.planning.report import page_width, refusal_text
+    from exo_inference.cli.plan.report import page_width, refusal_text
 
     text = refusal_text(plan, line, page_width())
     if not text:
@@ -130,9 +130,9 @@ def _explain(error: ApiError, plan: DeploymentPlan, line: CommandLine) -> None:
 
 def plan_here(wanted: WantedDeployment) -> DeploymentPlan | None:
     """Plan what the control plane did not; None where model, GPU or release are not known here."""
-    from exo_inference.cli.planning.planners import LocalPlanner
+    from exo_inference.cli.plan.planners import LocalPlanner
     from exo_inference.planner import find_model
-    from exo_inference.planner.gpus import find_family
+    from exo_inference.planner.gpu_catalog import find_family
 
     name, gpu_type = wanted.model and wanted.model.name, wanted.gpu_type
     if name is None or gpu_type is None or find_family(gpu_type) is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.cli.planning.notices import tell
-from exo_inference.cli.planning.words import size, summary
+from exo_inference.cli.plan.notices import tell
+from exo_inference.cli.plan.words import size, summary
 from exo_inference.wire import DeploymentPlan, PlanProblem, PlanVerdict
 
 

@@ -7,10 +7,10 @@ from itertools import groupby
 
 from rich.text import Text
 
-from exo_inference.cli.planning import fields, words
-from exo_inference.cli.planning.options import ALL_FAMILIES, PlanOptions
-from exo_inference.cli.planning.planners import CPU, Planner
-from exo_inference.cli.planning.report import align, wrapped
+from exo_inference.cli.plan import fields, words
+from exo_inference.cli.plan.options import ALL_FAMILIES, PlanOptions
+from exo_inference.cli.plan.planners import CPU, Planner
+from exo_inference.cli.plan.report import align, wrapped
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import UsageError
 from exo_inference.planner import Gpu, families, find_gpu

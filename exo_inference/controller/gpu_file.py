@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from exo_inference.errors import ConfigurationError, UsageError
-from exo_inference.planner.gpus import Gpu
-from exo_inference.planner.user_gpus import load_user_gpus
+from exo_inference.planner.gpu_catalog import Gpu
+from exo_inference.planner.gpu_file import load_user_gpus
 
 FILE_NAME = "gpus.toml"
 

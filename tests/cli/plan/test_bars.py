@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.cli.planning.bars import OVERFLOW, draw, gpu_memories
+from exo_inference.cli.plan.bars import OVERFLOW, draw, gpu_memories
 from exo_inference.planner import find_gpu, find_model, load_models
 from exo_inference.preflight import Subject, judge, to_wire
 from exo_inference.wire import DeploymentPlan

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from exo_inference.cli.planning import words
-from exo_inference.cli.planning.bars import GpuMemory, draw, gpu_memories
-from exo_inference.cli.planning.command_line import CommandLine
+from exo_inference.cli.plan import words
+from exo_inference.cli.plan.bars import GpuMemory, draw, gpu_memories
+from exo_inference.cli.plan.command_line import CommandLine
 from exo_inference.cli.rendering.terminal import display_width, harmless, print_data
 from exo_inference.wire import BatchSpeed, DeploymentPlan, PlanAdvice, PlanVerdict
 

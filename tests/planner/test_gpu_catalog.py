@@ -6,7 +6,7 @@ import pytest
 
 from exo_inference.errors import UsageError
 from exo_inference.planner import families, find_gpu, find_model, load_gpus
-from exo_inference.planner.gpus import GIB
+from exo_inference.planner.gpu_catalog import GIB
 
 
 @pytest.mark.parametrize(
