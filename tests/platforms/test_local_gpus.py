@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from exo_inference.platforms.base import ObservedDeployment, ReplicaPhase
-from exo_inference.platforms.local.gpus import Gpu, family_of, parse_query, query_gpus
+from exo_inference.platforms.gpu_families import family_of
+from exo_inference.platforms.local.gpus import Gpu, parse_query, query_gpus
 
 if TYPE_CHECKING:
     from tests.platforms.conftest import Rig

@@ -170,9 +170,16 @@ class Cluster:
         self._uids[release] = uid
 
     async def is_stuck(self, release: str) -> bool:
-        """Whether a Helm was cut off on a release before this process began to work on releases."""
+        """Whether a Helm was cut off on a release before this process began to work on releases.
+
+        Raises:
+            PlatformError: Helm's records cannot be read.
+        """
         if self._stuck is None:
-            self._stuck = await find_cut_off(self.api)
+            try:
+                self._stuck = await find_cut_off(self.api)
+            except StoreError as exc:
+                raise PlatformError(f"cannot read Helm's records: {exc.message}") from exc
         return release in self._stuck
 
     async def unstick(self, release: str, uid: str) -> None:

@@ -88,7 +88,7 @@ class KubernetesModels:
         job = self._find_job(desired.uid, what)
         if cluster.jobs.running(release):
             return ObservedModel(ModelPhase.PREPARING, details="its download is being set up")
-        if job is None or await self._is_stuck(release):
+        if job is None or await self._cluster.is_stuck(release):
             return self._install(desired, values, what)
         if (lost := await self._find_lost(job, desired, values)) is not None:
             return lost
@@ -226,12 +226,6 @@ class KubernetesModels:
     def _find_job(self, uid: str, what: str) -> Object | None:
         jobs = self._jobs_of(uid)
         return next((job for job in jobs if label(job, SPEC_LABEL) == what), None)
-
-    async def _is_stuck(self, release: str) -> bool:
-        try:
-            return await self._cluster.is_stuck(release)
-        except StoreError as exc:
-            raise PlatformError(f"cannot read Helm's records: {exc.message}") from exc
 
     # -- the release
 

@@ -17,11 +17,9 @@ from exo_inference.engines import engines_on
 from exo_inference.planner import Gpu as PlannedGpu
 from exo_inference.planner import cpu_as_gpu, find_family
 from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.platforms.gpu_families import CPU_FAMILY, describe_gpu, family_of
 from exo_inference.platforms.kubernetes.diagnosis import condition
 from exo_inference.platforms.kubernetes.names import label
-from exo_inference.platforms.kubernetes.values import CPU_FAMILY
-from exo_inference.platforms.local.gpu_descriptions import describe_gpu
-from exo_inference.platforms.local.gpus import Gpu, family_of
 
 Object = Mapping[str, Any]
 
@@ -185,7 +183,7 @@ def _describe_labels(
         memory_mib = int(memory) if memory.isdigit() else 0
         family = family_of(name)
         if memory_mib:
-            gpu = describe_gpu(Gpu("", name, memory_mib))
+            gpu = describe_gpu(name, memory_mib)
         else:
             known = find_family(family)
             if known is None:

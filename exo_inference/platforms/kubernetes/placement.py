@@ -12,6 +12,7 @@ from typing import Any
 
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment, ObservedReplica, ReplicaPhase
+from exo_inference.platforms.gpu_families import CPU_FAMILY
 from exo_inference.platforms.kubernetes.diagnosis import needs_gpu
 from exo_inference.platforms.kubernetes.names import (
     GPU_LABEL,
@@ -28,7 +29,6 @@ from exo_inference.platforms.kubernetes.nodes import (
 from exo_inference.platforms.kubernetes.settings import PlatformValues
 from exo_inference.platforms.kubernetes.step import Live
 from exo_inference.platforms.kubernetes.values import (
-    CPU_FAMILY,
     IN_PLACE,
     SURGE,
     Release,

@@ -281,7 +281,7 @@ class KubernetesPlatform:
             live = replace(live, missing=await self._find_missing(wanted, live), edited=edited)
         step = lost or decide(wanted, live, replicas, restarted_at=desired.restarted_at)
         failed_before = jobs.failure(wanted.name, wanted.spec_hash) is not None
-        if step is None and (failed_before or await self._is_stuck(wanted.name)):
+        if step is None and (failed_before or await self._cluster.is_stuck(wanted.name)):
             # Helm did not come to its end, whatever the objects say.
             step = repair(wanted, live, restarted_at=desired.restarted_at)
         if step is not None:
@@ -296,12 +296,6 @@ class KubernetesPlatform:
             return await self._cluster.parts.find_missing(wanted.name, values)
         except StoreError as exc:
             raise PlatformError(f"cannot look at the release's objects: {exc.message}") from exc
-
-    async def _is_stuck(self, release: str) -> bool:
-        try:
-            return await self._cluster.is_stuck(release)
-        except StoreError as exc:
-            raise PlatformError(f"cannot read Helm's records: {exc.message}") from exc
 
     def _work(self, uid: str, wanted: Release, step: Step) -> tuple[str, Coroutine[Any, Any, None]]:
         if isinstance(step, Upgrade):

@@ -16,11 +16,11 @@ from exo_inference.engine_names import facts_of
 from exo_inference.engines.registry import engine_release
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment
+from exo_inference.platforms.gpu_families import CPU_FAMILY
 from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, release_name
 from exo_inference.platforms.kubernetes.settings import PlatformValues
 from exo_inference.resources import ROLL_ANNOTATION
 
-CPU_FAMILY = "cpu"
 CLAIM_PREFIX = "pvc:"
 """What the path of a model on a cluster begins with: `pvc:CLAIM` or `pvc:CLAIM/DIRECTORY`."""
 

@@ -10,38 +10,20 @@ import asyncio
 import csv
 import logging
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from exo_inference.platforms.gpu_families import family_of
 from exo_inference.simulated_gpus import SimulatedGpus
 
 logger = logging.getLogger(__name__)
 
-CPU_FAMILY = "cpu"
 SIMULATED_PREFIX = "SIM-"
 """What the UUIDs of simulated GPUs begin with; the driver's begin with `GPU-` or `MIG-`."""
 
 _QUERY_SECONDS = 20.0
 _FRESH_SECONDS = 30.0
-
-_FAMILIES = (
-    ("gpu2", re.compile(r"\bV100\b")),
-    ("gpu3080ti", re.compile(r"\bRTX 3080 Ti\b")),
-    ("gpua30", re.compile(r"\bA30\b")),
-    ("gpu3", re.compile(r"\bA40\b")),
-    ("gpua5000", re.compile(r"\bRTX A5000\b")),
-    ("gpurtx6000pro", re.compile(r"\bRTX PRO 6000\b")),
-    ("gpub300", re.compile(r"\bB300\b")),
-)
-"""Exoscale's families, by the names that the driver gives their GPUs."""
-
-_NOISE = re.compile(
-    r"\b(NVIDIA|Tesla|Quadro|GeForce|Graphics|Device|Generation|Edition|Server|Workstation"
-    r"|\d+\s?GB|HBM\d\w*|SXM\d*|PCI-?E\d*|NVL)\b",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +43,6 @@ class Gpu:
     def family(self) -> str:
         """The family a deployment asks for it by."""
         return self.simulates.family if self.simulates else family_of(self.name)
-
-
-def family_of(name: str) -> str:
-    """Return Exoscale's family of a GPU, or a slug of its name where Exoscale has none.
-
-    `NVIDIA A40` is `gpu3`; `NVIDIA H100 80GB HBM3` is `h100`.
-    """
-    spaced = re.sub(r"[-_]+", " ", name)
-    for family, pattern in _FAMILIES:
-        if pattern.search(spaced):
-            return family
-    words = re.findall(r"[a-z0-9]+", _NOISE.sub(" ", spaced).lower())
-    return "-".join(words) or "gpu"
 
 
 def parse_query(text: str) -> list[Gpu]:

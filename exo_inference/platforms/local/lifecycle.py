@@ -21,8 +21,9 @@ from pathlib import Path
 from exo_inference.engines import Engine, ReplicaCommand
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment
+from exo_inference.platforms.gpu_families import CPU_FAMILY
 from exo_inference.platforms.local.environment import engine_environment
-from exo_inference.platforms.local.gpus import CPU_FAMILY, num_cores
+from exo_inference.platforms.local.gpus import num_cores
 from exo_inference.platforms.local.placement import Placement
 from exo_inference.platforms.local.processes import (
     Children,

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from exo_inference.planner import cpu_as_gpu
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
-from exo_inference.platforms.local.gpu_descriptions import describe_gpu
+from exo_inference.platforms.gpu_families import CPU_FAMILY, describe_gpu
 from exo_inference.platforms.local.gpus import (
-    CPU_FAMILY,
     SIMULATED_PREFIX,
     Gpu,
     GpuInventory,
@@ -159,7 +158,9 @@ def is_simulated(record: ReplicaRecord) -> bool:
 def _describe_family(family: str, total: int, free: int, gpu: Gpu) -> InstanceTypeInfo:
     text = f"{gpu.name}, {gpu.memory_mib} MiB"
     if gpu.simulates is None:
-        return InstanceTypeInfo(family, total, free, text, gpu=describe_gpu(gpu))
+        return InstanceTypeInfo(
+            family, total, free, text, gpu=describe_gpu(gpu.name, gpu.memory_mib)
+        )
     return InstanceTypeInfo(
         family,
         total,

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from exo_inference.planner import find_gpu
-from exo_inference.platforms.local import gpu_descriptions
-from exo_inference.platforms.local.gpus import Gpu
+from exo_inference.platforms.gpu_families import describe_gpu
 
 MIB = 2**20
 
 
 def test_known_gpu_has_the_figures_of_the_catalogue() -> None:
-    found = gpu_descriptions.describe_gpu(Gpu("GPU-1", "NVIDIA RTX A5000", 24564))
+    found = describe_gpu("NVIDIA RTX A5000", 24564)
     assert found == find_gpu("gpua5000")
 
 
 def test_known_gpu_of_another_size_has_the_memory_of_the_driver() -> None:
-    found = gpu_descriptions.describe_gpu(Gpu("GPU-1", "Tesla V100-SXM2-32GB", 32768))
+    found = describe_gpu("Tesla V100-SXM2-32GB", 32768)
     assert found.key == find_gpu("V100").key
     assert 32000 * MIB < found.reported_bytes < 32768 * MIB
     assert found.tflops
 
 
 def test_unknown_gpu_has_its_memory_and_no_speed() -> None:
-    found = gpu_descriptions.describe_gpu(Gpu("GPU-1", "NVIDIA Frobnicator 9", 20000))
+    found = describe_gpu("NVIDIA Frobnicator 9", 20000)
     assert (found.key, found.name) == ("frobnicator-9", "NVIDIA Frobnicator 9")
     assert 19000 * MIB < found.reported_bytes < 20000 * MIB
     assert not found.tflops
