@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from exo_inference.gateway.sse import Tokens
+from exo_inference.gateway.answer_usage import Tokens
 
 REQUEST_ID_HEADER = "X-Request-ID"
 HELD_HEADER = "X-Exo-Held-Seconds"

@@ -2,7 +2,7 @@
 
 Generation has no side effects, so a request may go to another replica as long as the client has
 got nothing: when connecting failed, when the replica said that it is draining, or when it died
-before the client got any of its answer. Used by `app.py`; the answer itself is passed on by `relay.py`.
+before the client got any of its answer. Used by `app.py`; the answer itself is passed on by `answer_stream.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from aiohttp import web
 
 from exo_inference.byte_budget import ByteBudget
 from exo_inference.gateway import errors
+from exo_inference.gateway.answer_stream import TOTAL_WHOLE_BYTES, BrokenOff, relay
+from exo_inference.gateway.answer_usage import ask_for_usage
 from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import (
@@ -35,8 +37,6 @@ from exo_inference.gateway.held_requests import Holding
 from exo_inference.gateway.lost_replicas import LostReplicas
 from exo_inference.gateway.models.asked import MODELS_PATH, AskedModel
 from exo_inference.gateway.models.listing import merge_models, read_page, split_by_models
-from exo_inference.gateway.relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
-from exo_inference.gateway.sse import ask_for_usage
 from exo_inference.gateway.table import Deployment, Replica, Tables
 from exo_inference.gateway.upstreams import UpstreamPool
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exo_inference.gateway.sse import Tokens
+from exo_inference.gateway.answer_usage import Tokens
 from exo_inference.state_dir import write_atomically
 
 logger = logging.getLogger(__name__)

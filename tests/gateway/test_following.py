@@ -15,8 +15,8 @@ import aiohttp
 import pytest
 
 from exo_inference.gateway import usage
+from exo_inference.gateway.answer_usage import Tokens
 from exo_inference.gateway.app import Gateway
-from exo_inference.gateway.sse import Tokens
 from exo_inference.gateway.usage import UsageLedger
 from exo_inference.local_settings import LocalSettings, prepare_settings, save_settings
 

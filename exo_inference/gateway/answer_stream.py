@@ -15,9 +15,9 @@ from aiohttp import web
 
 from exo_inference.byte_budget import ByteBudget
 from exo_inference.gateway import errors
+from exo_inference.gateway.answer_usage import UsageFinder, UsageReader, tokens_of_answer
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import answer_headers
-from exo_inference.gateway.sse import UsageFinder, UsageReader, tokens_of_answer
 
 MAX_WHOLE_BYTES = 1 << 20
 """A plain answer longer than this is passed on as it comes."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_inference.gateway.answer_usage import Tokens, UsageReader, ask_for_usage, tokens_of_answer
 from exo_inference.gateway.errors import RequestRefused
-from exo_inference.gateway.sse import Tokens, UsageReader, ask_for_usage, tokens_of_answer
 
 TEXT = (
     b'data: {"choices":[{"delta":{"content":"the \\"usage\\" of it"}}],"usage":null}\n\n'
