@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any
 
 from exo_inference.planner.model.assumptions import note_assumptions
-from exo_inference.planner.model.compressed_layers import hyper_head
 from exo_inference.planner.model.config_fields import (
     ConfigFields,
     FieldProblem,
@@ -23,6 +22,7 @@ from exo_inference.planner.model.config_fields import (
 from exo_inference.planner.model.experts import read_moe
 from exo_inference.planner.model.families import FAMILIES, UNCHECKED, Family
 from exo_inference.planner.model.layers import build_layers
+from exo_inference.planner.model.outer_weights import MAX_VOCAB_SIZE, mtp_weights, outer_weights
 from exo_inference.planner.model.quantization import (
     BF16,
     MXFP4,
@@ -30,13 +30,10 @@ from exo_inference.planner.model.quantization import (
     Quantization,
     read_quantization,
 )
-from exo_inference.planner.model.shapes import KvKind, Layer, MoeShape, Shard, VisionShape, Weight
-from exo_inference.planner.model.vision import build_vision
-from exo_inference.planner.model.whisper import build_encoder
+from exo_inference.planner.model.shapes import KvKind, Layer, MoeShape, VisionShape, Weight
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
-_CONFIG_LIMIT_VOCAB = 10_000_000
 _MAX_PARAMETERS = 10**15
 _MAX_KV_ELEMENTS = 10**10
 _MAX_SIZE = 10**9
@@ -192,10 +189,10 @@ def _read(
     # Shapes first and formats afterwards: which weights are quantized goes by the names of modules.
     chooser = FormatChooser(quantization, _PLAIN)
     layers = _with_formats(build_layers(fields, family), chooser)
-    outer, vision, is_known_vision = _outer_weights(fields, family)
+    outer, vision, is_known_vision = outer_weights(fields, family)
     error = _weights_error(fields, quantization, notes, is_known_vision=is_known_vision)
     error += note_assumptions(fields, notes)
-    mtp, num_mtp = _mtp_weights(fields, family, layers)
+    mtp, num_mtp = mtp_weights(fields, family, layers)
     return Architecture(
         name=name,
         model_type=fields.model_type,
@@ -233,7 +230,7 @@ def _plausible(model: Architecture) -> Architecture:
         ("vocab_size", model.vocab_size),
         ("num_attention_heads", model.num_heads),
     ):
-        if not 1 <= size <= _CONFIG_LIMIT_VOCAB:
+        if not 1 <= size <= MAX_VOCAB_SIZE:
             raise FieldProblem(f"{name} is {size}")
     if not 0 < model.num_parameters < _MAX_PARAMETERS:
         raise FieldProblem(f"its sizes come to {model.num_parameters:.3g} parameters")
@@ -359,51 +356,6 @@ def _formatted(prefix: str, weight: Weight, chooser: FormatChooser) -> Weight:
     return weight if form is _PLAIN else replace(weight, format=form)
 
 
-def _outer_weights(
-    fields: ConfigFields, family: Family
-) -> tuple[list[Weight], VisionShape | None, bool]:
-    hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
-    if vocab > _CONFIG_LIMIT_VOCAB:
-        raise FieldProblem(f"vocab_size is {vocab}, expected at most {_CONFIG_LIMIT_VOCAB}")
-    is_tied = fields.flag("tie_word_embeddings", default=family.ties_by_default)
-    weights = [Weight("embed_tokens", "embedding", vocab, hidden)]
-    if not is_tied:  # a tied head is the embedding, and loaded once
-        weights.append(Weight("lm_head", "lm_head", vocab, hidden))
-    final = 0 if family.norms == 0 else hidden * (2 if family.norm_bias else 1)
-    weights.append(Weight("norm", "norm", final, 1, shard=Shard.REPLICATED))
-    if family.embedding_norm:
-        weights.append(
-            Weight("word_embeddings_layernorm", "norm", 2 * hidden, 1, shard=Shard.REPLICATED)
-        )
-    if family.layout == "compressed":
-        weights.append(hyper_head(fields))
-    if family.positions is not None:
-        rows = fields.integer("max_position_embeddings") + family.positions
-        weights.append(Weight("embed_positions", "embedding", rows, hidden, shard=Shard.REPLICATED))
-    if family.lm_head_bias or fields.flag("lm_head_bias"):
-        weights.append(Weight("lm_head.bias", "norm", vocab, 1))
-    extra = fields.integer("hidden_size_per_layer_input", 0)
-    if extra and family.per_layer_inputs:
-        width = extra * fields.integer("num_hidden_layers")
-        rows = fields.integer("vocab_size_per_layer_input", vocab)
-        weights += [
-            Weight("embed_tokens_per_layer", "per_layer_embedding", rows, width),
-            Weight("per_layer_model_projection", "mlp", width, hidden),
-            Weight("per_layer_projection_norm", "norm", extra, shard=Shard.REPLICATED),
-        ]
-    if family.altup:
-        copies = 2 * (fields.integer("altup_num_inputs") - 1)
-        weights.append(Weight("altup_projections", "mlp", hidden, hidden, max(1, copies)))
-    if family.layout == "encoder_decoder":
-        encoder, encoder_shape = build_encoder(fields)
-        return weights + encoder, encoder_shape, True
-    built = build_vision(fields)
-    if built is None:
-        return weights, None, True
-    vision_weights, shape, is_known = built
-    return weights + vision_weights, shape, is_known
-
-
 def _widest(layers: list[Layer]) -> int:
     sizes = [
         w.out_features for layer in layers for w in layer.weights if w.path.endswith("mlp.up_proj")
@@ -432,24 +384,3 @@ def _rope_elements(fields: ConfigFields, family: Family) -> int:
     if isinstance(partial, int | float) and 0 < partial <= 1:
         dim = int(dim * partial)
     return length * dim * family.rope_caches * (4 if family.mrope else 1)
-
-
-def _mtp_weights(
-    fields: ConfigFields, family: Family, layers: list[Layer]
-) -> tuple[list[Weight], int]:
-    """Return the weights of the prediction layers: a decoder layer each, and a joining projection."""
-    count = max(
-        fields.integer("num_nextn_predict_layers", 0), fields.integer("mtp_num_hidden_layers", 0)
-    )
-    if not count or not layers:
-        return [], 0
-    hidden = fields.integer("hidden_size")
-    # The model's last layer that attends: prediction layers are built like it.
-    like = next(
-        (each for each in reversed(layers) if each.kv and each.kv.kind is not KvKind.STATE),
-        layers[-1],
-    )
-    weights = [replace(w, copies=w.copies * count, format=None) for w in like.weights]
-    weights.append(Weight("eh_proj", "mtp", hidden, 2 * hidden, count, Shard.REPLICATED))
-    weights.append(Weight("mtp_norms", "norm", 3 * hidden, 1, count, Shard.REPLICATED))
-    return weights, count
