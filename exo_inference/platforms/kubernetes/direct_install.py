@@ -1,4 +1,4 @@
-"""Installs releases of forms that Helm has installed before: what Helm would write, without its process.
+"""Installs releases of a pattern that Helm has installed before: what Helm would write, without its process.
 
 `cluster.py` asks for every first installation; what is not known, not plain or refused is Helm's. The order is
 Helm's: its record says `pending-install`, the objects are created, the record says `deployed`. One that is killed
@@ -23,22 +23,22 @@ from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, objec
 from exo_inference.platforms.kubernetes.helm import HelmFailed
 from exo_inference.platforms.kubernetes.records import list_revisions, read_record
 from exo_inference.platforms.kubernetes.release_pattern import (
-    Form,
     Installed,
+    ReleasePattern,
     Words,
-    form_key,
     learn,
+    pattern_key,
     read_words,
 )
 
 logger = logging.getLogger(__name__)
 
-_MAX_FORMS = 64
+_MAX_PATTERNS = 64
 _MAX_TRIES = 6
-"""Pairs of releases that a form is looked for in, as one name may be a word of the chart's own text."""
+"""Pairs of releases that a pattern is looked for in, as one name may be a word of the chart's own text."""
 
 _KEPT_SECONDS = 6 * 3600.0
-"""How long a form is used, as what discovery answered: then Helm renders it again on the cluster as it is."""
+"""How long a pattern is used, as what discovery answered: then Helm renders it again on the cluster as it is."""
 
 _AT_ONCE = 4
 
@@ -48,21 +48,21 @@ _MOST_SECONDS = 8.0
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a form: a release of it, then what two of them have in common."""
+    """What is known of a pattern: a release of it, then what two of them have in common."""
 
     since: float
     sample: Installed | None = None
-    form: Form | None = None
+    pattern: ReleasePattern | None = None
     tries: int = 0
 
 
 class Installer:
-    """Installs releases of the known forms.
+    """Installs releases of the known patterns.
 
     Args:
         api: the Kubernetes API.
         now: the clock of records.
-        clock: of the age of forms.
+        clock: of the age of patterns.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Installer:
         self._api = api
         self._now = now
         self._clock = clock
-        self._forms: OrderedDict[str, _Known] = OrderedDict()
+        self._patterns: OrderedDict[str, _Known] = OrderedDict()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def try_install(self, release: str, chart: str, values: Mapping[str, Any]) -> bool:
@@ -85,11 +85,11 @@ class Installer:
             StoreError: the API was away, as above.
         """
         words = read_words(release, values)
-        known = self._find(form_key(chart, values)) if words is not None else None
-        if words is None or known is None or known.form is None or not known.form.fits(words):
+        known = self._find(pattern_key(chart, values)) if words is not None else None
+        if words is None or known is None or known.pattern is None or not known.pattern.fits(words):
             return False
         async with self._slots:
-            return await self._install(known.form, words, values)
+            return await self._install(known.pattern, words, values)
 
     async def note(self, release: str, chart: str, values: Mapping[str, Any]) -> None:
         """Learn from a release that Helm has just installed for the first time.
@@ -100,9 +100,9 @@ class Installer:
         words = read_words(release, values)
         if words is None:
             return
-        key = form_key(chart, values)
+        key = pattern_key(chart, values)
         known = self._find(key) or self._add(key)
-        if known.tries >= _MAX_TRIES or (known.form is not None and known.form.fits(words)):
+        if known.tries >= _MAX_TRIES or (known.pattern is not None and known.pattern.fits(words)):
             return
         revisions = await list_revisions(self._api, release)
         if len(revisions) != 1:
@@ -111,24 +111,28 @@ class Installer:
             sample = Installed(words, values, await asyncio.to_thread(read_record, revisions[0]))
             if known.sample is not None:
                 known.tries += 1
-                known.form = learn(known.sample, sample, self._api.namespace) or known.form
+                known.pattern = learn(known.sample, sample, self._api.namespace) or known.pattern
         except (PlatformError, LookupError, TypeError, AttributeError) as exc:
             known.tries += 1
-            logger.warning("the form of release %s is not learnt: %r", release, exc)
+            logger.warning("the pattern of release %s is not learnt: %r", release, exc)
             return
         known.sample = sample
 
-    async def _install(self, form: Form, words: Words, values: Mapping[str, Any]) -> bool:
+    async def _install(
+        self, pattern: ReleasePattern, words: Words, values: Mapping[str, Any]
+    ) -> bool:
         secrets = object_path(self._api, "secrets")
         began, deadline = self._now(), self._clock() + _MOST_SECONDS
-        pending = form.record(words, values, "pending-install", "Initial install underway", began)
+        pending = pattern.record(
+            words, values, "pending-install", "Initial install underway", began
+        )
         path = f"{secrets}/{pending['metadata']['name']}"
         try:
             answer = await self._api.create(secrets, pending)
         except ApiRefusal:
             return False  # Helm says why
         try:
-            for item in form.objects(words):
+            for item in pattern.objects(words):
                 self._refuse_late(words.release, deadline)
                 collection = object_path(self._api, item.plural, group=item.group)
                 await self._api.create(collection, item.body)
@@ -137,7 +141,7 @@ class Installer:
             await self._discard(path, answer)
             return False
         self._refuse_late(words.release, deadline)
-        done = form.record(words, values, "deployed", "Install complete", began)
+        done = pattern.record(words, values, "deployed", "Install complete", began)
         # A record that is not ours any more is of one who leads now.
         done["metadata"]["resourceVersion"] = answer["metadata"]["resourceVersion"]
         try:
@@ -160,15 +164,15 @@ class Installer:
             raise HelmFailed(text, transient=True)
 
     def _find(self, key: str) -> _Known | None:
-        known = self._forms.get(key)
+        known = self._patterns.get(key)
         if known is None or self._clock() - known.since > _KEPT_SECONDS:
-            self._forms.pop(key, None)
+            self._patterns.pop(key, None)
             return None
-        self._forms.move_to_end(key)
+        self._patterns.move_to_end(key)
         return known
 
     def _add(self, key: str) -> _Known:
-        while len(self._forms) >= _MAX_FORMS:
-            self._forms.popitem(last=False)
-        known = self._forms[key] = _Known(self._clock())
+        while len(self._patterns) >= _MAX_PATTERNS:
+            self._patterns.popitem(last=False)
+        known = self._patterns[key] = _Known(self._clock())
         return known

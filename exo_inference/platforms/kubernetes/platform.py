@@ -3,8 +3,7 @@
 The reconciler calls `apply` again and again; each call reads the informers, decides one step with
 pure functions (`step.py`, `placement.py`) and starts it in the background (`jobs.py`). Nothing needed
 for a decision is kept in memory: it is on the objects of the release, so a controller may be killed
-at any line, and Helm with it. It is longer than most modules, as it has the steps and the report of one
-object.
+at any line, and Helm with it. What a step does is in `release_work.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 from exo_inference.errors import PlatformError, StoreError
 from exo_inference.kubernetes_api.client import object_path
-from exo_inference.kubernetes_api.deletion import delete_if_there, delete_labelled
+from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.kubernetes_api.informer import Object
 from exo_inference.platforms.base import (
     DesiredDeployment,
@@ -33,8 +32,6 @@ from exo_inference.platforms.kubernetes.cluster import Cluster
 from exo_inference.platforms.kubernetes.denials import diagnose_deployment, explain_denial
 from exo_inference.platforms.kubernetes.drift import (
     EDITED,
-    note_installed,
-    put_back,
     was_put_back,
 )
 from exo_inference.platforms.kubernetes.helm import HelmFailed
@@ -49,8 +46,9 @@ from exo_inference.platforms.kubernetes.names import (
 )
 from exo_inference.platforms.kubernetes.nodes import instance_types
 from exo_inference.platforms.kubernetes.placement import choose_release, surge_note
-from exo_inference.platforms.kubernetes.records import PENDING, Owner
-from exo_inference.platforms.kubernetes.release_parts import API_GROUPS, ONLY_SERVICE
+from exo_inference.platforms.kubernetes.records import Owner
+from exo_inference.platforms.kubernetes.release_parts import ONLY_SERVICE
+from exo_inference.platforms.kubernetes.release_work import ReleaseWork
 from exo_inference.platforms.kubernetes.replicas import (
     counts,
     is_starting,
@@ -61,9 +59,7 @@ from exo_inference.platforms.kubernetes.settings import longest_drain_seconds
 from exo_inference.platforms.kubernetes.step import (
     BringBack,
     Live,
-    Rescale,
     RollBack,
-    Settle,
     Step,
     Upgrade,
     decide,
@@ -72,13 +68,10 @@ from exo_inference.platforms.kubernetes.step import (
     find_lost_refusal,
     is_refused,
     read_live,
-    refused_annotations,
     repair,
-    settled_annotations,
-    settled_revision,
 )
 from exo_inference.platforms.kubernetes.values import Release
-from exo_inference.platforms.kubernetes.workloads import is_worker, nodes_of
+from exo_inference.platforms.kubernetes.workloads import is_worker
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +96,7 @@ class KubernetesPlatform:
     ) -> None:
         self._cluster = cluster
         self._now = now
+        self._work = ReleaseWork(cluster, now)
         self._chart_version: str | None = None
 
     async def apply(self, desired: DesiredDeployment) -> ObservedDeployment:
@@ -152,7 +146,9 @@ class KubernetesPlatform:
             release = found[0]
         failure = jobs.failure(release, "uninstall")
         if jobs.wait_seconds(release, "uninstall") <= 0.0:
-            self._start(uid, release, "uninstalling", "uninstall", self._uninstall(uid, release))
+            self._start(
+                uid, release, "uninstalling", "uninstall", self._work.uninstall(uid, release)
+            )
         if failure is not None:
             raise PlatformError(f"the release cannot be removed: {failure.error.text}")
         return False
@@ -285,7 +281,7 @@ class KubernetesPlatform:
             # Helm did not come to its end, whatever the objects say.
             step = repair(wanted, live, restarted_at=desired.restarted_at)
         if step is not None:
-            name, work = self._work(desired.uid, wanted, step)
+            name, work = self._work.of(desired.uid, wanted, step)
             self._start(desired.uid, wanted.name, name, wanted.spec_hash, work)
         return step
 
@@ -297,103 +293,11 @@ class KubernetesPlatform:
         except StoreError as exc:
             raise PlatformError(f"cannot look at the release's objects: {exc.message}") from exc
 
-    def _work(self, uid: str, wanted: Release, step: Step) -> tuple[str, Coroutine[Any, Any, None]]:
-        if isinstance(step, Upgrade):
-            return "upgrading", self._upgrade(uid, wanted)
-        if isinstance(step, Settle):
-            return "recording", self._settle(uid, wanted)
-        if isinstance(step, Rescale):
-            return "scaling", self._rescale(uid, wanted, step)
-        if isinstance(step, BringBack):
-            return "bringing back", self._bring_back(uid, wanted, step)
-        return "rolling back", self._roll_back(uid, wanted, step)
-
     def _start(
         self, uid: str, release: str, name: str, what: str, work: Coroutine[Any, Any, None]
     ) -> None:
         self._cluster.remember(release, uid)
         self._cluster.jobs.start(release, name, what, work)
-
-    async def _upgrade(self, uid: str, wanted: Release) -> None:
-        await self._put_back(uid, wanted.name)
-        await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, wanted.values)
-        workloads = self._cluster.workloads
-        if nodes_of(wanted.values) > 1:
-            await workloads.restate(wanted.name, wanted.spec_hash, wanted.replicas)
-        else:
-            await workloads.refresh(wanted.name, wanted.values)
-        await note_installed(workloads, uid)
-
-    async def _put_back(self, uid: str, release: str) -> None:
-        cluster = self._cluster
-        await put_back(cluster.api, cluster.workloads, uid, release, now=self._now())
-
-    async def _settle(self, uid: str, wanted: Release) -> None:
-        newest = await self._cluster.newest_revision(wanted.name)
-        if newest is None or newest.status != "deployed":
-            await self._upgrade(uid, wanted)
-            return
-        await self._annotate(uid, settled_annotations(wanted, newest.number))
-
-    async def _roll_back(self, uid: str, wanted: Release, step: RollBack) -> None:
-        logger.warning("release %s is rolled back: %s", wanted.name, step.reason)
-        await self._annotate(uid, refused_annotations(wanted, step.reason, self._now()))
-        await self._put_back(uid, wanted.name)
-        await self._cluster.rollback(wanted.name, uid, step.revision)
-        await self._cluster.workloads.refresh(wanted.name, wanted.values)
-        await self._point_at_newest(uid, wanted.name)
-
-    async def _bring_back(self, uid: str, wanted: Release, step: BringBack) -> None:
-        logger.warning("release %s: what served is installed anew: %s", wanted.name, step.reason)
-        await self._upgrade(uid, step.before)
-        newest = await self._cluster.newest_revision(wanted.name)
-        if newest is None:
-            return
-        settled = settled_annotations(step.before, newest.number)
-        refused = refused_annotations(wanted, step.reason, self._now())
-        await self._annotate(uid, {**settled, **refused})
-
-    async def _rescale(self, uid: str, wanted: Release, step: Rescale) -> None:
-        await self._put_back(uid, wanted.name)
-        await self._finish_roll_back(uid, wanted.name)
-        values = {"replicas": step.replicas}
-        await self._cluster.upgrade(wanted.name, uid, DEPLOYMENT_CHART, values, reuse=True)
-        await self._cluster.workloads.refresh(wanted.name, wanted.values)
-        await self._point_at_newest(uid, wanted.name)
-
-    async def _finish_roll_back(self, uid: str, release: str) -> None:
-        """Make the version that serves Helm's newest, so that its values are those that are reused.
-
-        A Helm that was killed may have brought its objects back, but not its values.
-        """
-        live = read_live(self._cluster.workloads.find(uid))
-        found = await self._cluster.revisions(release)
-        if live is None or live.settled_revision is None or not found:
-            return
-        # Helm begins with the values of what it calls deployed, whatever failed after that.
-        while len(found) > 1 and found[-1].status in (*PENDING, "failed"):
-            found.pop()
-        if (found[-1].number, found[-1].status) != (live.settled_revision, "deployed"):
-            await self._cluster.rollback(release, uid, live.settled_revision)
-            await self._point_at_newest(uid, release)
-
-    async def _point_at_newest(self, uid: str, release: str) -> None:
-        """Keep the settled revision from leaving Helm's history, which is short."""
-        await note_installed(self._cluster.workloads, uid)
-        newest = await self._cluster.newest_revision(release)
-        if newest is not None and newest.status == "deployed":
-            await self._annotate(uid, settled_revision(newest.number))
-
-    async def _annotate(self, uid: str, annotations: dict[str, str | None]) -> None:
-        await self._cluster.workloads.merge(uid, {"metadata": {"annotations": annotations}})
-
-    async def _uninstall(self, uid: str, release: str) -> None:
-        cluster = self._cluster
-        await cluster.uninstall(release, uid, DEPLOYMENT_CHART)
-        # Should Helm's record of it be gone, its objects are removed by name.
-        for plural, group in {**cluster.workloads.kinds, **API_GROUPS}.items():
-            path = object_path(cluster.api, plural, release, group=group)
-            await delete_labelled(cluster.api, path, UID_LABEL, uid)
 
     async def _restart_failed(
         self, desired: DesiredDeployment, replicas: tuple[ObservedReplica, ...]

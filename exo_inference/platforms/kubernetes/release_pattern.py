@@ -90,7 +90,7 @@ def read_words(release: str, values: Mapping[str, Any]) -> Words | None:
     return words if is_plain else None
 
 
-def form_key(chart: str, values: Mapping[str, Any]) -> str:
+def pattern_key(chart: str, values: Mapping[str, Any]) -> str:
     """Return a hash of everything about a release but its words."""
     bare = dict(values)
     bare["deployment"] = {**values["deployment"], "name": "", "uid": "", "specHash": ""}
@@ -98,7 +98,7 @@ def form_key(chart: str, values: Mapping[str, Any]) -> str:
     return hash_of({"chart": chart, "values": bare})
 
 
-class Form:
+class ReleasePattern:
     """The releases of one form.
 
     Args:
@@ -158,7 +158,7 @@ class Form:
         }
 
 
-def learn(one: Installed, other: Installed, namespace: str) -> Form | None:
+def learn(one: Installed, other: Installed, namespace: str) -> ReleasePattern | None:
     """Return the form of two releases, or None where they differ in more than their words."""
     if any(left == right for left, right in zip(one.words, other.words, strict=True)):
         return None
@@ -170,7 +170,7 @@ def learn(one: Installed, other: Installed, namespace: str) -> Form | None:
     if any(item["kind"] not in _PLURALS for item in _read_items(text["manifest"])):
         return None
     longest = max(len(one.words.name), len(other.words.name))
-    return Form(one.record["chart"], namespace, text, longest)
+    return ReleasePattern(one.record["chart"], namespace, text, longest)
 
 
 def _text_of(installed: Installed) -> str | None:

@@ -19,11 +19,11 @@ from exo_inference.platforms.kubernetes.helm import find_helm
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, PODS_ANNOTATION
 from exo_inference.platforms.kubernetes.records import Revision, read_record
 from exo_inference.platforms.kubernetes.release_pattern import (
-    Form,
     Installed,
+    ReleasePattern,
     Words,
-    form_key,
     learn,
+    pattern_key,
     read_words,
 )
 from exo_inference.platforms.kubernetes.values import Release, build_release
@@ -70,7 +70,7 @@ def installed(wanted: Release, text: str, **changes: Any) -> Installed:
 
 
 @pytest.fixture(scope="module")
-def form() -> Form:
+def pattern() -> ReleasePattern:
     one, other = (
         installed(each, rendered(each)) for each in (release("demo"), release("search-7"))
     )
@@ -79,11 +79,11 @@ def form() -> Form:
     return found
 
 
-def test_a_third_release_is_what_helm_would_write(form: Form) -> None:
+def test_a_third_release_is_what_helm_would_write(pattern: ReleasePattern) -> None:
     third = release("shop")
     words = words_of(third)
-    assert form.fits(words)
-    secret = form.record(words, third.values, "deployed", "Install complete", NOW)
+    assert pattern.fits(words)
+    secret = pattern.record(words, third.values, "deployed", "Install complete", NOW)
     packed = secret["data"]["release"]
     record = read_record(Revision("s", third.name, 1, "deployed", packed))
     assert record["manifest"] == rendered(third)
@@ -93,10 +93,10 @@ def test_a_third_release_is_what_helm_would_write(form: Form) -> None:
     assert secret["metadata"]["labels"]["status"] == record["info"]["status"] == "deployed"
 
 
-def test_the_objects_are_those_of_the_manifest_with_helms_marks(form: Form) -> None:
+def test_the_objects_are_those_of_the_manifest_with_helms_marks(pattern: ReleasePattern) -> None:
     third = release("shop")
     expected = [item for item in yaml.safe_load_all(rendered(third)) if item]
-    found = form.objects(words_of(third))
+    found = pattern.objects(words_of(third))
     assert [item.body["kind"] for item in found] == [item["kind"] for item in expected]
     for made, wanted in zip(found, expected, strict=True):
         marks = {
@@ -112,9 +112,9 @@ def test_the_objects_are_those_of_the_manifest_with_helms_marks(form: Form) -> N
         assert {**made.body, "metadata": None} == {**wanted, "metadata": None}
 
 
-def test_a_name_that_is_longer_than_those_seen_is_helms(form: Form) -> None:
-    assert form.fits(words_of(release("a" * 8)))
-    assert not form.fits(words_of(release("a" * 9)))
+def test_a_name_that_is_longer_than_those_seen_is_helms(pattern: ReleasePattern) -> None:
+    assert pattern.fits(words_of(release("a" * 8)))
+    assert not pattern.fits(words_of(release("a" * 9)))
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def with_values(wanted: Release, key: str, text: str) -> dict[str, Any]:
 
 def test_everything_but_the_words_makes_another_form() -> None:
     one = release("demo")
-    assert form_key("c", one.values) == form_key("c", release("shop").values)
-    assert form_key("c", one.values) != form_key("d", one.values)
+    assert pattern_key("c", one.values) == pattern_key("c", release("shop").values)
+    assert pattern_key("c", one.values) != pattern_key("d", one.values)
     for changes in (
         {"replicas": 3},
         {"engine_parameters": ("--max-num-seqs=1",)},
         {"model_name": "o/m"},
     ):
-        assert form_key("c", one.values) != form_key("c", release("demo", **changes).values)
+        assert pattern_key("c", one.values) != pattern_key("c", release("demo", **changes).values)
 
 
 def broken(text: str) -> list[tuple[str, Mapping[str, Any]]]:
