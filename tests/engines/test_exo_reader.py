@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from exo_engine.arguments import ServeCommand, catalogue, parse
 from exo_engine.errors import ConfigurationError
-from exo_engine.flags import FLAGS, Flag
+from exo_engine.flag import Flag
+from exo_engine.flags import FLAGS
 
 from exo_inference.engines import get_engine
 from exo_inference.planner import EngineParameters, find_gpu, find_model

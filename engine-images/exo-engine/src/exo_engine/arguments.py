@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 from exo_engine import __version__
 from exo_engine.config import EngineConfig
 from exo_engine.errors import ConfigurationError
-from exo_engine.flags import FLAGS, Flag
+from exo_engine.flag import Flag
+from exo_engine.flags import FLAGS
 from exo_engine.simulation.file import Simulation, read_simulation
 from exo_engine.vllm_flags import REFUSED
 

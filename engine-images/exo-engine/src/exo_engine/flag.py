@@ -1,0 +1,51 @@
+"""What one flag of `exo-engine serve` is. The tables are `flags.py` and `server_flags.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["integer", "float", "string", "boolean", "enum", "json", "strings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag: how it is spelt, what it takes, what it is for."""
+
+    name: str
+    """Canonical name without the leading dashes, as in the catalogue."""
+    kind: Kind
+    """What the value is; `strings` takes one or more words."""
+    section: str
+    """The group of the help page; vLLM's name for it."""
+    description: str
+    """One paragraph for people, in the help page and in the catalogue."""
+    default: object = None
+    aliases: tuple[str, ...] = ()
+    """Further spellings, with their dashes."""
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    is_above_minimum: bool = False
+    """The minimum itself is excluded."""
+    human: bool = False
+    """The integer may carry a suffix: k, m, g, t (decimal) or K, M, G, T (binary)."""
+    auto_words: tuple[str, ...] = ()
+    """Values that mean "left out"."""
+    only_values: tuple[object, ...] = ()
+    """The only values this version can run; others are refused with `only_reason`."""
+    only_reason: str = ""
+    is_platform_owned: bool = False
+    """Set by whoever starts the engine, never by a deployment's parameters."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every spelling with its dashes that can be used, the canonical one first."""
+        names = (f"--{self.name}", *self.aliases)
+        can_be_off = self.kind == "boolean" and self.only_values != (True,)
+        return (*names, f"--no-{self.name}") if can_be_off else names
+
+    @property
+    def attribute(self) -> str:
+        """The name of the parsed value."""
+        return self.name.replace("-", "_")
