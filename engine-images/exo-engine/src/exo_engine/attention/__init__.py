@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from exo_engine.errors import ConfigurationError
@@ -11,7 +11,7 @@ from exo_engine.errors import ConfigurationError
 if TYPE_CHECKING:
     from exo_engine.attention.base import AttentionBackend
     from exo_engine.attention.kv_cache import KVCache
-    from exo_engine.models.spec import DecoderSpec
+    from exo_engine.attention.layer import AttentionLayer
 
 BACKENDS: Mapping[str, str] = {
     "reference": "exo_engine.attention.reference:ReferenceAttention",
@@ -19,13 +19,13 @@ BACKENDS: Mapping[str, str] = {
 """Each backend by its name; loaded when it is used, as all of them import torch."""
 
 
-def create_backend(name: str, spec: DecoderSpec, cache: KVCache) -> AttentionBackend:
-    """Build the backend called `name` over a cache."""
+def create_backend(name: str, layers: Sequence[AttentionLayer], cache: KVCache) -> AttentionBackend:
+    """Build the backend called `name` for a model's layers over a cache."""
     if name not in BACKENDS:
         raise ConfigurationError(
             f"there is no attention backend {name!r}, expected {', '.join(BACKENDS)}",
             param="attention-backend",
         )
     module, _, attribute = BACKENDS[name].partition(":")
-    backend: AttentionBackend = getattr(importlib.import_module(module), attribute)(spec, cache)
+    backend: AttentionBackend = getattr(importlib.import_module(module), attribute)(layers, cache)
     return backend

@@ -30,12 +30,30 @@ class KVCache:
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.device = device
         # Zeros, not empty: a masked-out slot of NaN would still poison a weighted sum.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         for _ in range(spec.num_layers):
             self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
             self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+
+    @property
+    def most_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in the layer that has the most."""
+        return 2 * self.keys[0][0, 0].nbytes
+
+    @staticmethod
+    def group_of(layer: int) -> int:
+        """Return the group that holds a layer's keys and values."""
+        del layer
+        return 0
+
+    def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values of `blocks` (B,), each (B * block_size, Hkv, D)."""
+        keys = self.keys[layer].index_select(0, blocks)
+        values = self.values[layer].index_select(0, blocks)
+        return keys.flatten(0, 1), values.flatten(0, 1)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (T, Hkv, D) of one layer at `slots` (T,) int64."""

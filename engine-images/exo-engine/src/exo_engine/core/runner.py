@@ -8,14 +8,13 @@ Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+import numpy as np
 import torch
 from torch import Tensor
 
 from exo_engine.attention import create_backend
-from exo_engine.attention.base import Span, StepLayout
 from exo_engine.attention.kv_cache import KVCache
+from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
 from exo_engine.core.scheduler import ScheduledSequence, ScheduledStep
 from exo_engine.core.sequence import SampledToken
 from exo_engine.models.decoder import Decoder
@@ -40,7 +39,7 @@ class ModelRunner:
         self._decoder = decoder
         self._cache = cache
         self._device = decoder.device
-        self._attention = create_backend(attention_backend, decoder.spec, cache)
+        self._attention = create_backend(attention_backend, decoder.spec.attention_layers, cache)
         # Some configurations name a token that the vocabulary does not have.
         vocab_size = decoder.spec.vocab_size
         self._eos_token_ids = tuple(i for i in eos_token_ids if 0 <= i < vocab_size)
@@ -79,28 +78,22 @@ class ModelRunner:
 
     def _forward(self, items: list[ScheduledSequence]) -> Tensor:
         """Run the tokens of `items` (single tokens first) through the model: (T, E)."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        spans: list[Span] = []
-        for item in items:
-            seen = range(item.start - item.first_seen, item.end - item.first_seen)
-            spans.append(Span(len(token_ids), item.num_tokens, seen.stop, item.block_table))
-            token_ids.extend(item.sequence.token_ids[item.start : item.end])
-            positions.extend(seen)
-            slots.extend(self._slots(seen, item.block_table))
-        num_decodes = sum(1 for span in spans if span.num_tokens == 1)
-        # One transfer for all three.
-        packed = torch.tensor([token_ids, positions, slots]).to(self._device)
-        self._attention.begin(
-            StepLayout(tuple(spans[:num_decodes]), tuple(spans[num_decodes:]), packed[2])
+        token_ids = [
+            id_ for item in items for id_ in item.sequence.token_ids[item.start : item.end]
+        ]
+        arrays = StepArrays(
+            query_starts=np.cumsum([0, *(item.num_tokens for item in items)], dtype=np.int32),
+            context_lens=np.array([item.end - item.first_seen for item in items], dtype=np.int32),
+            block_tables=(pad_tables([item.block_table for item in items]),),
         )
-        return self._decoder.forward(packed[0], packed[1], self._attention)
-
-    def _slots(self, positions: range, block_table: tuple[int, ...]) -> Iterator[int]:
-        size = self._cache.block_size
-        for position in positions:
-            yield block_table[position // size] * size + position % size
+        inputs = make_inputs(
+            np.array(token_ids, dtype=np.int32),
+            arrays,
+            block_size=self._cache.block_size,
+            device=self._device,
+        )
+        self._attention.begin(inputs.layout)
+        return self._decoder.forward(inputs.token_ids, inputs.positions, self._attention)
 
     def _sampling_row(self, item: ScheduledSequence) -> SamplingRow:
         sequence = item.sequence

@@ -22,7 +22,7 @@ class Embedding(Layer):
         self.slots[f"{name}.weight"] = Slot(stored, self.weight.copy_)
 
     def look_up(self, token_ids: Tensor) -> Tensor:
-        """Return (T, E) for token ids (T,) int64."""
+        """Return (T, E) for token ids (T,) integers."""
         return F.embedding(token_ids, self.weight)
 
     def project(self, hidden: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class RotaryEmbedding:
         self._sin = (angles.sin() * spec.attention_factor).to(device)
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine, each (T, 1, D) of `dtype`, for `positions` (T,) int64."""
+        """Return cosine and sine, each (T, 1, D) of `dtype`, for `positions` (T,) integers."""
         cos = self._cos.index_select(0, positions).to(dtype).unsqueeze(1)
         sin = self._sin.index_select(0, positions).to(dtype).unsqueeze(1)
         return cos, sin

@@ -102,8 +102,8 @@ class Decoder:
         """Run a step's tokens through all layers.
 
         Args:
-            token_ids: (T,) int64.
-            positions: (T,) int64, of each token in its sequence.
+            token_ids: (T,) integers.
+            positions: (T,) integers, of each token in its sequence.
             attention: a backend whose `begin` has been called for this step.
 
         Returns:

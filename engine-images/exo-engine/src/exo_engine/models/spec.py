@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from exo_engine.attention.layer import AttentionLayer, Reach
 from exo_engine.weight_formats import PLAIN
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
@@ -75,6 +76,20 @@ class DecoderSpec:
         layer = attention + mlp + 2 * self.hidden_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.ties_embeddings else 2)
         return self.num_layers * layer + embeddings + self.hidden_size
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        """What cache and attention backend must know, per layer."""
+        return tuple(
+            AttentionLayer(
+                self.num_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                scale=self.head_dim**-0.5,
+                reach=Reach(window),
+            )
+            for window in self.windows
+        )
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """Bytes that the keys and values of one token take over all layers."""

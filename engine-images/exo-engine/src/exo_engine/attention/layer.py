@@ -1,0 +1,51 @@
+"""What cache and backend must know of a layer's attention. No torch.
+
+Attention masks by a layer's reach, and the block manager gives back blocks that no later token reaches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Position = TypeVar("Position", int, NDArray[np.int32], NDArray[np.int64])
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Of one layer; at most one of the two is set, and with neither a token sees all before it."""
+
+    window: int | None = None
+    """A token sees this many tokens, itself included."""
+    chunk: int | None = None
+    """A token sees those before it in its chunk; chunks of this many tokens begin at 0."""
+
+    def first_seen(self, position: Position) -> Position:
+        """Return the first position that the token at `position` sees; 0 or more."""
+        if self.window is not None:
+            behind = position - self.window + 1
+            return behind * (behind > 0)
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return position * 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """One layer, as far as attention goes."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Multiplies every product of a query and a key."""
+    reach: Reach = Reach()
+    soft_cap: float | None = None
+    """Scores s become cap * tanh(s / cap), as in Gemma 2."""
+    has_sinks: bool = False
+    """Each head has a score that takes weight and gives no value, as in gpt-oss."""
+    kv_layer: int | None = None
+    """Index of the earlier layer whose keys and values it reads, as in Gemma 3n; None: its own."""

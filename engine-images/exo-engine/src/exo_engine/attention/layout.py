@@ -1,0 +1,121 @@
+"""Where a step's tokens belong, in tensors: made once per step, read by every layer.
+
+The runner describes a step in numpy (`StepArrays`); `make_inputs` derives the rest without a loop over
+sequences and brings all of it to the device in one transfer.
+
+Legend: T tokens in step, S sequences, M blocks of the longest table, G cache groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays:
+    """A step on the host: tokens of a sequence follow one another, single tokens come first."""
+
+    query_starts: Ints
+    """(S + 1,): sequence s has the step's tokens [query_starts[s], query_starts[s + 1])."""
+    context_lens: Ints
+    """(S,): tokens of each sequence up to and including its last one in the step."""
+    block_tables: tuple[Ints, ...]
+    """G tables (S, M): of each group, the block of every `block_size` positions. What lies past the
+    end of a sequence, or was given back, is never read and may be anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """A step on the device."""
+
+    host: StepArrays
+    """The same on the host, for backends that plan there."""
+    query_starts: Tensor
+    """(S + 1,) int32."""
+    context_lens: Tensor
+    """(S,) int32."""
+    block_tables: tuple[Tensor, ...]
+    """G tables (S, M) int32."""
+    slots: tuple[Tensor, ...]
+    """G times (T,) int64: `block * block_size + offset` of each token."""
+    num_decodes: int
+    """Leading sequences that have one token in the step."""
+    max_query_len: int
+    max_context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the model gets of a step."""
+
+    token_ids: Tensor
+    """(T,) int32."""
+    positions: Tensor
+    """(T,) int32, of each token in its sequence."""
+    layout: StepLayout
+
+
+def make_inputs(
+    token_ids: Ints, arrays: StepArrays, *, block_size: int, device: torch.device
+) -> StepInputs:
+    """Derive positions and slots, and bring everything to the device.
+
+    Args:
+        token_ids: (T,).
+        arrays: where they belong; at least one sequence.
+        block_size: tokens per block, in every group.
+        device: where the model is.
+    """
+    lengths = np.diff(arrays.query_starts)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    first = arrays.context_lens - arrays.query_starts[1:]
+    positions = np.arange(len(token_ids), dtype=np.int32) + first[rows]
+    index, offset = np.divmod(positions, block_size)
+    slots = [table[rows, index] * block_size + offset for table in arrays.block_tables]
+    moved = _to_device(
+        [
+            token_ids,
+            positions,
+            arrays.query_starts,
+            arrays.context_lens,
+            *slots,
+            *arrays.block_tables,
+        ],
+        device,
+    )
+    num_groups = len(slots)
+    layout = StepLayout(
+        host=arrays,
+        query_starts=moved[2],
+        context_lens=moved[3],
+        slots=tuple(each.long() for each in moved[4 : 4 + num_groups]),
+        block_tables=tuple(moved[4 + num_groups :]),
+        num_decodes=int((lengths == 1).sum()),
+        max_query_len=int(lengths.max()),
+        max_context_len=int(arrays.context_lens.max()),
+    )
+    return StepInputs(moved[0], moved[1], layout)
+
+
+def pad_tables(tables: Sequence[Sequence[int]]) -> Ints:
+    """Return lists of blocks as one table (S, M), padded with 0."""
+    lengths = np.array([len(table) for table in tables])
+    padded = np.zeros((len(tables), max(int(lengths.max(initial=0)), 1)), dtype=np.int32)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = [b for table in tables for b in table]
+    return padded
+
+
+def _to_device(arrays: list[Ints], device: torch.device) -> list[Tensor]:
+    """Copy arrays of int32 in one transfer, keeping their shapes."""
+    packed = np.concatenate([array.astype(np.int32, copy=False).ravel() for array in arrays])
+    sizes = [array.size for array in arrays]
+    moved = torch.split(torch.from_numpy(packed).to(device), sizes)
+    return [part.view(array.shape) for part, array in zip(moved, arrays, strict=True)]
