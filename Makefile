@@ -101,7 +101,7 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, g
 	@$(BIN)/python scripts/generate_crds.py --check
 	@$(BIN)/python -m scripts.generate_chart_pages --check
 	@$(BIN)/python -m scripts.draw_packages --check
-	@$(BIN)/python -m exo_inference.cli.reference --check
+	@$(BIN)/python -m scripts.generate_cli_reference --check
 
 format: setup-dev ## rewrite what ruff can mend
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
@@ -111,7 +111,7 @@ docs: setup-dev ## regenerate the generated pages of docs/reference
 	@$(BIN)/python scripts/generate_sdk_reference.py
 	@$(BIN)/python -m scripts.generate_chart_pages
 	@$(BIN)/python -m scripts.draw_packages
-	@$(BIN)/python -m exo_inference.cli.reference --write
+	@$(BIN)/python -m scripts.generate_cli_reference --write
 
 bench: setup-dev ## the benchmarks that run on this machine, one after the other
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

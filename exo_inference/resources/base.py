@@ -1,7 +1,7 @@
 """What all resources share: metadata, conditions, and the camelCase form of YAML and CRDs.
 
 What only the schema of a CRD says (rules in CEL, keys of lists) stands beside the field it is about
-and is ignored by pydantic; `crds.py` collects it.
+and is ignored by pydantic; `structural_schema.py` collects it.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import pytest
 
 from exo_inference.cli.global_options import is_global
 from exo_inference.cli.main import main
-from exo_inference.cli.reference import PAGE, reference_page, walk_all
 from exo_inference.cli.root import root
 from exo_inference.cli.tree import CommandGroup, Example
+from scripts.generate_cli_reference import PAGE, reference_page, walk_all
 
 from .conftest import Exo
 
@@ -86,7 +86,7 @@ def test_help_lists_the_global_flags_and_the_examples(exo: Exo, path: str) -> No
 
 def test_every_command_is_in_the_docs_word_for_word() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference_page(), (
-        "run python -m exo_inference.cli.reference --write"
+        "run python -m scripts.generate_cli_reference --write"
     )
     for path in COMMANDS:
         assert f"\n## {path}\n" in PAGE.read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from exo_inference.resources.crds import custom_resource_definitions
+from scripts.generate_crds import custom_resource_definitions
 from scripts.kubernetes import binaries
 from scripts.kubernetes.api_server import ApiServer
 from scripts.kubernetes.client import ApiClient, ApiError

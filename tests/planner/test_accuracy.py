@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exo_inference.planner.accuracy.grading import LIMITS, grade, summarise
-from exo_inference.planner.accuracy.page import main, render
+from scripts.grade_planner import main, render
 
 CASES = Path(
     os.environ.get("EXO_PLANNER_CASES") or Path(__file__).parents[3] / "shared/data/vram-cases.json"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exo_inference.resources.crds import custom_resource_definitions
+from scripts.generate_crds import custom_resource_definitions
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFINITIONS = custom_resource_definitions()

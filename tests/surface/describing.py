@@ -15,8 +15,8 @@ import click
 import yaml
 
 from exo_inference import wire
-from exo_inference.cli.reference import walk_all
 from exo_inference.controller.http.routes import ROUTES
+from scripts.generate_cli_reference import walk_all
 
 PACKAGES = (
     "exo_inference",

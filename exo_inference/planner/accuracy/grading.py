@@ -1,10 +1,10 @@
 """Grades plans against what engines printed when they really started.
 
 `grade` takes cases in the form of the project's collected starts (one JSON object each: model, GPU, flags,
-what was observed) and returns graded quantities; `page.py` writes them as a Markdown page. What a case
+what was observed) and returns graded quantities; `scripts/grade_planner.py` writes them as a Markdown page. What a case
 leaves unstated is not guessed: a quantity that needs it is "not graded", with the reason. As a program::
 
-    python -m exo_inference.planner.accuracy --cases CASES.json --write docs/benchmarks/planner.md
+    python -m scripts.grade_planner --cases CASES.json --write docs/benchmarks/planner.md
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from exo_inference.controller.stores.base import Store
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore
 from exo_inference.controller.stores.sqlite import SqliteStore
-from exo_inference.resources.crds import custom_resource_definitions
+from scripts.generate_crds import custom_resource_definitions
 from scripts.kubernetes.api_server import ApiServer
 from scripts.kubernetes.client import ApiError
 from tests.charts.service_accounts import kubeconfig_of

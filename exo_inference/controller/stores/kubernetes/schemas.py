@@ -21,7 +21,7 @@ from exo_inference.resources import (
     InferenceModel,
     InferenceOperation,
 )
-from exo_inference.resources.crds import object_schema
+from exo_inference.resources.structural_schema import object_schema
 
 _KINDS = (InferenceModel, InferenceDeployment, InferenceApiKey, InferenceOperation)
 

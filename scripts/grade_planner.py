@@ -1,7 +1,6 @@
-"""Writes grades as a Markdown page, and is the program behind `python -m exo_inference.planner.accuracy`.
+"""Writes the planner's grades as a Markdown page, `docs/benchmarks/planner.md`.
 
-The only module of the planner that reads and writes files: the cases and explanations it is given by
-path, and the page. Grading itself is pure, in `grading.py`.
+Grading itself is pure, in `exo_inference/planner/accuracy/grading.py`; users grade with `exo ai plan accuracy`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _HEAD = """# The planner, graded
 What `plan` predicts against what engines printed when they really started, for every collected start.
 Errors are relative to the printed figure. Written by one command:
 
-    python -m exo_inference.planner.accuracy --cases CASES.json \\
+    python -m scripts.grade_planner --cases CASES.json \\
         --explanations docs/benchmarks/planner-explanations.json \\
         --unseen docs/benchmarks/planner-unseen.json --write docs/benchmarks/planner.md
 
@@ -193,7 +192,7 @@ def _grade_file(path: Path, *, includes_unstated: bool = False) -> Grades:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Grade a file of cases; print the page or write it."""
     parser = argparse.ArgumentParser(
-        prog="python -m exo_inference.planner.accuracy",
+        prog="python -m scripts.grade_planner",
         description="Grade the planner against real starts.",
     )
     parser.add_argument("--cases", type=Path, required=True, help="JSON file of starts")
@@ -214,3 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         options.write.write_text(page, encoding="utf-8")
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Writes `docs/reference/cli.md` from the commands themselves, so that the two cannot differ.
 
-Run as `python -m exo_inference.cli.reference --write`, or with `--check` to only compare.
+Run as `python -m scripts.generate_cli_reference --write`, or with `--check` to only compare.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import click
 from exo_inference.cli.root import PROGRAM, root
 from exo_inference.cli.tree import CommandGroup
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 _WIDTH = 100
 _GLOBAL_SECTION = re.compile(r"Global options:\n(?:  .*\n)+\n")
 _INTRODUCTION = """\
 # Command line
 
-<!-- Written by `python -m exo_inference.cli.reference --write`; do not edit. -->
+<!-- Written by `python -m scripts.generate_cli_reference --write`; do not edit. -->
 
 The program is `exo`, or `exo-inference`, which is the same. `exo ai` and `exo inference` are short for
 `exo dedicated-inference`. The global options, listed with `exo` below, work with every command and may
@@ -62,7 +62,7 @@ def reference_page() -> str:
 def main(argv: list[str]) -> int:
     """Write or check the page; return the exit code."""
     if argv not in (["--check"], ["--write"]):
-        click.echo("usage: python -m exo_inference.cli.reference --check|--write", err=True)
+        click.echo("usage: python -m scripts.generate_cli_reference --check|--write", err=True)
         return 2
     wanted = reference_page()
     if argv == ["--write"]:
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
         name = os.path.relpath(PAGE)
         click.echo(
             f"error: {name} is not what the commands say\n"
-            "Run `python -m exo_inference.cli.reference --write`.",
+            "Run `python -m scripts.generate_cli_reference --write`.",
             err=True,
         )
         return 1
