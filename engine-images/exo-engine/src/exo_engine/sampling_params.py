@@ -49,6 +49,10 @@ class SamplingParams:
     """Divides the logits of tokens in prompt or output; above 1 discourages repeating."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these token ids; -100 to 100."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these tokens may come; None: all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token ids of words: the last one of a word may not follow the others in the answer."""
 
     def __post_init__(self) -> None:
         _require_range("temperature", self.temperature, 0.0, math.inf)
@@ -80,6 +84,8 @@ class SamplingParams:
                 _require(value >= 0, name, value, "0 or more")
         for token_id, bias in (self.logit_bias or {}).items():
             _require(-100.0 <= bias <= 100.0, "logit_bias", {token_id: bias}, "from -100 to 100")
+        _require(self.allowed_token_ids != (), "allowed_token_ids", "none", "a token id or more")
+        _require(() not in self.bad_words, "bad_words", "a word without", "a token or more each")
 
     @property
     def is_greedy(self) -> bool:

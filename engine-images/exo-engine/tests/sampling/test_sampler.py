@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from exo_engine.core.request import TokenLogprobs
 from exo_engine.sampling.logprobs import gather_logprobs
-from exo_engine.sampling.sampler import SamplingRow, sample
+from exo_engine.sampling.sampler import sample as sample_slots
+from exo_engine.sampling.state import SamplingState
 from exo_engine.sampling_params import SamplingParams
 
 PROBABILITIES = [0.4, 0.3, 0.2, 0.07, 0.03]
@@ -18,8 +22,43 @@ def logits(*rows) -> torch.Tensor:
     return torch.tensor([[math.log(p) for p in row] for row in (rows or [PROBABILITIES])])
 
 
-def row(*, prompt=(), output=(), key=0, stop=(), **params) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), prompt, output, key, stop)
+class Row(NamedTuple):
+    params: SamplingParams
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    key: int
+    stop_token_ids: tuple[int, ...]
+
+
+class Token(NamedTuple):
+    token_id: int
+    is_valid: bool
+    logprobs: TokenLogprobs | None
+
+
+def row(*, prompt=(), output=(), key=0, stop=(), **params) -> Row:
+    return Row(SamplingParams(**params), prompt, output, key, stop)
+
+
+def sample(values: torch.Tensor, rows: list[Row], mask=None) -> list[Token]:
+    state = SamplingState(len(rows), values.shape[1], values.device)
+    for slot, each in enumerate(rows):
+        state.add(
+            slot,
+            each.params,
+            key=each.key,
+            prompt_ids=each.prompt_ids,
+            output_ids=each.output_ids,
+            stop_token_ids=each.stop_token_ids,
+        )
+    samples = sample_slots(values, state, np.arange(len(rows)), mask)
+    reports = samples.reports()
+    return [
+        Token(token_id, is_valid, reports.get(index))
+        for index, (token_id, is_valid) in enumerate(
+            zip(samples.tokens.tolist(), samples.is_valid.tolist(), strict=True)
+        )
+    ]
 
 
 def draw(num_draws: int, **params) -> Counter:
@@ -60,6 +99,8 @@ def test_temperature_sharpens_and_flattens():
         pytest.param({"top_k": 3, "top_p": 0.75}, {0, 1}, id="top-p-within-top-k"),
         pytest.param({"logit_bias": {4: 100.0}}, {4}, id="bias"),
         pytest.param({"logit_bias": {0: -100.0, 1: -100.0}}, {2, 3, 4}, id="ban"),
+        pytest.param({"allowed_token_ids": (4, 1)}, {1, 4}, id="allowed"),
+        pytest.param({"bad_words": ((0,), (1, 2), (3,))}, {1, 2, 4}, id="bad-words"),
     ],
 )
 def test_filters_keep_exactly_these(params, kept):
@@ -152,4 +193,25 @@ def test_broken_logits_invalidate_their_row_only(value):
     values = logits(PROBABILITIES, PROBABILITIES)
     values[0, 2] = value
     tokens = sample(values, [row(key=1), row(key=1)])
+    assert [token.is_valid for token in tokens] == [False, True]
+
+
+def test_a_word_is_bad_only_after_its_beginning():
+    params = {"temperature": 0, "bad_words": ((3, 0), (4, 3, 1), (9, 4, 3, 2))}
+    outputs = [(), (3,), (4, 3), (9, 4, 3), (3, 4)]
+    tokens = sample(logits(*[PROBABILITIES] * 5), [row(output=out, **params) for out in outputs])
+    assert [token.token_id for token in tokens] == [0, 1, 2, 3, 0]
+
+
+def test_a_mask_has_a_bit_per_token_of_each_row():
+    values = torch.zeros(2, 70)
+    values[:, 3] = 9.0
+    mask = torch.tensor([[-1, -1, -1], [0, -(2**31), 0]], dtype=torch.int32)
+    tokens = sample(values, [row(temperature=0), row(temperature=0)], mask)
+    assert [token.token_id for token in tokens] == [3, 63]
+
+
+def test_a_row_without_any_token_left_is_invalid():
+    params = {"allowed_token_ids": (2,), "bad_words": ((2,),)}
+    tokens = sample(logits(PROBABILITIES, PROBABILITIES), [row(**params), row(key=1)])
     assert [token.is_valid for token in tokens] == [False, True]

@@ -6,6 +6,7 @@ HTTP and processes are others' business.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable
 
@@ -121,6 +122,8 @@ class EngineCore:
         for name, token_ids in (
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", tuple(params.logit_bias or ())),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("bad_words", tuple(itertools.chain.from_iterable(params.bad_words))),
         ):
             for token_id in token_ids:
                 if not 0 <= token_id < self.spec.vocab_size:

@@ -16,10 +16,11 @@ from exo_engine.attention import create_backend
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
 from exo_engine.core.scheduler import ScheduledSequence, ScheduledStep
-from exo_engine.core.sequence import SampledToken
+from exo_engine.core.sequence import SampledToken, Sequence
 from exo_engine.models.decoder import Decoder
 from exo_engine.sampling.logprobs import gather_logprobs
-from exo_engine.sampling.sampler import SamplingRow, sample
+from exo_engine.sampling.sampler import sample
+from exo_engine.sampling.state import SamplingState
 
 # Rows of float32 logits held at once for prompt log-probabilities.
 _MAX_LOGIT_ROWS = 256
@@ -68,7 +69,7 @@ class ModelRunner:
         if not sampling:
             return {}
         logits = self._decoder.logits(hidden[torch.tensor(lasts, device=self._device)])
-        tokens = sample(logits, [self._sampling_row(item) for item in sampling])
+        tokens = self._sample(logits, [item.sequence for item in sampling])
         for item, token in zip(sampling, tokens, strict=True):
             if not token.is_valid:
                 self._cache.clear_broken(item.block_table)
@@ -95,16 +96,25 @@ class ModelRunner:
         self._attention.begin(inputs.layout)
         return self._decoder.forward(inputs.token_ids, inputs.positions, self._attention)
 
-    def _sampling_row(self, item: ScheduledSequence) -> SamplingRow:
-        sequence = item.sequence
-        params = sequence.request.params
-        return SamplingRow(
-            params=params,
-            prompt_token_ids=sequence.request.prompt_token_ids,
-            output_token_ids=sequence.token_ids[sequence.num_prompt_tokens :],
-            key=sequence.sampling_key,
-            stop_token_ids=(*self._eos_token_ids, *params.stop_token_ids),
-        )
+    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+        state = SamplingState(len(sequences), logits.shape[1], self._device)
+        for slot, sequence in enumerate(sequences):
+            params = sequence.request.params
+            state.add(
+                slot,
+                params,
+                key=sequence.sampling_key,
+                prompt_ids=sequence.request.prompt_token_ids,
+                output_ids=sequence.token_ids[sequence.num_prompt_tokens :],
+                stop_token_ids=(*self._eos_token_ids, *params.stop_token_ids),
+            )
+        samples = sample(logits, state, np.arange(len(sequences)))
+        reports = samples.reports()
+        chosen = zip(samples.tokens.tolist(), samples.is_valid.tolist(), strict=True)
+        return [
+            SampledToken(token_id, reports.get(row), is_valid)
+            for row, (token_id, is_valid) in enumerate(chosen)
+        ]
 
     def _collect_prompt_logprobs(self, item: ScheduledSequence, hidden: Tensor) -> None:
         """Report on the prompt tokens that follow the ones just computed (T, E)."""

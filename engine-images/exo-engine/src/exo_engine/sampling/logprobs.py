@@ -2,12 +2,13 @@
 
 They describe the model's own distribution, before bias, penalties, temperature and filters.
 
-Legend: N rows, V vocabulary.
+Legend: N rows, V vocabulary, K likeliest tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,40 +16,58 @@ from torch import Tensor
 from exo_engine.core.request import TokenLogprobs
 
 
-def gather_logprobs(
-    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[TokenLogprobs]:
-    """Return a report per row of `logits` (N, V) float32.
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Reports of N rows, still on the device."""
+
+    token_ids: Tensor
+    """(N,) int64: the chosen tokens."""
+    logprobs: Tensor
+    """(N,) float32"""
+    ranks: Tensor
+    """(N,) int64"""
+    top_ids: Tensor
+    """(N, K) int64, likeliest first; K is what the row that asks for most does."""
+    top_logprobs: Tensor
+    """(N, K) float32"""
+    num_top: Sequence[int]
+    """How many of the K each row asks for."""
+
+    def reports(self) -> list[TokenLogprobs]:
+        """Bring them to the host, one report per row."""
+        return [
+            TokenLogprobs(token_id, logprob, rank, tuple(zip(ids[:num], values[:num], strict=True)))
+            for token_id, logprob, rank, num, ids, values in zip(
+                self.token_ids.tolist(),
+                self.logprobs.tolist(),
+                self.ranks.tolist(),
+                self.num_top,
+                self.top_ids.tolist(),
+                self.top_logprobs.tolist(),
+                strict=True,
+            )
+        ]
+
+
+def measure_logprobs(logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> LogprobTensors:
+    """Return what is to be reported of each row of `logits` (N, V) float32.
 
     Args:
         logits: as the model gave them.
-        token_ids: the chosen token of each row.
+        token_ids: (N,) int64, the chosen token of each row.
         num_top: how many of the likeliest tokens to report for each row.
     """
     logprobs = logits.log_softmax(dim=-1)
-    index = torch.tensor(list(token_ids), device=logits.device).unsqueeze(1)
-    chosen = logprobs.gather(1, index)
+    chosen = logprobs.gather(1, token_ids.unsqueeze(1))
     ranks = (logprobs > chosen).sum(dim=-1) + 1
     most = min(max(num_top, default=0), logits.shape[1])
-    top_values: list[list[float]] = [[]] * len(token_ids)
-    top_ids: list[list[int]] = [[]] * len(token_ids)
-    if most:
-        values, ids = logprobs.topk(most, dim=-1)
-        top_values, top_ids = values.tolist(), ids.tolist()
-    return [
-        TokenLogprobs(
-            token_id=token_id,
-            logprob=logprob,
-            rank=rank,
-            top=tuple(zip(row_ids[:num], row_values[:num], strict=True)),
-        )
-        for token_id, logprob, rank, num, row_ids, row_values in zip(
-            token_ids,
-            chosen.squeeze(1).tolist(),
-            ranks.tolist(),
-            num_top,
-            top_ids,
-            top_values,
-            strict=True,
-        )
-    ]
+    values, ids = logprobs.topk(most, dim=-1)
+    return LogprobTensors(token_ids, chosen.squeeze(1), ranks, ids, values, num_top)
+
+
+def gather_logprobs(
+    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Return a report per row, as `measure_logprobs` does, on the host."""
+    index = torch.tensor(list(token_ids), device=logits.device)
+    return measure_logprobs(logits, index, num_top).reports()

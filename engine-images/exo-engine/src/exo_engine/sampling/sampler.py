@@ -1,8 +1,9 @@
 """Chooses the next token of each sequence from its logits.
 
-The runner calls `sample` once per step. The order of operations is vLLM's: bias and held-back tokens,
-penalties, then greedy, or temperature, min-p, top-k and top-p, draw. Work that no row asks for is
-skipped, and rows never influence each other.
+The runner calls `sample` once per step. The order of operations is vLLM's: allowed tokens and a
+grammar's mask, bias, held-back tokens and bad words, penalties, then greedy, or temperature, min-p,
+top-k and top-p, draw. Work that no row asks for is skipped, and rows never influence each other. The
+device is waited for only where top-p without top-k may need all tokens sorted.
 
 Legend: N rows (sequences that sample in this step), V vocabulary.
 """
@@ -10,8 +11,6 @@ Legend: N rows (sequences that sample in this step), V vocabulary.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,130 +18,141 @@ import torch
 from torch import Tensor
 
 from exo_engine.core.request import TokenLogprobs
-from exo_engine.core.sequence import SampledToken
-from exo_engine.sampling.logprobs import gather_logprobs
+from exo_engine.sampling.logprobs import LogprobTensors, measure_logprobs
 from exo_engine.sampling.random_numbers import uniform
-from exo_engine.sampling_params import SamplingParams
-
-# Filters look at this many likeliest tokens first; rows for which that is not enough sort all.
-_NUM_CANDIDATES = 1024
+from exo_engine.sampling.state import NUM_CANDIDATES, Draws, Penalties, SamplingState, StepPlan
+from exo_engine.sampling.token_tables import Ints, unpack_bits
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """What sampling needs to know of one sequence."""
+class Samples:
+    """What was chosen for a step's rows; the tensors may still be under way on the device."""
 
-    params: SamplingParams
-    prompt_token_ids: Seq[int]
-    output_token_ids: Seq[int]
-    key: int
-    """64-bit key of its random numbers."""
-    stop_token_ids: tuple[int, ...]
-    """Tokens that may not come before `min_tokens`."""
+    tokens: Tensor
+    """(N,) int64"""
+    is_valid: Tensor
+    """(N,) bool, False where the model produced no finite logits, or no token is allowed."""
+    logprobs: LogprobTensors | None = None
+    """Of the rows that ask for them."""
+    reported_rows: Ints | None = None
+
+    def reports(self) -> dict[int, TokenLogprobs]:
+        """Return the log-probabilities by row."""
+        if self.logprobs is None or self.reported_rows is None:
+            return {}
+        return dict(zip(self.reported_rows.tolist(), self.logprobs.reports(), strict=True))
 
 
-def sample(logits: Tensor, rows: Seq[SamplingRow]) -> list[SampledToken]:
-    """Choose one token per row.
+def sample(
+    logits: Tensor, state: SamplingState, slots: Ints, mask: Tensor | None = None
+) -> Samples:
+    """Choose one token per row. It is not appended to the state.
 
     Args:
         logits: (N, V) float32; overwritten.
-        rows: one per row of `logits`.
+        state: what the slots ask for.
+        slots: (N,) the slot of each row.
+        mask: (N, ceil(V / 32)) int32, a bit per token that is allowed, the lowest first; None: all.
     """
+    plan = state.plan(slots)
+    raw = None if plan.reported is None else logits[plan.reported]
     # NaN anywhere in a row makes its maximum NaN; such a request ends, the others go on.
-    is_valid = torch.isfinite(logits.amax(dim=-1)).tolist()
-    wants_logprobs = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    raw = logits[wants_logprobs] if wants_logprobs else None
-    _adjust(logits, rows)
-    tokens = logits.argmax(dim=-1)
-    drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy and is_valid[i]]
-    if drawn:
-        index = torch.tensor(drawn, device=logits.device)
-        chosen = logits if len(drawn) == len(rows) else logits[index]
-        tokens[index] = _draw(chosen, [rows[i] for i in drawn])
-    token_ids: list[int] = tokens.tolist()
-    logprobs: dict[int, TokenLogprobs] = {}
-    if raw is not None:
-        entries = gather_logprobs(
-            raw,
-            [token_ids[i] for i in wants_logprobs],
-            [rows[i].params.logprobs or 0 for i in wants_logprobs],
-        )
-        logprobs = dict(zip(wants_logprobs, entries, strict=True))
-    return [
-        SampledToken(token_id, logprobs.get(i), is_valid[i]) for i, token_id in enumerate(token_ids)
-    ]
+    is_valid = torch.isfinite(logits.amax(dim=-1))
+    _adjust(logits, state, plan, mask)
+    if mask is not None or plan.may_forbid_all:
+        is_valid &= logits.amax(dim=-1) > -math.inf
+    draws = plan.draws
+    if draws is None:
+        tokens = logits.max(dim=-1).indices
+    elif draws.is_all:
+        tokens = _draw(logits, state, draws)
+    else:
+        tokens = logits.max(dim=-1).indices
+        tokens[draws.rows] = _draw(logits[draws.rows], state, draws)
+    if raw is None:
+        return Samples(tokens, is_valid)
+    reported = measure_logprobs(raw, tokens[plan.reported], plan.num_top.tolist())
+    return Samples(tokens, is_valid, reported, plan.reported_rows)
 
 
-def _adjust(logits: Tensor, rows: Seq[SamplingRow]) -> None:
-    """Apply what changes the likeliest token: bias, held-back tokens, penalties. In place."""
-    for index, row in enumerate(rows):
-        params = row.params
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=logits.device)
-            bias = torch.tensor(list(params.logit_bias.values()), device=logits.device)
-            logits[index, ids] += bias.to(logits.dtype)
-        if len(row.output_token_ids) < params.min_tokens and row.stop_token_ids:
-            logits[index, list(row.stop_token_ids)] = -math.inf
-        if params.uses_penalties:
-            _penalize(logits[index], row)
+def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan, mask: Tensor | None) -> None:
+    """Apply what changes the likeliest token, in place."""
+    if plan.allowed is not None:
+        rows, table_rows = plan.allowed
+        allowed = unpack_bits(state.masks.of_rows(table_rows), logits.shape[1])
+        logits[rows] = logits[rows].masked_fill(~allowed, -math.inf)
+    if mask is not None:
+        logits.masked_fill_(~unpack_bits(mask, logits.shape[1]), -math.inf)
+    if plan.additions is not None:
+        rows, token_ids, values = plan.additions
+        logits.index_put_((rows, token_ids), values, accumulate=True)
+    if plan.held is not None:
+        _hold_back(logits, state, plan.slots, plan.held)
+    if plan.words is not None:
+        words = plan.words
+        has_begun = state.bad_words.has_begun(words.slots, words.beginnings)
+        # Added, since several words may end in one token and only some of them have begun.
+        values = logits.new_zeros(len(words.rows)).masked_fill_(has_begun, -math.inf)
+        logits.index_put_((words.rows, words.lasts), values, accumulate=True)
+    if plan.penalties is not None:
+        _penalize(logits, state, plan.penalties)
 
 
-def _penalize(logits: Tensor, row: SamplingRow) -> None:
-    """Apply penalties to one row's logits (V,), in place."""
-    params, device = row.params, logits.device
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt_token_ids, *row.output_token_ids}), device=device)
-        values = logits[seen]
-        logits[seen] = torch.where(
-            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
-        )
-    if row.output_token_ids:
-        counts = Counter(row.output_token_ids)
-        ids = torch.tensor(list(counts), device=device)
-        occurrences = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
-        logits[ids] -= params.frequency_penalty * occurrences + params.presence_penalty
+def _hold_back(
+    logits: Tensor, state: SamplingState, slots: Ints, held: tuple[Ints, Ints, Ints]
+) -> None:
+    """Forbid stop tokens to rows whose answer is still too short."""
+    rows, token_ids, until = held
+    is_held = state.num_outputs[slots][rows] < until
+    if is_held.any():
+        index = torch.from_numpy(np.stack([rows[is_held], token_ids[is_held]])).to(logits.device)
+        logits[index[0], index[1]] = -math.inf
 
 
-def _draw(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
-    """Draw one token per row: (N, V) to (N,) int64."""
-    device = logits.device
-    temperatures = torch.tensor([row.params.temperature for row in rows], device=device)
-    scaled = logits / temperatures.clamp_min(1e-6).unsqueeze(1)
-    keys = np.array([row.key for row in rows], dtype=np.uint64)
-    counters = np.array([len(row.output_token_ids) for row in rows], dtype=np.uint64)
-    numbers = torch.from_numpy(uniform(keys, counters)).to(device)
-    if any(row.params.min_p > 0.0 for row in rows):
-        floors = torch.tensor(
-            [math.log(row.params.min_p) if row.params.min_p > 0.0 else -math.inf for row in rows]
-        )
-        limit = scaled.amax(dim=-1, keepdim=True) + floors.to(device).unsqueeze(1)
+def _penalize(logits: Tensor, state: SamplingState, penalties: Penalties) -> None:
+    token_ids, counts, is_seen = state.seen.of_rows(penalties.table_rows, penalties.slots)
+    index = (penalties.rows.unsqueeze(1), token_ids)
+    chosen = logits[index]
+    repeated = torch.where(chosen > 0, chosen / penalties.repetition, chosen * penalties.repetition)
+    chosen = torch.where(is_seen, repeated, chosen)
+    owed = penalties.frequency * counts + penalties.presence
+    logits[index] = torch.where(counts > 0, chosen - owed, chosen)
+
+
+def _draw(logits: Tensor, state: SamplingState, draws: Draws) -> Tensor:
+    """Draw one token per row: (D, V) to (D,) int64."""
+    counters = state.num_outputs[draws.slots].astype(np.uint64)
+    numbers = torch.from_numpy(uniform(draws.keys, counters)).to(logits.device)
+    scaled = logits / draws.temperatures
+    if draws.log_min_ps is not None:
+        limit = scaled.amax(dim=-1, keepdim=True) + draws.log_min_ps
         scaled.masked_fill_(scaled < limit, -math.inf)
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
     # Sums in float64, so that a draw does not hang on the last bit of a sum over the vocabulary.
-    plain = [i for i, row in enumerate(rows) if not _is_filtered(row.params)]
-    filtered = [i for i, row in enumerate(rows) if _is_filtered(row.params)]
-    if plain:
-        tokens[plain] = _pick(scaled[plain].double().softmax(dim=-1), numbers[plain])
-    if filtered:
-        tokens[filtered] = _draw_filtered(
-            scaled[filtered], [rows[i].params for i in filtered], numbers[filtered]
-        )
+    if not len(draws.filtered):
+        return _pick(scaled.double().softmax(dim=-1), numbers)
+    if not len(draws.plain):
+        return _draw_filtered(scaled, draws, numbers)
+    tokens = torch.empty(len(scaled), dtype=torch.int64, device=logits.device)
+    plain, filtered = draws.plain, draws.filtered
+    tokens[plain] = _pick(scaled[plain].double().softmax(dim=-1), numbers[plain])
+    tokens[filtered] = _draw_filtered(scaled[filtered], draws, numbers[filtered])
     return tokens
 
 
-def _draw_filtered(scaled: Tensor, params: Seq[SamplingParams], numbers: Tensor) -> Tensor:
-    """Draw from the top-k and top-p part of each row: (N, V) to (N,)."""
+def _draw_filtered(scaled: Tensor, draws: Draws, numbers: Tensor) -> Tensor:
+    """Draw from the top-k and top-p part of each row: (F, V) to (F,)."""
     vocab_size = scaled.shape[1]
-    top_ks = torch.tensor([p.top_k or vocab_size for p in params], device=scaled.device)
-    top_ps = torch.tensor([p.top_p for p in params], device=scaled.device, dtype=torch.float64)
-    num_candidates = min(_NUM_CANDIDATES, vocab_size)
+    top_ks, top_ps = draws.top_ks, draws.top_ps
+    num_candidates = min(NUM_CANDIDATES, vocab_size)
     values, ids = scaled.topk(num_candidates, dim=-1)
     # Probabilities among all that top-k keeps; where it keeps more than the candidates, among all.
     totals = scaled.double().logsumexp(dim=-1)
     mass = (values.double() - totals.unsqueeze(1)).exp().sum(dim=-1)
     is_enough = (top_ks <= num_candidates) | ((mass >= top_ps) & (top_ks >= vocab_size))
     tokens = _draw_sorted(values, ids, top_ks, top_ps, totals, numbers)
-    if num_candidates < vocab_size and not bool(is_enough.all()):
+    if num_candidates == vocab_size or draws.is_narrow:
+        return tokens
+    if not bool(is_enough.all()):
         rest = (~is_enough).nonzero().squeeze(1)
         values, ids = scaled[rest].sort(dim=-1, descending=True, stable=True)
         tokens[rest] = _draw_sorted(
@@ -175,7 +185,3 @@ def _pick(weights: Tensor, numbers: Tensor) -> Tensor:
     # Rounding may push a number past the end: take the last index that has any weight.
     last = weights.shape[1] - 1 - (weights.flip(1) > 0).int().argmax(dim=1)
     return torch.minimum(picked, last)
-
-
-def _is_filtered(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0

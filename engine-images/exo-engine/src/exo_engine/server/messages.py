@@ -88,6 +88,9 @@ def unpack_request(values: Sequence[Any]) -> EngineRequest:
     names = [each.name for each in dataclasses.fields(SamplingParams)]
     fields = dict(zip(names, params, strict=True))
     fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
+    allowed = fields["allowed_token_ids"]
+    fields["allowed_token_ids"] = None if allowed is None else tuple(allowed)
+    fields["bad_words"] = tuple(map(tuple, fields["bad_words"]))
     return EngineRequest(request_id, tuple(prompt_token_ids), SamplingParams(**fields), priority)
 
 

@@ -1,0 +1,301 @@
+"""What sampling knows of the requests that run, by slot: their parameters and what they have seen.
+
+The runner adds a request to its slot, appends what was chosen for it, and removes it. A step's slots
+become a `StepPlan`, in which everything is in the order of the step's rows and on the device; as
+long as the same slots sample, it is made once. All of it runs under `torch.inference_mode`, as the runner does.
+
+Legend: S slots, N rows of a step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from exo_engine.sampling.token_tables import (
+    BadWords,
+    Ints,
+    SeenTokens,
+    TokenEntries,
+    TokenMasks,
+)
+from exo_engine.sampling_params import SamplingParams
+
+NUM_CANDIDATES = 1024
+"""Filters look at this many likeliest tokens first; rows for which that is not enough sort all."""
+_NUMBERS = np.dtype(
+    [
+        ("temperature", np.float64),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("log_min_p", np.float32),
+        ("repetition", np.float32),
+        ("frequency", np.float32),
+        ("presence", np.float32),
+        ("num_top", np.int64),  # log-probabilities to report; -1: no report
+        ("key", np.uint64),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Of the rows that have any; P of them."""
+
+    rows: Tensor
+    """(P,) int64"""
+    table_rows: Tensor
+    """(P,) int64, of `SeenTokens`."""
+    slots: Ints
+    repetition: Tensor
+    """(P, 1) float32, as the others."""
+    frequency: Tensor
+    presence: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Bad words of several tokens of a step's rows; W of them."""
+
+    rows: Tensor
+    slots: Tensor
+    beginnings: Tensor
+    """(W, L) int64; the others (W,)."""
+    lasts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Of the rows that are not greedy; D of them."""
+
+    rows: Tensor
+    """(D,) int64, of the step."""
+    is_all: bool
+    slots: Ints
+    keys: NDArray[np.uint64]
+    temperatures: Tensor
+    """(D, 1) float32"""
+    log_min_ps: Tensor | None
+    """(D, 1) float32; None where no row has one."""
+    plain: Tensor
+    """Which of the D rows draw from the whole vocabulary."""
+    filtered: Tensor
+    """Which of them have top-k or top-p."""
+    top_ks: Tensor
+    """Of the filtered ones, int64."""
+    top_ps: Tensor
+    """float64"""
+    is_narrow: bool
+    """Whether each filtered row keeps so few tokens that no row can need all of them sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What a step's rows ask for; None for what no row does."""
+
+    slots: Ints
+    held: tuple[Ints, Ints, Ints] | None
+    """Row, token id, and the number of tokens before which the token may not come."""
+    additions: tuple[Tensor, Tensor, Tensor] | None
+    """Row, token id and what is added to its logit."""
+    words: Words | None
+    penalties: Penalties | None
+    allowed: tuple[Tensor, Tensor] | None
+    """Rows, and their rows of `TokenMasks`."""
+    draws: Draws | None
+    reported: Tensor | None
+    """Rows of which log-probabilities are wanted."""
+    reported_rows: Ints
+    num_top: Ints
+
+    @property
+    def may_forbid_all(self) -> bool:
+        """Whether a row may be left without any token."""
+        parts = (self.held, self.words, self.allowed, self.additions)
+        return any(part is not None for part in parts)
+
+
+class SamplingState:
+    """Parameters, seeds, counters and seen tokens of up to `num_slots` requests."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.seen = SeenTokens(num_slots, vocab_size, device)
+        self.masks = TokenMasks(num_slots, vocab_size, device)
+        self.bad_words = BadWords(num_slots, device)
+        self.num_outputs = np.zeros(num_slots, np.int64)
+        """(S,) tokens chosen so far: the counter of the random numbers."""
+        self._numbers = np.zeros(num_slots, _NUMBERS)
+        self._additions = TokenEntries()
+        self._held = TokenEntries()
+        self._plan: StepPlan | None = None
+
+    def add(
+        self,
+        slot: int,
+        params: SamplingParams,
+        *,
+        key: int,
+        prompt_ids: Seq[int] = (),
+        output_ids: Seq[int] = (),
+        stop_token_ids: Seq[int] = (),
+    ) -> None:
+        """Give a free slot to a request.
+
+        Args:
+            slot: which one.
+            params: of the request.
+            key: 64 bits, of its random numbers.
+            prompt_ids: its prompt, which penalties see.
+            output_ids: what was chosen for it before, if it runs again.
+            stop_token_ids: tokens that may not come before `min_tokens`.
+        """
+        self._plan = None
+        self.num_outputs[slot] = len(output_ids)
+        self._numbers[slot] = _numbers(params, key)
+        if params.logit_bias:
+            self._additions.add(slot, list(params.logit_bias), list(params.logit_bias.values()))
+        if stop_token_ids and params.min_tokens > len(output_ids):
+            held = tuple(set(stop_token_ids))
+            self._held.add(slot, held, [params.min_tokens] * len(held))
+        if params.uses_penalties:
+            self.seen.add(slot, prompt_ids, output_ids)
+        if params.allowed_token_ids is not None:
+            self.masks.add(slot, params.allowed_token_ids)
+        self._add_bad_words(slot, params.bad_words, output_ids)
+
+    def remove(self, slot: int) -> None:
+        """Forget the request of a slot."""
+        self._plan = None
+        for table in (self._additions, self._held, self.seen, self.masks, self.bad_words):
+            table.remove(slot)
+
+    def append(self, slots: Ints, tokens: Tensor) -> None:
+        """Note the tokens (N,), on the device, that were chosen for slots (N,), each named once."""
+        self.num_outputs[slots] += 1
+        self.seen.append(slots, tokens)
+        self.bad_words.append(slots, tokens)
+
+    def plan(self, slots: Ints) -> StepPlan:
+        """Return what these slots ask for, in their order; valid until the next `add` or `remove`."""
+        if self._plan is None or not np.array_equal(self._plan.slots, slots):
+            self._plan = self._make_plan(slots.copy())
+        return self._plan
+
+    def _add_bad_words(self, slot: int, words: Seq[Seq[int]], output_ids: Seq[int]) -> None:
+        single = sorted({word[0] for word in words if len(word) == 1})
+        longer = [word for word in words if len(word) > 1]
+        if single:
+            self._additions.add(slot, single, [-math.inf] * len(single))
+        if longer:
+            self.bad_words.add(slot, longer, output_ids)
+
+    def _make_plan(self, slots: Ints) -> StepPlan:
+        row_of_slot = np.full(len(self.num_outputs), -1, np.int64)
+        row_of_slot[slots] = np.arange(len(slots))
+        numbers = self._numbers[slots]
+        reported = np.flatnonzero(numbers["num_top"] >= 0)
+        rows, token_ids, until = self._held.of_rows(row_of_slot)
+        return StepPlan(
+            slots=slots,
+            held=(rows, token_ids, until.astype(np.int64)) if len(rows) else None,
+            additions=self._plan_additions(row_of_slot),
+            words=self._plan_words(row_of_slot),
+            penalties=self._plan_penalties(slots, numbers),
+            allowed=self._plan_allowed(slots),
+            draws=self._plan_draws(slots, numbers),
+            reported=self._to_device(reported) if len(reported) else None,
+            reported_rows=reported,
+            num_top=numbers["num_top"][reported],
+        )
+
+    def _plan_additions(self, row_of_slot: Ints) -> tuple[Tensor, Tensor, Tensor] | None:
+        rows, token_ids, values = self._additions.of_rows(row_of_slot)
+        if not len(rows):
+            return None
+        return (
+            self._to_device(rows),
+            self._to_device(token_ids),
+            self._to_device(values.astype(np.float32)),
+        )
+
+    def _plan_words(self, row_of_slot: Ints) -> Words | None:
+        rows, slots, beginnings, lasts = self.bad_words.of_rows(row_of_slot)
+        if not len(rows):
+            return None
+        return Words(*map(self._to_device, (rows, slots, beginnings, lasts)))
+
+    def _plan_penalties(self, slots: Ints, numbers: NDArray[Any]) -> Penalties | None:
+        table_rows = self.seen.rows(slots)
+        rows = np.flatnonzero(table_rows >= 0)
+        if not len(rows):
+            return None
+        repetition, frequency, presence = (
+            self._to_device(numbers[name][rows]).unsqueeze(1)
+            for name in ("repetition", "frequency", "presence")
+        )
+        return Penalties(
+            self._to_device(rows),
+            self._to_device(table_rows[rows]),
+            slots[rows],
+            repetition,
+            frequency,
+            presence,
+        )
+
+    def _plan_allowed(self, slots: Ints) -> tuple[Tensor, Tensor] | None:
+        table_rows = self.masks.rows(slots)
+        rows = np.flatnonzero(table_rows >= 0)
+        if not len(rows):
+            return None
+        return self._to_device(rows), self._to_device(table_rows[rows])
+
+    def _plan_draws(self, slots: Ints, numbers: NDArray[Any]) -> Draws | None:
+        rows = np.flatnonzero(numbers["temperature"] > 0)
+        if not len(rows):
+            return None
+        drawn = numbers[rows]
+        is_filtered = (drawn["top_k"] > 0) | (drawn["top_p"] < 1.0)
+        filtered = drawn[is_filtered]
+        has_min_p = bool(np.isfinite(drawn["log_min_p"]).any())
+        return Draws(
+            rows=self._to_device(rows),
+            is_all=len(rows) == len(slots),
+            slots=slots[rows],
+            keys=drawn["key"].copy(),
+            temperatures=self._to_device(drawn["temperature"].astype(np.float32))
+            .clamp_min(1e-6)
+            .unsqueeze(1),
+            log_min_ps=self._to_device(drawn["log_min_p"]).unsqueeze(1) if has_min_p else None,
+            plain=self._to_device(np.flatnonzero(~is_filtered)),
+            filtered=self._to_device(np.flatnonzero(is_filtered)),
+            top_ks=self._to_device(np.where(filtered["top_k"], filtered["top_k"], self.vocab_size)),
+            top_ps=self._to_device(filtered["top_p"]),
+            is_narrow=bool(((filtered["top_k"] > 0) & (filtered["top_k"] <= NUM_CANDIDATES)).all()),
+        )
+
+    def _to_device(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+
+def _numbers(params: SamplingParams, key: int) -> tuple[float, ...]:
+    """Return the fields of `_NUMBERS`."""
+    return (
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+        params.repetition_penalty,
+        params.frequency_penalty,
+        params.presence_penalty,
+        -1 if params.logprobs is None else params.logprobs,
+        key,
+    )

@@ -1,0 +1,252 @@
+"""What single requests ask of single tokens, kept for all slots at once.
+
+`SamplingState` owns one of each: `TokenEntries` (on the host, few entries), `SeenTokens`, `TokenMasks`
+and `BadWords` (on the device). Only slots that ask have rows in the tables.
+
+Legend: S slots, N rows of a step, V vocabulary, P slots that ask, K tokens listed, W words, L most
+tokens before a word's last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+_WORD_BITS = 32
+_ANY, _NONE = -1, -2
+"""In a word that is shorter than the longest; before an answer's first token."""
+
+
+class TokenEntries:
+    """(slot, token id, value) for any number of tokens per slot."""
+
+    def __init__(self) -> None:
+        self._slots = np.empty(0, np.int64)
+        self._token_ids = np.empty(0, np.int64)
+        self._values = np.empty(0, np.float64)
+
+    def add(self, slot: int, token_ids: Seq[int], values: Seq[float]) -> None:
+        """Enter values for tokens of a slot."""
+        self._slots = np.append(self._slots, np.full(len(token_ids), slot))
+        self._token_ids = np.append(self._token_ids, np.array(token_ids, np.int64))
+        self._values = np.append(self._values, np.array(values, np.float64))
+
+    def remove(self, slot: int) -> None:
+        """Forget a slot's entries."""
+        if len(self._slots):
+            kept = self._slots != slot
+            self._slots, self._token_ids = self._slots[kept], self._token_ids[kept]
+            self._values = self._values[kept]
+
+    def of_rows(self, row_of_slot: Ints) -> tuple[Ints, Ints, NDArray[np.float64]]:
+        """Return rows, token ids and values of the entries whose slots have a row.
+
+        Args:
+            row_of_slot: (S,), -1 for a slot that has none.
+        """
+        rows = row_of_slot[self._slots]
+        found = rows >= 0
+        return rows[found], self._token_ids[found], self._values[found]
+
+
+class _Rows:
+    """Which row of a table belongs to which slot; the table grows as rows are used."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.of_slot = np.full(num_slots, -1, np.int64)
+        self._free: list[int] = []
+        self.num_rows = 0
+
+    def take(self, slot: int) -> int:
+        if not self._free:
+            grown = max(1, 2 * self.num_rows)
+            self._free = list(range(self.num_rows, grown))
+            self.num_rows = grown
+        self.of_slot[slot] = self._free.pop()
+        return int(self.of_slot[slot])
+
+    def give_back(self, slot: int) -> None:
+        if self.of_slot[slot] >= 0:
+            self._free.append(int(self.of_slot[slot]))
+            self.of_slot[slot] = -1
+
+
+def _grow(table: Tensor, num_rows: int) -> Tensor:
+    """Return `table` with zeros after its rows, up to `num_rows`."""
+    if len(table) >= num_rows:
+        return table
+    more = table.new_zeros((num_rows - len(table), *table.shape[1:]))
+    return torch.cat([table, more])
+
+
+class SeenTokens:
+    """Which tokens the prompt has, and how often each came out, of slots with penalties.
+
+    Beside tables over the vocabulary it keeps a list of tokens per slot, so that a step looks only at
+    these. A list may name a token twice, and ends in zeros: whoever asks for a token gets its counts.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._rows = _Rows(num_slots)
+        self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
+        self._in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+        self._listed = torch.zeros((0, 1), dtype=torch.int64, device=device)
+        self._num_listed = np.zeros(num_slots, np.int64)
+
+    def add(self, slot: int, prompt_ids: Seq[int], output_ids: Seq[int]) -> None:
+        """Begin to count for a slot."""
+        row, device = self._rows.take(slot), self._counts.device
+        for name in ("_counts", "_in_prompt", "_listed"):
+            setattr(self, name, _grow(getattr(self, name), self._rows.num_rows))
+            getattr(self, name)[row] = 0
+        prompt = torch.tensor(sorted(set(prompt_ids)), dtype=torch.int64, device=device)
+        outputs = torch.tensor(tuple(output_ids), dtype=torch.int64, device=device)
+        length = len(prompt) + len(outputs)
+        self._widen(length)
+        self._in_prompt[row, prompt] = True
+        self._count(torch.full_like(outputs, row), outputs)
+        self._listed[row, :length] = torch.cat([prompt, outputs])
+        self._num_listed[slot] = length
+
+    def remove(self, slot: int) -> None:
+        """Count for a slot no longer."""
+        self._rows.give_back(slot)
+
+    def append(self, slots: Ints, tokens: Tensor) -> None:
+        """Count one token (N,) more of each slot that counts."""
+        rows = self._rows.of_slot[slots]
+        counting = np.flatnonzero(rows >= 0)
+        if not len(counting):
+            return
+        ends = self._num_listed[slots[counting]]
+        self._widen(int(ends.max()) + 1)
+        self._num_listed[slots[counting]] += 1
+        packed = torch.from_numpy(np.stack([counting, rows[counting], ends])).to(tokens.device)
+        tokens = tokens[packed[0]]
+        self._count(packed[1], tokens)
+        self._listed[packed[1], packed[2]] = tokens
+
+    def rows(self, slots: Ints) -> Ints:
+        """Return the row (N,) of each slot, -1 for one that does not count."""
+        return self._rows.of_slot[slots]
+
+    def of_rows(self, rows: Tensor, slots: Ints) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the tokens seen by rows (P,), of slots (P,).
+
+        Returns:
+            Token ids, how often they came out, and whether they are in prompt or output: (P, K) each.
+        """
+        token_ids = self._listed[rows, : max(1, int(self._num_listed[slots].max()))]
+        index = (rows.unsqueeze(1), token_ids)
+        counts = self._counts[index]
+        return token_ids, counts, self._in_prompt[index] | (counts > 0)
+
+    def _count(self, rows: Tensor, tokens: Tensor) -> None:
+        ones = torch.ones_like(tokens, dtype=torch.int32)
+        self._counts.index_put_((rows, tokens), ones, accumulate=True)
+
+    def _widen(self, length: int) -> None:
+        width = self._listed.shape[1]
+        if length > width:
+            more = max(length, 2 * width) - width
+            self._listed = torch.nn.functional.pad(self._listed, (0, more))
+
+
+class TokenMasks:
+    """A bit per token, set where it is allowed, of slots that allow only some."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._rows = _Rows(num_slots)
+        self._num_words = -(-vocab_size // _WORD_BITS)
+        self._words = torch.zeros((0, self._num_words), dtype=torch.int32, device=device)
+
+    def add(self, slot: int, token_ids: Seq[int]) -> None:
+        """Allow a slot these tokens only."""
+        row = self._rows.take(slot)
+        self._words = _grow(self._words, self._rows.num_rows)
+        self._words[row] = torch.from_numpy(pack_bits(token_ids, self._num_words))
+
+    def remove(self, slot: int) -> None:
+        """Allow a slot everything again."""
+        self._rows.give_back(slot)
+
+    def rows(self, slots: Ints) -> Ints:
+        """Return the row (N,) of each slot, -1 for one that is allowed everything."""
+        return self._rows.of_slot[slots]
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """Return the words (P, ceil(V / 32)) of rows."""
+        return self._words[rows]
+
+
+def pack_bits(token_ids: Seq[int], num_words: int) -> NDArray[np.int32]:
+    """Return words (num_words,) with a bit set for each token, the lowest bit first."""
+    is_set = np.zeros(num_words * _WORD_BITS, np.uint8)
+    is_set[np.array(token_ids, np.int64)] = 1
+    return np.packbits(is_set, bitorder="little").view("<i4").astype(np.int32)
+
+
+def unpack_bits(words: Tensor, vocab_size: int) -> Tensor:
+    """Return whether each token's bit is set: (N, ceil(V / 32)) int32 to (N, V) bool."""
+    shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=words.device)
+    bits = (words.unsqueeze(-1) >> shifts) & 1
+    return bits.flatten(1)[:, :vocab_size].bool()
+
+
+class BadWords:
+    """Words of several tokens, of which the last may not follow the others; per slot."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self._slots = np.empty(0, np.int64)
+        self._beginnings = np.empty((0, 0), np.int64)  # (W, L), padded in front
+        self._lasts = np.empty(0, np.int64)
+        self._ends = torch.full((num_slots, 0), _NONE, device=device)  # (S, L), of the answers
+
+    def add(self, slot: int, words: Seq[Seq[int]], output_ids: Seq[int]) -> None:
+        """Forbid a slot words of at least two tokens."""
+        longest = max(len(word) - 1 for word in words)
+        self._widen(max(longest, self._beginnings.shape[1]))
+        width = self._beginnings.shape[1]
+        padded = [(_ANY,) * (width + 1 - len(word)) + tuple(word) for word in words]
+        table = np.array(padded, np.int64)
+        self._slots = np.append(self._slots, np.full(len(words), slot))
+        self._beginnings = np.concatenate([self._beginnings, table[:, :-1]])
+        self._lasts = np.append(self._lasts, table[:, -1])
+        end = ((_NONE,) * width + tuple(output_ids))[-width:]
+        self._ends[slot] = torch.tensor(end)
+
+    def remove(self, slot: int) -> None:
+        """Allow a slot all words again."""
+        kept = self._slots != slot
+        self._slots, self._lasts = self._slots[kept], self._lasts[kept]
+        self._beginnings = self._beginnings[kept]
+
+    def append(self, slots: Ints, tokens: Tensor) -> None:
+        """Remember one token (N,) more of each slot."""
+        if len(self._slots):
+            index = torch.from_numpy(slots).to(tokens.device)
+            self._ends[index] = torch.cat([self._ends[index, 1:], tokens.unsqueeze(1)], dim=1)
+
+    def of_rows(self, row_of_slot: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return row, slot, beginning (W, L) and last token of each word whose slot has a row."""
+        rows = row_of_slot[self._slots]
+        found = rows >= 0
+        return rows[found], self._slots[found], self._beginnings[found], self._lasts[found]
+
+    def has_begun(self, slots: Tensor, beginnings: Tensor) -> Tensor:
+        """Return whether each slot's answer ends with the beginning (W, L) beside it: (W,) bool."""
+        ends = self._ends[slots][:, self._ends.shape[1] - beginnings.shape[1] :]
+        return ((beginnings == _ANY) | (beginnings == ends)).all(dim=1)
+
+    def _widen(self, width: int) -> None:
+        more = width - self._beginnings.shape[1]
+        if more:
+            self._beginnings = np.pad(self._beginnings, ((0, 0), (more, 0)), constant_values=_ANY)
+            # What came out before is not needed by the shorter words that are there.
+            filler = self._ends.new_full((len(self._ends), more), _NONE)
+            self._ends = torch.cat([filler, self._ends], dim=1)
