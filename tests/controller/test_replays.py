@@ -227,7 +227,7 @@ def test_a_captured_change_is_made_once_over_a_restart(
         assert wanted(controller, uid) == before
 
 
-@pytest.mark.parametrize("noun", ["deployment", "model"])
+@pytest.mark.parametrize("noun", ["deployment", "model", "api-key"])
 def test_a_repeated_deletion_gets_the_first_answer_over_a_restart(
     stopped_controller: Controller, noun: str
 ) -> None:
@@ -236,6 +236,8 @@ def test_a_repeated_deletion_gets_the_first_answer_over_a_restart(
         uid, port = controller.create_model(), controller.port
         if noun == "deployment":
             uid = controller.create_deployment()
+        if noun == "api-key":
+            uid = controller.client().create_ai_api_key(name="k", scope="public")["id"]
         path = f"/ai/{noun}/{uid}"
         first = capture(controller, "DELETE", path)
         assert send(first).status_code == 200

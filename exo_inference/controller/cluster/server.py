@@ -19,6 +19,7 @@ from exo_inference.controller.admission.model import FindSource
 from exo_inference.controller.cluster.leader import LeaderElection
 from exo_inference.controller.cluster.probes import ControllerMetrics, serve_probes
 from exo_inference.controller.cluster.routing import ClusterRouting
+from exo_inference.controller.cluster.shared_refusals import SharedRefusals
 from exo_inference.controller.cluster.shared_secrets import SharedCredentials, open_shared_box
 from exo_inference.controller.cluster.starts import ClusterStarts
 from exo_inference.controller.context import Context
@@ -162,7 +163,8 @@ async def serve_on_cluster(
                 return is_serving.is_set() and not context.stopping.is_set()
 
             await stack.enter_async_context(serve_probes(probes, leadership.metrics, is_ready))
-            app = create_app(context, credentials.find_secret)
+            refusals = SharedRefusals(store.add_refusal)
+            app = create_app(context, credentials.find_secret, share_refusal=refusals.add)
             await run_server(app, context.stopping, work(), own, note_started)
 
 

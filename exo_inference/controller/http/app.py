@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exo_inference.controller.context import Context
 from exo_inference.controller.http.auth import FindSecret, Verifier
-from exo_inference.controller.http.middleware import RequestBoundary, SignatureGate
+from exo_inference.controller.http.middleware import RequestBoundary, ShareRefusal, SignatureGate
 from exo_inference.controller.http.refusals import RefusalLog
 from exo_inference.controller.http.replays import ReplayMemory
 from exo_inference.controller.http.routes import ROUTES
@@ -28,6 +28,7 @@ def create_app(
     clock: Callable[[], float] = time.time,
     *,
     refusals_file: Path | None = None,
+    share_refusal: ShareRefusal | None = None,
 ) -> ASGIApp:
     """Return the application.
 
@@ -36,10 +37,11 @@ def create_app(
         find_secret: the accepted credentials.
         clock: seconds since the epoch, for the expiry of signatures.
         refusals_file: where refused signatures are kept over restarts; None is nowhere.
+        share_refusal: tells other controllers, which then refuse it, too; None where there are none.
     """
     refusals = None if refusals_file is None else RefusalLog(refusals_file, clock)
     memory = ReplayMemory(clock, refusals=refusals)
-    gate = SignatureGate(_Routes(context), Verifier(find_secret, clock), memory)
+    gate = SignatureGate(_Routes(context), Verifier(find_secret, clock), memory, share_refusal)
     return RequestBoundary(gate)
 
 

@@ -11,7 +11,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -27,6 +27,7 @@ from exo_inference.controller.http.auth import (
     Verifier,
 )
 from exo_inference.controller.http.body import MAX_BODY_BYTES
+from exo_inference.controller.http.operations import answered_before
 from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory, Superseded
 from exo_inference.controller.stores.base import (
     ObjectRefused,
@@ -51,6 +52,9 @@ BODY_TIMEOUT_SECONDS = 30
 MAX_BODIES_BYTES = 64 * MAX_BODY_BYTES
 """Of all bodies together whose signature was not checked yet. The bodies of those who name no key that there
 is are not kept at all."""
+
+ShareRefusal = Callable[[str], Awaitable[None]]
+"""Tells the other controllers of a cluster the signature of a write that was refused."""
 
 _MAX_DRAINED_BYTES = 64 * MAX_BODY_BYTES
 """A refused body is read up to here, so that a client which sends all of it first sees the answer."""
@@ -97,10 +101,17 @@ class RequestBoundary:
 class SignatureGate:
     """Reads the body, within its limit, and lets nothing unsigned through, and no write twice."""
 
-    def __init__(self, app: ASGIApp, verifier: Verifier, memory: ReplayMemory) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        verifier: Verifier,
+        memory: ReplayMemory,
+        share_refusal: ShareRefusal | None = None,
+    ) -> None:
         self._app = app
         self._verifier = verifier
         self._memory = memory
+        self._share_refusal = share_refusal
         self._room = ByteBudget(MAX_BODIES_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -163,6 +174,8 @@ class SignatureGate:
                 await answer_error(exc, scope)(scope, receive, keep)
             answer = _to_answer(messages)
             await _send_answer(answer, send)
+            if self._share_refusal is not None and answer.is_final and answer.status >= 400:
+                await self._share_refusal(claim.signature)
             return answer
 
         until = claim.expires + EXPIRED_LEEWAY_SECONDS
@@ -171,12 +184,7 @@ class SignatureGate:
                 f"{claim.key} {claim.signature}", until, first, target=_find_target(scope["path"])
             )
         except Forgotten as exc:
-            raise Refused(
-                409,
-                "Answered before",
-                "this very request was answered before, and the answer is not kept any more",
-                hint="Look at what is there, and sign a new request if something is missing.",
-            ) from exc
+            raise answered_before() from exc
         except Superseded as exc:
             raise Refused(
                 409,

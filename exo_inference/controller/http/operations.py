@@ -25,7 +25,7 @@ from exo_inference.controller.stores.base import (
     RecordStore,
     Store,
 )
-from exo_inference.resources import InferenceDeployment, InferenceModel, Resource
+from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel, Resource
 from exo_inference.wire import DeploymentPlan, Operation, OperationState, Reference
 
 ANSWER_WITHIN_SECONDS = 2.0
@@ -79,7 +79,7 @@ async def delete(
     """
     uid = obj.metadata.uid
     deletion = Operation(
-        id=str(uuid.uuid5(_DELETIONS, uid)),
+        id=_deletion_id(uid),
         state=OperationState.PENDING,
         reference=succeeded(noun, uid).reference,
     )
@@ -93,6 +93,19 @@ async def delete(
     made = dataclasses.replace(identity, result_id=deletion.id)
     await store.delete(type(obj), uid, Recording(deletion, made, events=(event,)))
     return deletion
+
+
+async def remove(store: Store, key: InferenceApiKey, identity: RecordedRequest) -> Operation:
+    """Remove a key, which is gone at once, and return the one operation of that."""
+    uid = key.metadata.uid
+    removal = succeeded("api-key", uid).model_copy(update={"id": _deletion_id(uid)})
+    made = dataclasses.replace(identity, result_id=removal.id)
+    await store.delete(InferenceApiKey, uid, Recording(removal, made))
+    return removal
+
+
+def _deletion_id(uid: str) -> str:
+    return str(uuid.uuid5(_DELETIONS, uid))
 
 
 async def end_deletion(store: Store, operation: Operation, kind: type[Resource]) -> Operation:
@@ -134,7 +147,7 @@ async def identify_request(request: Request) -> RecordedRequest:
     Raises:
         Refused: the key is not one.
     """
-    signature = f"signature:{request.state.signature}"
+    signature = signature_key(request.state.signature)
     key = request.headers.get("idempotency-key", signature)
     if not _KEY.fullmatch(key):
         raise Refused(
@@ -157,7 +170,23 @@ async def identify_change(request: Request) -> RecordedRequest:
 
     So one that was captured is not made again after a restart, or by another controller.
     """
-    return RecordedRequest(f"signature:{request.state.signature}", await _fingerprint(request), "")
+    key = signature_key(request.state.signature)
+    return RecordedRequest(key, await _fingerprint(request), "")
+
+
+def signature_key(signature: str) -> str:
+    """Return what a write with this signature is known under."""
+    return f"signature:{signature}"
+
+
+def answered_before() -> Refused:
+    """Return the refusal of what was answered before, where the answer is not kept."""
+    return Refused(
+        409,
+        "Answered before",
+        "this very request was answered before, and the answer is not kept any more",
+        hint="Look at what is there, and sign a new request if something is missing.",
+    )
 
 
 def new_uid(request: RecordedRequest) -> str:
@@ -172,12 +201,14 @@ async def find_repeated(store: RecordStore, request: RecordedRequest) -> str | N
     """Return the result id of the same create, if it was done before.
 
     Raises:
-        Refused: 409, the key was used for another create.
+        Refused: 409, the key was used for another create, or the write was refused.
     """
     for key in request.keys:
         before = await store.find_request(key)
         if before is None:
             continue
+        if before.is_refused:
+            raise answered_before()
         if before.fingerprint == request.fingerprint:
             return before.result_id
         raise Refused(
@@ -193,7 +224,7 @@ async def find_repeated_operation(store: RecordStore, request: RecordedRequest) 
     """Return the operation of the same create or change, if it was done before.
 
     Raises:
-        Refused: 409, the key was used for another create.
+        Refused: 409, the key was used for another create, or the write was refused.
     """
     result_id = await find_repeated(store, request)
     if result_id is None:

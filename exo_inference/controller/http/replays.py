@@ -11,9 +11,9 @@ repeated (5xx, 429, 408) is not remembered.
 Two equal changes that are meant, made within one second with another change between them, have one signature as
 well: the second is told so, and not that it is in effect.
 
-The memory is this process's and is bounded. Refusals are kept in a file besides (`refusals.py`). What has to hold
-beyond it holds by other means: a write is recorded under its signature, with the object
-(`operations.identify_request` and `identify_change`), but the deletion of a key, which names one object for ever.
+The memory is this process's and is bounded. What has to hold beyond it holds by other means: a write is recorded
+under its signature, with the object (`operations.identify_request` and `identify_change`), and a refusal in a file
+(`refusals.py`), or on a cluster beside the objects (`cluster/shared_refusals.py`).
 """
 
 from __future__ import annotations

@@ -74,19 +74,21 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A create or a change that is done once.
+    """A write that is done once.
 
     Attributes:
         key: what the client chose, else its signature.
         fingerprint: hash of method, path and body; the same key with another one is refused.
         result_id: the operation (or the object) that was answered.
         signature: under which it is known as well; a key is in a header, which is not signed.
+        is_refused: it was refused, and is not judged again.
     """
 
     key: str
     fingerprint: str
     result_id: str
     signature: str | None = None
+    is_refused: bool = False
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -201,7 +203,7 @@ class RecordStore(Protocol):
         ...
 
     async def find_request(self, key: str) -> RecordedRequest | None:
-        """Return the create that carried this idempotency key, if it is still remembered."""
+        """Return the write that is known under this key, if it is still remembered."""
         ...
 
     async def get_secret(self, uid: str, name: str) -> bytes | None:

@@ -234,6 +234,30 @@ async def test_a_killed_deletion_leaves_no_secret_without_its_object(
     assert await store.get_secret(UID, "api-key") is None
 
 
+@pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("number", range(1, 6))
+@pytest.mark.parametrize(
+    "finalizers", [(), ("inference.exo.dev/replicas",)], ids=["gone", "marked"]
+)
+async def test_a_killed_deletion_is_known_exactly_if_it_happened(
+    mortal: Callable[[], Awaitable[KubernetesStore]],
+    number: int,
+    answered: bool,
+    finalizers: tuple[str, ...],
+) -> None:
+    store = await mortal()
+    meta = new_deployment().metadata.model_copy(update={"finalizers": finalizers})
+    await store.create(new_deployment().model_copy(update={"metadata": meta}))
+
+    async def remove(store: Store, attempt: str) -> object:
+        return await store.delete(KIND, UID, recording(attempt, with_key=True))
+
+    await kill_at(store, number, answered, remove)
+    store = await mortal()
+    left = [each for each in await store.list(KIND) if each.metadata.deletion_timestamp is None]
+    assert (await store.find_request("the-key") is None) == bool(left)
+
+
 async def test_secrets_of_a_create_that_was_cut_off_are_removed(
     mortal: Callable[[], Awaitable[KubernetesStore]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,13 +172,14 @@ async def delete_api_key(request: Request) -> Response:
     """Remove a key; the gateway refuses it from its next table on."""
     context = context_of(request)
     is_dry_run = has_argument(request, "dry-run")
+    identity = await operations.identify_change(request)
+    if done := await operations.find_repeated_operation(context.store, identity):
+        return answer(done)
     async with context.writing:
         key = await load(context.store, InferenceApiKey, request)
-        uid = key.metadata.uid
         if is_dry_run:
-            return answer(operations.dry_run("api-key", uid))
-        operation = operations.succeeded("api-key", uid)
-        await context.store.delete(InferenceApiKey, uid, Recording(operation))
+            return answer(operations.dry_run("api-key", key.metadata.uid))
+        operation = await operations.remove(context.store, key, identity)
     await context.routing.wait_for_key(key.spec.sha256, accepted=False)
     return answer(operation)
 

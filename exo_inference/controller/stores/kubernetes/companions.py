@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from exo_inference.controller.stores.base import Recording, StoreUnreachable
 from exo_inference.controller.stores.kubernetes.events import Events
-from exo_inference.controller.stores.kubernetes.records import Records
+from exo_inference.controller.stores.kubernetes.records import Effect, Records
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.objects import Stored
@@ -36,19 +36,19 @@ class Companions:
 
     @contextlib.asynccontextmanager
     async def before(
-        self, recording: Recording | None, subject: OperationSubject, *, is_new: bool
+        self, recording: Recording | None, subject: OperationSubject, effect: Effect
     ) -> AsyncIterator[None]:
         """Write what must not be missing once the object is written, which is done inside.
 
         Args:
             recording: what belongs to the write.
             subject: the object.
-            is_new: a create, which keeps the secrets of an attempt before.
+            effect: a create keeps the secrets of an attempt before.
         """
         undo: _Undo = []
         try:
             if recording is not None:
-                await self._write(recording, subject, undo, is_new=is_new)
+                await self._write(recording, subject, undo, effect)
             yield
         except StoreError as exc:
             if not isinstance(exc, StoreUnreachable):  # then the outcome is not known
@@ -62,33 +62,39 @@ class Companions:
         if recording is None:
             return
         # Both log their failures; neither needs the other, and somebody waits for the answer.
-        request = recording.request
-        writes = [] if request is None else [self._confirm(key) for key in request.keys]
+        writes = self._confirm_all(recording)
         if recording.events:
             writes.append(self._events.add(kind, stored, recording.events))
         await asyncio.gather(*writes)
 
-    async def forget(self, stored: Stored, uid: str) -> None:
+    async def after_the_end(self, recording: Recording | None, stored: Stored, uid: str) -> None:
         """Remove what belonged to an object that is gone, and was known by this uid."""
         self._events.forget(stored.uid)
+        if recording is not None:
+            await asyncio.gather(*self._confirm_all(recording))
         try:
             await self._secrets.forget(uid)
         except StoreError as exc:
             logger.warning("secrets of %s are removed later: %s", stored.name, exc.message)
 
+    def _confirm_all(self, recording: Recording) -> list[Awaitable[None]]:
+        request = recording.request
+        return [] if request is None else [self._confirm(key) for key in request.keys]
+
     async def _confirm(self, key: str) -> None:
         try:
             await self._records.confirm(key)
         except StoreError as exc:
-            logger.warning("a create is remembered by its object alone: %s", exc.message)
+            logger.warning("a write is remembered by its object alone: %s", exc.message)
 
     async def _write(
-        self, recording: Recording, subject: OperationSubject, undo: _Undo, *, is_new: bool
+        self, recording: Recording, subject: OperationSubject, undo: _Undo, effect: Effect
     ) -> None:
         operation, request = recording.operation, recording.request
+        is_new = effect is Effect.CREATE
         if request is not None:
             for key in request.keys:
-                if await self._records.claim(key, request, subject, is_new=is_new):
+                if await self._records.claim(key, request, subject, effect):
                     undo.append(functools.partial(self._records.remove_request, key))
 
         async def write_operation(operation: Operation) -> None:

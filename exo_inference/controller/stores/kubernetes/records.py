@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from exo_inference.controller.stores.base import (
@@ -49,7 +51,13 @@ KINDS: dict[str, type[Resource]] = {
 
 RECORD_LABEL = f"{API_GROUP}/record"
 _CHANGE = f"{API_GROUP}/change"
-"""Annotation of the memory of a change: its object was there before, and says nothing of it."""
+"""Annotation of the memory of what is no create: its `Effect`, or `REFUSED`."""
+
+REFUSED = "refused"
+"""Instead of an `Effect`: the write had none. `resultId` is then until when it is judged again."""
+
+REFUSALS_KEPT = timedelta(seconds=1080)
+"""A signature is accepted for 960 s at most; clocks may differ."""
 
 ABANDONED_AFTER = timedelta(seconds=60)
 """A create that has not made its object by then was cut off: no request lives so long."""
@@ -57,6 +65,14 @@ ABANDONED_AFTER = timedelta(seconds=60)
 _FACTS = "exo-inference-facts"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DELETIONS_AT_ONCE = 20
+
+
+class Effect(StrEnum):
+    """What a write does to its object."""
+
+    CREATE = "create"
+    CHANGE = "true"  # as it has always been written
+    DELETION = "deletion"
 
 
 class Records:
@@ -96,15 +112,15 @@ class Records:
         return Operation.model_validate_json(spec.result.answer)
 
     async def claim(
-        self, key: str, request: RecordedRequest, subject: OperationSubject, *, is_new: bool
+        self, key: str, request: RecordedRequest, subject: OperationSubject, effect: Effect
     ) -> bool:
-        """Begin an idempotent create or change; return False if it was begun before, for the same uid.
+        """Begin an idempotent write; return False if it was begun before, for the same uid.
 
         Args:
             key: one of the request's.
-            request: the create.
-            subject: the object that it makes, or changes.
-            is_new: whether it makes it.
+            request: the write.
+            subject: the object that it makes, changes or removes.
+            effect: which of these.
 
         Raises:
             RequestRepeated: it was recorded, or someone else is recording it.
@@ -112,8 +128,8 @@ class Records:
         wanted = IdempotentRequest(fingerprint=request.fingerprint, result_id=request.result_id)
         spec = OperationSpec(subject=subject, request=wanted)
         body = _record(_request_name(key), "request", spec)
-        if not is_new:
-            body["metadata"]["annotations"] = {_CHANGE: "true"}
+        if effect is not Effect.CREATE:
+            body["metadata"]["annotations"] = {_CHANGE: effect.value}
         try:
             await self._api.create(self._path(), body)
         except ApiRefusal as exc:
@@ -124,17 +140,34 @@ class Records:
         return await self._take_over(key, body, subject)
 
     async def find_request(self, key: str) -> RecordedRequest | None:
-        """Return the create with this idempotency key, if its object was made."""
+        """Return the write that is known under this key, if it was made, or refused for good."""
         raw = await self._get(_request_name(key))
         if raw is None:
             return None
         spec = _read(raw).spec
+        if _effect_of(raw) == REFUSED:
+            is_settled = spec.request is None or _seconds(spec.request.result_id) <= time.time()
+            return RecordedRequest(key, "", "", is_refused=True) if is_settled else None
         if spec.request is None or not await self._is_recorded(raw):
             return None
         return RecordedRequest(key, spec.request.fingerprint, spec.request.result_id)
 
+    async def add_refusal(self, key: str, judged_again_until: float) -> None:
+        """Note that a write was refused, unless something is known of it already.
+
+        Args:
+            key: that it is known under.
+            judged_again_until: seconds since the epoch, from when on it stays refused.
+        """
+        request = IdempotentRequest(fingerprint="", result_id=str(judged_again_until))
+        nothing = OperationSubject(kind="", name="", uid="")
+        spec = OperationSpec(subject=nothing, request=request)
+        body = _record(_request_name(key), "refusal", spec)
+        body["metadata"]["annotations"] = {_CHANGE: REFUSED}
+        await self._try(self._api.create(self._path(), body))
+
     async def confirm(self, key: str) -> None:
-        """Note that the object of a create was made, so that it need not be looked for."""
+        """Note that a write was made, so that its object need not be looked for."""
         path = f"{self._path(_request_name(key))}/status"
         await self._api.merge(path, {"status": {"recorded": True}})
 
@@ -165,7 +198,7 @@ class Records:
             await self._try(self._api.merge(path, {"metadata": version, "data": {name: value}}))
 
     async def prune(self, record: str, before: datetime) -> None:
-        """Remove the records of one sort (`operation`, `request`) that are older."""
+        """Remove the records of one sort (`operation`, `request`, `refusal`) that are older."""
         query = {"labelSelector": f"{RECORD_LABEL}={record}", "limit": "500"}
         while True:
             page = await self._api.get(self._path(), query)
@@ -194,7 +227,8 @@ class Records:
                 hint="Repeat the request: it is answered with what was created.",
             )
         is_ours = _read(raw).spec.subject.uid == subject.uid
-        if not is_ours and datetime.now(UTC) - _created(raw["metadata"]) < ABANDONED_AFTER:
+        is_free = is_ours or _effect_of(raw) == REFUSED
+        if not is_free and datetime.now(UTC) - _created(raw["metadata"]) < ABANDONED_AFTER:
             raise RequestRepeated(
                 "the same create is being recorded by another controller",
                 hint="Repeat the request in a minute.",
@@ -208,13 +242,20 @@ class Records:
         return not is_ours
 
     async def _is_recorded(self, raw: Mapping[str, Any]) -> bool:
-        """Whether the object of a create was made; it may be gone again since."""
-        record = _read(raw)
+        """Whether a write was made. What a create made may be gone again since."""
+        record, effect = _read(raw), _effect_of(raw)
         if record.status.recorded:
             return True
-        if _CHANGE in raw["metadata"].get("annotations", {}):
+        if effect in (Effect.CHANGE, REFUSED):
             return False  # not confirmed: a repeat makes the same change again
         subject = record.spec.subject
+        found = await self._find_object(subject)
+        if effect == Effect.DELETION:
+            return found is None or "deletionTimestamp" in found["metadata"]
+        return found is not None
+
+    async def _find_object(self, subject: OperationSubject) -> dict[str, Any] | None:
+        """Return an object, past all caches; None if it is gone."""
         kind = KINDS[subject.kind]
         try:
             found = await self._api.get(
@@ -222,9 +263,9 @@ class Records:
             )
         except ApiRefusal as exc:
             if exc.status_code == 404:
-                return False
+                return None
             raise
-        return read_object(kind, found).resource_uid == subject.uid
+        return found if read_object(kind, found).resource_uid == subject.uid else None
 
     async def _load(self, name: str) -> OperationSpec | None:
         raw = await self._get(name)
@@ -273,6 +314,17 @@ def _read(raw: Mapping[str, Any]) -> InferenceOperation:
     if not isinstance(stored, InferenceOperation):
         raise StoreError(f"the operation {raw['metadata']['name']!r} cannot be read")
     return stored
+
+
+def _effect_of(raw: Mapping[str, Any]) -> str:
+    return str(raw["metadata"].get("annotations", {}).get(_CHANGE, Effect.CREATE))
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 def _created(metadata: Mapping[str, Any]) -> datetime:

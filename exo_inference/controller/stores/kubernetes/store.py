@@ -29,7 +29,7 @@ from exo_inference.controller.stores.base import (
 from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.controller.stores.kubernetes.companions import Companions
 from exo_inference.controller.stores.kubernetes.events import Events
-from exo_inference.controller.stores.kubernetes.records import KINDS, Records
+from exo_inference.controller.stores.kubernetes.records import KINDS, REFUSALS_KEPT, Effect, Records
 from exo_inference.controller.stores.kubernetes.schemas import explain_missing, refuse_old_schemas
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.controller.stores.kubernetes.unreadable import report_unreadable
@@ -132,7 +132,7 @@ class KubernetesStore:
         if holder is not None and cache.uid_of(holder) != meta.uid:
             raise _name_taken(obj)
         subject = OperationSubject(kind=obj.KIND, name=meta.name, uid=meta.uid)
-        async with self._companions.before(recording, subject, is_new=True):
+        async with self._companions.before(recording, subject, Effect.CREATE):
             raw = await self._post(obj)
         stored = cache.observe(await self._post_status(obj, raw))
         await self._companions.after(recording, type(obj), stored)
@@ -200,7 +200,9 @@ class KubernetesStore:
         """Remove the object or mark it; see `ObjectStore.delete`."""
         cache = self._cache(kind)
         stored = await self._find(cache, uid)
-        after = await self._write(kind, stored, recording, lambda: self._delete(cache, stored))
+        after = await self._write(
+            kind, stored, recording, lambda: self._delete(cache, stored), Effect.DELETION
+        )
         is_gone = cache.by_uid(uid) is None
         return None if is_gone else cast(R, self._present(cache, after))
 
@@ -219,8 +221,12 @@ class KubernetesStore:
         return await self._records.get_operation(uid)
 
     async def find_request(self, key: str) -> RecordedRequest | None:
-        """Return the create that carried this idempotency key, if it is still remembered."""
+        """Return the write that is known under this key, if it is still remembered."""
         return await self._records.find_request(key)
+
+    async def add_refusal(self, key: str, judged_again_until: float) -> None:
+        """Note that a write was refused, for all controllers; see `Records.add_refusal`."""
+        await self._records.add_refusal(key, judged_again_until)
 
     async def get_secret(self, uid: str, name: str) -> bytes | None:
         """Return an encrypted value of an object, or None."""
@@ -248,6 +254,7 @@ class KubernetesStore:
         self._next_repair = self._clock() + REPAIR_SECONDS
         await self._records.prune("request", requests_before)
         await self._records.prune("operation", operations_before)
+        await self._records.prune("refusal", datetime.now(UTC) - REFUSALS_KEPT)
         # What is removed for good is not decided by a cache that may have fallen behind.
         for follower in self._followers:
             await follower.list_all()
@@ -350,17 +357,18 @@ class KubernetesStore:
         stored: Stored,
         recording: Recording | None,
         write: Callable[[], Awaitable[Stored]],
+        effect: Effect = Effect.CHANGE,
     ) -> Stored:
         """Record what belongs to a write, make it, record the rest."""
         cache = self._caches[kind.KIND]
         uid = cache.uid_of(stored)
         subject = OperationSubject(kind=kind.KIND, name=stored.name, uid=uid)
-        async with self._companions.before(recording, subject, is_new=False):
+        async with self._companions.before(recording, subject, effect):
             after = await write()
         present = cache.by_uid(uid)
         is_gone = present is None or present.uid != stored.uid  # another may have asked for the uid
         if is_gone:
-            await self._companions.forget(stored, uid)
+            await self._companions.after_the_end(recording, stored, uid)
         else:
             await self._companions.after(recording, kind, after)
         return after

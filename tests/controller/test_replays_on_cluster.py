@@ -1,0 +1,91 @@
+"""The signature of one write can do that write once, whichever of two controllers it is sent to."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+from exoscale_auth import ExoscaleV2Auth
+
+from exo_inference.controller.http.replays import REFUSAL_SECONDS
+from tests.controller.conftest import DistinctAuth
+from tests.controller.test_on_cluster import (
+    CREDENTIALS,
+    ControlPlane,
+    Process,
+    alone,
+    plane,
+    wait_for,
+)
+
+__all__ = ["alone", "plane"]  # fixtures
+
+NUM_REFUSALS = 300
+
+
+class Captured:
+    """A signed request, as somebody between the client and the controllers has it."""
+
+    def __init__(self, plane: ControlPlane, method: str, path: str, body: Any = None) -> None:
+        secret = plane.secret(CREDENTIALS)
+        sign = DistinctAuth if method == "GET" else ExoscaleV2Auth
+        auth = sign(secret["api-key"], secret["api-secret"])
+        url = f"http://127.0.0.1:{plane.leader.port}/v2{path}"
+        self._request = requests.Request(method, url, json=body, auth=auth).prepare()
+        self._port = plane.leader.port
+
+    def send(self, process: Process) -> requests.Response:
+        copy = self._request.copy()
+        copy.url = str(copy.url).replace(f":{self._port}/", f":{process.port}/")
+        with requests.Session() as session:
+            return session.send(copy, timeout=60)
+
+
+@pytest.mark.parametrize("noun", ["deployment", "model", "api-key"])
+def test_a_repeated_deletion_gets_the_first_answer_from_the_other_controller(
+    plane: ControlPlane, noun: str
+) -> None:
+    leader, other = plane.leader, plane.other
+    if noun == "api-key":
+        body = {"name": "k", "scope": "public"}
+        uid = plane.call(leader, "POST", "/ai/api-key", body)["id"]
+    else:
+        uid = plane.create_ready_model()
+        if noun == "deployment":
+            uid = plane.create_deployment(leader)
+    path = f"/ai/{noun}/{uid}"
+    deletion = Captured(plane, "DELETE", path)
+    first = deletion.send(leader)
+    assert first.status_code == 200, first.text
+    wait_for(lambda: plane.send(other, "GET", path).status_code == 404)
+    again = deletion.send(other)
+    assert again.status_code == 200, again.text
+    assert again.json()["id"] == first.json()["id"]
+    assert (again.json()["state"], again.json()["reference"]["id"]) == ("success", uid)
+    assert plane.send(other, "DELETE", path).status_code == 404
+
+
+def test_what_one_controller_refused_the_other_does_not_do_later(plane: ControlPlane) -> None:
+    leader, other = plane.leader, plane.other
+    model = plane.create_ready_model()
+    deployment = plane.create_deployment(leader)
+    bodies = [{"name": f"k{number}", "scope": model} for number in range(NUM_REFUSALS)]
+    captured = [Captured(plane, "POST", "/ai/api-key", body) for body in bodies]
+    captured.append(Captured(plane, "DELETE", f"/ai/model/{model}"))
+    with ThreadPoolExecutor(30) as pool:
+        refused = list(pool.map(lambda each: each.send(leader).status_code, captured))
+    assert refused == [404] * NUM_REFUSALS + [412]
+    plane.call(leader, "DELETE", f"/ai/deployment/{deployment}")
+    wait_for(lambda: plane.call(other, "GET", "/ai/deployment")["deployments"] == [])
+    time.sleep(REFUSAL_SECONDS)
+    with ThreadPoolExecutor(30) as pool:
+        answers = list(pool.map(lambda each: each.send(other), captured))
+    last = answers.pop()
+    assert (last.status_code, last.json()["title"]) == (409, "Answered before")
+    assert {each.status_code for each in answers} <= {404, 409}
+    assert plane.call(other, "GET", f"/ai/model/{model}")["state"] == "ready"
+    assert plane.call(other, "GET", "/ai/api-key") == {"ai-api-keys": []}
+    plane.call(other, "DELETE", f"/ai/model/{model}")  # signed anew it is another one
