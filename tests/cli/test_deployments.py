@@ -326,6 +326,17 @@ def test_update_refuses_empty_parameters_alone(exo: Exo, api: FakeApi, value: st
     assert not api.requests
 
 
+@pytest.mark.parametrize("flag", ["--name", "--inference-engine-version"])
+@pytest.mark.parametrize("others", [(), ("--inference-engine-params=--a=1",)])
+def test_update_refuses_a_flag_without_its_value(
+    exo: Exo, api: FakeApi, flag: str, others: tuple[str, ...]
+) -> None:
+    result = exo("ai", "deployment", "update", "d1", f"{flag}=", *others)
+    assert (result.code, result.out) == (2, "")
+    assert f"{flag} is empty" in result.err
+    assert not api.requests
+
+
 def test_update_needs_a_name(exo: Exo, api: FakeApi) -> None:
     result = exo("ai", "deployment", "update", "--name", "x")
     assert result.code == 2

@@ -130,6 +130,7 @@ def update(
             "<name-or-id> is required",
             hint="Run `exo dedicated-inference deployment update --help` for examples.",
         )
+    _refuse_empty(name, engine_version)
     given = tuple(split_parameters(parameters))
     if clear and given:
         raise UsageError(
@@ -151,8 +152,8 @@ def update(
     options = UpdateOptions(
         deployment=deployment,
         wanted=WantedDeployment(
-            name=name or None,
-            engine_version=engine_version or None,
+            name=name,
+            engine_version=engine_version,
             engine_parameters=given if given or clear else None,
         ),
         wait=wait,
@@ -162,6 +163,18 @@ def update(
         migrate=migrate,
     )
     run(session, options)
+
+
+def _refuse_empty(name: str | None, engine_version: str | None) -> None:
+    """Refuse flags whose value is missing, as where a variable of a script is not set."""
+    if name == "":
+        raise UsageError("--name is empty", hint="A deployment keeps its name without this flag.")
+    if engine_version == "":
+        raise UsageError(
+            "--inference-engine-version is empty",
+            hint="Leave it out: the version stays as it is. "
+            "`exo dedicated-inference deployment show` has it.",
+        )
 
 
 def run(session: Session, options: UpdateOptions) -> None:
