@@ -6,7 +6,7 @@ The waiting itself is the SDK's; here are the flags and what is shown meanwhile.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
@@ -21,6 +21,7 @@ from exo_inference.cli.rendering.views import download_progress
 if TYPE_CHECKING:
     from exo_inference.cli.session import Session
     from exo_inference.sdk import Client
+    from exo_inference.sdk.lookup import Named
     from exo_inference.wire import Deployment, Model, Operation
 
 P = ParamSpec("P")
@@ -149,6 +150,44 @@ def wait_for_deployment(
     wait = partial(client.deployments.wait_until_ready, change=change, asked=asked)
     followed = Followed("deployment", name, wait)
     return follow(session, followed, deployment_id, limit_seconds)
+
+
+def wait_until_scaled(
+    session: Session,
+    client: Client,
+    found: Named,
+    limit_seconds: float,
+    change: Operation | None = None,
+    *,
+    asked: Mapping[str, Any] | None = None,
+    replaced: Collection[str] = (),
+) -> None:
+    """Wait until as many replicas serve as are wanted, and say so where they are not what was asked for.
+
+    Args:
+        session: the flags.
+        client: of the zone.
+        found: the deployment.
+        limit_seconds: how long.
+        change: what has to be in effect.
+        asked: what it asked for, by fields of `Deployment`.
+        replaced: names of replicas that have to be gone by then.
+
+    Raises:
+        NotReady: they do not, and the time is up or they never will.
+    """
+    until = client.deployments.wait_until_scaled
+    wait = partial(until, change=change, asked=asked, replaced=replaced)
+    settled = follow(session, Followed("deployment", found.name, wait), found.id, limit_seconds)
+    if (served := settled.last_in_effect) is None:
+        return
+    name = f'"{found.name}"'
+    if settled.replicas == 0:
+        session.remark(f"{name} is scaled to 0: the change is tried when it is scaled up.")
+    else:
+        session.remark(
+            f"{name} serves {served.model} as before the change that failed, see `deployment show`."
+        )
 
 
 def _standing(item: Model | Deployment) -> str:

@@ -98,6 +98,25 @@ def unknown_deployment(name: str) -> RequestRefused:
     )
 
 
+def model_not_in_effect(deployment: str, model: str, served: str, state: str) -> RequestRefused:
+    """404: the model that a deployment is to have, which no replica of it has.
+
+    Args:
+        deployment: its name.
+        model: the one that was asked for.
+        served: what replicas answer to.
+        state: where the change stands.
+    """
+    return RequestRefused(
+        404,
+        "model_not_found",
+        f"deployment {deployment!r} does not serve the model {model!r}: its change to it is not in effect "
+        f"({state}); it serves {served}. Ask for that one, or see `exo dedicated-inference deployment "
+        f"show {deployment}`",
+        type="not_found_error",
+    )
+
+
 def unknown_path() -> RequestRefused:
     """404: a path that no deployment serves."""
     return RequestRefused(

@@ -50,6 +50,10 @@ LAST_BUSY_SECONDS = 0.25
 MAX_BUSY_WAITS = 12
 """Waits for replicas that are all busy: each twice as long as the one before, up to the last; 2 s in all."""
 
+MAX_STATE = 500
+MAX_SERVED = 4
+"""Characters of a state, and names of models, that a client is told."""
+
 LIST_SECONDS = 2.0
 """How long one replica may take to tell its models, where those of several are put together."""
 
@@ -203,6 +207,8 @@ class Proxy:
             try:
                 async with self._sent(request, exchange, job, replica, attempts) as upstream:
                     self._holding.release(exchange)
+                    if upstream.status == 404:
+                        self._check_in_effect(exchange, job, attempts.asked)
                     return await relay(
                         request, upstream, exchange, self._room, strip_usage=job.strip_usage
                     )
@@ -226,6 +232,23 @@ class Proxy:
                 self._log(logging.WARNING, exchange, exc)
             finally:
                 self._balancer.release(replica.name)
+
+    def _check_in_effect(self, exchange: Exchange, job: Job, asked: AskedModel) -> None:
+        """Say why a model is not found that the deployment is to have, which the engine cannot know.
+
+        Raises:
+            RequestRefused: 404 that one was asked for, and replicas have another.
+        """
+        deployment = self._deployment(exchange, job.deployment_id)
+        served = deployment.served_instead()
+        if not served or not asked.names(deployment.model):
+            return
+        state = f"{deployment.state}: {deployment.state_details}".rstrip(": ")
+        if len(state) > MAX_STATE:
+            state = f"{state[:MAX_STATE]}…"
+        raise errors.model_not_in_effect(
+            deployment.name, deployment.model, " and ".join(sorted(served)[:MAX_SERVED]), state
+        )
 
     async def _list_models(
         self, request: web.BaseRequest, exchange: Exchange, job: Job

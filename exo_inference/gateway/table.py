@@ -64,6 +64,9 @@ class Deployment:
     is_coming: bool = False
     """A replica of it is on its way, so requests may be held while there is none."""
 
+    model: str = ""
+    """The one that is wanted; empty where nobody said."""
+
     by_model: Mapping[str, tuple[Replica, ...]] = field(default_factory=dict)
     """Which of `replicas` answer to each name, none where they are on their way; empty while all answer to
     the same names, and requests need not be told apart."""
@@ -88,6 +91,16 @@ class Deployment:
             state_details=details or self.state_details,
             by_model={},
         )
+
+    def served_instead(self) -> frozenset[str]:
+        """Return the names that replicas answer to while none answers to that of the wanted model.
+
+        Empty where one does, or may.
+        """
+        if not self.model or any(each.models is None for each in self.replicas):
+            return frozenset()
+        names = frozenset().union(*(each.models or () for each in self.replicas))
+        return frozenset() if self.model in names else names
 
     def has_lost(self, name: str) -> bool:
         """Whether a replica that was ready is neither that nor finishing its requests."""
@@ -155,6 +168,7 @@ def make_deployment(
         is_expected=is_expected,
         is_coming=route.coming or is_expected,
         doubted=doubted,
+        model=route.model,
         by_model=tell_models_apart(replicas, route.model, route.coming_models),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from exo_inference.errors import (
@@ -144,6 +144,11 @@ def is_scaled(obj: Deployment) -> bool:
         reason = failed.details or "it failed"
         raise _never_ready(obj, f" cannot become ready: replica {failed.name}: {reason}")
     return obj.ready_replicas == obj.replicas
+
+
+def has_any(obj: Deployment, names: Collection[str]) -> bool:
+    """Whether a replica with one of these names is still there."""
+    return any(each.name in names for each in obj.replica_status or ())
 
 
 def is_rolled_back(obj: Model | Deployment) -> bool:

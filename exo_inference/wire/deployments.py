@@ -59,6 +59,16 @@ class LastChange(WireModel):
     generation: int
 
 
+class InEffect(WireModel):
+    """What replicas of a deployment were made of that served (additive)."""
+
+    model: str
+    gpu_type: str
+    gpu_count: Count
+    inference_engine: str
+    inference_engine_parameters: list[str]
+
+
 class Deployment(WireModel):
     """A deployment as the API shows it. `list` leaves out details, parameters and version."""
 
@@ -87,6 +97,10 @@ class Deployment(WireModel):
         default=None, description="additive: number of the specification"
     )
     last_change: LastChange | None = Field(default=None, description="additive")
+    last_in_effect: InEffect | None = Field(
+        default=None,
+        description="additive: what served last, while something else is asked for that has not served yet",
+    )
     created_at: Timestamp | None = None
     updated_at: Timestamp | None = None
 

@@ -239,6 +239,82 @@ def test_show_adds_replicas_to_the_table_and_after_the_known_keys(exo: Exo, api:
     assert keys[14:] == ["updated_at", "inference_engine", "ready_replicas", "replica_status"]
 
 
+SERVED = {
+    "model": "org/m0",
+    "gpu-type": "gpua5000",
+    "gpu-count": 2,
+    "inference-engine": "vllm 0.25.0",
+    "inference-engine-parameters": ["--seed=1", "--served-model-name=a b"],
+}
+
+
+def in_effect(exo: Exo, api: FakeApi, served: dict[str, Any], **more: Any) -> dict[str, str]:
+    """Return the rows that say what serves and what to do, by their labels."""
+    shown(api, last_in_effect=SERVED | served, inference_engine="vllm 0.25.0", **more)
+    table = exo("ai", "deployment", "show", "d2").out
+    cells = [line.strip("|\n ").split(" | ", 1) for line in table.splitlines()]
+    wanted = ("Serves Now", "Served Last", "Next Step")
+    return {c[0].strip(): c[1].strip() for c in cells if c[0].strip() in wanted}
+
+
+def test_show_says_what_serves_after_a_replacement_that_failed_and_what_to_do(
+    exo: Exo, api: FakeApi
+) -> None:
+    told = in_effect(exo, api, {}, state="error", ready_replicas=1)
+    assert told == {
+        "Serves Now": "org/m0 on 2 x gpua5000, vllm 0.25.0, --seed=1 '--served-model-name=a b'",
+        "Next Step": "mend the cause and try again: `exo dedicated-inference deployment update d2`; or take "
+        "it back: `exo dedicated-inference apply --replace` with the manifest from before",
+    }
+    shown = json.loads(exo("ai", "deployment", "show", "d2", "-O", "json").out)["last_in_effect"]
+    assert shown == {key.replace("-", "_"): value for key, value in SERVED.items()}
+
+
+@pytest.mark.parametrize(
+    ("served", "more", "label", "words"),
+    [
+        pytest.param(
+            {"model": "org/m1"},
+            {"state": "error"},
+            "Served Last",
+            "update d2 --inference-engine-params '--seed=1 '\"'\"'--served-model-name=a b'\"'\"''`",
+            id="other flags",
+        ),
+        pytest.param(
+            {
+                "model": "org/m1",
+                "inference-engine-parameters": [],
+                "inference-engine": "vllm 0.24.0",
+            },
+            {"state": "error"},
+            "Served Last",
+            "update d2 --clear-inference-engine-params --inference-engine-version 0.24.0`",
+            id="another version without flags",
+        ),
+        pytest.param(
+            {},
+            {"state": "updating", "ready_replicas": 1},
+            "Serves Now",
+            "wait, or follow it: `exo dedicated-inference events d2 --follow`",
+            id="on its way",
+        ),
+        pytest.param(
+            {},
+            {"replicas": 0},
+            "Served Last",
+            "try what is asked for now: `exo dedicated-inference deployment scale d2 1`",
+            id="scaled to 0",
+        ),
+    ],
+)
+def test_the_next_step_fits_what_became_of_the_change(
+    exo: Exo, api: FakeApi, served: dict[str, Any], more: dict[str, Any], label: str, words: str
+) -> None:
+    told = in_effect(exo, api, served, **more)
+    assert set(told) == {label, "Next Step"}
+    assert told["Next Step"].endswith(words)
+
+
 def test_scale_sends_the_number_and_says_so(exo: Exo, api: FakeApi) -> None:
     deployment = api.add_deployment("d1")
     result = exo("ai", "deployment", "scale", "d1", "3")

@@ -59,6 +59,59 @@ def test_scale_waits_for_what_serves_after_an_update_was_rolled_back(
     assert "error (1/1 replicas ready): the update was rolled back" in result.err
 
 
+SERVED = {
+    "model": "org/m0",
+    "gpu-type": "gpua5000",
+    "gpu-count": 2,
+    "inference-engine": "vllm 0.25.0",
+    "inference-engine-parameters": [],
+}
+
+
+def test_restart_waits_until_new_replicas_serve_after_an_update_was_rolled_back(
+    exo: Exo, api: FakeApi
+) -> None:
+    def look(*replicas: tuple[str, str]) -> dict[str, Any]:
+        shown = [{"name": name, "state": state} for name, state in replicas]
+        ready = sum(state == "ready" for _, state in replicas)
+        return {"replica-status": shown, "ready-replicas": ready}
+
+    said = {"state": "error", "state-details": "the update was rolled back: unknown flag --x"}
+    said["last-in-effect"] = SERVED
+    old, new = look(("d1-a", "ready")), look(("d1-b", "ready"))
+    stages(
+        api,
+        said | old,  # before the restart
+        said | old,
+        said | look(("d1-a", "ready"), ("d1-b", "starting")),
+        said | look(("d1-a", "draining"), ("d1-b", "ready")),
+        said | new,
+    )
+    base = api.deployments["/v2"][0]
+    api.answers[f"POST /v2/ai/deployment/{base['id']}/restart"] = (
+        200,
+        {"id": "o", "state": "success"},
+    )
+    result = exo("ai", "deployment", "restart", "d1", "--wait")
+    assert result.code == 0, result.err
+    gets = [line for line in api.lines if line == f"GET /v2/ai/deployment/{base['id']}"]
+    assert len(gets) == 5
+    assert result.err.endswith(
+        '"d1" serves org/m0 as before the change that failed, see `deployment show`.\n'
+    )
+
+
+def test_an_update_of_what_is_scaled_to_0_says_that_it_was_not_tried(
+    exo: Exo, api: FakeApi
+) -> None:
+    stages(api, {"replicas": 0, "last-in-effect": SERVED})
+    base = api.deployments["/v2"][0]
+    base["replicas"] = 0
+    result = exo("ai", "deployment", "update", "d1", "--inference-engine-params=--a", "--wait")
+    assert (result.code, result.out) == (0, "Deployment updated.\n")
+    assert result.err.endswith('"d1" is scaled to 0: the change is tried when it is scaled up.\n')
+
+
 def test_wait_ends_with_8_when_the_time_is_up(exo: Exo, api: FakeApi) -> None:
     stages(api, {"state": "deploying", "state-details": "loading weights 43 %"})
     result = exo("ai", "deployment", "scale", "d1", "1", "--wait", "--timeout", "50ms")

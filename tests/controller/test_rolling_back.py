@@ -76,6 +76,49 @@ def test_what_served_before_comes_back_and_stays_through_a_restart(
         assert key_of(controller, uid) == key
 
 
+def test_a_change_of_what_is_scaled_to_0_is_in_effect_only_once_it_has_served(
+    controller: Controller,
+) -> None:
+    for name in ("org/m1", "org/m2"):
+        controller.create_model(name)
+    uid = controller.create_deployment()
+    path = f"/v2/ai/deployment/{uid}"
+    controller.call("POST", f"{path}/scale", json={"replicas": 0})
+    controller.wait_for(lambda: "scaled to 0" in view(controller, uid)["state-details"])
+    assert "not served yet" not in view(controller, uid)["state-details"]
+    controller.platform.fails_model = "org/m2"
+    assert controller.call("PUT", path, json={**M2, "replicas": 0}).ok
+    controller.wait_for(
+        lambda: "changed last has not served yet" in view(controller, uid)["state-details"]
+    )
+    assert view(controller, uid)["last-in-effect"]["model"] == "org/m1"
+    controller.call("POST", f"{path}/scale", json={"replicas": 1})
+    told = wait_for_roll_back(controller, uid)  # it does not start, and what served before does
+    assert serving(controller) == "org/m1"
+    assert (told["model"]["name"], told["last-in-effect"]["model"]) == ("org/m2", "org/m1")
+    controller.platform.fails_model = None
+    assert controller.call("PATCH", path, json={}).ok
+    ready = controller.wait_for(lambda: (d := view(controller, uid))["state"] == "ready" and d)
+    assert "last-in-effect" not in ready
+
+
+def test_a_model_that_served_before_can_go_while_the_deployment_is_scaled_to_0(
+    controller: Controller,
+) -> None:
+    old_model = controller.create_model()
+    controller.create_model("org/m2")
+    uid = controller.create_deployment()
+    controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 0})
+    controller.wait_for(lambda: view(controller, uid)["ready-replicas"] == 0)
+    assert controller.call("PUT", f"/v2/ai/deployment/{uid}", json={**M2, "replicas": 0}).ok
+    assert controller.call("DELETE", f"/v2/ai/model/{old_model}").ok
+    path = f"/v2/ai/model/{old_model}"
+    controller.wait_for(lambda: controller.call("GET", path).status_code == 404)
+    controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 1})
+    controller.wait_for(lambda: view(controller, uid)["state"] == "ready")
+    assert serving(controller) == "org/m2"
+
+
 def test_the_old_one_is_looked_after_until_the_new_model_is_there(controller: Controller) -> None:
     old_model = controller.create_model()
     uid = controller.create_deployment()

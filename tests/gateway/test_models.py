@@ -116,6 +116,33 @@ async def test_a_table_that_says_nothing_of_models_is_followed_as_before(mixed):
     assert await answered_by(mixed, {"model": OLD}) == {"chat-a", 404}
 
 
+async def test_a_model_that_is_not_in_effect_is_explained_to_who_asks_for_it(mixed):
+    serve(mixed.engines[1], OLD)
+    await publish(mixed, (OLD,), (OLD,))
+    mixed.write_table(
+        replicas=[replica_of(mixed, engine, OLD) for engine in mixed.engines],
+        model=NEW,
+        state="error",
+        state_details="the update was rolled back: wings are missing" + "x" * 2000,
+    )
+    await mixed.table_applied()
+    for body in ({"model": NEW}, {"model": NEW, "stream": True}):
+        status, document = await post(mixed, body)
+        assert (status, document["error"]["code"]) == (404, "model_not_found")
+        told = document["error"]["message"]
+        assert "its change to it is not in effect (error: the update was rolled back: wings" in told
+        assert f"it serves {OLD}. Ask for that one" in told
+        assert "deployment show chat" in told
+        assert len(told) < 1000
+    for body in ({"model": "exo/other"}, {"model": "exo/other", "a": {"model": NEW}}):
+        status, document = await post(mixed, body)
+        assert (status, document["error"]["message"]) == (404, "exo/other does not exist")
+    assert await answered_by(mixed, {"model": OLD}) == {"chat-a", "chat-b"}
+    nested = json.dumps({"a": {"model": OLD}, "model": NEW}).encode()
+    assert AskedModel("/v1/completions", nested).names(NEW)
+    assert not AskedModel("/v1/completions", nested).names(OLD)
+
+
 async def test_a_form_and_a_path_name_a_model_too(mixed):
     for model, engine in ((OLD, "chat-a"), (NEW, "chat-b")):
         for _ in range(4):

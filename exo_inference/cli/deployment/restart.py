@@ -9,7 +9,7 @@ from exo_inference.cli.rendering.results import Answer, conclude, resulting, sho
 from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.wait import wait_for_deployment, wait_options
+from exo_inference.cli.wait import wait_options, wait_until_scaled
 from exo_inference.cli.writes import by_name, dry_run_option, finish, titled
 
 
@@ -39,6 +39,7 @@ def restart(
     with session.connect() as client:
         found = client.deployments.find(deployment)
         with by_name(found):
+            present = client.deployments.get(found.id) if wait else None
             finish(
                 session,
                 client,
@@ -55,5 +56,6 @@ def restart(
             by_name(found),
             resulting(output, lambda: show_deployment(output, client.deployments.get(found.id))),
         ):
-            if wait:
-                wait_for_deployment(session, client, found.name, found.id, wait_timeout)
+            if present is not None:
+                names = [replica.name for replica in present.replica_status or ()]
+                wait_until_scaled(session, client, found, wait_timeout, replaced=names)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import click
 
 from exo_inference.cli.completion.names import complete_deployments
@@ -11,7 +9,7 @@ from exo_inference.cli.rendering.results import Answer, conclude, resulting, sho
 from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.wait import Followed, follow, wait_options
+from exo_inference.cli.wait import wait_options, wait_until_scaled
 from exo_inference.cli.writes import by_name, dry_run_option, finish, room_option, titled
 
 
@@ -65,7 +63,4 @@ def scale(
         ):
             if wait:
                 asked = {"replicas": replicas}
-                wait_until = client.deployments.wait_until_scaled
-                until = partial(wait_until, change=operation, asked=asked)
-                scaled = Followed("deployment", found.name, until)
-                follow(session, scaled, found.id, wait_timeout)
+                wait_until_scaled(session, client, found, wait_timeout, operation, asked=asked)

@@ -20,7 +20,7 @@ from exo_inference.cli.rendering.results import Answer, resulting, show_deployme
 from exo_inference.cli.rendering.views import DEPLOYMENT
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
-from exo_inference.cli.wait import Followed, follow, wait_for_deployment, wait_options
+from exo_inference.cli.wait import wait_for_deployment, wait_options, wait_until_scaled
 from exo_inference.cli.writes import by_name, dry_run_option, finish, override_option, titled
 from exo_inference.errors import UsageError
 
@@ -210,23 +210,12 @@ def run(session: Session, options: UpdateOptions) -> None:
             resulting(output, lambda: show_deployment(output, client.deployments.get(found.id))),
         ):
             if options.wait and found.replicas == 0:
-                _wait_without_replicas(session, client, found, options, operation)
+                # No replica has to be replaced for it.
+                limit, asked = options.wait_seconds, options.asked
+                wait_until_scaled(session, client, found, limit, operation, asked=asked)
             elif options.wait:
                 limit, asked = options.wait_seconds, options.asked
                 wait_for_deployment(session, client, name, found.id, limit, operation, asked)
-
-
-def _wait_without_replicas(
-    session: Session,
-    client: Client,
-    found: Deployment,
-    options: UpdateOptions,
-    change: Operation,
-) -> None:
-    """Wait until a change is taken in that no replica has to be replaced for."""
-    wait = partial(client.deployments.wait_until_scaled, change=change, asked=options.asked)
-    settled = Followed("deployment", found.name, wait)
-    follow(session, settled, found.id, options.wait_seconds)
 
 
 def _send(session: Session, client: Client, found: Deployment, options: UpdateOptions) -> Operation:

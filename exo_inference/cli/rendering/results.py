@@ -18,6 +18,7 @@ from exo_inference.cli.rendering.views import (
     MODEL,
     Column,
     View,
+    in_effect_rows,
     model_rows,
     replica_rows,
 )
@@ -103,4 +104,5 @@ def show_model(output: Output, model: Model) -> None:
 def show_deployment(output: Output, deployment: Deployment) -> None:
     """Print a deployment."""
     manifest = partial(deployment_manifest, deployment)
-    output.show(DEPLOYMENT.record(deployment), rows=replica_rows(deployment), manifest=manifest)
+    rows = [*in_effect_rows(deployment), *replica_rows(deployment)]
+    output.show(DEPLOYMENT.record(deployment), rows=rows, manifest=manifest)

@@ -6,6 +6,7 @@ and only where the server sent it. Pure; used by the commands that show or list 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from exo_inference.cli.rendering.output import Field, Record, Value
 
 if TYPE_CHECKING:
-    from exo_inference.wire import Deployment, InstanceType, Model
+    from exo_inference.wire import Deployment, InEffect, InstanceType, Model
 
 T = TypeVar("T")
 
@@ -148,6 +149,15 @@ DEPLOYMENT: View[Deployment] = View(
             added=True,
         ),
         Column(
+            "last_in_effect",
+            "LastInEffect",
+            "",
+            lambda d: (
+                None if d.last_in_effect is None else d.last_in_effect.model_dump(by_alias=False)
+            ),
+            added=True,
+        ),
+        Column(
             "replica_status",
             "ReplicaStatus",
             "",
@@ -197,6 +207,44 @@ def download_progress(model: Model) -> str:
         return done
     percent = min(100, 100 * (model.downloaded_bytes or 0) // model.model_size)
     return f"{done} of {format_size(model.model_size)} ({percent} %)"
+
+
+def in_effect_rows(deployment: Deployment) -> list[tuple[str, str]]:
+    """Return table rows for a deployment of which something else served last than is asked for.
+
+    What became of the change is in its details.
+    """
+    served = deployment.last_in_effect
+    if served is None:
+        return []
+    flags = shlex.join(served.inference_engine_parameters) or "no flags"
+    gpus = f"{served.gpu_count} x {served.gpu_type}"
+    what = f"{served.model} on {gpus}, {served.inference_engine}, {flags}"
+    return [
+        ("Serves Now" if deployment.ready_replicas else "Served Last", what),
+        ("Next Step", _next_step(deployment, served)),
+    ]
+
+
+def _next_step(deployment: Deployment, served: InEffect) -> str:
+    """Say how to try the change again, or to take it back."""
+    verb = f"`exo dedicated-inference deployment {{}} {deployment.name}{{}}`"
+    if deployment.replicas == 0:
+        return f"try what is asked for now: {verb.format('scale', ' 1')}"
+    if str(deployment.state) != "error":
+        return f"wait, or follow it: `exo dedicated-inference events {deployment.name} --follow`"
+    again = f"mend the cause and try again: {verb.format('update', '')}"
+    now = (deployment.model.name, deployment.gpu_type, deployment.gpu_count)
+    if now != (served.model, served.gpu_type, served.gpu_count):
+        back = "`exo dedicated-inference apply --replace` with the manifest from before"
+    else:
+        flags = shlex.join(served.inference_engine_parameters)
+        given = f" --inference-engine-params {shlex.quote(flags)}"
+        given = given if flags else " --clear-inference-engine-params"
+        if served.inference_engine != deployment.inference_engine:
+            given += f" --inference-engine-version {served.inference_engine.split()[-1]}"
+        back = verb.format("update", given)
+    return f"{again}; or take it back: {back}"
 
 
 def replica_rows(deployment: Deployment) -> list[tuple[str, str]]:

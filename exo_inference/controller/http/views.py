@@ -11,14 +11,25 @@ from exo_inference.engines import DEFAULT_VERSION
 from exo_inference.engines.registry import engine_release
 from exo_inference.resources import (
     Condition,
+    DeploymentSpec,
+    EngineRef,
     InferenceApiKey,
     InferenceDeployment,
     InferenceModel,
     ObjectMeta,
     ReplicaState,
 )
+from exo_inference.resources.settled import spec_before
 from exo_inference.resources.states import deployment_state, model_state, wanted_replicas
-from exo_inference.wire import ApiKey, Deployment, Model, ModelRef, ModelState, ReplicaView
+from exo_inference.wire import (
+    ApiKey,
+    Deployment,
+    InEffect,
+    Model,
+    ModelRef,
+    ModelState,
+    ReplicaView,
+)
 
 
 def view_model(model: InferenceModel, older: InferenceModel | None) -> Model:
@@ -81,19 +92,33 @@ def view_deployment(
         is_going = deployment.metadata.deletion_timestamp is not None
         # The API has no state for it, so that lists say it too.
         return view.model_copy(update={"state_details": state_details}) if is_going else view
-    engine = spec.engine
+    engine, before = spec.engine, spec_before(deployment)
     # The API's field holds releases of vLLM alone; that of another engine is in `inference-engine`.
     takes_vllm_flags = facts_of(engine.name).takes_vllm_flags
-    release = engine_release(engine.name, engine.version)
     more = {
         "state_details": state_details,
         "inference_engine_parameters": list(spec.engine_parameters),
         "inference_engine_version": engine.version or DEFAULT_VERSION if takes_vllm_flags else None,
-        "inference_engine": f"{engine.name or ''} {release}".strip() or None,
+        "inference_engine": _view_engine(engine) or None,
         "last_change": last_change(deployment),
+        "last_in_effect": None if before is None else _view_in_effect(before),
         "replica_status": [_view_replica(replica) for replica in status.replicas],
     }
     return view.model_copy(update=more)
+
+
+def _view_engine(engine: EngineRef) -> str:
+    return f"{engine.name or ''} {engine_release(engine.name, engine.version)}".strip()
+
+
+def _view_in_effect(spec: DeploymentSpec) -> InEffect:
+    return InEffect(
+        model=spec.model,
+        gpu_type=spec.gpu_type,
+        gpu_count=spec.gpu_count,
+        inference_engine=_view_engine(spec.engine),
+        inference_engine_parameters=list(spec.engine_parameters),
+    )
 
 
 def _view_replica(replica: ReplicaState) -> ReplicaView:

@@ -27,6 +27,7 @@ from exo_inference.resources import (
     find_condition,
     is_true,
 )
+from exo_inference.resources.settled import spec_before
 from exo_inference.resources.states import files_state
 from exo_inference.wire import ModelState
 
@@ -124,7 +125,12 @@ def assess_deployment(deployment: InferenceDeployment, observed: ObservedDeploym
         condition("Admitted", True, "Admitted"),
         condition("ModelReady", True, "ModelReady"),
         progressing,
-        _available(ready, wanted, is_autoscaled=observed.autoscaled is not None),
+        _available(
+            ready,
+            wanted,
+            is_autoscaled=observed.autoscaled is not None,
+            is_tried=spec_before(deployment) is None,
+        ),
         failed or condition("Failed", False, "NoFailure"),
     )
     events = _replica_events(deployment.status.replicas, observed.replicas)
@@ -247,7 +253,11 @@ def _explain(replicas: Sequence[ObservedReplica], wanted: int) -> str:
 
 
 def _available(
-    replicas: Sequence[ObservedReplica], wanted: int, *, is_autoscaled: bool
+    replicas: Sequence[ObservedReplica],
+    wanted: int,
+    *,
+    is_autoscaled: bool,
+    is_tried: bool = True,
 ) -> Condition:
     ready = len(replicas)
     if wanted == 0 and ready == 0:
@@ -256,6 +266,8 @@ def _available(
             text = (
                 "scaled to 0 by the autoscaler: requests are answered 503 until it starts a replica"
             )
+        if not is_tried:
+            text += "; what was changed last has not served yet"
         return condition("Available", True, "ScaledToZero", text)
     # What a ready replica has to say, all of them say: that they are simulated.
     text = replicas[0].details if ready >= wanted else f"ready {ready} of {wanted}"

@@ -106,9 +106,13 @@ async def wait_for_users(store: Store, model: InferenceModel) -> Outcome | None:
 
 
 def _models_of(deployment: InferenceDeployment) -> set[str]:
-    """Return the models that a deployment needs: also the one before, until the present one serves."""
+    """Return the models that a deployment needs: also the one before, until the present one serves.
+
+    One that is scaled to 0 keeps none for that: it may never serve.
+    """
     settled = read_settled(deployment)
-    return {deployment.spec.model} | ({settled.model} if settled is not None else set())
+    is_kept = settled is not None and deployment.spec.replicas > 0
+    return {deployment.spec.model} | ({settled.model} if settled is not None and is_kept else set())
 
 
 async def release(store: Store, model: InferenceModel) -> Outcome:

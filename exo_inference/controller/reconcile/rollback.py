@@ -78,8 +78,11 @@ def remember(
     """
     progressing = find_condition(found, "Progressing")
     failed = find_condition(found, "Failed")
+    available = find_condition(found, "Available")
     is_settled = progressing is not None and progressing.reason == "Settled"
-    if is_settled and not refusal and (failed is None or failed.status != "True"):
+    # With no replica all are as asked for, and nothing has shown that it serves.
+    serves = available is not None and available.reason == "ReplicasReady"
+    if is_settled and serves and not refusal and (failed is None or failed.status != "True"):
         settled = deployment.spec.model_dump_json(by_alias=True, exclude_none=True)
     else:
         settled = deployment.status.settled_spec

@@ -52,6 +52,12 @@ class AskedModel:
             return deployment
         return deployment.with_model(self._find(deployment.by_model.keys()))
 
+    def names(self, model: str) -> bool:
+        """Whether this model is asked for."""
+        if self._find((model,)) != model:
+            return False
+        return self._names == (model,) or _parsed_name(self._body) == model
+
     def _find(self, known: Collection[str]) -> str | None:
         """Return the name that is asked for: a known one where there is one; None where there is none."""
         if self._names is None:

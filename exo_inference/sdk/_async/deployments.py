@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -337,6 +337,7 @@ class AsyncDeployments:
         on_change: Callable[[Deployment], None] | None = None,
         change: Operation | None = None,
         asked: Mapping[str, Any] | None = None,
+        replaced: Collection[str] = (),
     ) -> Deployment:
         """Wait until as many replicas are ready as are wanted.
 
@@ -350,13 +351,20 @@ class AsyncDeployments:
             change: what the change returned that has to be in effect; a later one ends the wait.
             asked: what it asked for, by fields of `Deployment`: a later change of other fields is
                 no reason to end the wait then.
+            replaced: names of replicas that have to be gone by then, as those from before a restart.
 
         Raises:
             Overwritten: the change is not in effect any more, and will not be.
             NotReady: it is in error (at once), or the time is over.
         """
         return await waits.wait_until_scaled(
-            self._client._http, lambda: self.get(deployment_id), timeout, on_change, change, asked
+            self._client._http,
+            lambda: self.get(deployment_id),
+            timeout,
+            on_change,
+            change,
+            asked,
+            replaced,
         )
 
     async def wait_until_deleted(

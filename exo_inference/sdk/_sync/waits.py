@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -39,11 +39,13 @@ def wait_until_scaled(
     on_change: Callable[[Deployment], None] | None,
     change: Operation | None = None,
     asked: Mapping[str, Any] | None = None,
+    replaced: Collection[str] = (),
 ) -> Deployment:
     """Look until the wanted replicas are ready; see `Deployments.wait_until_scaled`."""
 
     def is_done(obj: Deployment) -> bool:
-        return _waiting.is_in_effect(obj, change, asked) and _waiting.is_scaled(obj)
+        is_scaled = _waiting.is_in_effect(obj, change, asked) and _waiting.is_scaled(obj)
+        return is_scaled and not _waiting.has_any(obj, replaced)
 
     return _look_until(http, get, timeout, on_change, is_done, "ready")
 
