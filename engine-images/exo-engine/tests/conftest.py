@@ -42,6 +42,8 @@ _YARN = {
     "original_max_position_embeddings": 64,
 }
 
+_MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
 # Name -> (transformers class prefix, configuration over the common one).
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -59,6 +61,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-moe": ("Qwen3Moe", {**_MIXTURE, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-some-layers": (
+        "Qwen3Moe",
+        {**_MIXTURE, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 11},
+    ),
 }
 
 

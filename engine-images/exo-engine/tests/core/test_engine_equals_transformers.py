@@ -19,6 +19,8 @@ FAMILIES = [
     "qwen2-half-windowed",
     "qwen2-yarn",
     "qwen3",
+    "qwen3-moe",
+    "qwen3-moe-some-layers",
 ]
 NUM_TOKENS = 20
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)

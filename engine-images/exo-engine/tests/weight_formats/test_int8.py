@@ -15,7 +15,7 @@ from exo_engine.weight_formats.int8 import Int8
 
 CPU = torch.device("cpu")
 OPTIONS = {"device": "cpu", "block_size": 4, "max_model_len": 128}
-FAMILIES = ["llama-biases", "mistral-window", "qwen2", "qwen3"]
+FAMILIES = ["llama-biases", "mistral-window", "qwen2", "qwen3", "qwen3-moe"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -6,7 +6,7 @@ Called by model files (to make layers) and by `models/weights.py` (to fill them)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -60,6 +60,11 @@ class Layer(ABC):
     def __init__(self, context: Context) -> None:
         self.slots: dict[str, Slot] = {}
         context.layers.append(self)
+
+    def slots_for(self, names: Container[str]) -> Mapping[str, Slot]:
+        """Return the slots to fill from a checkpoint that has tensors of these names."""
+        del names
+        return self.slots
 
     def finish(self) -> None:  # noqa: B027 - most layers have nothing left to do
         """Do what is left once every slot is filled."""

@@ -30,11 +30,13 @@ class Linear(Layer):
         super().__init__(context)
         splits_outputs = split == "outputs"
         columns = slice(0, in_features) if splits_outputs else context.share(in_features)
-        shares, num_rows = {}, 0
+        self.shares: dict[str, tuple[Share, int]] = {}
+        """This rank's share of each matrix of the checkpoint, and the rows of the whole one."""
+        num_rows = 0
         for name, out_features in parts.items():
             rows = context.share(out_features) if splits_outputs else slice(0, out_features)
             target = slice(num_rows, num_rows + rows.stop - rows.start)
-            shares[name] = Share(target, rows, columns)
+            self.shares[name] = Share(target, rows, columns), out_features
             num_rows = target.stop
         self.matrix = context.weight_format(
             num_rows, columns.stop - columns.start, dtype=context.dtype, device=context.device
@@ -42,13 +44,13 @@ class Linear(Layer):
         self.bias = context.empty(num_rows) if has_bias else None
         # Where results of ranks are added up, one of them brings the bias.
         self._has_own_bias = splits_outputs or context.rank == 0
-        for name, share in shares.items():
-            for suffix, stored in self.matrix.stored(parts[name], in_features).items():
+        for name, (share, out_features) in self.shares.items():
+            for suffix, stored in self.matrix.stored(out_features, in_features).items():
                 load = partial(self.matrix.load, suffix, share=share)
                 self.slots[f"{name}.{suffix}"] = Slot(stored, load)
             if has_bias:
                 load = partial(self._load_bias, share)
-                self.slots[f"{name}.bias"] = Slot(Stored((parts[name],)), load)
+                self.slots[f"{name}.bias"] = Slot(Stored((out_features,)), load)
 
     @classmethod
     def column(

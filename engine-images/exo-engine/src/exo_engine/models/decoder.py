@@ -9,23 +9,22 @@ Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend
-from exo_engine.layers import Attention, Context, Embedding, Layer, Linear, Norm
+from exo_engine.layers import Attention, Context, Embedding, Experts, GatedMLP, Layer, Linear, Norm
 from exo_engine.layers.rope import RotaryEmbedding
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.weight_formats import PLAIN, load_format
 
 
 class DecoderLayer:
-    """Attention and a gated MLP, each behind a norm and added to what came in."""
+    """Attention and a gated MLP or a mixture of experts, each behind a norm and added to what came in."""
 
     def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
         prefix = f"model.layers.{index}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        hidden, inner, eps = spec.hidden_size, spec.intermediate_size, spec.rms_norm_eps
+        attention = f"{prefix}.self_attn"
+        hidden, eps = spec.hidden_size, spec.rms_norm_eps
         query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         norms = {}
         if spec.has_qk_norm:
@@ -45,15 +44,7 @@ class DecoderLayer:
             context, f"{attention}.o_proj", query, hidden, has_bias=spec.has_output_bias
         )
         self.mlp_norm = Norm(context, f"{prefix}.post_attention_layernorm", hidden, eps)
-        self.gate_up = Linear.column(
-            context,
-            {f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner},
-            hidden,
-            has_bias=spec.has_mlp_bias,
-        )
-        self.down = Linear.row(
-            context, f"{mlp}.down_proj", inner, hidden, has_bias=spec.has_mlp_bias
-        )
+        self.mlp = _make_mlp(context, spec, index)
 
     def __call__(
         self, hidden: Tensor, angles: tuple[Tensor, Tensor], backend: AttentionBackend
@@ -61,8 +52,24 @@ class DecoderLayer:
         """Return hidden states (T, E) after the layer."""
         attended = self.attention(self.qkv(self.input_norm(hidden)), angles, backend)
         hidden = hidden + self.output(attended)
-        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, dim=-1)
-        return hidden + self.down(F.silu(gate) * up)
+        return hidden + self.mlp(self.mlp_norm(hidden))
+
+
+def _make_mlp(context: Context, spec: DecoderSpec, index: int) -> GatedMLP | Experts:
+    name, mixture = f"model.layers.{index}.mlp", spec.mixture
+    if mixture is None or index not in mixture.layers:
+        return GatedMLP(
+            context, name, spec.hidden_size, spec.intermediate_size, has_bias=spec.has_mlp_bias
+        )
+    return Experts(
+        context,
+        name,
+        spec.hidden_size,
+        mixture.intermediate_size,
+        num_experts=mixture.num_experts,
+        num_chosen=mixture.num_chosen,
+        normalizes=mixture.normalizes,
+    )
 
 
 class Decoder:

@@ -38,6 +38,20 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureSpec:
+    """Experts in place of the MLP of some layers."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts that compute a token."""
+    intermediate_size: int
+    """Of one expert."""
+    normalizes: bool
+    """The weights of the chosen ones are made to add up to 1."""
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """A pre-norm decoder with grouped-query attention, rotary positions and a gated MLP."""
 
@@ -61,6 +75,7 @@ class DecoderSpec:
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
     """Queries and keys are normalised per head before the rotary embedding."""
+    mixture: MixtureSpec | None = None
     windows: tuple[int | None, ...] = ()
     """Per layer: a token sees this many tokens including itself; None: all before it."""
     eos_token_ids: tuple[int, ...] = ()
@@ -72,10 +87,14 @@ class DecoderSpec:
     def num_parameters(self) -> int:
         """Parameters of the matrices and norms, without biases."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        layer = attention + mlp + 2 * self.hidden_size
+        mlps = self.num_layers * 3 * self.hidden_size * self.intermediate_size
+        if self.mixture is not None:
+            each = self.mixture.num_experts * (3 * self.mixture.intermediate_size + 1)
+            more = each - 3 * self.intermediate_size
+            mlps += len(self.mixture.layers) * self.hidden_size * more
+        layers = self.num_layers * (attention + 2 * self.hidden_size) + mlps
         embeddings = self.vocab_size * self.hidden_size * (1 if self.ties_embeddings else 2)
-        return self.num_layers * layer + embeddings + self.hidden_size
+        return layers + embeddings + self.hidden_size
 
     @property
     def attention_layers(self) -> tuple[AttentionLayer, ...]:

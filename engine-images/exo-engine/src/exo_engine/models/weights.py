@@ -53,7 +53,7 @@ def check_checkpoint(
         ModelUnusable: a tensor is missing, unexpected, of the wrong shape or of an unknown dtype.
     """
     entries = read_checkpoint(model_dir)
-    expected = _expected_tensors(model_dir, spec, weight_format)
+    expected = _expected_tensors(model_dir, spec, weight_format, entries)
     missing = [name for name in expected if name not in entries]
     if missing:
         raise ModelUnusable(
@@ -92,7 +92,9 @@ def check_checkpoint(
     return {name: entries[name] for name in expected}
 
 
-def _expected_tensors(model_dir: Path, spec: DecoderSpec, weight_format: str) -> dict[str, Stored]:
+def _expected_tensors(
+    model_dir: Path, spec: DecoderSpec, weight_format: str, entries: Mapping[str, TensorEntry]
+) -> dict[str, Stored]:
     try:
         sketch = Decoder(
             spec,
@@ -105,8 +107,11 @@ def _expected_tensors(model_dir: Path, spec: DecoderSpec, weight_format: str) ->
             f"cannot use {model_dir / 'config.json'}: its sizes make no tensors ({str(exc)[:128]})",
             hint="Download the model again.",
         ) from exc
-    layers = sketch.weighted_layers
-    return {name: slot.stored for layer in layers for name, slot in layer.slots.items()}
+    return {
+        name: slot.stored
+        for layer in sketch.weighted_layers
+        for name, slot in layer.slots_for(entries).items()
+    }
 
 
 def load_weights(
@@ -125,7 +130,7 @@ def load_weights(
     with ExitStack() as files:
         mapped: dict[Path, Any] = {}
         for layer in decoder.weighted_layers:
-            for name, slot in layer.slots.items():
+            for name, slot in layer.slots_for(entries).items():
                 entry = entries[name]
                 slot.load(_map_tensor(entry.path, name, mapped, files))
                 done += entry.num_bytes

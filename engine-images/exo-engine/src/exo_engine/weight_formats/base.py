@@ -8,8 +8,9 @@ them is copied, and nothing else of them stays in memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -73,6 +74,23 @@ class WeightFormat(ABC):
     @abstractmethod
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """Return inputs (T, columns) times the transposed matrix, plus bias (rows,): (T, rows)."""
+
+    @classmethod
+    def multiply_groups(
+        cls, matrices: Sequence[Self], inputs: Tensor, sizes: Sequence[int]
+    ) -> Tensor:
+        """Multiply each group of rows by its own matrix, as `multiply` does, without bias.
+
+        Args:
+            matrices: of one shape, one per group.
+            inputs: (R, columns), group after group.
+            sizes: rows of each group; may be 0.
+
+        Returns:
+            (R, rows).
+        """
+        groups = zip(matrices, torch.split(inputs, list(sizes)), strict=True)
+        return torch.cat([each.multiply(rows, None) for each, rows in groups if len(rows)])
 
     @property
     @abstractmethod

@@ -1,0 +1,135 @@
+"""A mixture of experts in place of an MLP: a router, and of many gated MLPs the few it chooses.
+
+Legend: T tokens in step, E hidden size, I inner size of an expert, X experts, K chosen per token,
+R = T K rows that experts compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from exo_engine.layers.base import Context, Layer, Slot
+from exo_engine.layers.linear import Linear
+from exo_engine.layers.mlp import GatedMLP, gate
+from exo_engine.weight_formats import PLAIN, load_format
+from exo_engine.weight_formats.base import Share, Stored
+
+
+class Experts(Layer):
+    """Router and experts of one layer. Ranks share every expert, and all have the router.
+
+    A checkpoint has three matrices per expert (`experts.0.gate_proj`), or all experts' in two tensors
+    (`experts.gate_up_proj`, `experts.down_proj`), outputs by inputs behind the number of the expert.
+
+    Args:
+        context: what the model is made with.
+        name: that the names of its tensors begin with.
+        hidden_size: E.
+        inner_size: I.
+        num_experts: X.
+        num_chosen: K.
+        normalizes: whether the weights of the chosen ones are made to add up to 1.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        hidden_size: int,
+        inner_size: int,
+        *,
+        num_experts: int,
+        num_chosen: int,
+        normalizes: bool,
+    ) -> None:
+        super().__init__(context)
+        inside = replace(context, layers=[])
+        # Small, and what it decides is not to hang on a format.
+        plain = replace(inside, weight_format=load_format(PLAIN), rank=0, num_ranks=1)
+        self._router = Linear.column(plain, {f"{name}.gate": num_experts}, hidden_size)
+        self._experts = [
+            GatedMLP(inside, f"{name}.experts.{index}", hidden_size, inner_size)
+            for index in range(num_experts)
+        ]
+        self._num_chosen = num_chosen
+        self._normalizes = normalizes
+        self._parts = inside.layers
+        for part in inside.layers:
+            self.slots.update(part.slots)
+        self._fused = self._fused_slots(f"{name}.experts", hidden_size, inner_size)
+
+    def slots_for(self, names: Container[str]) -> Mapping[str, Slot]:
+        """See `Layer.slots_for`: experts apart, or all in one where the checkpoint has them so."""
+        if any(name in names for name in self._fused):
+            return {**self._router.slots, **self._fused}
+        return self.slots
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return (T, E) for hidden states (T, E)."""
+        weights, chosen = self._route(hidden)
+        experts = chosen.flatten()
+        order = experts.argsort(stable=True)
+        sizes = experts.bincount(minlength=len(self._experts)).tolist()
+        inputs = hidden[order // self._num_chosen]
+        inner = gate(self._multiply([expert.gate_up for expert in self._experts], inputs, sizes))
+        results = self._multiply([expert.down for expert in self._experts], inner, sizes)
+        outputs = torch.empty_like(results)
+        outputs[order] = results
+        # Added up in the order of the router's choice: the same for a token alone and among others.
+        outputs = outputs.view(len(hidden), self._num_chosen, -1)
+        return (outputs * weights.unsqueeze(-1)).sum(dim=1)
+
+    def finish(self) -> None:
+        """See `Layer.finish`."""
+        for part in self._parts:
+            part.finish()
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Layer.num_bytes`."""
+        return sum(part.num_bytes for part in self._parts)
+
+    def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return weights, of the dtype of `hidden` (T, E), and numbers of the chosen experts: (T, K)."""
+        scores = self._router(hidden).softmax(dim=-1, dtype=torch.float32)
+        weights, chosen = scores.topk(self._num_chosen, dim=-1)
+        if self._normalizes:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(hidden.dtype), chosen
+
+    @staticmethod
+    def _multiply(layers: list[Linear], inputs: Tensor, sizes: list[int]) -> Tensor:
+        matrices = [layer.matrix for layer in layers]
+        return type(matrices[0]).multiply_groups(matrices, inputs, sizes)
+
+    def _fused_slots(self, name: str, hidden_size: int, inner_size: int) -> dict[str, Slot]:
+        """Return the slots of tensors that hold one matrix of every expert."""
+        slots = {}
+        for kind, rows, columns in (
+            ("gate_up", 2 * inner_size, hidden_size),
+            ("down", hidden_size, inner_size),
+        ):
+            layers = [getattr(expert, kind) for expert in self._experts]
+            for suffix, stored in layers[0].matrix.stored(rows, columns).items():
+                # Plain numbers are a parameter of their own, without a suffix.
+                end = "" if suffix == "weight" else f"_{suffix}"
+                shape = (len(layers), *stored.shape)
+                slots[f"{name}.{kind}_proj{end}"] = Slot(
+                    Stored(shape, stored.dtypes), partial(_load_fused, layers, suffix)
+                )
+        return slots
+
+
+def _load_fused(layers: list[Linear], suffix: str, tensor: Tensor) -> None:
+    """Give each expert's layer its own of `tensor` (X, ...), in which its parts follow one another."""
+    for layer, own in zip(layers, tensor, strict=True):
+        first = 0
+        for share, num_rows in layer.shares.values():
+            rows = slice(first + share.rows.start, first + share.rows.stop)
+            layer.matrix.load(suffix, own, Share(share.target, rows, share.columns))
+            first += num_rows

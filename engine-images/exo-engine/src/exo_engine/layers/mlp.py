@@ -1,0 +1,49 @@
+"""The gated MLP: two products whose results gate each other, and one back.
+
+Legend: T tokens in step, E hidden size, I inner size.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from exo_engine.layers.base import Context
+from exo_engine.layers.linear import Linear
+
+
+class GatedMLP:
+    """`down(silu(gate(x)) * up(x))`, where gate and up are one matrix.
+
+    Args:
+        context: what the model is made with.
+        name: that the names of its three matrices begin with.
+        hidden_size: E.
+        inner_size: I, of the whole model.
+        has_bias: whether each matrix has one.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        hidden_size: int,
+        inner_size: int,
+        *,
+        has_bias: bool = False,
+    ) -> None:
+        parts = {f"{name}.gate_proj": inner_size, f"{name}.up_proj": inner_size}
+        self.gate_up = Linear.column(context, parts, hidden_size, has_bias=has_bias)
+        self.down = Linear.row(
+            context, f"{name}.down_proj", inner_size, hidden_size, has_bias=has_bias
+        )
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return (T, E) for hidden states (T, E)."""
+        return self.down(gate(self.gate_up(hidden)))
+
+
+def gate(merged: Tensor) -> Tensor:
+    """Return silu of the first half of `merged` (T, 2 I) times the second: (T, I)."""
+    gates, values = merged.chunk(2, dim=-1)
+    return F.silu(gates) * values
