@@ -15,71 +15,9 @@ if TYPE_CHECKING:
 
     from exo_inference.sdk import Client
 
+    Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
 LIMIT_SECONDS = 1.5
-
-
-def complete_models(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete the name of a model."""
-    return _complete(ctx, incomplete, lambda client: [m.name for m in client.models.list()])
-
-
-def complete_deployments(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete the name of a deployment."""
-    return _complete(ctx, incomplete, lambda client: [d.name for d in client.deployments.list()])
-
-
-def complete_objects(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete the name of a deployment or a model."""
-
-    def names(client: Client) -> list[str]:
-        deployments = [deployment.name for deployment in client.deployments.list()]
-        return deployments + [model.name for model in client.models.list()]
-
-    return _complete(ctx, incomplete, names)
-
-
-def complete_api_keys(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete the name of an API key."""
-    return _complete(ctx, incomplete, lambda client: [k.name for k in client.api_keys.list()])
-
-
-def complete_zones(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete the name of a zone."""
-    return _complete(ctx, incomplete, lambda client: [z.name for z in client.zones.list()])
-
-
-def complete_gpu_types(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete a GPU family."""
-    return _complete(
-        ctx, incomplete, lambda client: [t.family for t in client.deployments.instance_types()]
-    )
-
-
-def _complete(
-    ctx: click.Context, incomplete: str, names: Callable[[Client], list[str]]
-) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
-    from exo_inference.cli.rendering.terminal import is_hazardous
-
-    found = _within_limit(ctx, names)
-    return [
-        CompletionItem(name)
-        for name in sorted(set(found))
-        if name.startswith(incomplete) and not any(map(is_hazardous, name))
-    ]
 
 
 def _within_limit(ctx: click.Context, names: Callable[[Client], list[str]]) -> list[str]:
@@ -102,3 +40,36 @@ def _within_limit(ctx: click.Context, names: Callable[[Client], list[str]]) -> l
     thread.start()
     thread.join(LIMIT_SECONDS)
     return found
+
+
+def _completer(names: Callable[[Client], list[str]]) -> Complete:
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        from exo_inference.cli.rendering.terminal import is_hazardous
+
+        found = _within_limit(ctx, names)
+        return [
+            CompletionItem(name)
+            for name in sorted(set(found))
+            if name.startswith(incomplete) and not any(map(is_hazardous, name))
+        ]
+
+    return complete
+
+
+def _objects(client: Client) -> list[str]:
+    deployments = [deployment.name for deployment in client.deployments.list()]
+    return deployments + [model.name for model in client.models.list()]
+
+
+complete_models = _completer(lambda client: [each.name for each in client.models.list()])
+complete_deployments = _completer(lambda client: [each.name for each in client.deployments.list()])
+complete_objects = _completer(_objects)
+complete_api_keys = _completer(lambda client: [each.name for each in client.api_keys.list()])
+complete_zones = _completer(lambda client: [each.name for each in client.zones.list()])
+complete_gpu_types = _completer(
+    lambda client: [each.family for each in client.deployments.instance_types()]
+)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, ParamSpec, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
+from exo_inference.cli.global_flags import given_flags
 from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.simulated_gpus import (
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from exo_inference.local_settings import LocalSettings
     from exo_inference.state_dir import StateDir
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 _SERVER_PACKAGES = ("aiohttp", "cryptography", "starlette", "huggingface_hub", "uvicorn")
@@ -56,8 +57,8 @@ class LaunchOptions:
     simulate_speedup: int | None = None
 
 
-def launch_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Add the flags of a start to a command."""
+def launch_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Add the flags of a start to a command, which takes them as `options`."""
     options = [
         click.option(
             "--host", metavar="<address>", help="Address the API listens on (default 127.0.0.1)."
@@ -100,9 +101,19 @@ def launch_options(function: Callable[P, R]) -> Callable[P, R]:
             help="Let simulated GPUs start and compute so many times faster (default 1).",
         ),
     ]
+
+    @functools.wraps(function)
+    def run(*args: Any, **given: Any) -> R:
+        zone = given.pop("zone") or given_flags(click.get_current_context()).zone
+        chosen = {
+            each.name: given.pop(each.name) for each in fields(LaunchOptions) if each.name in given
+        }
+        return function(*args, options=LaunchOptions(zone=zone, **chosen), **given)
+
+    command: Callable[..., R] = run
     for option in reversed(options):
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 paused_option = click.option(
@@ -272,13 +283,7 @@ def configure(state: StateDir, options: LaunchOptions) -> LocalSettings:
 
     prepared = prepare_settings(
         state,
-        host=options.host,
-        port=options.port,
-        gateway_host=options.gateway_host,
-        gateway_port=options.gateway_port,
-        zone=options.zone,
-        simulate_gpus=options.simulate_gpus,
-        simulate_speedup=options.simulate_speedup,
+        **vars(options),
     )
     for notice in prepared.notices:
         click.echo(f"notice: {harmless(notice)}", err=True)

@@ -5,10 +5,8 @@ The secret is read nowhere here; users find it in the configuration file.
 
 from __future__ import annotations
 
-import http.client
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -18,14 +16,12 @@ from exo_inference.cli.control_plane.processes import (
     find_servers,
     find_strays,
 )
-from exo_inference.cli.control_plane.recovery import find_losses, recover_settings
+from exo_inference.cli.control_plane.recovery import find_losses, get, recover_settings
 from exo_inference.cli.rendering.output import Field, Record
 
 if TYPE_CHECKING:
     from exo_inference.local_settings import LocalSettings
     from exo_inference.state_dir import StateDir
-
-ANSWER_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -160,18 +156,7 @@ def _find_engines(state: StateDir) -> list[LocalProcess]:
 
 def does_answer(url: str) -> bool:
     """Tell whether an HTTP server answers there, whatever it says."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(
-        address.hostname or "", address.port, timeout=ANSWER_SECONDS
-    )
-    try:
-        connection.request("GET", address.path or "/")
-        connection.getresponse().read()
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-    return True
+    return get(url) is not None
 
 
 def _with_answer(process: LocalProcess, settings: LocalSettings | None) -> LocalProcess:

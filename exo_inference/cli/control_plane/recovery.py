@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -181,16 +182,24 @@ def _host(address: str) -> str:
     return str(ipaddress.ip_address(b"".join(words)))
 
 
-def _ask_zone(endpoint: str) -> str | None:
-    from urllib.parse import urlsplit
-
-    url = urlsplit(f"{endpoint}/zone")
-    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=ANSWER_SECONDS)
+def get(url: str) -> bytes | None:
+    """Return what an HTTP server answers, whatever that says; None where none does."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(
+        address.hostname or "", address.port, timeout=ANSWER_SECONDS
+    )
     try:
-        connection.request("GET", url.path)
-        name = json.loads(connection.getresponse().read())["zones"][0]["name"]
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        connection.request("GET", address.path or "/")
+        return connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
         return None
     finally:
         connection.close()
+
+
+def _ask_zone(endpoint: str) -> str | None:
+    try:
+        name = json.loads(get(f"{endpoint}/zone") or b"")["zones"][0]["name"]
+    except (ValueError, LookupError, TypeError):
+        return None
     return name if isinstance(name, str) else None

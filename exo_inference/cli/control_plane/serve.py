@@ -46,13 +46,7 @@ FIELD_NAMES = ("Endpoint", "ConfigFile")
 @pass_session
 def serve(
     session: Session,
-    host: str | None,
-    port: int | None,
-    gateway_host: str | None,
-    gateway_port: int | None,
-    zone: str | None,
-    simulate_gpus: str | None,
-    simulate_speedup: int | None,
+    options: LaunchOptions,
     paused: bool,
 ) -> None:
     """Run a control plane on this machine, in the foreground.
@@ -68,15 +62,6 @@ def serve(
                 f"a control plane is already running in {state.root}",
                 hint="Run `exo dedicated-inference down` first, or choose another --state-dir.",
             )
-        options = LaunchOptions(
-            host=host,
-            port=port,
-            gateway_host=gateway_host,
-            gateway_port=gateway_port,
-            zone=zone or session.flags.zone,
-            simulate_gpus=simulate_gpus,
-            simulate_speedup=simulate_speedup,
-        )
         set_paused(state, paused=paused)
         mend_settings(state)
         settings = configure(state, options)

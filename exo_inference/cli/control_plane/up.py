@@ -88,13 +88,7 @@ class _Started:
 @pass_session
 def up(
     session: Session,
-    host: str | None,
-    port: int | None,
-    gateway_host: str | None,
-    gateway_port: int | None,
-    zone: str | None,
-    simulate_gpus: str | None,
-    simulate_speedup: int | None,
+    options: LaunchOptions,
     start_timeout: float,
     paused: bool,
 ) -> None:
@@ -104,15 +98,6 @@ def up(
     when it was stopped is started again, a few replicas at a time; with `--paused` nothing is, until
     this is run without it. Running it again changes nothing else.
     """
-    options = LaunchOptions(
-        host=host,
-        port=port,
-        gateway_host=gateway_host,
-        gateway_port=gateway_port,
-        zone=zone or session.flags.zone,
-        simulate_gpus=simulate_gpus,
-        simulate_speedup=simulate_speedup,
-    )
     output = session.output(FIELD_NAMES, configured=False)
     state = state_dir_of(session)
     check_installation()

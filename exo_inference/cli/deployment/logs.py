@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import click
 from exo_inference.cli.completion.names import complete_deployments
 from exo_inference.cli.deployment.log_lines import readable
 from exo_inference.cli.durations import Moment
-from exo_inference.cli.rendering.output import Field, Record
+from exo_inference.cli.rendering.output import Field, Output, Record
 from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 
 DEFAULT_TAIL = 10
 _FIELD_NAMES = ("Time", "Replica", "Node", "Message")
-
-
-@dataclass(frozen=True)
-class LogOptions:
-    """What `deployment logs` was asked for."""
-
-    deployment: str
-    tail: int
-    since: datetime | None
-    previous: bool
-    replica: str | None
-    follow: bool
-    timestamps: bool
 
 
 @command(
@@ -95,39 +82,39 @@ def logs(
             "--follow and --previous were both given: a run that has ended writes nothing more",
             hint="Leave one of them out.",
         )
-    lines = tail if tail > 0 else DEFAULT_TAIL
-    run(session, LogOptions(deployment, lines, since, previous, replica, follow, timestamps))
-
-
-def run(session: Session, options: LogOptions) -> None:
-    """Print the lines as they come."""
     output = session.output(_FIELD_NAMES, configured=False)
-    for_people = sys.stdout.isatty() and output.format == "table"
     with session.connect() as client:
-        found = client.deployments.find(options.deployment)
-        if options.replica is not None:
-            _check_replica(client, found, options.replica)
+        found = client.deployments.find(deployment)
+        if replica is not None:
+            _check_replica(client, found, replica)
         entries = client.deployments.logs(
             found.id,
-            tail=options.tail,
-            since=options.since,
-            previous=options.previous,
-            replica=options.replica,
-            follow=options.follow,
+            tail=tail if tail > 0 else DEFAULT_TAIL,
+            since=since,
+            previous=previous,
+            replica=replica,
+            follow=follow,
         )
-        is_empty = True
         with by_name(found):
-            for entry in entries:
-                is_empty = False
-                if output.is_for_programs:
-                    output.show_line(_record(entry))
-                else:
-                    print_data(format_entry(entry, options.timestamps, for_people) + "\n")
-        if is_empty and options.previous and options.since is None:
+            is_empty = _print_all(output, entries, timestamps)
+        if is_empty and previous and since is None:
             session.remark(
                 "No engine has run before the present one; the log of a replica that is gone is not "
                 f"kept. Why it ended is told by `exo dedicated-inference deployment show {found.name}`."
             )
+
+
+def _print_all(output: Output, entries: Iterable[LogEntry], timestamps: bool) -> bool:
+    """Print the lines as they come, and return whether none came."""
+    for_people = sys.stdout.isatty() and output.format == "table"
+    is_empty = True
+    for entry in entries:
+        is_empty = False
+        if output.is_for_programs:
+            output.show_line(_record(entry))
+        else:
+            print_data(format_entry(entry, timestamps, for_people) + "\n")
+    return is_empty
 
 
 def _check_replica(client: Client, found: Deployment, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,6 @@ from exo_inference.cli.tree import Example, command
 from exo_inference.cli.wait import Followed, follow, wait_options
 from exo_inference.cli.writes import changed_id, dry_run_option, finish, titled
 from exo_inference.errors import UsageError
-
-
-@dataclass(frozen=True)
-class CreateOptions:
-    """What `model create` was asked to do."""
-
-    name: str
-    token: TokenSources
-    revision: str | None
-    wait: bool
-    wait_seconds: float
-    dry_run: bool
 
 
 @command(
@@ -87,49 +74,43 @@ def create(
     `exo/tiny-chat`, which comes with the program. The command returns as soon as the model is
     recorded; `--wait` follows the download to its end.
     """
-    tokens = TokenSources(huggingface_token, huggingface_token_file)
-    run(session, CreateOptions(name, tokens, revision, wait, wait_timeout, dry_run))
-
-
-def run(session: Session, options: CreateOptions) -> None:
-    """Create the model, and wait for it when asked to."""
-    if not options.name:
+    if not name:
         raise UsageError("<name> is empty", hint="Give the model's name, such as Qwen/Qwen3-0.6B.")
-    token = read_token(options.token)
+    token = read_token(TokenSources(huggingface_token, huggingface_token_file))
     output = session.output(MODEL.field_names)
     with session.connect() as client:
         operation = finish(
             session,
             client,
-            titled(f'Creating model "{options.name}"', dry_run=options.dry_run),
+            titled(f'Creating model "{name}"', dry_run=dry_run),
             lambda: client.models.create(
-                options.name,
+                name,
                 huggingface_token=token,
-                revision=options.revision,
-                dry_run=options.dry_run,
+                revision=revision,
+                dry_run=dry_run,
             ),
         )
-        if options.dry_run:
+        if dry_run:
             session.success("Model would be created (dry run).")
-            would = Answer("model", "", options.name, "would be created", dry_run=True)
-            manifest = partial(_manifest, options)
+            would = Answer("model", "", name, "would be created", dry_run=True)
+            manifest = partial(_manifest, name, revision)
             if output.is_for_programs:
                 output.show(ANSWER.record(would), manifest=manifest)
             return
         session.success("Model created.")
-        if options.wait or output.is_for_programs:
-            model_id = changed_id(operation) or client.models.find(options.name).id
+        if wait or output.is_for_programs:
+            model_id = changed_id(operation) or client.models.find(name).id
             with resulting(output, lambda: show_model(output, client.models.get(model_id))):
-                if options.wait:
-                    followed = Followed("model", options.name, client.models.wait_until_ready)
-                    follow(session, followed, model_id, options.wait_seconds)
+                if wait:
+                    followed = Followed("model", name, client.models.wait_until_ready)
+                    follow(session, followed, model_id, wait_timeout)
 
 
-def _manifest(options: CreateOptions) -> str:
+def _manifest(name: str, revision: str | None) -> str:
     """Return what `apply` takes to create this model."""
     from exo_inference.cli.gitops.live import MODEL_KIND, LiveObject
 
-    spec: dict[str, Any] = {"source": options.name}
-    if options.revision is not None:
-        spec["revision"] = options.revision
-    return LiveObject(MODEL_KIND, options.name, "", spec).manifest()
+    spec: dict[str, Any] = {"source": name}
+    if revision is not None:
+        spec["revision"] = revision
+    return LiveObject(MODEL_KIND, name, "", spec).manifest()
