@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.request import getproxies
 
 import aiohttp
@@ -273,6 +273,28 @@ def object_path(api: KubernetesApi, plural: str, name: str = "", *, group: str =
     root = f"/apis/{group}" if group else "/api/v1"
     path = f"{root}/namespaces/{api.namespace}/{plural}"
     return f"{path}/{name}" if name else path
+
+
+class Readable(Protocol):
+    """What one object can be read from."""
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return an object."""
+        ...
+
+
+async def get_if_there(api: Readable, path: str) -> dict[str, Any] | None:
+    """Return an object, None where there is none.
+
+    Raises:
+        StoreError
+    """
+    try:
+        return await api.get(path)
+    except ApiRefusal as exc:
+        if exc.status_code != 404:
+            raise
+        return None
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from exo_inference.controller.settings import LeaseTimes
 from exo_inference.errors import StoreError
-from exo_inference.kubernetes_api.client import ApiRefusal
+from exo_inference.kubernetes_api.client import ApiRefusal, get_if_there
 
 logger = logging.getLogger(__name__)
 
@@ -138,12 +138,9 @@ class LeaderElection:
                 logger.info("the lease was not renewed in time")
 
     async def _read(self) -> dict[str, Any] | None:
-        try:
-            lease = await self._api.get(self._path(self._name))
-        except ApiRefusal as exc:
-            if exc.status_code == 404:
-                return None
-            raise
+        lease = await get_if_there(self._api, self._path(self._name))
+        if lease is None:
+            return None
         version = lease["metadata"]["resourceVersion"]
         if version != self._seen_version:
             self._seen_version, self._seen_at = version, self._clock()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from exo_inference.controller.secret_box import SecretBox, fits_store
 from exo_inference.controller.stores.base import RecordStore
 from exo_inference.errors import ConfigurationError, StoreError
-from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, get_if_there, object_path
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +119,8 @@ async def _ensure(
 ) -> tuple[dict[str, bytes], bool]:
     """Return what a Secret holds, and whether it was made just now."""
     path = object_path(api, "secrets", name)
-    try:
-        return _decode(await api.get(path)), False
-    except ApiRefusal as exc:
-        if exc.status_code != 404:
-            raise
+    if (found := await get_if_there(api, path)) is not None:
+        return _decode(found), False
     data = {field: base64.b64encode(value).decode() for field, value in make().items()}
     body = {
         "apiVersion": "v1",

@@ -7,7 +7,7 @@ what the API server keeps of it is never more than `MAX_BYTES`, far from its lim
 from __future__ import annotations
 
 from exo_inference.controller.stores.start_log import format_line, parse_lines
-from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, get_if_there, object_path
 from exo_inference.wire import PlanStart
 
 NAME = "exo-inference-plan-starts"
@@ -56,11 +56,6 @@ class ClusterStarts:
             await self._api.create(object_path(self._api, "configmaps"), body)
 
     async def _lines(self) -> list[str]:
-        try:
-            found = await self._api.get(self._path)
-        except ApiRefusal as exc:
-            if exc.status_code != 404:
-                raise
-            return []
+        found = await get_if_there(self._api, self._path) or {}
         text: str = found.get("data", {}).get(_KEY, "")
         return [line for line in text.split("\n") if line.strip()]

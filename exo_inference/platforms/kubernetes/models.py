@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from exo_inference.errors import ExoError, PlatformError, StoreError
-from exo_inference.kubernetes_api.client import ApiRefusal, object_path
+from exo_inference.kubernetes_api.client import ApiRefusal, get_if_there, object_path
 from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.kubernetes_api.informer import Object
 from exo_inference.platforms.base import (
@@ -149,12 +149,7 @@ class KubernetesModels:
         if known is not None:
             return known
         api = self._cluster.api  # of the administrator's own, or the watch has not told of it yet
-        try:
-            return await api.get(object_path(api, "persistentvolumeclaims", name))
-        except ApiRefusal as exc:
-            if exc.status_code != 404:
-                raise
-            return None
+        return await get_if_there(api, object_path(api, "persistentvolumeclaims", name))
 
     async def _find_lost(
         self, job: Object, desired: DesiredModel, values: dict[str, Any]
@@ -184,17 +179,14 @@ class KubernetesModels:
             StoreError: the API was away.
         """
         api = self._cluster.api
-        try:
-            found = await api.get(object_path(api, "secrets", secret.name))
-        except ApiRefusal as exc:
-            if exc.status_code != 404:
-                raise
+        found = await get_if_there(api, object_path(api, "secrets", secret.name))
+        if found is None:
             raise TokenSecretUnusable(
                 f"there is no Secret {secret.name} in namespace {api.namespace}, which "
                 "spec.tokenSecret names",
                 hint=f"Run `kubectl -n {api.namespace} create secret generic {secret.name} "
                 f"--from-file={secret.key}=FILE`.",
-            ) from exc
+            )
         return token_of(found, secret)
 
     async def models(self) -> set[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
+from exo_inference.kubernetes_api.client import KubernetesApi, get_if_there, object_path
 from exo_inference.kubernetes_api.informer import Informer, Object
 from exo_inference.platforms.kubernetes.names import (
     DEPLOYMENT_CHART,
@@ -83,13 +83,10 @@ class Parts:
     async def _is_there(self, plural: str, name: str) -> bool:
         """Ask the API: the watch may not have told yet of what Helm has just made."""
         path = object_path(self._api, plural, name, group=API_GROUPS[plural])
-        try:
-            self._followed[plural].observe_answer(await self._api.get(path))
-        except ApiRefusal as exc:
-            if exc.status_code != 404:
-                raise
-            return False
-        return True
+        found = await get_if_there(self._api, path)
+        if found is not None:
+            self._followed[plural].observe_answer(found)
+        return found is not None
 
 
 def expected_parts(values: Mapping[str, Any]) -> list[str]:

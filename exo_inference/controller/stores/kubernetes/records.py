@@ -22,11 +22,7 @@ from exo_inference.controller.stores.base import (
     RequestRepeated,
 )
 from exo_inference.errors import StoreError
-from exo_inference.kubernetes_api.client import (
-    ApiRefusal,
-    KubernetesApi,
-    object_path,
-)
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, get_if_there, object_path
 from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.kubernetes_api.objects import UID_LABEL, read_object
 from exo_inference.resources import (
@@ -183,11 +179,8 @@ class Records:
         """Return the stored fact; store `value` if there is none."""
         path = object_path(self._api, "configmaps", _FACTS)
         while True:
-            try:
-                found = await self._api.get(path)
-            except ApiRefusal as exc:
-                if exc.status_code != 404:
-                    raise
+            found = await get_if_there(self._api, path)
+            if found is None:
                 body = {"metadata": {"name": _FACTS}, "data": {name: value}}
                 await self._try(self._api.create(object_path(self._api, "configmaps"), body))
                 continue
@@ -257,15 +250,10 @@ class Records:
     async def _find_object(self, subject: OperationSubject) -> dict[str, Any] | None:
         """Return an object, past all caches; None if it is gone."""
         kind = KINDS[subject.kind]
-        try:
-            found = await self._api.get(
-                object_path(self._api, kind.PLURAL, subject.name, group=API_VERSION)
-            )
-        except ApiRefusal as exc:
-            if exc.status_code == 404:
-                return None
-            raise
-        return found if read_object(kind, found).resource_uid == subject.uid else None
+        path = object_path(self._api, kind.PLURAL, subject.name, group=API_VERSION)
+        found = await get_if_there(self._api, path)
+        is_same = found is not None and read_object(kind, found).resource_uid == subject.uid
+        return found if is_same else None
 
     async def _load(self, name: str) -> OperationSpec | None:
         raw = await self._get(name)
@@ -274,12 +262,7 @@ class Records:
     async def _get(self, name: str) -> dict[str, Any] | None:
         if not _NAME.fullmatch(name):
             return None
-        try:
-            return await self._api.get(self._path(name))
-        except ApiRefusal as exc:
-            if exc.status_code == 404:
-                return None
-            raise
+        return await get_if_there(self._api, self._path(name))
 
     async def _try(self, write: Any) -> None:
         """Make a write that someone else may have made first; the caller looks again."""

@@ -12,11 +12,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from exo_inference.kubernetes_api.client import (
-    ApiRefusal,
-    KubernetesApi,
-    object_path,
-)
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, get_if_there, object_path
 from exo_inference.kubernetes_api.deletion import delete_if_there
 from exo_inference.kubernetes_api.objects import UID_LABEL
 from exo_inference.resources import API_GROUP
@@ -54,13 +50,8 @@ class Secrets:
 
     async def get(self, owner: str, name: str) -> bytes | None:
         """Return a secret, or None."""
-        try:
-            found = await self._api.get(self._path(_name(owner, name)))
-        except ApiRefusal as exc:
-            if exc.status_code == 404:
-                return None
-            raise
-        return base64.b64decode(found["data"][_KEY])
+        found = await get_if_there(self._api, self._path(_name(owner, name)))
+        return None if found is None else base64.b64decode(found["data"][_KEY])
 
     async def remove(self, owner: str, name: str) -> None:
         """Remove one secret."""

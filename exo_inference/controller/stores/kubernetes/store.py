@@ -34,7 +34,7 @@ from exo_inference.controller.stores.kubernetes.schemas import explain_missing, 
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.controller.stores.kubernetes.unreadable import report_unreadable
 from exo_inference.errors import StoreError
-from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, object_path
+from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, get_if_there, object_path
 from exo_inference.kubernetes_api.follower import Follower
 from exo_inference.kubernetes_api.identity import Claims
 from exo_inference.kubernetes_api.objects import (
@@ -292,13 +292,9 @@ class KubernetesStore:
     async def _look_up(self, cache: Cache, name: str) -> dict[str, Any] | None:
         """Read one object by the name it has in the cluster, past the cache."""
         path = object_path(self._api, cache.kind.PLURAL, name, group=API_VERSION)
-        try:
-            raw = await self._api.get(path)
-        except ApiRefusal as exc:
-            if exc.status_code != 404:
-                raise
-            return None
-        cache.observe(raw)
+        raw = await get_if_there(self._api, path)
+        if raw is not None:
+            cache.observe(raw)
         return raw
 
     async def _refuse_unreadable(self, cache: Cache, stored: Stored) -> None:
