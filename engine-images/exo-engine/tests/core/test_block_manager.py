@@ -143,7 +143,10 @@ def test_taking_more_than_is_free_is_an_error_and_changes_nothing(blocks):
 
 def test_broken_contents_are_never_found_again(blocks):
     compute(blocks, "a", list(range(8)))
-    blocks.close("a", is_trusted=False)
+    blocks.distrust("a")
+    blocks.check_integrity()
+    assert blocks.find_prefix(list(range(8))) == []
+    blocks.close("a")
     assert blocks.find_prefix(list(range(8))) == []
     assert blocks.num_free_blocks == 8
 

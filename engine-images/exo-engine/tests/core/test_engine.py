@@ -10,7 +10,7 @@ from exo_engine.config import EngineConfig
 from exo_engine.core import loading
 from exo_engine.core.engine import EngineCore
 from exo_engine.core.request import EngineRequest
-from exo_engine.core.sequence import SampledToken
+from exo_engine.core.step import StepResult
 from exo_engine.errors import (
     ConfigurationError,
     InvalidSamplingParams,
@@ -187,6 +187,36 @@ def test_kv_usage_is_the_held_fraction(llm):
     llm.core.abort_requests(["a"])
 
 
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+def test_guesses_change_the_number_of_steps_and_nothing_else(llm, prompts, num_right):
+    params = [
+        seeded(1, logprobs=2),
+        seeded(2, top_p=0.8, frequency_penalty=0.5, repetition_penalty=1.2),
+        SamplingParams(temperature=0, max_tokens=24, min_tokens=5),
+    ]
+    plain = llm.generate(prompts[:3], params)
+    num_steps = llm.stats().num_steps_total
+    for name, prompt, each in zip("abc", prompts, params, strict=False):
+        llm.core.add_request(EngineRequest(name, prompt, each))
+    outputs = {name: [] for name in "abc"}
+    while llm.core.has_unfinished_requests():
+        for name, completion in zip("abc", plain, strict=True):
+            place = sum(len(output.token_ids) for output in outputs[name])
+            right = completion.token_ids[place : place + num_right]
+            llm.core._scheduler.propose(name, (*right, 17, 18))
+        for output in llm.core.step():
+            outputs[output.request_id].append(output)
+        llm.core.check_integrity()
+    for name, completion in zip("abc", plain, strict=True):
+        assert sum((o.token_ids for o in outputs[name]), ()) == completion.token_ids
+    reports = [entry for output in outputs["a"] for entry in output.logprobs]
+    assert [e.token_id for e in reports] == list(plain[0].token_ids)
+    assert [e.logprob for e in reports] == pytest.approx(
+        [e.logprob for e in plain[0].logprobs], abs=1e-4
+    )
+    assert llm.stats().num_steps_total - num_steps <= 1 + 24 / (num_right + 1) + 1
+
+
 # --- memory -----------------------------------------------------------------------------------
 
 
@@ -234,10 +264,10 @@ def test_weights_beyond_the_free_memory_are_refused_before_loading(tiny_model, m
 
 
 def test_running_out_of_device_memory_is_told_as_such(llm, monkeypatch):
-    def run_out(step):
+    def run_out(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(llm.core._runner, "run", run_out)
+    monkeypatch.setattr(llm.core.executor.runner._decoder, "forward", run_out)
     llm.core.add_request(EngineRequest("a", (1, 2, 3), SamplingParams()))
     with pytest.raises(OutOfMemory, match="a step of 3 tokens ran out of memory"):
         llm.core.step()
@@ -248,7 +278,7 @@ def test_the_largest_step_fills_its_budget(tiny_model, monkeypatch):
     """The step that sizes the cache on CUDA."""
     core = EngineCore(EngineConfig(tiny_model("qwen3").path, **OPTIONS))
     config = replace(core.config, max_num_batched_tokens=64, max_num_seqs=8)
-    decoder = core._runner._decoder
+    decoder = core.executor.runner._decoder
     forward, sizes = decoder.forward, []
 
     def watched(token_ids, *rest):
@@ -261,21 +291,20 @@ def test_the_largest_step_fills_its_budget(tiny_model, monkeypatch):
 
 
 def test_broken_logits_end_one_request_with_an_error(llm, monkeypatch):
-    run = llm.core._runner.run
+    result = llm.core.executor.result
 
-    def break_one(step):
-        tokens = run(step)
-        if "bad" in tokens:
-            tokens["bad"] = SampledToken(0, is_valid=False)
-        return tokens
+    def break_first():
+        first, *others = result().sequences
+        return StepResult((replace(first, token_ids=(), is_valid=False), *others))
 
-    monkeypatch.setattr(llm.core._runner, "run", break_one)
+    monkeypatch.setattr(llm.core.executor, "result", break_first)
     for name in ("bad", "good"):
         llm.core.add_request(EngineRequest(name, (1, 2), SamplingParams(max_tokens=3)))
     reasons = {}
-    while llm.core.has_unfinished_requests():
+    for _ in range(3):
         for output in llm.core.step():
             reasons[output.request_id] = output.finish_reason
+        monkeypatch.setattr(llm.core.executor, "result", result)
     assert reasons == {"bad": "error", "good": "length"}
 
 
@@ -285,7 +314,7 @@ def test_a_request_with_broken_numbers_does_not_spoil_the_next_ones(tiny_model):
     greedy = SamplingParams(temperature=0, max_tokens=10)
     prompts = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [5, 6, 7]]
     expected = [c.token_ids for c in llm.generate(prompts, greedy)]
-    embedding = llm.core._runner._decoder.embedding.weight
+    embedding = llm.core.executor.runner._decoder.embedding.weight
     with torch.inference_mode():
         saved = embedding[100].clone()
         embedding[100] = torch.nan

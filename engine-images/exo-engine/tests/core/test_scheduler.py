@@ -7,8 +7,9 @@ import random
 import pytest
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest
+from exo_engine.core.scheduled import ScheduledStep
 from exo_engine.core.scheduler import Scheduler, SchedulerLimits
-from exo_engine.core.sequence import SampledToken
+from exo_engine.core.step import SequenceResult, StepResult
 from exo_engine.errors import DuplicateRequest, PromptTooLong, RequestError
 from exo_engine.sampling_params import SamplingParams
 from hypothesis import given, settings
@@ -43,12 +44,24 @@ def request(name: str, num_prompt: int, max_tokens: int | None = 4, *, priority=
     return EngineRequest(name, prompt, SamplingParams(max_tokens=max_tokens, **params), priority)
 
 
+def answer(scheduled: ScheduledStep, *tokens: int, **others: tuple[int, ...] | None) -> StepResult:
+    """What a runner would say: `tokens` for all that yield any; for `others` these, or nonsense."""
+    results = []
+    for name, item in scheduled.items.items():
+        given = others.get(name, tokens)
+        said = (given or ()) if item.num_samples else ()
+        valid = given is not None
+        results.append(SequenceResult(item.sequence.slot, item.epoch, said, is_valid=valid))
+    return StepResult(tuple(results))
+
+
 def step(scheduler: Scheduler, token: int = 1):
     """One step in which the model always says `token`; returns it with what came out."""
     scheduled = scheduler.schedule()
     scheduler.check_integrity()
-    sampled = {name: SampledToken(token) for name, item in scheduled.items.items() if item.samples}
-    outputs = scheduler.update(scheduled, sampled)
+    if not scheduled.items:
+        return scheduled, []
+    outputs = scheduler.update(scheduled, answer(scheduled, token))
     scheduler.check_integrity()
     return scheduled, outputs
 
@@ -215,8 +228,9 @@ def test_an_abort_between_schedule_and_update_is_no_error():
     scheduler = make()
     scheduler.add(request("a", 3))
     scheduled = scheduler.schedule()
+    result = answer(scheduled, 1)
     scheduler.abort(["a"])
-    assert scheduler.update(scheduled, {"a": SampledToken(1)}) == []
+    assert scheduler.update(scheduled, result) == []
     scheduler.check_integrity()
 
 
@@ -250,9 +264,7 @@ def test_no_finite_logits_end_only_that_request():
     scheduler.add(request("bad", 3))
     scheduler.add(request("good", 3))
     scheduled = scheduler.schedule()
-    outputs = scheduler.update(
-        scheduled, {"bad": SampledToken(0, is_valid=False), "good": SampledToken(1)}
-    )
+    outputs = scheduler.update(scheduled, answer(scheduled, bad=None, good=(1,)))
     assert {o.request_id: o.finish_reason for o in outputs} == {"bad": "error", "good": None}
     assert outputs[0].token_ids == ()
     assert len(finish(scheduler)["good"]) == 3
@@ -283,6 +295,80 @@ def test_an_empty_prompt_and_a_duplicate_id_are_refused():
     scheduler.add(request("a", 1))
     with pytest.raises(DuplicateRequest, match="'a'"):
         scheduler.add(request("a", 1))
+
+
+def test_guesses_that_hold_are_several_tokens_of_one_step():
+    scheduler = make()
+    scheduler.add(request("a", 3, 10))
+    step(scheduler)
+    scheduler.propose("a", (5, 6, 7))
+    scheduled = scheduler.schedule()
+    item = scheduled.items["a"]
+    assert (item.start, item.end, item.num_samples) == (3, 7, 4)
+    assert scheduled.frame.proposed.tolist() == [5, 6, 7]
+    (output,) = scheduler.update(scheduled, answer(scheduled, 5, 6, 7, 8))
+    assert output.token_ids == (5, 6, 7, 8)
+    assert step(scheduler)[0].items["a"].start == 7
+    assert len(finish(scheduler)["a"]) == 10 - 6
+
+
+def test_guesses_that_do_not_hold_are_taken_back():
+    scheduler = make(caching=True, block_size=2, num_blocks=32)
+    scheduler.add(request("a", 3, 10))
+    step(scheduler)
+    scheduler.propose("a", (5, 6, 7))
+    scheduled = scheduler.schedule()
+    (output,) = scheduler.update(scheduled, answer(scheduled, 5, 9))
+    scheduler.check_integrity()
+    assert output.token_ids == (5, 9)
+    assert step(scheduler)[0].items["a"].start == 5  # 9 is the last known one, at place 5
+    prompt = scheduled.items["a"].sequence.token_ids
+    assert prompt[3:] == [1, 5, 9, 1]
+    # Nothing that was taken back can be found: two blocks hold what was computed and confirmed.
+    assert len(scheduler.blocks.find_prefix([*prompt[:5], 6, 7])) == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "kept", "reason"),
+    [
+        ({"max_tokens": 10}, (4, EOS, 4), (4, EOS), "stop"),
+        ({"max_tokens": 10, "min_tokens": 3}, (EOS, EOS, 4), (EOS, EOS), "stop"),
+        ({"max_tokens": 4}, (4, 4, 4), (4, 4, 4), "length"),
+        ({"max_tokens": 3}, (4, 4), (4, 4), "length"),
+    ],
+)
+def test_several_tokens_end_with_the_one_that_ends_the_request(params, tokens, kept, reason):
+    scheduler = make()
+    scheduler.add(request("a", 3, **params))
+    step(scheduler)
+    scheduler.propose("a", (4, 4, 4))
+    scheduled = scheduler.schedule()
+    (output,) = scheduler.update(scheduled, answer(scheduled, *tokens))
+    assert (output.token_ids, output.finish_reason) == (kept, reason)
+    assert scheduler.stats().num_used_blocks == 0
+
+
+def test_guesses_take_what_is_left_of_the_budget_and_no_more():
+    scheduler = make(budget=4)
+    for name in "ab":
+        scheduler.add(request(name, 2, 10))
+    step(scheduler)
+    scheduler.propose("b", (5, 6, 7))
+    scheduler.propose("a", (5, 6, 7))
+    scheduled, _ = step(scheduler)
+    assert [(i.num_tokens, i.num_samples) for i in scheduled.items.values()] == [(4, 4)]
+    assert len(step(scheduler)[0].items) == 2
+
+
+def test_abandoned_steps_start_over():
+    scheduler = make()
+    scheduler.add(request("a", 3, 4))
+    step(scheduler)
+    scheduler.schedule()
+    scheduler.abandon()
+    scheduler.check_integrity()
+    assert scheduler.stats().num_used_blocks == 0
+    assert len(finish(scheduler)["a"]) == 3
 
 
 @settings(max_examples=150, deadline=None)

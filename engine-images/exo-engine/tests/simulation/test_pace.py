@@ -5,26 +5,32 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from exo_engine.core.request import EngineRequest
-from exo_engine.core.scheduler import ScheduledSequence, ScheduledStep
-from exo_engine.core.sequence import Sequence
+from exo_engine.core.step import AddedSequence, StepFrame, StepResult, ints
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.simulation import parse_simulation
 from exo_engine.simulation.pace import Pace, PacedRunner
 
 
-def step_of(*parts: tuple[str, int, int]) -> ScheduledStep:
-    step = ScheduledStep()
-    for name, start, end in parts:
-        request = EngineRequest(name, (0,) * end, SamplingParams())
-        sequence = Sequence(request, 0, (0, 0), end + 1, 0, [0] * end)
-        step.add(ScheduledSequence(sequence, start, end, ()))
-    return step
+def step_of(*parts: tuple[int, int, int], added: tuple[int, ...] = ()) -> StepFrame:
+    """A step of parts (slot, start, end), of which those in `added` are new to their slots."""
+    slots, starts, ends = zip(*parts, strict=True)
+    return StepFrame(
+        slots=ints(slots),
+        starts=ints(starts),
+        num_tokens=ints(ends) - ints(starts),
+        num_samples=np.ones(len(parts), dtype=np.uint8),
+        added=tuple(
+            AddedSequence(slot, 0, ints([0] * end), end, SamplingParams(), 0)
+            for slot, _, end in parts
+            if slot in added
+        ),
+    )
 
 
-def decodes(count: int) -> ScheduledStep:
-    return step_of(*((f"d{index}", 99, 100) for index in range(count)))
+def decodes(count: int) -> StepFrame:
+    return step_of(*((slot, 99, 100) for slot in range(count)))
 
 
 class Computer:
@@ -33,9 +39,9 @@ class Computer:
     def __init__(self, clock, seconds):
         self.clock, self.seconds = clock, seconds
 
-    def run(self, step):
+    def dispatch(self, frame):
         self.clock.time += self.seconds
-        return {}
+        return StepResult
 
 
 @pytest.fixture
@@ -63,49 +69,49 @@ def test_step_without_prompts_lasts_by_its_batch(simulation, count, seconds):
     ],
 )
 def test_prompt_lasts_by_its_length_and_what_is_left_of_it(simulation, start, end, seconds):
-    assert Pace(simulation).seconds(step_of(("p", start, end))) == pytest.approx(seconds)
+    assert Pace(simulation).seconds(step_of((0, start, end))) == pytest.approx(seconds)
 
 
 def test_chunks_and_cached_parts_of_a_prompt_add_up_to_the_whole(simulation):
     pace = Pace(simulation)
-    chunks = sum(pace.seconds(step_of(("p", at, at + 2000))) for at in range(0, 8000, 2000))
-    assert chunks == pytest.approx(pace.seconds(step_of(("p", 0, 8000))))
+    chunks = sum(pace.seconds(step_of((0, at, at + 2000))) for at in range(0, 8000, 2000))
+    assert chunks == pytest.approx(pace.seconds(step_of((0, 0, 8000))))
 
 
 def test_prompts_come_on_top_of_answers_in_progress(simulation):
-    mixed = step_of(("p", 0, 1000), ("q", 0, 500), ("d", 99, 100), ("e", 99, 100))
+    mixed = step_of((0, 0, 1000), (1, 0, 500), (2, 99, 100), (3, 99, 100))
     assert Pace(simulation).seconds(mixed) == pytest.approx(0.2 + 0.1 + 0.0205)
 
 
 def test_rate_is_the_same_for_every_length(simulation):
     pace = Pace(replace(simulation, prompt_seconds=(), prefill_seconds_per_token=1e-3))
     for length in (100, 10_000):
-        assert pace.seconds(step_of(("p", 0, length))) == pytest.approx(length / 1000)
+        assert pace.seconds(step_of((0, 0, length))) == pytest.approx(length / 1000)
 
 
 def test_step_is_held_until_its_time_has_passed(simulation, clock):
     runner = PacedRunner(Computer(clock, 0.005), Pace(simulation), clock)
     for count in range(1, 4):
-        runner.run(decodes(1))
+        runner.dispatch(decodes(1))
         assert clock.time == pytest.approx(100 + 0.02 * count)
 
 
 def test_what_passes_between_two_steps_of_a_sequence_counts(simulation, clock):
     runner = PacedRunner(Computer(clock, 0.005), Pace(simulation), clock)
-    runner.run(decodes(1))
+    runner.dispatch(decodes(1))
     clock.time += 0.003
-    runner.run(decodes(1))
+    runner.dispatch(decodes(1))
     assert clock.time == pytest.approx(100.04)
     clock.time += 10.0
-    runner.run(step_of(("new", 0, 500)))
+    runner.dispatch(step_of((0, 0, 500), added=(0,)))
     assert clock.time == pytest.approx(110.04 + 0.1)
 
 
 def test_slower_machine_takes_its_time_and_says_so_once(simulation, clock, caplog):
     runner = PacedRunner(Computer(clock, 0.5), Pace(simulation), clock)
     with caplog.at_level(logging.WARNING):
-        runner.run(decodes(1))
-        runner.run(decodes(1))
+        runner.dispatch(decodes(1))
+        runner.dispatch(decodes(1))
     assert clock.time == pytest.approx(101.0)
     (record,) = caplog.records
     assert "a step of 1 sequences and 1 tokens took 500.0 ms instead of 20.0" in record.getMessage()

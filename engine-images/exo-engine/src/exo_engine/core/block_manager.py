@@ -180,18 +180,19 @@ class BlockManager:
                 self._block_of_hash[key] = table[index]
                 self._hash_of_block[table[index]] = key
 
-    def close(self, sequence_id: str, *, is_trusted: bool = True) -> None:
+    def distrust(self, sequence_id: str) -> None:
+        """Let nobody find a sequence's blocks again: their contents are broken."""
+        for block in self._tables[sequence_id]:
+            self._forget(block)
+
+    def close(self, sequence_id: str) -> None:
         """Give back all blocks of a sequence; full ones stay findable until they are taken.
 
-        Args:
-            sequence_id: whose blocks; nothing happens if it has none.
-            is_trusted: False when their contents are broken and must not be found again.
+        Nothing happens if it has none.
         """
         self._chains.pop(sequence_id, None)
         # The end of a sequence is the least likely to be shared: it is to be taken first.
         for block in reversed(self._tables.pop(sequence_id, [])):
-            if not is_trusted:
-                self._forget(block)
             self._release(block)
 
     def check_integrity(self) -> None:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Iterable
-
-import torch
+from contextlib import suppress
 
 from exo_engine.config import EngineConfig, ResolvedConfig
 from exo_engine.core.loading import LoadedCore, load, make_scheduler
 from exo_engine.core.measurements import Measurements
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.core.scheduled import ScheduledStep
 from exo_engine.core.start_up import StartUp
-from exo_engine.errors import InvalidSamplingParams, OutOfMemory, RequestError
+from exo_engine.errors import InvalidSamplingParams, RequestError
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.sampling_params import SamplingParams
 
@@ -42,7 +43,9 @@ class EngineCore:
         self.spec: DecoderSpec = loaded.spec
         self.config: ResolvedConfig = loaded.config
         self.measurements: Measurements = loaded.measurements
-        self._runner = loaded.runner
+        self.executor = loaded.executor
+        """Computes the steps."""
+        self._submitted: deque[ScheduledStep] = deque()
         self._max_scored_tokens = loaded.max_scored_tokens
         self._scheduler = make_scheduler(self.spec, self.config, loaded.num_blocks)
         logger.info(
@@ -80,18 +83,16 @@ class EngineCore:
         Raises:
             OutOfMemory: the device ran out of memory; the core cannot go on.
         """
-        step = self._scheduler.schedule()
-        if not step.items:
-            return []
         try:
-            sampled = self._runner.run(step)
-        except torch.OutOfMemoryError as exc:
-            raise OutOfMemory(
-                f"computing a step of {step.num_tokens} tokens ran out of memory on the "
-                f"{self.config.device} device",
-                hint="Lower --gpu-memory-utilization or --max-num-batched-tokens.",
-            ) from exc
-        return self._scheduler.update(step, sampled)
+            self._submit()
+            if not self._submitted:
+                return []
+            step = self._submitted.popleft()
+            result = self.executor.result()
+        except BaseException:
+            self._abandon()
+            raise
+        return self._scheduler.update(step, result)
 
     def stats(self) -> EngineStats:
         """Return the counters as they stand."""
@@ -100,6 +101,20 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise InternalError when queues, block tables and reference counts disagree."""
         self._scheduler.check_integrity()
+
+    def _submit(self) -> None:
+        step = self._scheduler.schedule()
+        if step.frame is not None:
+            self.executor.submit(step.frame)
+            self._submitted.append(step)
+
+    def _abandon(self) -> None:
+        """Forget the steps that have no result; their requests start over, should anybody go on."""
+        for _ in self._submitted:
+            with suppress(Exception):
+                self.executor.result()
+        self._submitted.clear()
+        self._scheduler.abandon()
 
     def _check_token_ids(self, request: EngineRequest) -> None:
         for token_id in request.prompt_token_ids:

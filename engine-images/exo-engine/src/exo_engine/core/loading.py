@@ -6,15 +6,15 @@ from some of the same functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.config import DTYPE_BYTES, EngineConfig, ResolvedConfig, resolve
 from exo_engine.core.block_manager import BlockManager
+from exo_engine.core.executor import DirectExecutor, Executor, StepRunner
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import (
     DeviceMemory,
@@ -26,8 +26,7 @@ from exo_engine.core.memory import (
 )
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.runner import ModelRunner
-from exo_engine.core.scheduler import ScheduledStep, Scheduler, SchedulerLimits
-from exo_engine.core.sequence import SampledToken
+from exo_engine.core.scheduler import Scheduler, SchedulerLimits
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import OutOfMemory
 from exo_engine.models.config_file import limits_of, read_spec
@@ -39,20 +38,13 @@ from exo_engine.sampling_params import SamplingParams
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class StepRunner(Protocol):
-    """What the core needs of a runner."""
-
-    def run(self, step: ScheduledStep) -> Mapping[str, SampledToken]:
-        """Compute a step; return the next token of each sequence that reached its end."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedCore:
     """What `EngineCore` is made of."""
 
     spec: DecoderSpec
     config: ResolvedConfig
-    runner: StepRunner
+    executor: Executor
     num_blocks: int
     measurements: Measurements
     max_scored_tokens: int | None = None
@@ -97,7 +89,7 @@ def _load_on_device(
     start_up.begin("warming up")
     warm_up(runner, spec, config, num_blocks)
     measurements = _measure(decoder, config, budget, at_start, start_up)
-    return LoadedCore(spec, config, runner, num_blocks, measurements)
+    return LoadedCore(spec, config, DirectExecutor(runner), num_blocks, measurements)
 
 
 def load_decoder(
@@ -164,6 +156,7 @@ def make_runner(decoder: Decoder, config: ResolvedConfig, num_blocks: int) -> Mo
         cache,
         attention_backend=config.attention_backend,
         eos_token_ids=decoder.spec.eos_token_ids,
+        num_slots=config.max_num_seqs,
     )
 
 
@@ -178,7 +171,8 @@ def warm_up(runner: StepRunner, spec: DecoderSpec, config: ResolvedConfig, num_b
     scheduler.add(EngineRequest("warm-up", (0,) * length, params))
     while scheduler.has_unfinished():
         step = scheduler.schedule()
-        scheduler.update(step, runner.run(step))
+        assert step.frame is not None, "it runs alone"
+        scheduler.update(step, runner.dispatch(step.frame)())
 
 
 def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> None:
@@ -193,7 +187,9 @@ def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> None:
     for index in range(num_seqs):
         prompt = (index % decoder.spec.vocab_size,) + (0,) * (length - 1)
         scheduler.add(EngineRequest(str(index), prompt, params))
-    runner.run(scheduler.schedule())
+    frame = scheduler.schedule().frame
+    assert frame is not None, "the requests fit"
+    runner.dispatch(frame)()
     runner.take_scratch()
 
 

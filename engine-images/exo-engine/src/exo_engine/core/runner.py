@@ -1,12 +1,15 @@
-"""Turns a scheduled step into tensors, runs the model, and samples.
+"""Computes steps: frames in, tensors through the model, tokens out.
 
-`EngineCore` owns one; it is the only part of the core that touches tensors. It keeps no request
-state: everything it needs is in the step.
+An executor owns one; it is the only part of the core that touches tensors. What it knows of requests
+is what frames have told it (`Batch`).
 
-Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
+Legend: T tokens in step, S sequences in step, N rows that need logits, E hidden size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,20 +17,43 @@ from torch import Tensor
 
 from exo_engine.attention import create_backend
 from exo_engine.attention.kv_cache import KVCache
-from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
-from exo_engine.core.scheduler import ScheduledSequence, ScheduledStep
-from exo_engine.core.sequence import SampledToken, Sequence
+from exo_engine.attention.layout import StepArrays, make_inputs
+from exo_engine.core.batch import Batch, BatchInputs, Indices
+from exo_engine.core.block_manager import BlockCopy
+from exo_engine.core.executor import Pending
+from exo_engine.core.request import TokenLogprobs
+from exo_engine.core.step import AddedSequence, Ints, SequenceResult, StepFrame, StepResult
+from exo_engine.errors import OutOfMemory
 from exo_engine.models.decoder import Decoder
 from exo_engine.sampling.logprobs import gather_logprobs
-from exo_engine.sampling.sampler import sample
+from exo_engine.sampling.sampler import Samples, sample
 from exo_engine.sampling.state import SamplingState
 
 # Rows of float32 logits held at once for prompt log-probabilities.
 _MAX_LOGIT_ROWS = 256
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One token for each of some sequences, on the device."""
+
+    members: Indices
+    """(N,): the sequences, by their row in the step."""
+    places: Ints
+    """(N,): which of its tokens each one is."""
+    samples: Samples
+
+
 class ModelRunner:
-    """A model, its KV cache and its attention backend on one device."""
+    """A model, its KV cache and its attention backend on one device.
+
+    Args:
+        decoder: the model.
+        cache: keys and values, of all sequences.
+        attention_backend: a name of `attention.BACKENDS`.
+        eos_token_ids: tokens that may not come before a request's `min_tokens`.
+        num_slots: most sequences at once.
+    """
 
     def __init__(
         self,
@@ -36,97 +62,172 @@ class ModelRunner:
         *,
         attention_backend: str,
         eos_token_ids: tuple[int, ...],
+        num_slots: int,
     ) -> None:
         self._decoder = decoder
         self._cache = cache
         self._device = decoder.device
         self._attention = create_backend(attention_backend, decoder.spec.attention_layers, cache)
-        # Some configurations name a token that the vocabulary does not have.
+        self._batch = Batch(num_slots, num_groups=1, block_size=cache.block_size)
         vocab_size = decoder.spec.vocab_size
+        self._sampling = SamplingState(num_slots, vocab_size, self._device)
+        # The last token that was chosen in each slot, for the step that follows at once.
+        self._chosen = torch.zeros(num_slots, dtype=torch.int32, device=self._device)
+        # Some configurations name a token that the vocabulary does not have.
         self._eos_token_ids = tuple(i for i in eos_token_ids if 0 <= i < vocab_size)
 
     def take_scratch(self) -> None:
         """Take and give back as much memory as attention may need, so that a peak includes it."""
         torch.empty(self._attention.scratch_bytes(), dtype=torch.uint8, device=self._device)
 
+    def dispatch(self, frame: StepFrame) -> Pending:
+        """See `StepRunner.dispatch`."""
+        try:
+            return self._dispatch(frame)
+        except torch.OutOfMemoryError as exc:
+            raise OutOfMemory(
+                f"computing a step of {frame.total_tokens} tokens ran out of memory on the "
+                f"{self._device.type} device",
+                hint="Lower --gpu-memory-utilization or --max-num-batched-tokens.",
+            ) from exc
+
     @torch.inference_mode()
-    def run(self, step: ScheduledStep) -> dict[str, SampledToken]:
-        """Compute a step and return the next token of each sequence that reached its end.
+    def _dispatch(self, frame: StepFrame) -> Pending:
+        self._apply(frame)
+        copies = frame.copies[0].reshape(-1, 2).tolist()
+        self._cache.copy_blocks([BlockCopy(*pair) for pair in copies])
+        inputs = self._batch.inputs(frame)
+        hidden = self._forward(inputs)
+        scored = self._score_prompts(frame, inputs, hidden)
+        choices = list(self._choose(frame, inputs, hidden))
+        epochs = self._batch.epochs[inputs.slots]
 
-        Log-probabilities of prompts are written into the sequences that collect them.
-        """
-        self._cache.copy_blocks(step.copies)
-        items = sorted(step.items.values(), key=lambda item: item.num_tokens > 1)
-        hidden = self._forward(items)
-        lasts, row = [], 0
-        for item in items:
-            if item.sequence.prompt_logprobs is not None:
-                self._collect_prompt_logprobs(item, hidden[row : row + item.num_tokens])
-            row += item.num_tokens
-            if item.samples:
-                lasts.append(row - 1)
-        sampling = [item for item in items if item.samples]
-        if not sampling:
-            return {}
-        logits = self._decoder.logits(hidden[torch.tensor(lasts, device=self._device)])
-        tokens = self._sample(logits, [item.sequence for item in sampling])
-        for item, token in zip(sampling, tokens, strict=True):
-            if not token.is_valid:
-                self._cache.clear_broken(item.block_table)
-        return {
-            item.sequence.sequence_id: token for item, token in zip(sampling, tokens, strict=True)
-        }
+        @torch.inference_mode()
+        def wait() -> StepResult:
+            found = self._collect(inputs, epochs, choices, scored)
+            return StepResult(tuple(found[row] for row in np.argsort(inputs.order)))
 
-    def _forward(self, items: list[ScheduledSequence]) -> Tensor:
-        """Run the tokens of `items` (single tokens first) through the model: (T, E)."""
-        token_ids = [
-            id_ for item in items for id_ in item.sequence.token_ids[item.start : item.end]
-        ]
-        arrays = StepArrays(
-            query_starts=np.cumsum([0, *(item.num_tokens for item in items)], dtype=np.int32),
-            context_lens=np.array([item.end - item.first_seen for item in items], dtype=np.int32),
-            block_tables=(pad_tables([item.block_table for item in items]),),
+        return wait
+
+    def _apply(self, frame: StepFrame) -> None:
+        """Take in what has changed."""
+        self._batch.apply(frame)
+        for slot in {*frame.removed.tolist(), *(added.slot for added in frame.added)}:
+            self._sampling.remove(slot)
+        for added in frame.added:
+            self._add(added)
+
+    def _add(self, added: AddedSequence) -> None:
+        self._sampling.add(
+            added.slot,
+            added.params,
+            key=added.sampling_key,
+            prompt_ids=added.token_ids[: added.num_prompt_tokens].tolist(),
+            output_ids=added.token_ids[added.num_prompt_tokens :].tolist(),
+            stop_token_ids=(*self._eos_token_ids, *added.params.stop_token_ids),
         )
+
+    def _forward(self, batch: BatchInputs) -> Tensor:
+        """Run the step's tokens through the model: (T, E)."""
+        arrays = StepArrays(batch.query_starts, batch.context_lens, batch.block_tables)
         inputs = make_inputs(
-            np.array(token_ids, dtype=np.int32),
-            arrays,
-            block_size=self._cache.block_size,
-            device=self._device,
+            batch.token_ids, arrays, block_size=self._cache.block_size, device=self._device
         )
+        if batch.unknown_rows.size:
+            chosen = self._chosen[self._to_device(batch.unknown_slots)]
+            inputs.token_ids[self._to_device(batch.unknown_rows)] = chosen
         self._attention.begin(inputs.layout)
         return self._decoder.forward(inputs.token_ids, inputs.positions, self._attention)
 
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[SampledToken]:
-        state = SamplingState(len(sequences), logits.shape[1], self._device)
-        for slot, sequence in enumerate(sequences):
-            params = sequence.request.params
-            state.add(
-                slot,
-                params,
-                key=sequence.sampling_key,
-                prompt_ids=sequence.request.prompt_token_ids,
-                output_ids=sequence.token_ids[sequence.num_prompt_tokens :],
-                stop_token_ids=(*self._eos_token_ids, *params.stop_token_ids),
+    def _choose(self, frame: StepFrame, inputs: BatchInputs, hidden: Tensor) -> Iterator[_Choice]:
+        """Choose tokens: one for each sequence, and on from guesses as long as these were right."""
+        num_samples = frame.num_samples[inputs.order].astype(np.int32)
+        members = np.flatnonzero(num_samples)
+        depth = 0
+        while members.size:
+            rows = inputs.query_starts[1:][members] - num_samples[members] + depth
+            slots = inputs.slots[members]
+            logits = self._decoder.logits(hidden[self._to_device(rows)])
+            samples = sample(logits, self._sampling, slots)
+            self._sampling.append(slots, samples.tokens)
+            self._chosen[self._to_device(slots)] = samples.tokens.int()
+            self._batch.expect(slots)
+            yield _Choice(members, self._batch.num_tokens[slots] - 1, samples)
+            depth += 1
+            is_guessed = num_samples[members] > depth
+            members, rows = members[is_guessed], rows[is_guessed]
+            if members.size:
+                tokens = samples.tokens.cpu().numpy()[is_guessed]
+                members = members[inputs.token_ids[rows + 1] == tokens]
+
+    def _collect(
+        self,
+        inputs: BatchInputs,
+        epochs: Indices,
+        choices: list[_Choice],
+        scored: dict[int, list[TokenLogprobs]],
+    ) -> list[SequenceResult]:
+        """Bring what was chosen to the host; return the result of each row."""
+        num_rows = len(inputs.slots)
+        slots, ages = inputs.slots.tolist(), epochs.tolist()
+        tokens: list[list[int]] = [[] for _ in range(num_rows)]
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in range(num_rows)]
+        is_valid = [True] * num_rows
+        for choice in choices:
+            reports = choice.samples.reports()
+            chosen = zip(
+                choice.members.tolist(),
+                choice.places.tolist(),
+                choice.samples.tokens.tolist(),
+                choice.samples.is_valid.tolist(),
+                strict=True,
             )
-        samples = sample(logits, state, np.arange(len(sequences)))
-        reports = samples.reports()
-        chosen = zip(samples.tokens.tolist(), samples.is_valid.tolist(), strict=True)
+            for index, (row, place, token_id, is_number) in enumerate(chosen):
+                self._batch.fill(slots[row], ages[row], place, token_id)
+                tokens[row].append(token_id)
+                if index in reports:
+                    logprobs[row].append(reports[index])
+                if not is_number:
+                    is_valid[row] = False
+                    num_blocks = -(-int(inputs.context_lens[row]) // self._cache.block_size)
+                    self._cache.clear_broken(inputs.block_tables[0][row, :num_blocks].tolist())
         return [
-            SampledToken(token_id, reports.get(row), is_valid)
-            for row, (token_id, is_valid) in enumerate(chosen)
+            SequenceResult(
+                slot=slots[row],
+                epoch=ages[row],
+                token_ids=tuple(tokens[row]) if is_valid[row] else (),
+                logprobs=tuple(logprobs[row]) if logprobs[row] and is_valid[row] else None,
+                is_valid=is_valid[row],
+                prompt_logprobs=tuple(scored.get(slots[row], ())),
+            )
+            for row in range(num_rows)
         ]
 
-    def _collect_prompt_logprobs(self, item: ScheduledSequence, hidden: Tensor) -> None:
-        """Report on the prompt tokens that follow the ones just computed (T, E)."""
-        sequence = item.sequence
-        collected = sequence.prompt_logprobs
-        assert collected is not None, "the caller checks"
-        last = min(item.end, sequence.num_prompt_tokens - 1)
-        for start in range(item.start, last, _MAX_LOGIT_ROWS):
-            stop = min(start + _MAX_LOGIT_ROWS, last)
-            logits = self._decoder.logits(hidden[start - item.start : stop - item.start])
-            collected[start + 1 : stop + 1] = gather_logprobs(
-                logits,
-                sequence.token_ids[start + 1 : stop + 1],
-                [sequence.request.params.prompt_logprobs or 0] * (stop - start),
-            )
+    def _to_device(self, values: Ints | Indices) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+    def _score_prompts(
+        self, frame: StepFrame, inputs: BatchInputs, hidden: Tensor
+    ) -> dict[int, list[TokenLogprobs]]:
+        """Report on the prompt tokens that follow the ones just computed, where that is wanted."""
+        is_wanted = self._batch.is_prompt_scored[inputs.slots]
+        reports: dict[int, list[TokenLogprobs]] = {}
+        for member in np.flatnonzero(is_wanted).tolist():
+            slot = int(inputs.slots[member])
+            rows = slice(inputs.query_starts[member], inputs.query_starts[member + 1])
+            reports[slot] = self._score(slot, int(frame.starts[inputs.order[member]]), hidden[rows])
+        return reports
+
+    def _score(self, slot: int, start: int, hidden: Tensor) -> list[TokenLogprobs]:
+        """Report on the prompt tokens from `start` + 1, by the hidden states (T, E) before them."""
+        params = self._batch.params[slot]
+        assert params is not None, "a sequence is in the slot"
+        num_top = params.prompt_logprobs or 0
+        prompt = self._batch.token_ids(slot)[: self._batch.num_prompt_tokens[slot]].tolist()
+        followers = prompt[start + 1 : start + 1 + len(hidden)]
+        reports: list[TokenLogprobs] = []
+        for first in range(0, len(followers), _MAX_LOGIT_ROWS):
+            part = followers[first : first + _MAX_LOGIT_ROWS]
+            logits = self._decoder.logits(hidden[first : first + len(part)])
+            reports += gather_logprobs(logits, part, [num_top] * len(part))
+        return reports

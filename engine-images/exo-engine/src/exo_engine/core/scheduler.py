@@ -2,7 +2,12 @@
 
 There are no phases: every sequence has tokens that are not computed yet (a whole prompt, a chunk of
 one, or the one token chosen last), and each step spends one token budget on them. `EngineCore` calls
-`schedule`, runs the step, and calls `update`. No torch, no clock.
+`schedule`, has the step run, and calls `update`. No torch, no clock.
+
+Further steps may be scheduled while one is on its way. Then its tokens are pending: they can be
+computed, by runners that know them, but nobody here has seen them. Requests may end meanwhile; their
+blocks stay taken until no step on its way has them (`_draining`). Nobody is preempted while steps are
+on their way: the scheduler stalls, which makes `schedule` return nothing, until they are done.
 
 Invariants that make every request end:
 
@@ -16,15 +21,22 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from exo_engine.config import SchedulingPolicy
-from exo_engine.core.block_manager import BlockCopy, BlockManager
+from exo_engine.core.arrivals import make_sequence
+from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest, EngineStats, FinishReason, RequestOutput
-from exo_engine.core.sequence import SampledToken, Sequence
-from exo_engine.errors import DuplicateRequest, InternalError, PromptTooLong, RequestError
+from exo_engine.core.scheduled import ScheduledSequence, ScheduledStep
+from exo_engine.core.sequence import Sequence
+from exo_engine.core.slots import Slots
+from exo_engine.core.step import SequenceResult, StepResult
+from exo_engine.errors import DuplicateRequest, InternalError
+
+_MAX_PROPOSED = 64
+"""Most tokens that can be guessed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,57 +52,6 @@ class SchedulerLimits:
     eos_token_ids: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """Tokens [start, end) of one sequence, to be computed in this step."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    block_table: tuple[int, ...]
-    copies: tuple[BlockCopy, ...] = ()
-    first_seen: int = 0
-    """The model sees the sequence from this token on, as if it began there; the block table begins
-    there, too. Only simulations see less than all."""
-
-    @property
-    def num_tokens(self) -> int:
-        """How much of the step's budget this takes."""
-        return self.end - self.start
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step reaches the last token, so that the next one is chosen."""
-        return self.end == len(self.sequence.token_ids)
-
-
-@dataclass(slots=True)
-class ScheduledStep:
-    """Everything that one step computes."""
-
-    items: dict[str, ScheduledSequence] = field(default_factory=dict)
-    """By sequence id."""
-    num_tokens: int = 0
-    """Tokens in the step."""
-    preempted_ids: list[str] = field(default_factory=list)
-
-    def add(self, item: ScheduledSequence) -> None:
-        """Take one sequence in."""
-        self.items[item.sequence.sequence_id] = item
-        self.num_tokens += item.num_tokens
-
-    def drop(self, sequence_id: str) -> None:
-        """Take a sequence out again, if it is in."""
-        item = self.items.pop(sequence_id, None)
-        if item is not None:
-            self.num_tokens -= item.num_tokens
-
-    @property
-    def copies(self) -> list[BlockCopy]:
-        """Block copies to execute before the step writes."""
-        return [copy for item in self.items.values() for copy in item.copies]
-
-
 class Scheduler:
     """Queues of waiting and running sequences over one block manager."""
 
@@ -100,6 +61,11 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._running: list[Sequence] = []
+        self._slots = Slots(limits.max_num_seqs, blocks)
+        # Tables of requests that ended while a step with them, of that number, was on its way.
+        self._draining: list[tuple[int, str]] = []
+        self._is_stalled = False
+        self._num_scheduled_steps = 0
         self._num_arrivals = 0
         self._num_preemptions = 0
         self._num_prefix_queries = 0
@@ -119,22 +85,15 @@ class Scheduler:
         """
         if request.request_id in self._sequences:
             raise DuplicateRequest(f"request id {request.request_id!r} is already being served")
-        max_total = self._max_total_tokens(request)
-        self._num_arrivals += 1
-        arrival = self._num_arrivals
-        priority = request.priority if self.limits.policy == "priority" else 0
-        wants_prompt_logprobs = request.params.prompt_logprobs is not None
-        sequence = Sequence(
-            request=request,
-            arrival=arrival,
-            rank=(priority, arrival),
-            max_total_tokens=max_total,
-            sampling_key=self._sampling_key(request),
-            token_ids=list(request.prompt_token_ids),
-            prompt_logprobs=[None] * len(request.prompt_token_ids)
-            if wants_prompt_logprobs
-            else None,
+        longest = min(self.limits.max_model_len, self.blocks.num_blocks * self.blocks.block_size)
+        sequence = make_sequence(
+            request,
+            arrival=self._num_arrivals + 1,
+            longest=longest,
+            seed=self.limits.seed,
+            has_priority=self.limits.policy == "priority",
         )
+        self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
         self._enqueue(sequence)
 
@@ -145,8 +104,7 @@ class Scheduler:
             if sequence is None:
                 continue
             if sequence in self._running:
-                self._running.remove(sequence)
-                self.blocks.close(request_id)
+                self._leave(sequence)
             else:
                 self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
                 heapq.heapify(self._waiting)
@@ -173,43 +131,77 @@ class Scheduler:
 
     # --- one step -----------------------------------------------------------------------------
 
+    @property
+    def num_steps_on_their_way(self) -> int:
+        """Steps that were scheduled and have no result yet."""
+        return self._num_scheduled_steps - self._num_steps
+
+    def propose(self, request_id: str, token_ids: Seq[int]) -> None:
+        """Guess a running request's next tokens.
+
+        They are computed along with its next token as far as there is room, and those that the model
+        agrees with are kept. Nothing happens if the request is not about to be given its next token.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is not None and sequence.num_pending == 0 and sequence.num_uncomputed == 1:
+            room = sequence.max_total_tokens - sequence.num_tokens - 1
+            sequence.proposed = tuple(token_ids[: min(room, _MAX_PROPOSED)])
+
     def schedule(self) -> ScheduledStep:
-        """Choose what the next step computes and get the blocks for it."""
-        step = ScheduledStep()
+        """Choose what the next step computes and get the blocks for it.
+
+        A step with items must be run, and its result given to `update`, in order.
+        """
+        step = ScheduledStep(self._num_scheduled_steps + 1)
+        self._is_stalled = self._is_stalled and self.num_steps_on_their_way > 0
         self._make_room_for_priority(step)
         # Sequences that only need their next token go first, so that a long prompt does not make
         # the others stutter; rank still decides who gives up blocks.
         decoding = [sequence for sequence in self._running if sequence.num_uncomputed == 1]
         prefilling = [sequence for sequence in self._running if sequence.num_uncomputed > 1]
         for sequence in decoding + prefilling:
-            if self.blocks.holds(sequence.sequence_id):  # not preempted meanwhile
+            if self._is_stalled:
+                break
+            if sequence.slot >= 0 and not _is_undecided(sequence):  # not preempted meanwhile
                 self._schedule_running(sequence, step)
-        if not step.preempted_ids:
+        if not step.preempted_ids and not self._is_stalled:
             self._admit(step)
+        if step.items:
+            self._num_scheduled_steps += 1
+            step.frame = self._slots.frame(step)
         return step
 
-    def update(
-        self, step: ScheduledStep, sampled: Mapping[str, SampledToken]
-    ) -> list[RequestOutput]:
-        """Take a step's result in: advance sequences, append tokens, end requests.
+    def update(self, step: ScheduledStep, result: StepResult) -> list[RequestOutput]:
+        """Take a step's result in: append tokens, take back what was not confirmed, end requests.
 
         Args:
-            step: what `schedule` returned last.
-            sampled: the next token of each sequence that reached its end, by sequence id.
+            step: what `schedule` returned; steps come in that order.
+            result: what the runner gave for its frame.
         """
         self._num_steps += 1
         outputs = []
-        for item in step.items.values():
+        for item, each in zip(step.items.values(), result.sequences, strict=True):
             sequence = item.sequence
-            sequence_id = sequence.sequence_id
-            if sequence_id not in self._sequences:  # aborted while the step ran
+            if sequence.epoch != item.epoch:  # it ended, or was preempted, while the step ran
                 continue
-            sequence.num_computed = item.end
-            self.blocks.commit(sequence_id, sequence.token_ids, item.end)
-            if not item.samples:
-                continue
-            outputs.append(self._append(sequence, sampled[sequence_id]))
+            if each.epoch != item.epoch:
+                raise InternalError(
+                    f"a runner answered for epoch {each.epoch} of slot {sequence.slot}, but epoch "
+                    f"{item.epoch} was in the step"
+                )
+            output = self._advance(item, each)
+            if output is not None:
+                outputs.append(output)
+        self._drain()
         return outputs
+
+    def abandon(self) -> None:
+        """Give up all steps that are on their way: who was in them starts over."""
+        in_step = [s for s in self._running if s.last_step > self._num_steps]
+        self._num_steps = self._num_scheduled_steps
+        for sequence in reversed(in_step):
+            self._preempt(sequence, ScheduledStep(0))
+        self._drain()
 
     def check_integrity(self) -> None:
         """Raise InternalError when queues and blocks disagree."""
@@ -218,8 +210,10 @@ class Scheduler:
         waiting = {sequence.sequence_id for _, sequence in self._waiting}
         if running & waiting or running | waiting != set(self._sequences):
             raise InternalError("a request is in no queue, or in two")
-        if any(self.blocks.holds(sequence_id) for sequence_id in waiting):
+        if any(self.blocks.holds(sequence.table_key) for _, sequence in self._waiting):
             raise InternalError("a waiting request holds blocks")
+        if len({sequence.slot for sequence in self._running} - {-1}) != len(self._running):
+            raise InternalError("a running request has no slot, or shares one")
         if sorted(self._running, key=lambda s: s.rank) != self._running:
             raise InternalError("running requests are out of order")
 
@@ -231,9 +225,12 @@ class Scheduler:
             return
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
         while (
-            self.blocks.num_blocks_to_write(sequence.sequence_id, start, end)
+            self.blocks.num_blocks_to_write(sequence.table_key, start, end)
             > self.blocks.num_free_blocks
         ):
+            if self.num_steps_on_their_way > 0:
+                self._is_stalled = True
+                return
             victim = self._running[-1]
             if victim is sequence and len(self._running) == 1:
                 raise InternalError(
@@ -256,7 +253,8 @@ class Scheduler:
             # One block more where the last cached block must be copied.
             needed = self.blocks.blocks_for(len(sequence.token_ids)) - len(prefix)
             needed += num_cached < len(prefix) * self.blocks.block_size
-            if needed > self.blocks.num_free_after(prefix) and self._running:
+            is_alone = not self._running and not self._draining
+            if needed > self.blocks.num_free_after(prefix) and not is_alone:
                 return
             sequence.num_computed = num_cached
             num_tokens = self._affordable(sequence, step)
@@ -264,7 +262,8 @@ class Scheduler:
                 sequence.num_computed = 0
                 return
             heapq.heappop(self._waiting)
-            self.blocks.open(sequence.sequence_id, prefix)
+            self.blocks.open(sequence.table_key, prefix)
+            self._slots.take(sequence)
             insort(self._running, sequence, key=lambda s: s.rank)
             if not sequence.was_admitted:
                 sequence.was_admitted = True
@@ -281,16 +280,19 @@ class Scheduler:
 
     def _affordable(self, sequence: Sequence, step: ScheduledStep) -> int:
         left = self.limits.max_num_batched_tokens - step.num_tokens
-        wanted = sequence.num_uncomputed
-        if wanted > left and not self.limits.enable_chunked_prefill:
+        if sequence.num_uncomputed > left and not self.limits.enable_chunked_prefill:
             return 0
-        return min(wanted, left)
+        return min(sequence.num_uncomputed + len(sequence.proposed), left)
 
     def _take_in(self, sequence: Sequence, start: int, end: int, step: ScheduledStep) -> None:
-        sequence_id = sequence.sequence_id
-        copies = self.blocks.prepare_write(sequence_id, start, end)
-        table = tuple(self.blocks.table(sequence_id))
-        step.add(ScheduledSequence(sequence, start, end, table, tuple(copies)))
+        copies = self.blocks.prepare_write(sequence.table_key, start, end)
+        num_samples = max(0, end - sequence.num_tokens + 1)
+        sequence.num_computed = end
+        sequence.num_pending += num_samples
+        sequence.last_step = step.number
+        step.add(
+            ScheduledSequence(sequence, start, end, num_samples, sequence.epoch, tuple(copies))
+        )
 
     def _make_room_for_priority(self, step: ScheduledStep) -> None:
         """Preempt sequences that a strictly more urgent waiting one needs the seat or blocks of."""
@@ -302,36 +304,79 @@ class Scheduler:
             has_seat = len(self._running) < self.limits.max_num_seqs
             if has_seat and needed <= self.blocks.num_free_blocks:
                 return
+            if self.num_steps_on_their_way > 0:
+                self._is_stalled = True
+                return
             self._preempt(last, step)
         step.preempted_ids.clear()  # the room made is for the one that waits: do admit
 
     def _preempt(self, sequence: Sequence, step: ScheduledStep) -> None:
-        """Take a sequence's blocks away; it starts over later, from what the prefix cache kept."""
+        """Take a sequence's blocks away; it starts over later, from what the prefix cache kept.
+
+        No step with it is on its way.
+        """
         self._running.remove(sequence)
-        self.blocks.close(sequence.sequence_id)
-        sequence.num_computed = 0
+        self._slots.give_back(sequence)
+        self.blocks.close(sequence.table_key)
+        sequence.num_computed = sequence.num_pending = 0
+        sequence.proposed = ()
         step.drop(sequence.sequence_id)
         step.preempted_ids.append(sequence.sequence_id)
         self._num_preemptions += 1
         self._enqueue(sequence)
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> RequestOutput:
-        request = sequence.request
+    def _advance(self, item: ScheduledSequence, result: SequenceResult) -> RequestOutput | None:
+        """Move a sequence on by what a step gave for it; return what its caller gets."""
+        sequence = item.sequence
+        self._keep_prompt_logprobs(item, result)
+        if item.num_samples == 0:
+            self.blocks.commit(sequence.table_key, sequence.token_ids, item.end)
+            return None
+        sequence.num_pending -= item.num_samples
+        sequence.proposed = ()
         if sequence.num_output_tokens == 0:
             self._num_prompt_tokens += sequence.num_prompt_tokens
-        prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
-        if not token.is_valid:
+        if not result.is_valid:
             self._finish(sequence, is_trusted=False)
-            return RequestOutput(request.request_id, finish_reason="error")
-        sequence.token_ids.append(token.token_id)
-        self._num_generated_tokens += 1
-        reason, stop_token_id = self._finish_reason(sequence, token.token_id)
+            return RequestOutput(sequence.sequence_id, finish_reason="error")
+        num_tokens = len(result.token_ids)
+        if not 1 <= num_tokens <= item.num_samples:
+            raise InternalError(
+                f"a runner gave {num_tokens} tokens where 1 to {item.num_samples} were asked for"
+            )
+        # Guesses that the model did not agree with are taken back.
+        num_taken_back = item.num_samples - num_tokens
+        sequence.num_computed -= num_taken_back
+        return self._append(sequence, result, item.end - num_taken_back)
+
+    def _keep_prompt_logprobs(self, item: ScheduledSequence, result: SequenceResult) -> None:
+        collected = item.sequence.prompt_logprobs
+        if collected is not None:
+            first = item.start + 1
+            collected[first : first + len(result.prompt_logprobs)] = result.prompt_logprobs
+
+    def _append(
+        self, sequence: Sequence, result: SequenceResult, num_computed: int
+    ) -> RequestOutput:
+        """Append tokens up to the one that ends the request."""
+        num_before = len(sequence.token_ids)
+        reason, stop_token_id = None, None
+        for token_id in result.token_ids:
+            sequence.token_ids.append(token_id)
+            reason, stop_token_id = self._finish_reason(sequence, token_id)
+            if reason is not None:
+                break
+        new = tuple(sequence.token_ids[num_before:])
+        self._num_generated_tokens += len(new)
+        num_known = min(num_computed, len(sequence.token_ids))
+        self.blocks.commit(sequence.table_key, sequence.token_ids, num_known)
+        prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
         if reason is not None:
             self._finish(sequence)
         return RequestOutput(
-            request_id=request.request_id,
-            token_ids=(token.token_id,),
-            logprobs=(token.logprobs,) if token.logprobs is not None else None,
+            request_id=sequence.sequence_id,
+            token_ids=new,
+            logprobs=result.logprobs[: len(new)] if result.logprobs is not None else None,
             finish_reason=reason,
             num_cached_tokens=sequence.num_cached_tokens,
             stop_token_id=stop_token_id,
@@ -352,38 +397,33 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, *, is_trusted: bool = True) -> None:
         del self._sequences[sequence.sequence_id]
+        if not is_trusted:
+            self.blocks.distrust(sequence.table_key)
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of the running ones, and its blocks once no step needs them."""
         self._running.remove(sequence)
-        self.blocks.close(sequence.sequence_id, is_trusted=is_trusted)
+        self._slots.give_back(sequence)
+        self._draining.append((sequence.last_step, sequence.table_key))
+        self._drain()
+
+    def _drain(self) -> None:
+        done = [key for number, key in self._draining if number <= self._num_steps]
+        if done:
+            self._draining = [each for each in self._draining if each[0] > self._num_steps]
+        for key in done:
+            self.blocks.close(key)
 
     def _enqueue(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (sequence.rank, sequence))
 
-    def _max_total_tokens(self, request: EngineRequest) -> int:
-        num_prompt = len(request.prompt_token_ids)
-        longest = min(self.limits.max_model_len, self.blocks.num_blocks * self.blocks.block_size)
-        if num_prompt == 0:
-            raise RequestError("the prompt has no tokens; at least one is needed", param="prompt")
-        if num_prompt >= longest:
-            raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens, but prompt and output together may have at "
-                f"most {longest}",
-                param="prompt",
-                hint="Shorten the prompt, or raise --max-model-len.",
-            )
-        if request.params.max_tokens is None:
-            return longest
-        total = num_prompt + request.params.max_tokens
-        if total > longest:
-            raise PromptTooLong(
-                f"the prompt has {num_prompt} tokens and max_tokens is {request.params.max_tokens}, "
-                f"together {total}, but at most {longest} are possible",
-                param="max_tokens",
-                hint=f"Lower max_tokens to {longest - num_prompt} or less, or shorten the prompt.",
-            )
-        return total
 
-    def _sampling_key(self, request: EngineRequest) -> int:
-        if request.params.seed is not None:
-            return request.params.seed % 2**64
-        material = f"{self.limits.seed}/{request.request_id}".encode()
-        return int.from_bytes(blake2b(material, digest_size=8).digest(), "little")
+def _is_undecided(sequence: Sequence) -> bool:
+    """Whether nothing can be computed for a sequence before results have come.
+
+    Steps on their way may yield its last token, or nobody knows how many tokens.
+    """
+    return sequence.num_pending > 1 or (
+        sequence.num_pending > 0 and sequence.num_tokens >= sequence.max_total_tokens
+    )

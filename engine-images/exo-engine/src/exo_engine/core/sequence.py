@@ -1,6 +1,6 @@
 """The scheduler's own record of one request while it is being served.
 
-Only the scheduler changes it; the runner reads it.
+Only the scheduler and its slots change it; a runner knows what frames told it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from exo_engine.core.request import EngineRequest, TokenLogprobs
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens so far, and how many of them have keys and values in the cache."""
+    """Tokens so far, and how many of them have keys and values in the cache.
+
+    What steps that are on their way will do counts as done: their tokens are computed, and those that
+    they will yield are pending.
+    """
 
     request: EngineRequest
     arrival: int
@@ -24,9 +28,23 @@ class Sequence:
     sampling_key: int
     """64-bit key of the random numbers this request draws."""
     token_ids: list[int] = field(default_factory=list)
-    """Prompt, then output."""
+    """Prompt, then output, as far as results have come."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in the cache."""
+    num_pending: int = 0
+    """Tokens that steps on their way may yield, at most."""
+    proposed: tuple[int, ...] = ()
+    """Guesses of the next tokens, to be computed along with the next one."""
+    last_step: int = 0
+    """Number of the latest step that the sequence was in."""
+    slot: int = -1
+    """Where runners keep what they know of it; -1 while it waits."""
+    epoch: int = -1
+    """Counts those that were ever given a slot; tells results of this one from others."""
+    is_new_to_slot: bool = False
+    """Whether the next frame must introduce it."""
+    num_sent_blocks: list[int] = field(default_factory=list)
+    """Of each cache group, how much of the block table runners know."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache had when the request was first admitted."""
     was_admitted: bool = False
@@ -37,8 +55,16 @@ class Sequence:
 
     @property
     def sequence_id(self) -> str:
-        """The request's id, under which the block manager knows the sequence."""
+        """The request's id."""
         return self.request.request_id
+
+    @property
+    def table_key(self) -> str:
+        """What the block manager knows the sequence by.
+
+        Another request may have this one's id while its blocks are still in use.
+        """
+        return str(self.arrival)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -51,16 +77,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_tokens(self) -> int:
+        """All tokens, the pending ones included."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
     def num_uncomputed(self) -> int:
         """Tokens still to be run through the model before the next one can be chosen."""
-        return len(self.token_ids) - self.num_computed
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """What the runner answers for one sequence that reached its last token."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-    is_valid: bool = True
-    """False when the model produced no finite logits."""
+        return len(self.token_ids) + self.num_pending - self.num_computed

@@ -12,6 +12,7 @@ from typing import Final
 
 from exo_engine.config import EngineConfig, ResolvedConfig, resolve
 from exo_engine.core.block_manager import BlockManager
+from exo_engine.core.executor import DirectExecutor
 from exo_engine.core.loading import LoadedCore, load_decoder, make_runner, warm_up
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import block_bytes
@@ -46,7 +47,7 @@ def load_simulated(config: EngineConfig, start_up: StartUp) -> LoadedCore:
     return LoadedCore(
         parts.spec,
         settings,
-        runner,
+        DirectExecutor(runner),
         simulation.num_kv_blocks,
         Measurements(
             simulated=True,
@@ -111,6 +112,7 @@ def _load(config: EngineConfig, simulation: Simulation) -> _SmallModel:
         max(_MAX_CACHE_BYTES // block_bytes(spec, small), per_window),
     )
     blocks = BlockManager(num_blocks, _BLOCK_SIZE, enable_prefix_caching=False)
-    runner = WindowRunner(make_runner(decoder, small, num_blocks), blocks, window)
+    small_runner = make_runner(decoder, small, num_blocks)
+    runner = WindowRunner(small_runner, blocks, window, settings.max_num_seqs)
     warm_up(runner, spec, small, num_blocks)
     return _SmallModel(spec, settings, runner, window)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from exo_engine.clock import Clock
-from exo_engine.core.loading import StepRunner
-from exo_engine.core.scheduler import ScheduledStep
-from exo_engine.core.sequence import SampledToken
+from exo_engine.core.executor import Pending, StepRunner
+from exo_engine.core.step import StepFrame
 from exo_engine.simulation.file import Simulation
 
 logger = logging.getLogger(__name__)
@@ -32,14 +31,14 @@ class Pace:
         prompts = [(float(each.tokens), each.seconds) for each in simulation.prompt_seconds]
         self._prompts = [(0.0, 0.0), *([(1.0, rate)] if rate is not None else prompts)]
 
-    def seconds(self, step: ScheduledStep) -> float:
+    def seconds(self, frame: StepFrame) -> float:
         """Return how long a step takes there."""
-        items = step.items.values()
-        num_decodes = sum(1 for item in items if item.num_tokens == 1)
+        spans = list(zip(frame.starts.tolist(), frame.num_tokens.tolist(), strict=True))
+        num_decodes = sum(1 for _, num_tokens in spans if num_tokens == 1)
         prefill = sum(
-            self._prompt(item.end) - self._prompt(item.start)
-            for item in items
-            if item.num_tokens > 1
+            self._prompt(start + num_tokens) - self._prompt(start)
+            for start, num_tokens in spans
+            if num_tokens > 1
         )
         decode = _interpolated(self._steps, num_decodes) if num_decodes else 0.0
         return max(decode + prefill, self._steps[0][1])
@@ -61,31 +60,31 @@ class PacedRunner:
         self._pace = pace
         self._clock = clock
         self._was_late = False
-        self._last_ids: frozenset[str] = frozenset()
+        self._last_slots: frozenset[int] = frozenset()
         self._last_end = 0.0
 
-    def run(self, step: ScheduledStep) -> Mapping[str, SampledToken]:
-        """Compute a step, and return when it would be done."""
+    def dispatch(self, frame: StepFrame) -> Pending:
+        """See `StepRunner.dispatch`; returns when the step would be done."""
         begin = self._clock.now()
-        ids = frozenset(step.items)
-        if ids & self._last_ids:
+        slots = frozenset(frame.slots.tolist())
+        if slots & self._last_slots - {added.slot for added in frame.added}:
             # Who was in the step before has waited since: scheduling is part of a step's time.
             begin = self._last_end
-        tokens = self._runner.run(step)
-        wanted, taken = self._pace.seconds(step), self._clock.now() - begin
+        result = self._runner.dispatch(frame)()
+        wanted, taken = self._pace.seconds(frame), self._clock.now() - begin
         if taken > wanted + _TOLERANCE_SECONDS and not self._was_late:
             self._was_late = True
             logger.warning(
                 "this machine is slower than what it simulates: a step of %d sequences and %d "
                 "tokens took %.1f ms instead of %.1f; said once",
-                len(step.items),
-                step.num_tokens,
+                len(slots),
+                frame.total_tokens,
                 taken * 1000,
                 wanted * 1000,
             )
         self._clock.wait_until(begin + wanted)
-        self._last_ids, self._last_end = ids, self._clock.now()
-        return tokens
+        self._last_slots, self._last_end = slots, self._clock.now()
+        return lambda: result
 
 
 def _interpolated(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -3,7 +3,7 @@
 The scheduler's blocks are numbers without memory behind them. This runner keeps keys and values of
 its own, in a small cache that does not grow with the simulated one, and computes only what is needed
 for the next token: prompt chunks that do not reach the end of their prompt are skipped, and what the
-scheduler found in its prefix cache or computes again after a preemption makes no difference.
+scheduler found in its prefix cache makes no difference.
 
 A sequence of up to `WINDOW_TOKENS` is seen whole, and its answer is the small model's own. From a
 longer one the model sees at least the last half of the window: when the window is full, the second
@@ -18,13 +18,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+import numpy as np
+
+from exo_engine.core.batch import Batch
 from exo_engine.core.block_manager import BlockManager
-from exo_engine.core.loading import StepRunner
-from exo_engine.core.scheduler import ScheduledSequence, ScheduledStep
-from exo_engine.core.sequence import SampledToken
+from exo_engine.core.executor import Pending, StepRunner
+from exo_engine.core.step import (
+    AddedSequence,
+    SequenceResult,
+    StepFrame,
+    StepResult,
+    TableChange,
+    ints,
+)
 
 WINDOW_TOKENS: Final = 512
 _MAX_TOKENS_AT_ONCE: Final = 2048
@@ -33,16 +42,45 @@ _MAX_TOKENS_AT_ONCE: Final = 2048
 
 @dataclass(slots=True)
 class _Seen:
-    """What of a sequence is in the small cache: tokens [first, end).
+    """What of a sequence is in the small cache: tokens [first, end)."""
 
-    The sequence itself is not kept: it may have ended, and a long one takes memory.
-    """
-
-    sequence_id: str
-    arrival: int
-    """Tells the sequence from another with its id."""
+    slot: int
     first: int
     end: int
+    num_sent_blocks: int = 0
+
+    @property
+    def key(self) -> str:
+        return str(self.slot)
+
+
+@dataclass(slots=True)
+class _Part:
+    """A step of the small model, while it is put together."""
+
+    slots: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_samples: list[int] = field(default_factory=list)
+    added: list[AddedSequence] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
+
+    def frame(self) -> StepFrame:
+        change = TableChange(
+            rows=ints(range(len(self.slots))),
+            firsts=ints(self.firsts),
+            counts=ints([len(each) for each in self.blocks]),
+            blocks=ints([block for each in self.blocks for block in each]),
+        )
+        return StepFrame(
+            slots=ints(self.slots),
+            starts=ints(self.starts),
+            num_tokens=ints(self.num_tokens),
+            num_samples=np.array(self.num_samples, dtype=np.uint8),
+            added=tuple(self.added),
+            tables=(change,),
+        )
 
 
 class WindowRunner:
@@ -52,73 +90,123 @@ class WindowRunner:
         runner: computes, on a cache with the blocks of `blocks`.
         blocks: room for at least one window; used by nobody else.
         window_tokens: longest end that the model sees.
+        num_slots: most sequences at once.
     """
 
-    def __init__(self, runner: StepRunner, blocks: BlockManager, window_tokens: int) -> None:
+    def __init__(
+        self, runner: StepRunner, blocks: BlockManager, window_tokens: int, num_slots: int
+    ) -> None:
         self._runner = runner
         self._blocks = blocks
         self._window = window_tokens
-        # Least recently used first.
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._batch = Batch(num_slots, num_groups=0, block_size=1)
+        # By slot, least recently used first.
+        self._seen: OrderedDict[int, _Seen] = OrderedDict()
 
-    def run(self, step: ScheduledStep) -> dict[str, SampledToken]:
-        """Return the next token of each sequence that reached its end in the step."""
-        tokens: dict[str, SampledToken] = {}
-        for part in self._parts([item for item in step.items.values() if item.samples]):
-            tokens.update(self._runner.run(part))
-        return tokens
+    def dispatch(self, frame: StepFrame) -> Pending:
+        """See `StepRunner.dispatch`; guesses are left aside."""
+        # The simulated blocks have no memory behind them.
+        self._batch.apply(replace(frame, tables=(), copies=(), proposed=ints(())))
+        for slot in {*frame.removed.tolist(), *(added.slot for added in frame.added)}:
+            if slot in self._seen:
+                self._forget(slot)
+        given: dict[int, SequenceResult] = {}
+        for part in self._parts(frame):
+            for each in self._runner.dispatch(part.frame())().sequences:
+                given[each.slot] = each
+                self._keep(each)
+        result = StepResult(
+            tuple(
+                self._result(slot, num_tokens, given.get(slot))
+                for slot, num_tokens in zip(
+                    frame.slots.tolist(), frame.num_tokens.tolist(), strict=True
+                )
+            )
+        )
+        return lambda: result
 
-    def _parts(self, items: list[ScheduledSequence]) -> Iterator[ScheduledStep]:
+    def _keep(self, result: SequenceResult) -> None:
+        slot = result.slot
+        for token_id in result.token_ids:
+            self._batch.expect(np.array([slot]))
+            place = int(self._batch.num_tokens[slot]) - 1
+            self._batch.fill(slot, result.epoch, place, token_id)
+
+    def _result(self, slot: int, num_tokens: int, given: SequenceResult | None) -> SequenceResult:
+        if given is None:
+            return SequenceResult(slot, int(self._batch.epochs[slot]))
+        # More may have been computed again than was asked for.
+        return replace(given, prompt_logprobs=given.prompt_logprobs[-num_tokens:])
+
+    def _parts(self, frame: StepFrame) -> Iterator[_Part]:
         """Cut a step into steps that the small cache has room for, each valid until the next."""
-        part = ScheduledStep()
-        for item in items:
-            seen = self._place(item)
-            is_full = part.num_tokens + item.end - seen.end > _MAX_TOKENS_AT_ONCE
-            if part.items and (is_full or not self._make_room(seen, item.end, part)):
+        part = _Part()
+        ends = frame.starts + frame.num_tokens - np.maximum(frame.num_samples.astype(int) - 1, 0)
+        is_needed = (frame.num_samples > 0) | self._batch.is_prompt_scored[frame.slots]
+        for row in np.flatnonzero(is_needed).tolist():
+            end, num_samples = int(ends[row]), min(1, int(frame.num_samples[row]))
+            seen = self._place(int(frame.slots[row]), end)
+            is_full = sum(part.num_tokens) + end - seen.end > _MAX_TOKENS_AT_ONCE
+            if part.slots and (is_full or not self._make_room(seen, end, part)):
                 yield part
-                part = ScheduledStep()
-            self._make_room(seen, item.end, part)
-            part.add(self._take_in(seen, item))
-        if part.items:
+                part = _Part()
+            self._make_room(seen, end, part)
+            self._take_in(seen, end, num_samples, part)
+        if part.slots:
             yield part
 
-    def _place(self, item: ScheduledSequence) -> _Seen:
+    def _place(self, slot: int, end: int) -> _Seen:
         """Return what is seen of a sequence, beginning anew where that does not reach its end."""
-        sequence_id, arrival = item.sequence.sequence_id, item.sequence.arrival
-        seen = self._seen.get(sequence_id)
-        if seen is not None and not (
-            seen.arrival == arrival and seen.end < item.end <= seen.first + self._window
-        ):
-            self._forget(sequence_id)
+        seen = self._seen.get(slot)
+        if seen is not None and not seen.end < end <= seen.first + self._window:
+            self._forget(slot)
             seen = None
         if seen is None:
-            first = 0 if item.end <= self._window else item.end - self._window // 2
-            seen = self._seen[sequence_id] = _Seen(sequence_id, arrival, first, first)
-            self._blocks.open(sequence_id)
-        self._seen.move_to_end(sequence_id)
+            first = 0 if end <= self._window else end - self._window // 2
+            seen = self._seen[slot] = _Seen(slot, first, first)
+            self._blocks.open(seen.key)
+        self._seen.move_to_end(slot)
         return seen
 
-    def _make_room(self, seen: _Seen, end: int, part: ScheduledStep) -> bool:
+    def _make_room(self, seen: _Seen, end: int, part: _Part) -> bool:
         """Forget what was not seen for longest until a sequence can grow to `end`."""
         while self._num_missing_blocks(seen, end) > 0:
             oldest = next(iter(self._seen))
-            if oldest == seen.sequence_id or oldest in part.items:
+            if oldest == seen.slot or oldest in part.slots:
                 return False
             self._forget(oldest)
         return True
 
     def _num_missing_blocks(self, seen: _Seen, end: int) -> int:
-        needed = self._blocks.num_blocks_to_write(
-            seen.sequence_id, seen.end - seen.first, end - seen.first
-        )
+        needed = self._blocks.num_blocks_to_write(seen.key, seen.end - seen.first, end - seen.first)
         return needed - self._blocks.num_free_blocks
 
-    def _take_in(self, seen: _Seen, item: ScheduledSequence) -> ScheduledSequence:
-        start, seen.end = seen.end, item.end
-        self._blocks.prepare_write(seen.sequence_id, start - seen.first, item.end - seen.first)
-        table = tuple(self._blocks.table(seen.sequence_id))
-        return ScheduledSequence(item.sequence, start, item.end, table, first_seen=seen.first)
+    def _take_in(self, seen: _Seen, end: int, num_samples: int, part: _Part) -> None:
+        start, seen.end = seen.end, end
+        self._blocks.prepare_write(seen.key, start - seen.first, end - seen.first)
+        if start == seen.first:
+            part.added.append(self._introduce(seen))
+        table = self._blocks.table(seen.key)
+        part.slots.append(seen.slot)
+        part.starts.append(start)
+        part.num_tokens.append(end - start)
+        part.num_samples.append(num_samples)
+        part.firsts.append(seen.num_sent_blocks)
+        part.blocks.append(table[seen.num_sent_blocks :])
+        seen.num_sent_blocks = len(table)
 
-    def _forget(self, sequence_id: str) -> None:
-        del self._seen[sequence_id]
-        self._blocks.close(sequence_id)
+    def _introduce(self, seen: _Seen) -> AddedSequence:
+        params = self._batch.params[seen.slot]
+        assert params is not None, "a sequence is in the slot"
+        return AddedSequence(
+            slot=seen.slot,
+            epoch=int(self._batch.epochs[seen.slot]),
+            token_ids=self._batch.token_ids(seen.slot),
+            num_prompt_tokens=int(self._batch.num_prompt_tokens[seen.slot]),
+            params=params,
+            sampling_key=self._batch.sampling_keys[seen.slot],
+            first_seen=seen.first,
+        )
+
+    def _forget(self, slot: int) -> None:
+        self._blocks.close(self._seen.pop(slot).key)

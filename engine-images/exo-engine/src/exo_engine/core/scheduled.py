@@ -1,0 +1,54 @@
+"""What the scheduler remembers of a step until its result is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from exo_engine.core.block_manager import BlockCopy
+from exo_engine.core.sequence import Sequence
+from exo_engine.core.step import StepFrame
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Tokens [start, end) of one sequence, computed in one step."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    num_samples: int
+    """How many tokens it may yield: 0 where the step does not reach the last token."""
+    epoch: int
+    """Of the sequence at that time."""
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """How much of the step's budget this takes."""
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class ScheduledStep:
+    """Everything that one step computes."""
+
+    number: int
+    """Counts steps from 1."""
+    items: dict[str, ScheduledSequence] = field(default_factory=dict)
+    """By request id, in the order of the frame."""
+    num_tokens: int = 0
+    """Tokens in the step."""
+    preempted_ids: list[str] = field(default_factory=list)
+    frame: StepFrame | None = None
+    """What the runner gets; None while the step is made, and of one without items."""
+
+    def add(self, item: ScheduledSequence) -> None:
+        """Take one sequence in."""
+        self.items[item.sequence.sequence_id] = item
+        self.num_tokens += item.num_tokens
+
+    def drop(self, sequence_id: str) -> None:
+        """Take a sequence out again, if it is in."""
+        item = self.items.pop(sequence_id, None)
+        if item is not None:
+            self.num_tokens -= item.num_tokens
