@@ -20,6 +20,7 @@ from exo_inference.platforms.kubernetes.helm import GO_ENVIRONMENT, find_helm
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
 from exo_inference.platforms.kubernetes.settings import PlatformValues
 from exo_inference.platforms.kubernetes.values import Release, build_release
+from exo_inference.resources import DeploymentSpec, EngineRef
 
 NAMESPACE = "helm-costs"
 _CHART = Path(__file__).parents[2] / "charts" / DEPLOYMENT_CHART
@@ -51,18 +52,14 @@ def measure(plane: Plane) -> tuple[HelmCost, ...]:
 
 
 def _release(uid: str, flag: str) -> Release:
-    desired = DesiredDeployment(
-        uid=uid,
-        name="costs",
-        model_name=MODEL,
-        model_path="pvc:models",
-        model_size_bytes=1,
+    spec = DeploymentSpec(
+        model=MODEL,
         gpu_type=GPU_TYPE,
-        gpu_count=1,
         replicas=0,
-        engine="exo",
+        engine=EngineRef(name="exo"),
         engine_parameters=(flag,) if flag else (),
     )
+    desired = DesiredDeployment(uid, "costs", spec, "pvc:models", model_size_bytes=1)
     return build_release(desired, PlatformValues())
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from exo_inference.errors import HubError
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.platforms.replica_memory import HostRoom, ReplicaNeed
-from exo_inference.resources import TokenSecretRef
+from exo_inference.resources import DeploymentSpec, TokenSecretRef
 
 
 class ReplicaPhase(StrEnum):
@@ -41,7 +41,7 @@ class DesiredDeployment:
     Attributes:
         uid: the deployment's id; never changes.
         name: for people; in logs and process lists.
-        model_name: what clients send as `model`.
+        spec: what was asked for; its model is what clients send as `model`.
         model_path: directory with the model's files, or `pvc:CLAIM[/DIRECTORY]` on a cluster.
         unrouted: names of replicas that the gateway no longer sends requests to. A platform
             stops a draining replica only when it is in here.
@@ -58,14 +58,8 @@ class DesiredDeployment:
 
     uid: str
     name: str
-    model_name: str
+    spec: DeploymentSpec
     model_path: str
-    gpu_type: str
-    gpu_count: int
-    replicas: int
-    engine: str = "exo"
-    engine_version: str | None = None
-    engine_parameters: tuple[str, ...] = ()
     unrouted: frozenset[str] = frozenset()
     restarted_at: datetime | None = None
     model_size_bytes: int = 0
@@ -74,6 +68,11 @@ class DesiredDeployment:
     need: ReplicaNeed | None = None
     before: DesiredDeployment | None = None
     refusal: str = ""
+
+    @property
+    def engine(self) -> str:
+        """The engine; nothing is applied before one is chosen."""
+        return self.spec.engine.name or ""
 
 
 @dataclass(frozen=True, slots=True)

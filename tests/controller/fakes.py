@@ -99,8 +99,8 @@ class FakePlatform:
         mine = self.replicas.setdefault(desired.uid, [])
         made_from = (
             desired.model_path,
-            desired.engine_version,
-            desired.engine_parameters,
+            desired.spec.engine.version,
+            desired.spec.engine_parameters,
             desired.roll,
         )
         for replica in [r for r in mine if r.draining and r.name in desired.unrouted]:
@@ -111,14 +111,14 @@ class FakePlatform:
             if desired.restarted_at is not None:
                 replica.failure = self.fails
         current = [r for r in mine if r.made_from == made_from and not r.draining]
-        wanted = desired.replicas if self.autoscaled is None else self.autoscaled
+        wanted = desired.spec.replicas if self.autoscaled is None else self.autoscaled
         while len(current) < wanted:
             if self.slots is not None and len(mine) >= self.slots:  # no room beside the old one
                 self.stopped.append(mine.pop(0).name)
             self.count += 1
-            failure = "wings are missing" if desired.model_name == self.fails_model else self.fails
+            failure = "wings are missing" if desired.spec.model == self.fails_model else self.fails
             replica = FakeReplica(
-                f"{desired.name}-{self.count}", made_from, desired.model_name, failure=failure
+                f"{desired.name}-{self.count}", made_from, desired.spec.model, failure=failure
             )
             mine.append(replica)
             current.append(replica)

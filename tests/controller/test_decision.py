@@ -29,8 +29,8 @@ def test_a_ready_model_lets_the_platform_act() -> None:
     assert isinstance(action, Apply)
     assert action.desired.model_path == "/models/m"
     assert action.desired.model_size_bytes == ready_model().status.size_bytes
-    assert action.desired.model_name == "org/m1"
-    assert (action.desired.replicas, action.desired.unrouted) == (2, frozenset({"old"}))
+    assert action.desired.spec.model == "org/m1"
+    assert (action.desired.spec.replicas, action.desired.unrouted) == (2, frozenset({"old"}))
 
 
 def test_a_model_on_its_way_holds_the_deployment_and_says_how_far() -> None:

@@ -301,7 +301,7 @@ async def test_a_replacement_that_is_killed_is_made_or_not_made(plane: Plane, cy
         assert found.spec in ((after,) if answered else (before.spec, after))
         if number % 5 == 0:
             await plane.settle_deployment(uid, chance)
-            assert plane.platform.applied[-1].model_name == found.spec.model
+            assert plane.platform.applied[-1].spec.model == found.spec.model
         assert await plane.key_of(uid) == key
         await plane.check()
     assert min(tallies.values()) > cycles / 10, tallies

@@ -53,7 +53,7 @@ def test_a_replacement_keeps_id_url_key_and_name(controller: Controller) -> None
     for field in ("id", "name", "deployment-url", "replicas", "created-at"):
         assert after[field] == before[field]
     assert key_of(controller, uid) == key
-    assert controller.platform.applied[-1].model_name == "org/m2"
+    assert controller.platform.applied[-1].spec.model == "org/m2"
     events = controller.call("GET", f"/v2/ai/deployment/{uid}/events").json()["events"]
     assert "Replaced" in [event["reason"] for event in events]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.local.lifecycle import spec_hash
 from exo_inference.resources import ROLL_ANNOTATION, DeploymentSpec, InferenceDeployment, ObjectMeta
 from tests.controller.conftest import Controller
 from tests.controller.test_reconciling import replica_names
+from tests.desired_deployments import altered, desired_deployment
 
 
 def test_all_replicas_are_replaced_and_none_is_stopped_before_it_is_unrouted(
@@ -48,11 +46,11 @@ def test_what_has_no_replicas_cannot_be_restarted(controller: Controller) -> Non
 
 
 def test_replicas_from_before_there_were_restarts_stay_as_they_are() -> None:
-    desired = DesiredDeployment(
-        uid="u", name="n", model_name="m", model_path="/m", gpu_type="cpu", gpu_count=1, replicas=1
+    desired = desired_deployment(
+        uid="u", name="n", model="m", model_path="/m", gpu_type="cpu", gpu_count=1, replicas=1
     )
     assert spec_hash(desired) == "41eeca6bf04bdb30"
-    assert spec_hash(replace(desired, roll="a")) != spec_hash(replace(desired, roll="b"))
+    assert spec_hash(altered(desired, roll="a")) != spec_hash(altered(desired, roll="b"))
 
 
 def test_whatever_an_annotation_holds_is_safe_to_hand_on() -> None:

@@ -26,7 +26,7 @@ def key_of(controller: Controller, uid: str) -> str:
 
 
 def serving(controller: Controller) -> str:
-    return controller.platform.applied[-1].model_name
+    return controller.platform.applied[-1].spec.model
 
 
 def wait_for_roll_back(controller: Controller, uid: str) -> dict[str, Any]:
@@ -54,11 +54,11 @@ def test_what_served_before_comes_back_and_stays_through_a_restart(
         assert (told["state"], told["model"]["name"]) == ("error", "org/m2")
         assert serving(controller) == "org/m1"
         assert key_of(controller, uid) == key
-        tries = sum(each.model_name == "org/m2" for each in controller.platform.applied)
+        tries = sum(each.spec.model == "org/m2" for each in controller.platform.applied)
     with controller.running():
         wait_for_roll_back(controller, uid)
         assert serving(controller) == "org/m1"
-        assert sum(e.model_name == "org/m2" for e in controller.platform.applied) == tries
+        assert sum(e.spec.model == "org/m2" for e in controller.platform.applied) == tries
         controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 0})
         controller.wait_for(lambda: view(controller, uid)["ready-replicas"] == 0)
         controller.call("POST", f"/v2/ai/deployment/{uid}/scale", json={"replicas": 1})
@@ -68,7 +68,7 @@ def test_what_served_before_comes_back_and_stays_through_a_restart(
         controller.wait_for(lambda: old.isdisjoint(replica_names(controller)))
         wait_for_roll_back(controller, uid)
         assert serving(controller) == "org/m1"  # it is what was restarted
-        assert sum(e.model_name == "org/m2" for e in controller.platform.applied) == tries
+        assert sum(e.spec.model == "org/m2" for e in controller.platform.applied) == tries
         controller.platform.fails_model = None
         assert controller.call("PATCH", f"/v2/ai/deployment/{uid}", json={}).ok
         controller.wait_for(lambda: view(controller, uid)["state"] == "ready")
@@ -153,9 +153,9 @@ def test_a_platform_that_rolls_back_is_given_what_was_in_effect_and_why_it_went_
     assert controller.call("PATCH", f"/v2/ai/deployment/{uid}", json=body).ok
     controller.wait_for(lambda: platform.applied[-1].refusal == "wings are missing")
     given = platform.applied[-1]
-    assert given.engine_parameters == ("--seed=1",)
+    assert given.spec.engine_parameters == ("--seed=1",)
     assert given.before is not None
-    assert (given.before.uid, given.before.engine_parameters) == (uid, ())
+    assert (given.before.uid, given.before.spec.engine_parameters) == (uid, ())
     # Asked again, it is no longer refused.
     platform.refusal, platform.rolled_back = "", None
     assert controller.call("PATCH", f"/v2/ai/deployment/{uid}", json={}).ok

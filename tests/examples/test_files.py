@@ -15,6 +15,7 @@ from exo_inference.platforms.kubernetes.values import build_release, merged
 from exo_inference.resources.yaml import parse_manifests
 from tests.charts.rendering import MINORS, helm, problems
 from tests.charts.rendering import only as one
+from tests.desired_deployments import desired_deployment
 from tests.examples.files import EXAMPLES, REPOSITORY, ROOT, load, only
 
 CHARTS = ROOT / "charts"
@@ -121,10 +122,10 @@ def test_the_platforms_values_make_models_and_deployments(name: str, tmp_path: P
 
 
 def _desired(family: str, engine: str) -> DesiredDeployment:
-    return DesiredDeployment(
+    return desired_deployment(
         uid="0b6e3f6e-0000-4000-8000-000000000001",
         name="chat",
-        model_name="org/m",
+        model="org/m",
         model_path="pvc:models",
         model_size_bytes=10**9,
         gpu_type=family,

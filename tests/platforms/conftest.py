@@ -20,6 +20,7 @@ from exo_inference.platforms.base import DesiredDeployment, ObservedDeployment, 
 from exo_inference.platforms.local import LocalPlatform, LocalPlatformSettings
 from exo_inference.platforms.local.shim import find_processes
 from exo_inference.state_dir import StateDir
+from tests.desired_deployments import altered, desired_deployment
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
@@ -62,17 +63,17 @@ class Rig:
         return self.platform
 
     def desired(self, replicas: int = 1, *parameters: str, **changes: object) -> DesiredDeployment:
-        desired = DesiredDeployment(
+        desired = desired_deployment(
             uid="11111111-1111-4111-8111-111111111111",
             name="chat",
-            model_name="exo/tiny-chat",
+            model="exo/tiny-chat",
             model_path="/nowhere",
             gpu_type="cpu",
             gpu_count=1,
             replicas=replicas,
             engine_parameters=parameters,
         )
-        return replace(desired, **changes)  # type: ignore[arg-type]
+        return altered(desired, **changes)  # type: ignore[arg-type]
 
     async def until(
         self,
@@ -86,7 +87,7 @@ class Rig:
         end = time.monotonic() + seconds
         unrouted: frozenset[str] = frozenset()
         while True:
-            observed = await self.platform.apply(replace(desired, unrouted=unrouted))
+            observed = await self.platform.apply(altered(desired, unrouted=unrouted))
             if each is not None and (waiting := each(observed)) is not None:
                 await waiting
             if condition(observed):
@@ -100,7 +101,7 @@ class Rig:
     async def until_ready(self, desired: DesiredDeployment, **more: object) -> ObservedDeployment:
         def settled(observed: ObservedDeployment) -> bool:
             good = [r for r in observed.replicas if r.phase is ReplicaPhase.READY and r.current]
-            return len(good) == desired.replicas == len(observed.replicas)
+            return len(good) == desired.spec.replicas == len(observed.replicas)
 
         return await self.until(desired, settled, **more)  # type: ignore[arg-type]
 

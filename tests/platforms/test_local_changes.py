@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from exo_inference.platforms.base import DesiredDeployment, ReplicaPhase
+from tests.desired_deployments import altered
 
 if TYPE_CHECKING:
     from tests.platforms.conftest import Rig
@@ -36,12 +37,12 @@ class Traffic:
         self.table = [r.name for r in observed.replicas if r.phase is ReplicaPhase.READY]
         self.unrouted = frozenset(r.name for r in observed.replicas if r.name not in self.table)
         current = [r for r in observed.replicas if r.current and r.name in self.table]
-        return len(current) == desired.replicas == len(observed.replicas)
+        return len(current) == desired.spec.replicas == len(observed.replicas)
 
     async def settle(self, desired: DesiredDeployment) -> None:
         self.unrouted: frozenset[str] = frozenset()
         async with asyncio.timeout(20):
-            while not await self.reconcile(replace(desired, unrouted=self.unrouted)):
+            while not await self.reconcile(altered(desired, unrouted=self.unrouted)):
                 await asyncio.sleep(0.05)
 
     async def client(self) -> None:

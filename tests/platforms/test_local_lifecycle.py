@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from exo_inference.platforms.base import LogQuery, ObservedDeployment, ReplicaPh
 from exo_inference.platforms.local import stop_all
 from exo_inference.platforms.local.restarts import backoff_seconds
 from exo_inference.state_dir import process_start_ticks
+from tests.desired_deployments import altered
 
 if TYPE_CHECKING:
     from tests.platforms.conftest import Rig
@@ -118,7 +118,7 @@ async def test_failed_replica_is_started_again_when_asked_to(rig: Rig) -> None:
     (rig.directory(failed[0].name) / "mended").touch()
     still = await rig.platform.apply(desired)
     assert phases(still) == [ReplicaPhase.FAILED]
-    ready = await rig.until_ready(replace(desired, restarted_at=datetime.now(UTC)))
+    ready = await rig.until_ready(altered(desired, restarted_at=datetime.now(UTC)))
     assert ready.replicas[0].name == failed[0].name
 
 
@@ -126,7 +126,7 @@ async def test_asking_to_try_again_helps_once(rig: Rig) -> None:
     desired = rig.desired(1, "--exit-code", "78")
     failed = await rig.until(desired, lambda now: phases(now) == [ReplicaPhase.FAILED])
     launch = rig.directory(failed.replicas[0].name) / "launch.json"
-    asked = replace(desired, restarted_at=datetime.now(UTC))
+    asked = altered(desired, restarted_at=datetime.now(UTC))
     await rig.until(asked, lambda _now: json.loads(launch.read_text())["run"] == 2)
     await rig.until(asked, lambda now: phases(now) == [ReplicaPhase.FAILED])
     for _ in range(5):
@@ -137,7 +137,7 @@ async def test_asking_to_try_again_helps_once(rig: Rig) -> None:
 async def test_asking_to_try_again_leaves_what_runs_alone(rig: Rig) -> None:
     desired = rig.desired()
     before = await rig.until_ready(desired)
-    after = await rig.platform.apply(replace(desired, restarted_at=datetime.now(UTC)))
+    after = await rig.platform.apply(altered(desired, restarted_at=datetime.now(UTC)))
     assert after.replicas[0].pid == before.replicas[0].pid
     assert phases(after) == [ReplicaPhase.READY]
 

@@ -22,7 +22,7 @@ from exo_inference.planner import (
     plan,
     read_architecture,
 )
-from exo_inference.platforms.base import DesiredDeployment, ReplicaPhase
+from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.platforms.local import LocalPlatform, Simulation
 from exo_inference.platforms.local.simulation import (
     ReadModel,
@@ -30,6 +30,7 @@ from exo_inference.platforms.local.simulation import (
     simulation_document,
 )
 from exo_inference.simulated_gpus import MODEL_MARKER, parse_simulated_gpus
+from tests.desired_deployments import desired_deployment
 from tests.planner.flags import settings_of
 from tests.platforms.conftest import FakeEngine
 from tests.platforms.test_local_gpus import gpus_of, install_fake_smi, list_gpus
@@ -63,7 +64,7 @@ def ministral(tmp_path: Path) -> Path:
 
 
 def described(
-    model: Path,
+    directory: Path,
     *flags: str,
     gpus: str = "gpua5000=8",
     speedup: int = 1,
@@ -73,11 +74,11 @@ def described(
     """Return what a replica of Ministral would be told."""
     (kind,) = parse_simulated_gpus(gpus)
     fields: dict[str, Any] = {"gpu_count": 1, "engine": "vllm", "engine_version": "0.28.0"}
-    fields |= {"model_name": MINISTRAL, **changes}
-    desired = DesiredDeployment(
+    fields |= {"model": MINISTRAL, **changes}
+    desired = desired_deployment(
         uid="1",
         name="chat",
-        model_path=str(model),
+        model_path=str(directory),
         gpu_type=kind.family,
         replicas=1,
         engine_parameters=flags,
@@ -146,7 +147,7 @@ async def test_a_replica_waits_for_a_free_simulated_gpu(rig: Rig, ministral: Pat
 async def test_the_file_is_written_before_the_engine_starts(rig: Rig, ministral: Path) -> None:
     simulate(rig, "gpua5000=1")
     observed = await rig.until_ready(
-        rig.desired(1, gpu_type="gpua5000", model_path=str(ministral), model_name=MINISTRAL)
+        rig.desired(1, gpu_type="gpua5000", model_path=str(ministral), model=MINISTRAL)
     )
     directory = rig.directory(observed.replicas[0].name)
     document = json.loads((directory / "simulation.json").read_text())
@@ -234,7 +235,7 @@ def test_what_does_not_fit_fails_after_profiling_with_figures_and_a_next_step(
 
 
 def test_weights_that_do_not_fit_fail_while_they_are_loaded(ministral: Path) -> None:
-    document = described(ministral, gpus="T4=1", model_name="Qwen/Qwen3-32B")
+    document = described(ministral, gpus="T4=1", model="Qwen/Qwen3-32B")
     failure = parse_simulation(document).fail
     assert failure is not None
     assert failure.phase == "loading weights"
@@ -307,7 +308,7 @@ def test_eager_mode_neither_compiles_nor_captures_graphs(ministral: Path) -> Non
 
 
 def test_the_engine_exo_is_planned_by_its_own_rules(ministral: Path) -> None:
-    llama = {"model_name": "meta-llama/Llama-3.1-8B-Instruct"}
+    llama = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
     vllm = parse_simulation(described(ministral, "--max-model-len=4096", **llama))
     exo = parse_simulation(described(ministral, "--max-model-len=4096", engine="exo", **llama))
     assert exo.fail is None
@@ -327,8 +328,8 @@ def test_every_model_of_the_catalogue_gives_a_file_that_the_engine_accepts(
     simulation = Simulation((kind,))
     fitting = 0
     for name in load_models():
-        desired = DesiredDeployment(
-            uid="1", name="x", model_name=name, model_path=str(tmp_path), gpu_type=kind.family,
+        desired = desired_deployment(
+            uid="1", name="x", model=name, model_path=str(tmp_path), gpu_type=kind.family,
             gpu_count=count, replicas=1, engine="vllm",
         )  # fmt: skip
         read: EngineSimulation = parse_simulation(simulation_document(desired, kind, simulation))

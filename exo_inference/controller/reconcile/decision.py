@@ -83,20 +83,13 @@ def decide(
     if state != ModelState.READY or path is None:
         waiting = details if state == ModelState.DOWNLOADING else f"model {state}: {details}"
         return Hold(_held("ModelNotReady", waiting.rstrip(": "), failed=False))
-    spec = deployment.spec
     return Apply(
         DesiredDeployment(
             uid=deployment.metadata.uid,
             name=deployment.metadata.name,
-            model_name=spec.model,
+            spec=deployment.spec,
             model_path=path,
             model_size_bytes=model.status.size_bytes,
-            gpu_type=spec.gpu_type,
-            gpu_count=spec.gpu_count,
-            replicas=spec.replicas,
-            engine=spec.engine.name or "",  # nothing is applied before one is chosen
-            engine_version=spec.engine.version,
-            engine_parameters=spec.engine_parameters,
             need=need_of(deployment, model.status.size_bytes),
             unrouted=unrouted,
             release=deployment.status.release,

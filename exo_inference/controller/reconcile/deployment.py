@@ -204,7 +204,7 @@ class DeploymentReconciler:
                 observed = await self._platform.apply(before)
             except PlatformError as exc:
                 return await self._write_blocked(deployment, exc)
-            beside = decision.held_beside(found, observed, before.replicas)
+            beside = decision.held_beside(found, observed, before.spec.replicas)
             outcome = await self._write(deployment, beside, observed)
             again = outcome.again_after_seconds
             return replace(

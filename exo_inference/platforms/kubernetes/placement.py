@@ -72,7 +72,7 @@ def choose_release(
             desired, pods_hash = renamed, live.pods_hash
     affinity = _choose_affinity(desired, given, live, find_nodes, pods_hash)
     strategy = SURGE
-    if desired.gpu_type != CPU_FAMILY and not has_own_strategy(given, desired):
+    if desired.spec.gpu_type != CPU_FAMILY and not has_own_strategy(given, desired):
         strategy = choose_strategy(desired, live, pods, find_nodes, pods_hash)
     return build_release(
         desired,
@@ -96,23 +96,23 @@ def choose_nodes(
         PlatformError: no node has the GPUs, and several together cannot give them.
     """
     if live is not None:
-        on_gpus = desired.gpu_type != CPU_FAMILY
-        if live.nodes > 1 and (desired.gpu_count % live.nodes or not on_gpus):
+        on_gpus = desired.spec.gpu_type != CPU_FAMILY
+        if live.nodes > 1 and (desired.spec.gpu_count % live.nodes or not on_gpus):
             raise PlatformError(
-                f"a replica has {live.nodes} nodes, which {desired.gpu_count} x {desired.gpu_type} "
+                f"a replica has {live.nodes} nodes, which {desired.spec.gpu_count} x {desired.spec.gpu_type} "
                 "cannot be shared out over, and the number of nodes cannot be changed in place",
                 hint="Change the specification back, or create another deployment.",
             )
         return live.nodes
-    if desired.gpu_type == CPU_FAMILY or is_placed(given, desired.gpu_type):
+    if desired.spec.gpu_type == CPU_FAMILY or is_placed(given, desired.spec.gpu_type):
         return 1
-    largest = largest_node(find_nodes(), desired.gpu_type)
-    if not largest or desired.gpu_count <= largest:
+    largest = largest_node(find_nodes(), desired.spec.gpu_type)
+    if not largest or desired.spec.gpu_count <= largest:
         return 1
-    if given.spans_nodes and desired.gpu_count % largest == 0:
-        return desired.gpu_count // largest
+    if given.spans_nodes and desired.spec.gpu_count % largest == 0:
+        return desired.spec.gpu_count // largest
     raise PlatformError(
-        f"no node has {desired.gpu_count} {desired.gpu_type}; the largest has {largest}",
+        f"no node has {desired.spec.gpu_count} {desired.spec.gpu_type}; the largest has {largest}",
         hint="Add a node; or switch features.leaderWorkerSet on, for engines that span nodes, and ask "
         f"for a multiple of {largest}.",
     )
@@ -131,16 +131,16 @@ def choose_strategy(
     alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     current = [pod for pod in alive if annotation(pod, PODS_ANNOTATION) == pods_hash]
     # Old pods on other GPUs have none to give.
-    held = sum(label(pod, GPU_LABEL) in ("", desired.gpu_type) for pod in alive) - len(current)
+    held = sum(label(pod, GPU_LABEL) in ("", desired.spec.gpu_type) for pod in alive) - len(current)
     if live.pods_hash == pods_hash:
         # Pods that end give their GPUs back soon; only then is it known whether one is missing.
         stuck = held > 0 and len(alive) == len(pods) and any(needs_gpu(pod) for pod in current)
         return IN_PLACE if stuck else live.strategy
-    if held <= 0 or desired.replicas == 0:
+    if held <= 0 or desired.spec.replicas == 0:
         return SURGE
     nodes = find_nodes()
-    free = count_free_slots(nodes, desired.gpu_type, desired.gpu_count // live.nodes)
-    known = any(node.family == desired.gpu_type for node in nodes)
+    free = count_free_slots(nodes, desired.spec.gpu_type, desired.spec.gpu_count // live.nodes)
+    known = any(node.family == desired.spec.gpu_type for node in nodes)
     return IN_PLACE if known and free < live.nodes else SURGE
 
 
@@ -161,19 +161,19 @@ def _choose_affinity(
     find_nodes: Callable[[], Sequence[GpuNode]],
     pods_hash: str,
 ) -> Mapping[str, Any] | None:
-    if desired.gpu_type == CPU_FAMILY or is_placed(given, desired.gpu_type):
+    if desired.spec.gpu_type == CPU_FAMILY or is_placed(given, desired.spec.gpu_type):
         return None
     if live is not None and live.pods_hash == pods_hash and not live.edited:
         return live.affinity
     nodes = find_nodes()
-    found = affinity_of(nodes, desired.gpu_type)
+    found = affinity_of(nodes, desired.spec.gpu_type)
     if found is None and live is not None and live.affinity:
         return live.affinity  # its nodes are away for the moment
-    if found is None and desired.replicas > 0:
+    if found is None and desired.spec.replicas > 0:
         families = ", ".join(sorted({node.family for node in nodes})) or "no GPU"
         raise PlatformError(
-            f"no node of the cluster has a {desired.gpu_type}; they have: {families}",
+            f"no node of the cluster has a {desired.spec.gpu_type}; they have: {families}",
             hint="Add a node; or, for nodes that are made on demand, set nodeSelector in the platform's "
-            f"gpuValues.{desired.gpu_type}.",
+            f"gpuValues.{desired.spec.gpu_type}.",
         )
     return found

@@ -95,15 +95,15 @@ def build_release(
     """
     own = _own_values(desired, nodes)
     values = merged(given.deployment, given.engines.get(desired.engine, {}))
-    values = merged(values, given.gpus.get(desired.gpu_type, {}))
+    values = merged(values, given.gpus.get(desired.spec.gpu_type, {}))
     if "rollout" not in values:
         own["rollout"] = {
             "maxSurge": strategy.max_surge,
             "maxUnavailable": strategy.max_unavailable,
         }
-    if affinity and not is_placed(given, desired.gpu_type):
+    if affinity and not is_placed(given, desired.spec.gpu_type):
         own["affinity"] = dict(affinity)
-    if desired.gpu_type != CPU_FAMILY and _GPU_TOLERATION not in values.get("tolerations", []):
+    if desired.spec.gpu_type != CPU_FAMILY and _GPU_TOLERATION not in values.get("tolerations", []):
         own["tolerations"] = [*values.get("tolerations", []), _GPU_TOLERATION]
     values = merged(values, own)
     pods_hash = unrolled_hash = _hash_of_pods(values)
@@ -125,7 +125,7 @@ def is_placed(given: PlatformValues, gpu_type: str) -> bool:
 
 def has_own_strategy(given: PlatformValues, desired: DesiredDeployment) -> bool:
     """Whether the administrator says himself how replicas are replaced."""
-    chosen = (given.deployment, given.engines.get(desired.engine, {}), given.gpus.get(desired.gpu_type, {}))  # fmt: skip
+    chosen = (given.deployment, given.engines.get(desired.engine, {}), given.gpus.get(desired.spec.gpu_type, {}))  # fmt: skip
     return any("rollout" in values for values in chosen)
 
 
@@ -133,25 +133,25 @@ def _own_values(desired: DesiredDeployment, nodes: int) -> dict[str, Any]:
     claim, _, directory = split_claim(desired.model_path)
     engine: dict[str, Any] = {
         "name": desired.engine,
-        "parameters": list(desired.engine_parameters),
-        "servedModelName": desired.model_name,
+        "parameters": list(desired.spec.engine_parameters),
+        "servedModelName": desired.spec.model,
     }
     # exo-engine has the project's own version; the one on the wire names vLLM's flags.
     if not facts_of(desired.engine).is_ours:
-        engine["version"] = engine_release(desired.engine, desired.engine_version)
-    gpu_count = 0 if desired.gpu_type == CPU_FAMILY else desired.gpu_count // nodes
+        engine["version"] = engine_release(desired.engine, desired.spec.engine.version)
+    gpu_count = 0 if desired.spec.gpu_type == CPU_FAMILY else desired.spec.gpu_count // nodes
     return {
         **({"multiNode": {"size": nodes}} if nodes > 1 else {}),
         "deployment": {"name": desired.name, "uid": desired.uid},
-        "replicas": desired.replicas,
+        "replicas": desired.spec.replicas,
         "engine": engine,
         "model": {
-            "source": desired.model_name,
+            "source": desired.spec.model,
             "sizeBytes": desired.model_size_bytes,
             "claimName": claim,
             "subPath": directory,
         },
-        "gpu": {"type": desired.gpu_type, "count": gpu_count},
+        "gpu": {"type": desired.spec.gpu_type, "count": gpu_count},
     }
 
 

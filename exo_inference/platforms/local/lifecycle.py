@@ -55,13 +55,13 @@ logger = logging.getLogger(__name__)
 def spec_hash(desired: DesiredDeployment) -> str:
     """Return what tells replicas of different specs apart; name and count do not matter."""
     parts = (
-        desired.model_name,
+        desired.spec.model,
         desired.model_path,
-        desired.gpu_type,
-        desired.gpu_count,
+        desired.spec.gpu_type,
+        desired.spec.gpu_count,
         desired.engine,
-        desired.engine_version,
-        list(desired.engine_parameters),
+        desired.spec.engine.version,
+        list(desired.spec.engine_parameters),
         *([desired.roll] if desired.roll else []),
     )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
@@ -115,8 +115,8 @@ class Lifecycle:
             uid=desired.uid,
             deployment=desired.name,
             spec=spec_hash(desired),
-            gpu_type=desired.gpu_type,
-            gpu_count=desired.gpu_count,
+            gpu_type=desired.spec.gpu_type,
+            gpu_count=desired.spec.gpu_count,
             created_at=time.time(),
             memory=astuple(desired.need) if desired.need is not None else (),
         )
@@ -167,11 +167,11 @@ class Lifecycle:
         )
         command = ReplicaCommand(
             model_path=Path(desired.model_path),
-            served_model_name=desired.model_name,
+            served_model_name=desired.spec.model,
             socket=SOCKET_NAME,
-            gpu_type=desired.gpu_type,
-            gpu_count=desired.gpu_count,
-            parameters=desired.engine_parameters,
+            gpu_type=desired.spec.gpu_type,
+            gpu_count=desired.spec.gpu_count,
+            parameters=desired.spec.engine_parameters,
             kv_cache_bytes=go.cache_bytes,
         )
         if gpus is not None:
@@ -194,7 +194,7 @@ class Lifecycle:
     async def _num_threads(self, desired: DesiredDeployment) -> int:
         """Return the threads of one engine: replicas on the CPU share the cores."""
         num_sharing = 1
-        if desired.gpu_type == CPU_FAMILY:
+        if desired.spec.gpu_type == CPU_FAMILY:
             num_sharing = await self._placement.count_cpu_replicas(desired)
         return max(1, num_cores() // num_sharing)
 

@@ -97,12 +97,14 @@ class Placement:
 
         `own` are the deployment's replicas; those that wait for a GPU have a claim already.
         """
-        if desired.gpu_type == CPU_FAMILY:
+        if desired.spec.gpu_type == CPU_FAMILY:
             return None
-        family = [gpu for gpu in await self._inventory.list() if gpu.family == desired.gpu_type]
+        family = [
+            gpu for gpu in await self._inventory.list() if gpu.family == desired.spec.gpu_type
+        ]
         free = _free(family, await self._records())
         num_waiting = sum(1 for record in own if not record.gpus)
-        return max(0, len(free) // max(1, desired.gpu_count) - num_waiting)
+        return max(0, len(free) // max(1, desired.spec.gpu_count) - num_waiting)
 
     async def count_cpu_replicas(self, desired: DesiredDeployment) -> int:
         """Return how many replicas share the cores once all of `desired` run."""
@@ -111,7 +113,7 @@ class Placement:
             for record in await self._records()
             if record.gpu_type == CPU_FAMILY and record.uid != desired.uid
         )
-        return others + max(1, desired.replicas)
+        return others + max(1, desired.spec.replicas)
 
     async def instance_types(self, view: HostView) -> list[InstanceTypeInfo]:
         """Return the families of the machine; `cpu` comes last."""

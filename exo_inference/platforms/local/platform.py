@@ -257,7 +257,9 @@ class LocalPlatform:
             exit_code = facts.exit.exit_code if facts.exit else None
             failure = self._engine.diagnose(exit_code, tail)
         obstacle = await self._placement.find_obstacle(facts.record)
-        obstacle = obstacle or find_mismatch(desired, self._placement.simulated(desired.gpu_type))
+        obstacle = obstacle or find_mismatch(
+            desired, self._placement.simulated(desired.spec.gpu_type)
+        )
         message = obstacle.message if obstacle else self._lifecycle.obstacle(facts.name)
         wait = ""
         if not message and restart.wait_seconds <= 0:
@@ -317,11 +319,13 @@ class LocalPlatform:
             for sight in view
             for replica in [observe(sight, spec, self._settings)]
         ]
-        settled = len(replicas) == desired.replicas and all(r.current and r.ready for r in replicas)
+        settled = len(replicas) == desired.spec.replicas and all(
+            r.current and r.ready for r in replicas
+        )
         if settled:
             return False
         free_slots = await self._count_free_slots(desired, view)
-        step = decide_rollout(replicas, desired.replicas, free_slots)
+        step = decide_rollout(replicas, desired.spec.replicas, free_slots)
         for sight in view:
             if sight.facts.name in step.drain:
                 await self._lifecycle.drain(sight.facts)
@@ -334,7 +338,9 @@ class LocalPlatform:
         machine = await self._look_at_machine()
         records, spec = [sight.facts.record for sight in view], spec_hash(desired)
         by_gpu = await self._placement.count_free_slots(desired, records)
-        if not any(r.gpus and r.gpu_type == desired.gpu_type and r.spec != spec for r in records):
+        if not any(
+            r.gpus and r.gpu_type == desired.spec.gpu_type and r.spec != spec for r in records
+        ):
             # Replicas on other GPUs have none to give: the first new one waits for its own beside them.
             by_gpu = by_gpu or None
         num_waiting = sum(not sight.facts.running and not sight.facts.draining for sight in view)

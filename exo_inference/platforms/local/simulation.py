@@ -81,15 +81,15 @@ def find_mismatch(desired: DesiredDeployment, gpus: SimulatedGpus | None) -> Obs
         return None
     if has_no_weights(Path(desired.model_path)):
         text = (
-            f"the model {desired.model_name} is simulated: its weights were not downloaded, so it "
-            f"does not run on {desired.gpu_type}, which is real. Choose a gpu-type of {FLAG}, or "
+            f"the model {desired.spec.model} is simulated: its weights were not downloaded, so it "
+            f"does not run on {desired.spec.gpu_type}, which is real. Choose a gpu-type of {FLAG}, or "
             f"run `down` and `up {FLAG} none`, delete the model and create it again"
         )
         return Obstacle(text, final=True)
     engine = facts_of(desired.engine)
     if not engine.is_ours:
         text = (
-            f"{engine.title} is not started on {desired.gpu_type}: here it runs on simulated GPUs only. "
+            f"{engine.title} is not started on {desired.spec.gpu_type}: here it runs on simulated GPUs only. "
             "Create the deployment with the engine `exo`"
         )
         return Obstacle(text, final=True)
@@ -104,23 +104,23 @@ def simulation_document(
     What cannot be planned becomes a start that fails and says why.
     """
     head = {
-        "model": desired.model_name,
+        "model": desired.spec.model,
         "gpu": gpus.gpu.name,
-        "gpu_count": desired.gpu_count,
+        "gpu_count": desired.spec.gpu_count,
         "engine": desired.engine,
-        "engine_version": engine_release(desired.engine, desired.engine_version),
+        "engine_version": engine_release(desired.engine, desired.spec.engine.version),
     }
     try:
         parameters = read_settings(
-            desired.engine_parameters, desired.engine, desired.engine_version
+            desired.spec.engine_parameters, desired.engine, desired.spec.engine.version
         )
         directory = Path(desired.model_path)
         read_model = find_by_name if has_no_weights(directory) else simulation.read_model
-        model = read_model(directory, desired.model_name)
+        model = read_model(directory, desired.spec.model)
     except ExoError as error:
         return {**head, **_NOTHING, **failing_start(f"cannot be simulated: {error.text}")}
     draft = find_draft(parameters.draft_name)
-    found = plan(model, gpus.gpu, desired.gpu_count, parameters, draft=draft)
+    found = plan(model, gpus.gpu, desired.spec.gpu_count, parameters, draft=draft)
     if failure := explain_failure(found):
         limits = _limits(found) if found.components else _NOTHING
         return {**head, **limits, **failing_start(failure, found, simulation.speedup)}

@@ -34,15 +34,16 @@ from exo_inference.platforms.kubernetes import (
 from exo_inference.platforms.kubernetes.names import release_name
 from exo_inference.platforms.kubernetes.records import list_revisions
 from tests.charts.service_accounts import kubeconfig_of
+from tests.desired_deployments import desired_deployment
 from tests.kubernetes_api import KubernetesApi, KubernetesCluster
 
 CHARTS = Path(__file__).parents[3] / "charts"
 UID = "7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11"
 RELEASE = release_name(UID)
-DESIRED = DesiredDeployment(
+DESIRED = desired_deployment(
     uid=UID,
     name="chat",
-    model_name="exo/tiny-chat",
+    model="exo/tiny-chat",
     model_path="pvc:tiny",
     gpu_type="cpu",
     gpu_count=1,
@@ -143,13 +144,13 @@ class Running:
 
         def is_applied(_: ObservedDeployment) -> bool:
             found = self.cluster.workloads.find(UID)
-            flags = json.dumps(list(desired.engine_parameters), separators=(",", ":"))
+            flags = json.dumps(list(desired.spec.engine_parameters), separators=(",", ":"))
             return found is not None and (
                 found["spec"]["template"]["metadata"]["annotations"][
                     "inference.exo.dev/engine-parameters"
                 ]
                 == flags
-                and found["spec"]["replicas"] == desired.replicas
+                and found["spec"]["replicas"] == desired.spec.replicas
             )
 
         await self.until(desired, is_applied)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from exo_inference.platforms.kubernetes import PlatformValues
+from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
@@ -31,7 +31,7 @@ async def test_the_number_is_that_of_the_autoscaler_and_what_is_desired_does_not
         await process.until(DESIRED, lambda observed: observed.autoscaled == 3)
         hash_before = kubelet.deployment()["metadata"]["labels"]["inference.exo.dev/spec-hash"]
 
-        more = replace(DESIRED, replicas=5)
+        more = altered(DESIRED, replicas=5)
         await process.until(
             more,
             lambda _: (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from exo_inference.platforms.base import ObservedDeployment
 from exo_inference.platforms.kubernetes.names import REFUSED_PODS, REFUSED_REASON, annotation
 from tests.charts.rendering import helm
+from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import (
     CHARTS,
@@ -139,7 +139,7 @@ async def test_a_release_uninstalled_by_hand_is_installed_again(
 async def test_a_release_changed_by_hand_is_brought_back(
     kubelet: FakeKubelet, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    wanted = replace(DESIRED, engine_parameters=("--seed=1",))
+    wanted = altered(DESIRED, engine_parameters=("--seed=1",))
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         await process.applied(wanted, kubelet)
@@ -161,7 +161,7 @@ def by_hand(api: KubernetesApi, *words: str) -> None:
 async def test_a_deleted_service_comes_back_while_an_update_is_refused(
     kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    bad = replace(DESIRED, engine_parameters=("--bad",))
+    bad = altered(DESIRED, engine_parameters=("--bad",))
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)
@@ -179,7 +179,7 @@ async def test_a_deleted_service_comes_back_while_an_update_is_refused(
 async def test_what_served_comes_back_while_an_update_is_refused(
     kubelet: FakeKubelet, tmp_path: Path, gone: str
 ) -> None:
-    bad = replace(DESIRED, engine_parameters=("--bad",), before=DESIRED)
+    bad = altered(DESIRED, engine_parameters=("--bad",), before=DESIRED)
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)
@@ -187,7 +187,7 @@ async def test_what_served_comes_back_while_an_update_is_refused(
         kubelet.set_state(new, state={"terminated": {"exitCode": 78, "message": "no"}})
         seen = await process.until(bad, lambda seen: bool(seen.refusal))
         kubelet.remove_pod(new)
-        refused = replace(bad, refusal=seen.refusal)
+        refused = altered(bad, refusal=seen.refusal)
         if gone == "the Deployment":
             await asyncio.to_thread(kubelet.api.kubectl, "delete", "deployment", RELEASE)
         elif gone == "the release":
@@ -216,10 +216,10 @@ async def test_what_served_comes_back_while_an_update_is_refused(
             assert (await process.platform.apply(bad)).refusal == seen.refusal
             await process.cluster.jobs.wait(RELEASE)
         assert len(await revisions(process)) == count
-        scaled = replace(bad, replicas=2)
+        scaled = altered(bad, replicas=2)
         await process.until(scaled, lambda _: kubelet.deployment()["spec"]["replicas"] == 2)
         assert "--bad" not in json.dumps(kubelet.deployment()["spec"])
-        again = replace(bad, restarted_at=datetime.now(UTC))
+        again = altered(bad, restarted_at=datetime.now(UTC))
         await process.applied(again, kubelet)
 
 
@@ -232,7 +232,7 @@ def refused_pods(process: Running) -> str:
 async def test_a_deployment_deleted_during_an_update_that_fails_comes_back_as_it_was_before(
     kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    bad = replace(DESIRED, engine_parameters=("--bad",), before=DESIRED)
+    bad = altered(DESIRED, engine_parameters=("--bad",), before=DESIRED)
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)

@@ -7,7 +7,6 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
 from exo_inference.platforms.kubernetes.release_pattern import read_words
 from exo_inference.platforms.kubernetes.values import Release, build_release
 from tests.charts.rendering import helm
+from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED
 
@@ -31,7 +31,7 @@ _SERVERS_OWN = ("uid", "resourceVersion", "creationTimestamp", "generation", "ma
 
 def release(name: str, **changes: Any) -> Release:
     while True:
-        desired = replace(DESIRED, uid=str(uuid.uuid4()), name=name, **changes)
+        desired = altered(DESIRED, uid=str(uuid.uuid4()), name=name, **changes)
         found = build_release(desired, PlatformValues())
         if read_words(found.name, found.values) is not None:
             return found
@@ -129,7 +129,7 @@ async def test_helm_reads_upgrades_rolls_back_and_removes_it(plane: Plane) -> No
     plane.helm("rollback", wanted.name, "1")
     assert plane.objects(wanted)[0]["spec"]["replicas"] == 1
     changed = build_release(
-        replace(DESIRED, uid=uid_of(wanted), name="kestrel", replicas=2), PlatformValues()
+        altered(DESIRED, uid=uid_of(wanted), name="kestrel", replicas=2), PlatformValues()
     )
     assert await plane.install(changed) == 1
     plane.helm("uninstall", wanted.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ from exo_inference.platforms.kubernetes import KubernetesSettings, PlatformValue
 from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
 from exo_inference.platforms.kubernetes.values import Release, build_release
+from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED
 
 
 def release(given: dict[str, Any] | None = None) -> Release:
-    desired = replace(DESIRED, uid=str(uuid.uuid4()))
+    desired = altered(DESIRED, uid=str(uuid.uuid4()))
     return build_release(desired, PlatformValues(deployment=given or {}))
 
 

@@ -30,6 +30,7 @@ from exo_inference.platforms.base import (
 from exo_inference.platforms.kubernetes import PlatformValues
 from exo_inference.platforms.kubernetes.values import merged
 from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node
+from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesCluster
 from tests.platforms.kubernetes.on_api_server import DESIRED, RELEASE, UID, Running, running
 
@@ -50,7 +51,7 @@ ENGINE = PlatformValues(
     }
 )
 MODEL = Path(exo_inference.__file__).parent / "hub" / "builtin_models" / "tiny-chat"
-WANTED = replace(DESIRED, gpu_type="gpua5000", gpu_count=2, replicas=2)
+WANTED = altered(DESIRED, gpu_type="gpua5000", gpu_count=2, replicas=2)
 
 
 class Gpus:
@@ -154,7 +155,7 @@ async def watch(
 
 
 async def install(process: Running, desired: DesiredDeployment) -> None:
-    await watch(process, desired, lambda seen: is_settled(seen, desired.replicas))
+    await watch(process, desired, lambda seen: is_settled(seen, desired.spec.replicas))
     await process.until(desired, lambda _: not process.cluster.jobs.running(RELEASE))
 
 
@@ -167,7 +168,7 @@ async def test_with_a_gpu_to_spare_an_update_never_has_fewer_ready_than_wanted(
         await install(process, WANTED)
         (family, *_) = await process.platform.instance_types()
         assert (family.family, family.total_gpus, family.free_gpus) == ("gpua5000", 8, 4)
-        changed = replace(WANTED, engine_parameters=("--seed=1",))
+        changed = altered(WANTED, engine_parameters=("--seed=1",))
         least, _ = await watch(process, changed, lambda seen: is_settled(seen, 2))
         assert least >= 2
 
@@ -178,7 +179,7 @@ async def test_without_one_replicas_are_replaced_one_at_a_time_and_that_is_said(
     gpus.add_node()
     async with running(gpus.cluster, tmp_path, values=VALUES) as process:
         await install(process, WANTED)
-        changed = replace(WANTED, engine_parameters=("--seed=1",))
+        changed = altered(WANTED, engine_parameters=("--seed=1",))
         least, _ = await watch(process, changed, lambda seen: is_settled(seen, 2))
         assert least >= 1
         found = process.cluster.workloads.find(UID)
@@ -191,7 +192,7 @@ async def test_a_replica_without_a_gpu_says_so_and_starts_when_a_node_comes(
     gpus: Gpus, tmp_path: Path
 ) -> None:
     gpus.add_node()
-    three = replace(WANTED, replicas=3)
+    three = altered(WANTED, replicas=3)
     async with running(gpus.cluster, tmp_path, values=VALUES) as process:
         waiting = "waiting for a free GPU"
         await watch(
@@ -231,7 +232,7 @@ async def test_an_unknown_family_is_said_at_once(gpus: Gpus, tmp_path: Path) -> 
     gpus.add_node()
     async with running(gpus.cluster, tmp_path, values=VALUES) as process:
         with pytest.raises(PlatformError, match="they have: gpua5000"):
-            await process.platform.apply(replace(WANTED, gpu_type="gpub300"))
+            await process.platform.apply(altered(WANTED, gpu_type="gpub300"))
 
 
 async def test_deletion_takes_the_pods_with_it(gpus: Gpus, tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ async def test_a_real_engine_serves_through_an_update_that_fails(
     gpus: Gpus, tmp_path: Path
 ) -> None:
     """exo-engine in a container of the node: its probes, its logs and its last words."""
-    bad = replace(DESIRED, engine_parameters=("--no-such-flag=1",))
+    bad = altered(DESIRED, engine_parameters=("--no-such-flag=1",))
     async with running(gpus.cluster, tmp_path, values=ENGINE) as process:
         await watch(process, DESIRED, lambda seen: is_settled(seen, 1))
         await install(process, DESIRED)

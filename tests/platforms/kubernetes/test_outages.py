@@ -9,12 +9,12 @@ import gzip
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from exo_inference.platforms.kubernetes.records import list_revisions
+from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
@@ -29,7 +29,7 @@ from tests.platforms.kubernetes.on_api_server import (
 async def test_a_release_that_a_killed_helm_left_pending_is_repaired(
     kubelet: FakeKubelet, tmp_path: Path, state: str
 ) -> None:
-    changed = replace(DESIRED, engine_parameters=("--seed=1",))
+    changed = altered(DESIRED, engine_parameters=("--seed=1",))
     async with running(kubelet.api, tmp_path) as process:
         await process.applied(DESIRED, kubelet)
         if state != "pending-install":
@@ -53,7 +53,7 @@ async def test_a_roll_back_that_was_killed_does_not_bring_the_refused_version_ba
     kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     """Its objects are the old ones again, while the newest values that Helm knows are the refused."""
-    bad = replace(DESIRED, engine_parameters=("--max-model-len=1",))
+    bad = altered(DESIRED, engine_parameters=("--max-model-len=1",))
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)
@@ -66,7 +66,7 @@ async def test_a_roll_back_that_was_killed_does_not_bring_the_refused_version_ba
     settled = f"inference.exo.dev/settled-revision={refused.number - 1}"
     kubelet.api.kubectl("annotate", "deployment", RELEASE, settled, "--overwrite")
     async with running(kubelet.api, tmp_path) as process:
-        scaled = replace(bad, replicas=2)
+        scaled = altered(bad, replicas=2)
         await process.until(scaled, lambda _: kubelet.deployment()["spec"]["replicas"] == 2)
         assert "max-model-len" not in json.dumps(kubelet.deployment()["spec"]["template"])
         states = [status for _, status in await revisions(process)]
@@ -81,8 +81,8 @@ async def test_a_scaling_that_was_told_to_end_is_finished_by_the_next_leader(
     kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     """A leader that is replaced ends its Helm, which writes "failed", although the objects may be there already."""
-    bad = replace(DESIRED, engine_parameters=("--max-model-len=1",))
-    scaled = replace(bad, replicas=2)
+    bad = altered(DESIRED, engine_parameters=("--max-model-len=1",))
+    scaled = altered(bad, replicas=2)
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)
@@ -109,7 +109,7 @@ async def test_a_scaling_that_was_told_to_end_is_finished_by_the_next_leader(
 async def test_a_release_that_failed_once_and_was_upgraded_since_is_left_alone(
     kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    changed = replace(DESIRED, engine_parameters=("--seed=1",))
+    changed = altered(DESIRED, engine_parameters=("--seed=1",))
     async with running(kubelet.api, tmp_path) as process:
         await process.applied(DESIRED, kubelet)
         await process.settle(changed, kubelet)
@@ -159,7 +159,7 @@ async def test_a_helm_killed_at_any_moment_is_made_good(
     async with running(kubelet.api, tmp_path) as process:
         num_killed = 0
         for number, delay in enumerate((0.04, 0.07, 0.1, 0.13, 0.16, 0.2, 0.3, 0.5)):
-            changed = replace(DESIRED, engine_parameters=(f"--seed={number}",))
+            changed = altered(DESIRED, engine_parameters=(f"--seed={number}",))
             await process.platform.apply(changed)
             await asyncio.sleep(delay)  # somewhere in the middle of Helm's work
             num_killed += kill_helm()
@@ -174,7 +174,7 @@ async def test_a_helm_killed_at_any_moment_is_made_good(
 async def test_an_api_server_that_restarts_in_the_middle_delays_and_loses_nothing(
     kubelet: FakeKubelet, tmp_path: Path, delay: float
 ) -> None:
-    changed = replace(DESIRED, engine_parameters=("--seed=1",))
+    changed = altered(DESIRED, engine_parameters=("--seed=1",))
     async with running(kubelet.api, tmp_path) as process:
         await process.applied(DESIRED, kubelet)
         await process.platform.apply(changed)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +26,7 @@ from exo_inference.platforms.kubernetes.release_pattern import (
     read_words,
 )
 from exo_inference.platforms.kubernetes.values import Release, build_release
+from tests.desired_deployments import altered
 from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -36,7 +36,7 @@ CHART = {"metadata": {"name": DEPLOYMENT_CHART}, "templates": [{"name": "x", "da
 def release(name: str, **changes: Any) -> Release:
     """Return a release whose hashes are plain words, as nearly all are."""
     while True:
-        desired = replace(DESIRED, uid=str(uuid.uuid4()), name=name, **changes)
+        desired = altered(DESIRED, uid=str(uuid.uuid4()), name=name, **changes)
         found = build_release(desired, PlatformValues())
         if read_words(found.name, found.values) is not None:
             return found
@@ -153,7 +153,7 @@ def test_everything_but_the_words_makes_another_form() -> None:
     for changes in (
         {"replicas": 3},
         {"engine_parameters": ("--max-num-seqs=1",)},
-        {"model_name": "o/m"},
+        {"model": "o/m"},
     ):
         assert pattern_key("c", one.values) != pattern_key("c", release("demo", **changes).values)
 

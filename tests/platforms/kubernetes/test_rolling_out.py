@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from exo_inference.platforms.base import (
 from exo_inference.platforms.kubernetes import (
     PlatformValues,
 )
+from tests.desired_deployments import altered
 from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
     MODEL,
@@ -55,7 +55,7 @@ async def test_scaling_to_zero_and_back_keeps_the_pods_of_the_version(
         await process.settle(DESIRED, kubelet)
         template = kubelet.deployment()["spec"]["template"]
         for replicas in (0, 2):
-            await process.applied(replace(DESIRED, replicas=replicas), kubelet)
+            await process.applied(altered(DESIRED, replicas=replicas), kubelet)
             assert kubelet.deployment()["spec"]["replicas"] == replicas
             assert kubelet.deployment()["spec"]["template"] == template
 
@@ -63,7 +63,7 @@ async def test_scaling_to_zero_and_back_keeps_the_pods_of_the_version(
 async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
     kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    bad = replace(DESIRED, engine_parameters=("--max-model-len=1",))
+    bad = altered(DESIRED, engine_parameters=("--max-model-len=1",))
     async with running(kubelet.api, tmp_path) as process:
         old = await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)
@@ -82,7 +82,7 @@ async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
         await process.until(bad, lambda seen: [r.name for r in seen.replicas] == [old])
         count = len(await revisions(process))
         # The version that serves is scaled meanwhile, and the refused one is not tried again.
-        scaled = replace(bad, replicas=3)
+        scaled = altered(bad, replicas=3)
         await process.until(scaled, lambda _: kubelet.deployment()["spec"]["replicas"] == 3)
         observed = await process.until(scaled, lambda _: True)
         assert "rolled back" in observed.failure
@@ -90,7 +90,7 @@ async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
         # Scaled to nothing and back, it still is the one before; nothing is said to serve.
         kubelet.remove_pod(old)
         for replicas, words in ((0, "starts when it is scaled up"), (1, "is being started")):
-            scaled = replace(bad, replicas=replicas)
+            scaled = altered(bad, replicas=replicas)
             await process.until(
                 scaled, lambda _, n=replicas: kubelet.deployment()["spec"]["replicas"] == n
             )
@@ -99,7 +99,7 @@ async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
             assert "serves on" not in observed.failure
             assert "max-model-len" not in json.dumps(kubelet.deployment()["spec"]["template"])
         # Asked again, it is tried again.
-        again = replace(bad, restarted_at=datetime.now(UTC))
+        again = altered(bad, restarted_at=datetime.now(UTC))
         await process.applied(again, kubelet)
         assert "max-model-len" in json.dumps(kubelet.deployment()["spec"]["template"])
 
@@ -107,7 +107,7 @@ async def test_an_update_whose_replica_fails_is_rolled_back_and_says_why(
 async def test_after_a_roll_back_a_restart_is_of_what_serves(
     kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    bad = replace(DESIRED, engine_parameters=("--bad",), before=DESIRED)
+    bad = altered(DESIRED, engine_parameters=("--bad",), before=DESIRED)
     async with running(kubelet.api, tmp_path) as process:
         await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)
@@ -115,7 +115,7 @@ async def test_after_a_roll_back_a_restart_is_of_what_serves(
         kubelet.set_state(new, state={"terminated": {"exitCode": 78, "message": "no"}})
         seen = await process.until(bad, lambda seen: bool(seen.refusal))
         kubelet.remove_pod(new)
-        rolled = replace(bad, roll="r1", before=replace(DESIRED, roll="r1"), refusal=seen.refusal)
+        rolled = altered(bad, roll="r1", before=altered(DESIRED, roll="r1"), refusal=seen.refusal)
 
         def is_rolled(_: ObservedDeployment) -> bool:
             return "r1" in json.dumps(kubelet.deployment()["spec"]["template"]["metadata"])
@@ -129,7 +129,7 @@ async def test_after_a_roll_back_a_restart_is_of_what_serves(
         assert len(await revisions(process)) == count
         assert "--bad" not in json.dumps(kubelet.deployment()["spec"])
         # Going back to what serves is no change of it.
-        await process.until(replace(DESIRED, roll="r1"), lambda seen: not seen.failure)
+        await process.until(altered(DESIRED, roll="r1"), lambda seen: not seen.failure)
         assert "r1" in json.dumps(kubelet.deployment()["spec"]["template"]["metadata"])
 
 
@@ -151,14 +151,14 @@ async def test_values_that_the_chart_refuses_are_named_and_the_release_stays_as_
 async def test_failures_retries_and_models_in_one_life(
     kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
-    bad = replace(DESIRED, engine_parameters=("--bad",))
+    bad = altered(DESIRED, engine_parameters=("--bad",))
     async with running(kubelet.api, tmp_path) as process:
         old = await process.settle(DESIRED, kubelet)
         await process.applied(bad, kubelet)
         new = kubelet.make_pod()
         kubelet.set_state(new, state={"terminated": {"exitCode": 78, "message": "no"}})
         await process.until(bad, lambda seen: "rolled back" in seen.failure)
-        again = replace(bad, restarted_at=datetime.now(UTC) + timedelta(hours=1))
+        again = altered(bad, restarted_at=datetime.now(UTC) + timedelta(hours=1))
         await process.until(
             again,
             lambda seen: (

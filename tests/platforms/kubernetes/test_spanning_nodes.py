@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from exo_inference.platforms.kubernetes.step import Live, read_live
 from exo_inference.platforms.kubernetes.workloads import as_deployment
 from scripts.kubernetes.client import ApiError
 from tests.charts.rendering import only, render
+from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import RELEASE, UID, FakeKubelet, revisions, running
 from tests.platforms.kubernetes.recorded import node
@@ -33,7 +33,7 @@ from tests.platforms.kubernetes.test_values import DESIRED as ON_ONE_NODE
 GROUP = "leaderworkerset.x-k8s.io"
 A5000 = {"nvidia.com/gpu.product": "NVIDIA-RTX-A5000", "nvidia.com/gpu.memory": "24564"}
 NODES = gpu_nodes([node(name, gpus=4, labels=A5000) for name in ("n1", "n2", "n3")], [])
-DESIRED = replace(ON_ONE_NODE, gpu_count=8, replicas=1, engine_parameters=("--seed=1",))
+DESIRED = altered(ON_ONE_NODE, gpu_count=8, replicas=1, engine_parameters=("--seed=1",))
 SPANNING = PlatformValues(spans_nodes=True)
 
 
@@ -43,7 +43,7 @@ def find_nodes() -> list[GpuNode]:
 
 @pytest.mark.parametrize(("count", "nodes"), [(1, 1), (4, 1), (8, 2), (12, 3)])
 def test_a_replica_has_all_gpus_of_as_many_nodes_as_it_needs(count: int, nodes: int) -> None:
-    desired = replace(DESIRED, gpu_count=count)
+    desired = altered(DESIRED, gpu_count=count)
     assert choose_nodes(desired, SPANNING, None, find_nodes) == nodes
 
 
@@ -58,7 +58,7 @@ def test_gpus_that_no_node_has_are_refused_with_the_way_out(
     given: PlatformValues, count: int
 ) -> None:
     with pytest.raises(PlatformError) as refused:
-        choose_nodes(replace(DESIRED, gpu_count=count), given, None, find_nodes)
+        choose_nodes(altered(DESIRED, gpu_count=count), given, None, find_nodes)
     assert refused.value.message.startswith(f"no node has {count} gpua5000; the largest has 4")
     assert "features.leaderWorkerSet" in (refused.value.hint or "")
 
@@ -187,7 +187,7 @@ async def test_a_replica_over_two_nodes_is_installed_updated_rolled_back_and_rem
             await process.platform.apply(DESIRED)
         assert SPEC_LABEL in kubelet.group()["metadata"]["labels"]
         assert len(await revisions(process)) <= num_revisions + 2, "not again and again"
-        bad = replace(DESIRED, engine_parameters=("--seed=2",))
+        bad = altered(DESIRED, engine_parameters=("--seed=2",))
         await process.applied(bad, kubelet)
         new = kubelet.make_pod()
         kubelet.set_state(

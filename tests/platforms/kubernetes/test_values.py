@@ -23,15 +23,16 @@ from exo_inference.platforms.kubernetes.placement import choose_release, surge_n
 from exo_inference.platforms.kubernetes.replicas import observe_pod
 from exo_inference.platforms.kubernetes.step import Live, read_live
 from exo_inference.platforms.kubernetes.values import IN_PLACE, SURGE, build_release, merged
+from tests.desired_deployments import altered, desired_deployment
 from tests.platforms.kubernetes.recorded import node, pod, unscheduled
 from tests.platforms.kubernetes.test_step import NOW
 
 CHARTS = Path(__file__).parents[3] / "charts"
 UID = "7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11"
-DESIRED = DesiredDeployment(
+DESIRED = desired_deployment(
     uid=UID,
     name="chat",
-    model_name="org/m",
+    model="org/m",
     model_path="pvc:models/m1",
     gpu_type="gpua5000",
     gpu_count=2,
@@ -61,9 +62,9 @@ def test_an_engine_without_a_version_has_the_release_whose_flags_are_known(
     engine: str, asked: str | None, version: str
 ) -> None:
     """Otherwise its image would have the version of the chart, which there is not."""
-    desired = replace(DESIRED, engine=engine, engine_version=asked)
+    desired = altered(DESIRED, engine=engine, engine_version=asked)
     assert build_release(desired, PlatformValues()).values["engine"]["version"] == version
-    exo = replace(DESIRED, engine="exo", engine_version=asked)
+    exo = altered(DESIRED, engine="exo", engine_version=asked)
     assert "version" not in build_release(exo, PlatformValues()).values["engine"]
 
 
@@ -82,15 +83,15 @@ def test_the_deployment_is_in_the_values() -> None:
     }
     assert values["gpu"] == {"type": "gpua5000", "count": 2}
     assert values["engine"]["version"] == "0.33.0"
-    assert values["engine"]["parameters"] == list(DESIRED.engine_parameters)
+    assert values["engine"]["parameters"] == list(DESIRED.spec.engine_parameters)
     assert (
-        build_release(replace(DESIRED, gpu_type="cpu"), PlatformValues()).values["gpu"]["count"]
+        build_release(altered(DESIRED, gpu_type="cpu"), PlatformValues()).values["gpu"]["count"]
         == 0
     )
 
 
 def test_the_version_on_the_wire_is_not_that_of_exo_engine() -> None:
-    values = build_release(replace(DESIRED, engine="exo"), PlatformValues()).values
+    values = build_release(altered(DESIRED, engine="exo"), PlatformValues()).values
     assert "version" not in values["engine"]
 
 
@@ -110,7 +111,7 @@ def test_the_version_on_the_wire_is_not_that_of_exo_engine() -> None:
 def test_only_what_pods_are_made_of_replaces_them(
     changes: dict[str, Any], spec_changes: bool, pods_change: bool
 ) -> None:
-    before, after = hashes(DESIRED), hashes(replace(DESIRED, **changes))
+    before, after = hashes(DESIRED), hashes(altered(DESIRED, **changes))
     assert (before[0] != after[0], before[1] != after[1]) == (spec_changes, pods_change)
 
 
@@ -119,7 +120,7 @@ def test_only_what_pods_are_made_of_replaces_them(
 )
 def test_new_replicas_asked_for_are_of_the_same_version(given: PlatformValues) -> None:
     first = build_release(DESIRED, given)
-    rolled = build_release(replace(DESIRED, roll="a"), given)
+    rolled = build_release(altered(DESIRED, roll="a"), given)
     assert first.unrolled_hash == first.pods_hash == rolled.unrolled_hash != rolled.pods_hash
     assert (first.roll, rolled.roll) == ("", "a")
 
@@ -149,7 +150,7 @@ def test_the_administrators_values_are_under_ours() -> None:
 
 def test_a_model_of_one_machine_is_refused() -> None:
     with pytest.raises(PlatformError, match="pods cannot reach"):
-        build_release(replace(DESIRED, model_path="/models/m"), PlatformValues())
+        build_release(altered(DESIRED, model_path="/models/m"), PlatformValues())
 
 
 @pytest.mark.parametrize("uid", [UID, "a", "x" * 200, "UPPER", "a/b", "ä"])
@@ -165,7 +166,7 @@ def test_release_names_are_stable_and_short_enough_for_helm(uid: str) -> None:
 
 def test_the_chart_takes_the_values(tmp_path: Path) -> None:
     """Rendered by the real Helm, with and without GPUs."""
-    for desired in (DESIRED, replace(DESIRED, gpu_type="cpu", engine="exo")):
+    for desired in (DESIRED, altered(DESIRED, gpu_type="cpu", engine="exo")):
         release = choose_release(desired, PlatformValues(), None, (), find_nodes, chart_version="1")
         rendered = subprocess.run(
             [find_helm({"PATH": ""}), "template", release.name, str(CHARTS / "inference-deployment"), "-f", "-"],
@@ -177,11 +178,11 @@ def test_the_chart_takes_the_values(tmp_path: Path) -> None:
         assert live is not None
         assert (live.spec_hash, live.pods_hash) == (release.spec_hash, release.pods_hash)
         assert (live.replicas, live.strategy) == (2, SURGE)
-        renamed = replace(desired, name="another")
+        renamed = altered(desired, name="another")
         for same in (desired, renamed):
             again = choose_release(same, PlatformValues(), live, (), find_nodes, chart_version="1")
             assert again == release
-        other = replace(renamed, engine_parameters=())
+        other = altered(renamed, engine_parameters=())
         changed = choose_release(other, PlatformValues(), live, (), find_nodes, chart_version="1")
         assert changed.values["deployment"]["name"] == "another"
 
@@ -195,7 +196,7 @@ def live_of(pods_hash: str, **changes: Any) -> Live:
 
 def chosen(live: Live | None, pods: list[Any], free: int, **changes: Any) -> dict[str, Any]:
     nodes = gpu_nodes([node("n1", gpus=4, labels=A5000)], [pod(node="n1", gpus=4 - free)])
-    desired = replace(DESIRED, **changes)
+    desired = altered(DESIRED, **changes)
     release = choose_release(
         desired, PlatformValues(), live, pods, lambda: nodes, chart_version="1"
     )
@@ -247,7 +248,7 @@ def test_pods_stay_on_nodes_of_their_family() -> None:
     tolerations = release.values["tolerations"]
     assert tolerations[0]["key"] == "nvidia.com/gpu"
     cpu = choose_release(
-        replace(DESIRED, gpu_type="cpu"), PlatformValues(), None, (), find_nodes, chart_version="1"
+        altered(DESIRED, gpu_type="cpu"), PlatformValues(), None, (), find_nodes, chart_version="1"
     )
     assert "affinity" not in cpu.values
 
@@ -263,17 +264,17 @@ def test_a_running_release_keeps_its_nodes_though_the_cluster_changes() -> None:
 def test_nodes_that_a_hand_chose_are_not_taken_for_ours() -> None:
     mine = live_of(hashes(DESIRED)[1], affinity={"nodeAffinity": {}}, edited=True)
     release = choose_release(DESIRED, PlatformValues(), mine, (), lambda: NODES, chart_version="1")
-    assert release.values["affinity"] == affinity_of(NODES, DESIRED.gpu_type)
+    assert release.values["affinity"] == affinity_of(NODES, DESIRED.spec.gpu_type)
 
 
 def test_a_family_that_no_node_has_is_said() -> None:
     with pytest.raises(PlatformError, match=r"gpub300; they have: gpua5000"):
         choose_release(
-            replace(DESIRED, gpu_type="gpub300"), PlatformValues(), None, (), find_nodes, chart_version="1"
+            altered(DESIRED, gpu_type="gpub300"), PlatformValues(), None, (), find_nodes, chart_version="1"
         )  # fmt: skip
     given = PlatformValues(gpus={"gpub300": {"nodeSelector": {"pool": "b300"}}})
     made_on_demand = choose_release(
-        replace(DESIRED, gpu_type="gpub300"), given, None, (), no_nodes, chart_version="1"
+        altered(DESIRED, gpu_type="gpub300"), given, None, (), no_nodes, chart_version="1"
     )
     assert made_on_demand.values["nodeSelector"] == {"pool": "b300"}
 

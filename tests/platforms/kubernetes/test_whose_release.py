@@ -34,6 +34,7 @@ from exo_inference.platforms.kubernetes.records import (
     owner_of,
     read_record,
 )
+from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import (
     DESIRED,
@@ -139,7 +140,7 @@ async def test_a_release_that_is_not_the_deployments_is_neither_changed_nor_remo
 ) -> None:
     """The attack: a uid so chosen that the release's name is that of the control plane."""
     api = kubelet.api
-    attack = replace(DESIRED, uid="inference", release="exo-inference")
+    attack = altered(DESIRED, uid="inference", release="exo-inference")
     packed = record("exo-inference", {"replicas": 2})
     write_record(api, "exo-inference", packed, "deployed")
     api.kubectl("create", "service", "clusterip", "exo-inference", "--tcp=80:80")
@@ -177,7 +178,7 @@ async def test_a_models_release_cannot_be_taken_over_by_a_deployment(
     """The attack: a uid `model-<uid of the model>`, with what the version before made of both."""
     api = kubelet.api
     of_before = replace(MODEL, release=f"exo-model-{UID}")
-    thief = replace(DESIRED, uid=f"model-{UID}", release=f"exo-model-{UID}")
+    thief = altered(DESIRED, uid=f"model-{UID}", release=f"exo-model-{UID}")
     async with running(api, tmp_path) as process:
         await install_model(process, of_before)
         before = names_of(api, "jobs,persistentvolumeclaims")
@@ -275,7 +276,7 @@ async def test_what_the_version_before_installed_keeps_its_name_and_its_pods(
         observed = await process.platform.apply(DESIRED)
         assert (observed.release, process.cluster.jobs.running(OF_BEFORE)) == (OF_BEFORE, "")
         assert await process.platform.deployments() == {UID}
-        more = replace(DESIRED, replicas=3, release=observed.release)
+        more = altered(DESIRED, replicas=3, release=observed.release)
         await process.platform.apply(more)
         await process.cluster.jobs.wait(OF_BEFORE)
         after = api.request("GET", path)
