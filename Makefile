@@ -22,7 +22,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-slow test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-slow test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -102,6 +102,14 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, g
 	@$(BIN)/python -m scripts.generate_chart_pages --check
 	@$(BIN)/python -m scripts.draw_packages --check
 	@$(BIN)/python -m scripts.generate_cli_reference --check
+	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS) --check
+
+STARTS := docs/benchmarks/planner-starts.json
+
+planner-calibrate: setup-dev ## set the planner's measured constants on one half of real starts; grade it on the other
+	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS)
+	@$(BIN)/python -m scripts.grade_planner --cases $(STARTS) --unseen docs/benchmarks/planner-unseen.json \
+	  --explanations docs/benchmarks/planner-explanations.json --write docs/benchmarks/planner.md
 
 format: setup-dev ## rewrite what ruff can mend
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

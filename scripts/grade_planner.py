@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from exo_inference.planner.accuracy.cases import parse_cases
 from exo_inference.planner.accuracy.grading import (
@@ -21,39 +23,64 @@ from exo_inference.planner.accuracy.grading import (
     miss_limit,
     summarise,
 )
+from exo_inference.planner.accuracy.halves import split
+from scripts.calibrate_planner import LeftOut, leave_one_out
 
 _HEAD = """# The planner, graded
 
-What `plan` predicts against what engines printed when they really started, for every collected start.
-Errors are relative to the printed figure. Written by one command:
+What `plan` predicts against what engines printed when they really started. Errors are relative to the printed
+figure. The starts are in [`planner-starts.json`](planner-starts.json), with what is known of each. A fixed rule over
+model and GPU (`planner/accuracy/halves.py`) splits them: constants are set on the *calibration half* alone, by
+`make planner-calibrate`, and every start of the *graded half* has a model or a GPU that no constant has seen.
+`make lint` fails where the constants are not what the calibration half gives. Written by one command:
 
-    python -m scripts.grade_planner --cases CASES.json \\
+    python -m scripts.grade_planner --cases docs/benchmarks/planner-starts.json \\
         --explanations docs/benchmarks/planner-explanations.json \\
         --unseen docs/benchmarks/planner-unseen.json --write docs/benchmarks/planner.md
 
 For other starts, such as your own: [see how right the planner was](../how-to/grade-the-planner.md).
 """
 
-_EVERYTHING = """## With what is left out above
+_GRADED = """## The graded half
 
-The means above depend on what is graded. Left out there and counted here: starts whose own notes say that a
-flag was set but is not in the source (a batch of unknown size, Unsloth's own choices), one whose KV type is the
-collector's inference, and vLLM before 0.6.6, whose source was not read. They are planned as if defaults held.
+{count} starts; no constant was set on them.
+"""
+
+_CALIBRATION = """## The calibration half
+
+{count} starts. The measured constants were set on these, so this table says less than the one above.
+"""
+
+_UNSEEN = """## Starts found later
+
+{count} starts of [`planner-unseen.json`](planner-unseen.json), found after the constants were set.
+"""
+
+_LEFT_OUT = """## One constant left out
+
+Each measured constant, and the error of the KV memory of the starts it is set on when each of them is left out in
+turn. Where only one start sets a constant, it is predicted with that of a single GPU.
+
+| constant | starts | value | half between | mean error | median error |
+| --- | ---: | ---: | ---: | ---: | ---: |
 """
 
 _RULES = """## How it is graded
 
-- A case is graded as it stands in its source: model, GPU, count, flags, engine version, and the effective
-  batch size where the log prints it. What a source does not state is not guessed; the quantities that
-  need it are listed below as not graded, with the reason.
-- *Known checkpoint*: the model is in the catalogue (or has the shape of one that is, with a source). *Derived*:
-  the name only says "this model, in AWQ"; what the checkpoint really leaves in 16 bit is not known.
+- A case is graded as it stands in its source: model, GPU, count, flags, engine version, and what the log says of
+  effective values. What a source does not state is not guessed: a record says in `unstated` what its source leaves
+  out and in `inferred` what was read off the figures themselves, and quantities that need it are not graded.
+- *Known checkpoint*: the model is in the catalogue. *Derived*: the name only says "this model, in AWQ"; what the
+  checkpoint really leaves in 16 bit is not known.
 - *KV tokens from the printed KV memory* grades blocks, groups and pages alone: the printed memory goes in.
-- `tight` counts as the middle of its band.
-- Constants that are measured rather than derived: the sampler's copies, graph memory per layer and size, memory
-  outside torch (alone, over NVLink, over PCIe, with memory shared between CPU and GPU). They were set on these
-  same cases, so this table alone does not show how well they carry over; the starts below do.
+- KV memory of releases before 0.12 and of AMD's GPUs has rows of its own.
+- *In the band*: the printed figure lies in the plan's band, which is to hold nine in ten. With Wilson's interval: where
+  the true share lies with 95 % confidence. `tight` is what the band says, and counts as neither right nor wrong.
+- What is derived from the engines' source: weights with the allocator's pages, the profile run (sampler, one step,
+  image encoder), blocks and groups. What is measured, and then its spread is its band: captured graphs, and memory
+  outside PyTorch by how GPUs are joined.
 - Constants of one family: the padding of gpt-oss's experts and Gemma 4's largest image item, both as vLLM has them.
+  That Triton's kernels came to Hopper between 0.11.0 and 0.14.1 was seen on two starts of the graded half.
 
 ## Published figures that the arithmetic contradicts
 
@@ -66,54 +93,86 @@ _RULES = """## How it is graded
 
 
 def render(
-    grades: Grades,
+    graded: Grades,
     explanations: Mapping[str, str],
     *,
-    everything: Grades | None = None,
+    calibration: Grades | None = None,
     unseen: Grades | None = None,
+    left_out: Sequence[LeftOut] = (),
 ) -> str:
     """Return the page.
 
     Args:
-        grades: from `grade`.
+        graded: grades of the graded half.
         explanations: by case, what explains a miss.
-        everything: grades of the same cases with `includes_unstated`.
+        calibration: grades of the half that constants were set on.
         unseen: grades of starts that were found after the constants were set.
+        left_out: how starts fare without their own part in a constant.
     """
-    lines = [_HEAD, f"{grades.num_cases} cases.\n", *_table(grades)]
-    lines += _fit_lines(grades, explanations)
-    if everything is not None:
-        lines += [_EVERYTHING, *_table(everything), *_fit_lines(everything, explanations)]
-        above = {(each.case, each.quantity) for each in grades.graded}
-        for quantity in LIMITS:
-            added = [g for g in everything.of(quantity) if (g.case, quantity) not in above]
-            lines += _miss_lines(f"{quantity}, left out above", quantity, added, explanations)
-    for quantity in LIMITS:
-        lines += _miss_lines(quantity, quantity, grades.of(quantity), explanations)
+    lines = [_HEAD, *_section(_GRADED, graded, explanations)]
     if unseen is not None:
-        lines += _unseen_lines(unseen)
+        lines += _section(_UNSEEN, unseen, explanations)
+        lines += _pooled(graded, unseen)
+    if calibration is not None:
+        lines += _section(_CALIBRATION, calibration, explanations)
+    if left_out:
+        lines += [_LEFT_OUT + "\n".join(_left_out_row(each) for each in left_out) + "\n"]
+    groups = [each for each in (graded, unseen, calibration) if each is not None]
+    for quantity in LIMITS:
+        missed = [each for group in groups for each in group.of(quantity)]
+        lines += _miss_lines(quantity, quantity, missed, explanations)
     lines += ["## Not graded\n", "| case | what | why |", "| --- | --- | --- |"]
-    lines += [f"| {case} | {what} | {why} |" for case, what, why in grades.not_graded]
+    lines += [
+        f"| {case} | {what} | {why} |" for each in groups for case, what, why in each.not_graded
+    ]
     return "\n".join([*lines, "", _RULES])
 
 
-def _unseen_lines(grades: Grades) -> list[str]:
-    lines = [
-        "## Starts that were not in the file\n",
-        "Found after the constants were set, with what is known in `planner-unseen.json`. Most state "
-        "too little for an end-to-end figure, so they check weights and blocks more than overheads. "
-        "new-gemma4-e2b-l4 then led to one rule (no image items, no larger step). *Blocks for states* are those of "
-        'starts that vLLM refused with "max_num_seqs (1024) exceeds available Mamba cache blocks"; the rule is '
-        "from its source, and no constant was set on them.\n",
-        "| case | quantity | predicted | printed | error |",
-        "| --- | --- | ---: | ---: | ---: |",
+def _section(head: str, grades: Grades, explanations: Mapping[str, str]) -> list[str]:
+    return [
+        head.format(count=grades.num_cases), *_table(grades), *_band_lines(grades.graded),
+        *_fit_lines(grades, explanations),
+    ]  # fmt: skip
+
+
+def _pooled(graded: Grades, unseen: Grades) -> list[str]:
+    decided, right = 0, 0
+    for each in (graded, unseen):
+        decided += len(each.decided)
+        right += sum(fit.is_right for fit in each.decided)
+    return [
+        "### Both together\n", *_band_lines([*graded.graded, *unseen.graded]),
+        f"Fit or not: right in {right} of {decided} that are not tight.\n",
+    ]  # fmt: skip
+
+
+def _band_lines(graded: Sequence[Graded]) -> list[str]:
+    stated = [each.is_in_band for each in graded if each.is_in_band is not None]
+    if not stated:
+        return []
+    inside, count = sum(stated), len(stated)
+    low, high = wilson(inside, count)
+    return [
+        f"In the band: {inside} of {count} printed figures, {inside / count:.1%} "
+        f"(Wilson's interval {low:.1%} to {high:.1%}; stated: 90 %).\n"
     ]
-    for each in grades.graded:
-        form = ",.0f" if each.observed > 1000 else ".2f"
-        figures = f"{each.predicted:{form}} | {each.observed:{form}} | {100 * each.error:+.1f} %"
-        lines.append(f"| {each.case} | {each.quantity} | {figures} |")
-    right = sum(each.is_right for each in grades.fits)
-    return [*lines, "", f"Fit or not: right in {right} of {len(grades.fits)}.\n"]
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Return between which shares the true one lies with 95 % confidence (Wilson 1927, doi:10.2307/2276774)."""
+    z, share = 1.96, hits / count
+    middle = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    whole = 1 + z * z / count
+    return (middle - spread) / whole, (middle + spread) / whole
+
+
+def _left_out_row(each: LeftOut) -> str:
+    value = each.value
+    return (
+        f"| {each.constant} | {value.starts} | {value.value:.2f} GiB | {value.low:.2f} to {value.high:.2f} | "
+        f"{100 * each.mean:.1f} % | {100 * each.median:.1f} % |"
+    )
 
 
 def _table(grades: Grades) -> list[str]:
@@ -142,16 +201,19 @@ def _row(row: Summary, mean: float | None, most: float | None) -> str:
 
 
 def _fit_lines(grades: Grades, explanations: Mapping[str, str]) -> list[str]:
-    right = sum(each.is_right for each in grades.fits)
-    count = len(grades.fits)
-    share = right / count if count else 0.0
+    decided = grades.decided
+    right, tight = sum(each.is_right for each in decided), len(grades.fits) - len(decided)
+    if not grades.fits:
+        return []
+    share = right / max(1, len(decided))
     lines = [
-        f"Fit or not: right in {right} of {count} ({share:.1%}; asked for: {100 * FIT_LIMIT:.0f} %).\n"
+        f"Fit or not: right in {right} of {len(decided)} ({share:.1%}; asked for: {100 * FIT_LIMIT:.0f} %); "
+        f"{tight} of {len(grades.fits)} are tight.\n"
     ]
     lines += [
-        f"- {each.case}: predicted {each.predicted}{f' ({each.note})' if each.note else ''}, was "
-        f"{each.observed}. {explanations.get(each.case, _UNEXPLAINED)}"
-        for each in grades.fits
+        f"- {each.case}: predicted {each.predicted}, was {each.observed}. "
+        f"{explanations.get(each.case, _UNEXPLAINED)}"
+        for each in decided
         if not each.is_right
     ]
     return [*lines, ""] if len(lines) > 1 else lines
@@ -184,9 +246,8 @@ def _miss_lines(
     return [*lines, ""]
 
 
-def _grade_file(path: Path, *, includes_unstated: bool = False) -> Grades:
-    cases = parse_cases(path.read_text(encoding="utf-8"), str(path))
-    return grade(cases, includes_unstated=includes_unstated)
+def _read(path: Path) -> list[dict[str, Any]]:
+    return parse_cases(path.read_text(encoding="utf-8"), str(path))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -205,9 +266,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explanations = {}
     if options.explanations is not None:
         explanations = json.loads(options.explanations.read_text(encoding="utf-8"))
-    unseen = None if options.unseen is None else _grade_file(options.unseen)
-    everything = _grade_file(options.cases, includes_unstated=True)
-    page = render(_grade_file(options.cases), explanations, everything=everything, unseen=unseen)
+    unseen = None if options.unseen is None else grade(_read(options.unseen))
+    setting, graded = split(_read(options.cases))
+    page = render(
+        grade(graded),
+        explanations,
+        calibration=grade(setting),
+        unseen=unseen,
+        left_out=leave_one_out(setting),
+    )
     if options.write is None:
         print(page)
     else:

@@ -38,8 +38,10 @@ class EngineRules:
         reports_by_concurrency: the printed capacity is concurrency x max-model-len (since 0.21).
         batches_in_flight: batches that a sliding window must have room for.
         reserves_null_block: one block is kept back.
-        sampler_copies: fp32 copies of the logits that the profiled sampler holds at once.
-        non_torch_gib: what one GPU holds outside torch, and the most of it (since 0.26 with what torch keeps).
+        logit_bytes: what the profiled sampler holds per logit, where it does not sort.
+        samples_by_sort: the sampler sorts logits with PyTorch, unless FlashInfer is there.
+        keeps_sampler_rows: vLLM's Triton kernel masks logits and keeps a buffer.
+        counts_pages: what is printed for weights is what PyTorch's allocator gave.
         latent_padding: MLA latents are padded to a multiple of this.
         latent_block: tokens per block of MLA kernels (vLLM: platforms/cuda.py).
         block_multiple: blocks are multiples of so many tokens (v1/attention/backends, `get_kv_cache_shape`).
@@ -69,7 +71,7 @@ class EngineRules:
     oldest: Version
     default_utilization: float
     batches: tuple[tuple[int, Batch], ...]
-    sampler_copies: float
+    logit_bytes: float
     cpu_batch: Batch | None = None
     small_batch_gpus: tuple[str, ...] = ()
     is_legacy: bool = False
@@ -79,7 +81,9 @@ class EngineRules:
     reports_by_concurrency: bool = False
     batches_in_flight: int = 1
     reserves_null_block: bool = False
-    non_torch_gib: tuple[float, float] = (0.1, 0.45)
+    samples_by_sort: bool = False
+    keeps_sampler_rows: bool = False
+    counts_pages: bool = False
     latent_padding: int = 1
     latent_block: int = 16
     block_multiple: int = 1
@@ -102,14 +106,6 @@ class EngineRules:
     prints_exactly: bool = False
 
 
-_SAMPLER_COPIES_SORTING = 9.63
-"""Top-k/top-p by sorting: logits, sorted values, int64 indices, probabilities, cumulative sums, masks.
-Measured: 5.58 GiB at 1024 x 151,936 (vLLM 0.10.2, twice), 1.40 at 256 x 151,936 (0.6.6)."""
-
-_SAMPLER_COPIES_SELECTING = 5.5
-"""Without the sort (a kernel selects): both complete records at 0.19 leave 5 to 6 copies."""
-
-
 def parse_version(text: str) -> Version | None:
     """Return major, minor and patch of a version text (`0.26.1rc1.dev156`), or None."""
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
@@ -127,7 +123,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         default_utilization=0.9,
         batches=((0, (8192, 256)),),  # exo_engine/config.py
         cpu_batch=(1024, 64),
-        sampler_copies=3.0,
+        logit_bytes=12,
         cpu_dtype="float32",
         families=frozenset({"llama", "mistral", "qwen2", "qwen3"}),
         shrinks_length=True,
@@ -138,7 +134,6 @@ def _exo(version: Version, _: str) -> EngineRules:
 
 def _vllm(version: Version, text: str) -> EngineRules:
     is_legacy = version < (0, 8, 0) or (version < (0, 11, 0) and "v0" in text.lower())
-    sorts = version < (0, 17, 0)
     return EngineRules(
         engine="vllm",
         title="vLLM",
@@ -154,8 +149,10 @@ def _vllm(version: Version, text: str) -> EngineRules:
         reports_by_concurrency=version >= (0, 21, 0),
         batches_in_flight=2 if version >= (0, 33, 0) else 1,
         reserves_null_block=version >= (0, 33, 0),
-        sampler_copies=_SAMPLER_COPIES_SORTING if sorts else _SAMPLER_COPIES_SELECTING,
-        non_torch_gib=(0.3, 0.6) if version >= (0, 26, 0) else (0.1, 0.45),
+        logit_bytes=14,
+        samples_by_sort=version < (0, 17, 0),
+        keeps_sampler_rows=(0, 17, 0) <= version < (0, 22, 0),
+        counts_pages=True,
         latent_padding=128 if is_legacy else 1,
         latent_block=16 if is_legacy else 64,
         block_multiple=16,

@@ -16,7 +16,7 @@ from exo_inference.planner.gpu_catalog import GIB
 from exo_inference.planner.kv_cache import KvGroup, KvLayout, state_page_bytes, token_bytes
 from exo_inference.planner.memory import (
     absorbed_bytes,
-    pads_experts,
+    page_bytes,
     rank_bytes,
     rotary_bytes,
     stage_weights,
@@ -80,7 +80,7 @@ def _weight_steps(result: Plan, basis: Basis) -> Iterator[Step]:
             setting.model.source,
         )
     terms = [" + ".join(_gib(each.num_bytes) for each in sums.values())]
-    terms += _weight_corrections(setting, sums)
+    terms += _weight_corrections(setting, stage)
     yield Step(
         "Weights", " ".join(terms), _with_bytes(result.weights_bytes_per_gpu), _source_of(result, "weights")
     )  # fmt: skip
@@ -88,16 +88,14 @@ def _weight_steps(result: Plan, basis: Basis) -> Iterator[Step]:
 
 def _weights_by_part(setting: Setting, stage: Stage) -> dict[str, _Sum]:
     inner, outer = stage_weights(setting.model, setting.ranks, stage.index)
-    pads = pads_experts(setting.model, setting.rules)
+    pads = setting.padding
     sums: dict[str, _Sum] = {}
-    for weight, count, is_padded in [
-        *((weight, count, pads) for weight, count in inner), *((weight, 1, False) for weight in outer),
+    for weight, count, padding in [
+        *((weight, count, pads) for weight, count in inner), *((weight, 1, None) for weight in outer),
     ]:  # fmt: skip
         each = sums.setdefault(weight.part, _Sum(forms={}))
         each.elements += count * weight.num_elements
-        each.num_bytes += count * rank_bytes(
-            weight, setting.ranks, setting.dtype_bytes, pads_mxfp4=is_padded
-        )
+        each.num_bytes += count * rank_bytes(weight, setting.ranks, setting.dtype_bytes, padding)
         if each.forms is not None:
             each.forms[_form_name(weight, setting)] = None
     return {part: each for part, each in sums.items() if each.elements}
@@ -116,10 +114,10 @@ def _spread(setting: Setting) -> str:
     return f", over {ranks.tensor} tensor-parallel GPUs" if ranks.tensor > 1 else ""
 
 
-def _weight_corrections(setting: Setting, sums: dict[str, _Sum]) -> Iterator[str]:
+def _weight_corrections(setting: Setting, stage: Stage) -> Iterator[str]:
     """Yield what `weights_component` does beyond adding up, in its order."""
     model = setting.model
-    if setting.rules.absorbs_latents:
+    if setting.rules.absorbs_latents and not setting.offload:
         absorbed = absorbed_bytes(model, setting.ranks, setting.dtype_bytes)
         yield f"+ {_gib(absorbed)} of absorbed latent projections"
     if setting.parameters.cpu_offload_gb:
@@ -129,6 +127,9 @@ def _weight_corrections(setting: Setting, sums: dict[str, _Sum]) -> Iterator[str
     rope = rotary_bytes(model, setting.dtype_bytes, setting.rules)
     if rope:
         yield f"+ {_gib(rope)} of rotary tables ({model.rope_elements:,} x {setting.dtype_bytes} bytes)"
+    if setting.rules.counts_pages and not setting.offload:
+        rests = page_bytes(model, setting.ranks, stage.index, setting.dtype_bytes, setting.padding)
+        yield f"+ {_gib(rests)} of rests of pages of 2 MiB"
 
 
 _COMPONENTS = {

@@ -195,7 +195,8 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         vendor=entry["vendor"],
         reported_bytes=(reported if reported is not None else entry["memory_mib"] - RESERVED_MIB)
         * MIB,
-        reported_error_bytes=(128 if reported is not None else 300) * MIB,
+        reported_error_bytes=entry.get("reported_error_mib", 128 if reported is not None else 300)
+        * MIB,
         bandwidth=entry["bandwidth_gbps"] * 1e9,
         tflops=entry["tflops"],
         capability=float(capability) if re.fullmatch(r"[0-9.]+", capability) else None,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from exo_inference.planner.engine_rules import EngineRules
-from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu
+from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.shapes import Layer, MoeShape, Shard, Weight
+from exo_inference.planner.model.shapes import Layer, Shard, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,20 @@ def weights_component(
     dtype_bytes: int,
     rules: EngineRules,
     *,
+    padding: ExpertPadding | None = None,
     offload: int = 0,
 ) -> Component:
     """Return the weights of one rank, rotary tables included, after CPU offload."""
-    layers, outer = _stage_bytes(model, ranks, stage, dtype_bytes, pads_experts(model, rules))
-    if rules.absorbs_latents:
+    layers, outer = _stage_bytes(model, ranks, stage, dtype_bytes, padding)
+    if rules.absorbs_latents and not offload:  # else they follow their layers to the host
         layers += absorbed_bytes(model, ranks, dtype_bytes)
     total = layers + outer - min(offload, int(layers))
     if model.checkpoint_bytes is not None:
         # In the checkpoint's own format: it may run in another one, such as float32 on a CPU.
         total *= model.checkpoint_bytes / max(1.0, _all_bytes(model, model.dtype_bytes))
     total += rotary_bytes(model, dtype_bytes, rules)
+    if rules.counts_pages and not offload:
+        total += page_bytes(model, ranks, stage, dtype_bytes, padding)
     band = model.weights_error
     source = (
         "tensor shapes of the config, each in its stored format, as split over ranks; rotary tables"
@@ -94,10 +97,10 @@ def weights_component(
 
 
 def offloaded_bytes(
-    model: Architecture, ranks: Ranks, dtype_bytes: int, rules: EngineRules, offload: int
+    model: Architecture, ranks: Ranks, dtype_bytes: int, padding: ExpertPadding | None, offload: int
 ) -> int:
     """Return what `--cpu-offload-gb` moves of one rank: layers, the first stage's standing for all."""
-    layers, _ = _stage_bytes(model, ranks, 0, dtype_bytes, pads_experts(model, rules))
+    layers, _ = _stage_bytes(model, ranks, 0, dtype_bytes, padding)
     return min(offload, int(layers))
 
 
@@ -125,21 +128,112 @@ def absorbed_bytes(model: Architecture, ranks: Ranks, dtype_bytes: int) -> float
     return total * (1 if is_fp8 else dtype_bytes) / ranks.pipeline
 
 
-def pads_experts(model: Architecture, rules: EngineRules) -> bool:
-    """Whether experts are padded: vLLM's Marlin kernel for MXFP4 rounds hidden to 256, width to 128."""
-    return rules.pads_experts and model.moe is not None and model.pads_experts
+@dataclass(frozen=True, slots=True)
+class ExpertPadding:
+    """How a kernel for MXFP4 lays one rank's experts out: sizes are rounded up to these multiples.
+
+    Attributes:
+        hidden, width: of the two sides of an expert, where whole matrices are padded.
+        reduced: of the side that is summed over, where only the packed values are padded, not their scales.
+    """
+
+    hidden: int = 1
+    width: int = 1
+    reduced: int = 1
+
+    def matrix(self, weight: Weight, split: int) -> tuple[int, int]:
+        """Return rows and columns of one expert on one of `split` ranks, as they are stored."""
+        is_down = weight.path.endswith("down_proj")
+        hidden, width = weight.in_features, -(-weight.out_features // split)
+        if is_down:
+            hidden, width = weight.out_features, -(-weight.in_features // split)
+        hidden, width = _up(hidden, self.hidden), _up(width, self.width)
+        return (hidden, _up(width, self.reduced)) if is_down else (width, _up(hidden, self.reduced))
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+_MARLIN = ExpertPadding(hidden=256, width=128)
+_HOPPER = ExpertPadding(width=64, reduced=256)
+_BLACKWELL = ExpertPadding(hidden=256, width=256)
+
+
+def expert_padding(model: Architecture, rules: EngineRules, gpu: Gpu) -> ExpertPadding | None:
+    """Return how vLLM pads experts in MXFP4 on this GPU; None where it does not.
+
+    Source: `mxfp4_round_up_hidden_size_and_intermediate_size` (fused_moe/oracle/mxfp4.py @0.19.0; in
+    quantization/mxfp4.py before). On Hopper, Triton's kernels, which its images have since 0.12, pad the packed
+    values alone.
+    """
+    if not rules.pads_experts or model.moe is None or not model.pads_experts:
+        return None
+    if gpu.capability is not None and 10 <= gpu.capability < 11:
+        return _BLACKWELL
+    is_hopper = gpu.capability == 9.0 and rules.version >= (0, 12, 0)
+    return _HOPPER if is_hopper else _MARLIN
 
 
 @lru_cache(maxsize=4096)
 def _stage_bytes(
-    model: Architecture, ranks: Ranks, stage: int, dtype_bytes: int, pads_mxfp4: bool
+    model: Architecture, ranks: Ranks, stage: int, dtype_bytes: int, padding: ExpertPadding | None
 ) -> tuple[float, float]:
     """Return the bytes of a stage's layers and of what lies outside them."""
     inner, outer = stage_weights(model, ranks, stage)
-    layers = sum(
-        count * rank_bytes(w, ranks, dtype_bytes, pads_mxfp4=pads_mxfp4) for w, count in inner
-    )
+    layers = sum(count * rank_bytes(w, ranks, dtype_bytes, padding) for w, count in inner)
     return layers, sum(rank_bytes(weight, ranks, dtype_bytes) for weight in outer)
+
+
+_PAGE = 2 * 2**20
+_LARGE = 10 * 2**20
+_SMALLEST_REST = 2**20
+
+
+def page_rest(size: float) -> float:
+    """Return what PyTorch's allocator gives a tensor of `size` bytes beyond these.
+
+    From 10 MiB on a tensor gets whole pages of 2 MiB, of which a rest of at most 1 MiB is not split off
+    (c10/cuda/CUDACachingAllocator.cpp: kMinLargeAlloc, kRoundLarge, kSmallSize), and "Model loading took"
+    is what the allocator gave.
+    """
+    rest = -size % _PAGE
+    return rest if size >= _LARGE and rest <= _SMALLEST_REST else 0.0
+
+
+_FUSED = {
+    "q_proj": "qkv",
+    "k_proj": "qkv",
+    "v_proj": "qkv",
+    "gate_proj": "gate_up",
+    "up_proj": "gate_up",
+}
+
+
+@lru_cache(maxsize=4096)
+def page_bytes(
+    model: Architecture, ranks: Ranks, stage: int, dtype_bytes: int, padding: ExpertPadding | None
+) -> float:
+    """Return the rests of pages of all of a stage's tensors, as the engine fuses them."""
+    sizes = stage_sizes(len(model.layers), ranks.pipeline)
+    start = sum(sizes[:stage])
+    here = Counter(model.layers[start : start + sizes[stage]])
+    total = sum(
+        count * _layer_rests(layer, ranks, dtype_bytes, padding) for layer, count in here.items()
+    )
+    _, outer = stage_weights(model, ranks, stage)
+    return total + sum(page_rest(rank_bytes(w, ranks, dtype_bytes)) for w in outer if w.copies == 1)
+
+
+def _layer_rests(
+    layer: Layer, ranks: Ranks, dtype_bytes: int, padding: ExpertPadding | None
+) -> float:
+    tensors: Counter[str] = Counter()
+    for weight in layer.weights:
+        head, _, name = weight.path.rpartition(".")
+        size = rank_bytes(weight, ranks, dtype_bytes, padding)
+        tensors[f"{head}.{_FUSED.get(name, name)}"] += size  # type: ignore[assignment]
+    return sum(page_rest(size) for size in tensors.values())
 
 
 def stage_weights(
@@ -165,22 +259,21 @@ def stage_weights(
 
 @lru_cache(maxsize=512)
 def _all_bytes(model: Architecture, dtype_bytes: int) -> float:
-    layers, outer = _stage_bytes(model, Ranks(), 0, dtype_bytes, False)
+    layers, outer = _stage_bytes(model, Ranks(), 0, dtype_bytes, None)
     return layers + outer
 
 
 def rank_bytes(
-    weight: Weight, ranks: Ranks, dtype_bytes: int, *, pads_mxfp4: bool = False
+    weight: Weight, ranks: Ranks, dtype_bytes: int, padding: ExpertPadding | None = None
 ) -> float:
     """Return the bytes of a weight on one rank."""
-    rows, columns = weight.out_features, weight.in_features
     form = weight.format
+    if form is not None and form.name == "mxfp4" and padding is not None:
+        return _padded_bytes(weight, ranks, padding)
     if form is None:
-        size = float(rows * columns * dtype_bytes)
+        size = float(weight.out_features * weight.in_features * dtype_bytes)
     else:
-        if pads_mxfp4 and form.name == "mxfp4":
-            rows, columns = _padded(weight, rows, columns)
-        size = form.matrix_bytes(rows, columns)
+        size = form.matrix_bytes(weight.out_features, weight.in_features)
     size *= weight.copies
     if weight.shard is Shard.REPLICATED:
         return size
@@ -191,146 +284,21 @@ def rank_bytes(
     return size / ranks.tensor
 
 
-def _padded(weight: Weight, rows: int, columns: int) -> tuple[int, int]:
-    if weight.path.endswith("down_proj"):
-        return -(-rows // 256) * 256, -(-columns // 128) * 128
-    return -(-rows // 128) * 128, -(-columns // 256) * 256
+_MXFP4_SCALE_SHARE = 1 / 17
+"""Of 32 weights: 16 bytes of values and one of scale."""
 
 
-def activations_component(
-    model: Architecture, ranks: Ranks, rules: EngineRules, batch: ActivationBatch, dtype_bytes: int
-) -> Component:
-    """Return the peak of the profile run: the largest of one step, the sampler and the encoder.
-
-    A step holds four hidden vectors per token and what the widest feed-forward computes; the sampler
-    holds fp32 copies of the logits of every sequence.
-    """
-    step = batch.num_tokens * dtype_bytes * _elements_per_token(model, ranks, rules)
-    sampler = 0.0
-    if batch.has_sampler:
-        sampler = batch.num_seqs * model.vocab_size * 4 * rules.sampler_copies
-    encoder = 0.0
-    if model.vision is not None and batch.num_patches:
-        vision = model.vision
-        encoder = (
-            batch.num_patches
-            * dtype_bytes
-            * (4 * vision.hidden_size + 3 * vision.intermediate_size)
-        )
-    peak = int(max(step, sampler, encoder))
-    source = (
-        f"largest of one step of {batch.num_tokens} tokens ({step / MIB:.0f} MiB), the sampler's "
-        f"{rules.sampler_copies} fp32 copies of {batch.num_seqs} x {model.vocab_size} logits "
-        f"({sampler / MIB:.0f} MiB), the image encoder ({encoder / MIB:.0f} MiB)"
-    )
-    low = int(0.6 * peak) if encoder < peak else int(max(step, sampler) * 0.6)
-    return Component("activations", peak, low, int(1.4 * peak) + 128 * MIB, source)
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationBatch:
-    """The profile run: tokens of one step, sequences that are sampled, patches that are encoded."""
-
-    num_tokens: int
-    num_seqs: int
-    num_patches: int = 0
-    has_sampler: bool = True
-
-
-@lru_cache(maxsize=4096)
-def _elements_per_token(model: Architecture, ranks: Ranks, rules: EngineRules) -> float:
-    """Return the numbers that one token has alive in the widest layer."""
-    dense = 0.0
-    for layer, _ in model.layer_counts:
-        dense = max(dense, _layer_elements(layer, model.moe, ranks, rules))
-    return 4 * model.hidden_size + dense
-
-
-def _layer_elements(layer: Layer, moe: MoeShape | None, ranks: Ranks, rules: EngineRules) -> float:
-    widths = {"mlp": 0.0, "attention": 0.0}
-    for weight in layer.weights:
-        name = weight.path.rpartition(".")[2]
-        if weight.part == "mlp" and name in ("gate_proj", "up_proj"):
-            widths["mlp"] += weight.out_features
-            widths["mlp"] += weight.out_features if name == "up_proj" else 0
-        elif weight.part == "attention" and name.startswith(
-            ("q_", "k_", "v_", "qkv", "in_", "kv_b")
-        ):
-            widths["attention"] += weight.out_features
-    per_token = max(widths.values()) / ranks.tensor
-    if layer.uses_moe and moe is not None:
-        per_token = max(per_token, _moe_elements(moe, ranks, rules))
-    return per_token
-
-
-def _moe_elements(moe: MoeShape, ranks: Ranks, rules: EngineRules) -> float:
-    """Return what the fused experts hold per token (vLLM: fused_moe.py intermediate_cache1-3)."""
-    split = 1 if ranks.has_expert_parallel else ranks.tensor
-    wide, hidden = moe.intermediate_size / split, moe.hidden_size
-    if rules.is_legacy:  # three separate buffers
-        routed = moe.experts_per_token * (3 * wide + hidden)
-    else:  # the first and the third share one
-        routed = moe.experts_per_token * (max(2 * wide, hidden) + wide)
-    return routed + 3 * moe.shared_intermediate_size / ranks.tensor
-
-
-def graphs_component(
-    model: Architecture, ranks: Ranks, rules: EngineRules, max_num_seqs: int, *, is_eager: bool
-) -> Component:
-    """Return the memory of captured CUDA graphs.
-
-    vLLM captures every batch size of a list up to twice max-num-seqs, 512 at most; 0.4 MiB per layer and
-    size is the middle of what starts printed. The estimate that newer versions subtract is loose
-    itself: from a third to three times of what was then used.
-    """
-    in_budget = rules.subtracts_graphs
-    if is_eager or not rules.captures_graphs:
-        return Component("cuda_graphs", 0, 0, 0, "no CUDA graphs are captured", in_budget)
-    largest = min(512, 2 * max_num_seqs)
-    small = sum(1 for size in (1, 2, 4) if size <= largest)
-    sizes = small + min(largest, 248) // 8 + max(0, (largest - 240) // 16)
-    layers = -(-len(model.layers) // ranks.pipeline)
-    value = int(layers * sizes * 0.4 * MIB)
-    source = f"{sizes} batch sizes x {layers} layers x 0.4 MiB (middle of printed figures)"
-    return Component("cuda_graphs", value, value // 3, 2 * value + 100 * MIB, source, in_budget)
-
-
-def non_torch_component(ranks: Ranks, rules: EngineRules, gpu: Gpu) -> Component:
-    """Return what CUDA, cuBLAS and NCCL hold outside torch.
-
-    One GPU: 0.01 to 0.26 GiB printed, 0.1 in the middle; with the accounting since 0.26 also what torch
-    keeps, 0.3. Tensor parallel over NVLink: 1.38 at TP2, 0.93 to 2.15 at TP8 (DeepSeek-R1 on V0: 7.2);
-    over PCIe, where there are no peer-to-peer buffers, 0.21 at TP8. Where CPU and GPU share memory,
-    the page cache of loading counts: 2 GiB in six of six starts.
-    """
-    if gpu.vendor == "cpu":
-        return Component("non_torch", 0, 0, 0, "nothing on a CPU")
-    low, (value, high) = 0.0, rules.non_torch_gib
-    source = "middle of what starts printed on one GPU"
-    linked = _linked_ranks(ranks.tensor, gpu)
-    if linked > 1:
-        value += 1.04 + 0.12 * linked
-        low, high, source = 0.4, 2 * value, "middle of printed figures with NCCL over NVLink"
-        if ranks.tensor > linked:  # the network's buffers come on top
-            value, high = value + 0.1, high + 0.9
-            source += f" in a machine of {linked}; between machines as over PCIe"
-    elif ranks.tensor * ranks.pipeline > 1:
-        value, high, source = value + 0.1, high + 0.9, "printed figures with NCCL over PCIe"
-    if gpu.is_unified:
-        value, high, source = (
-            value + 2.0,
-            high + 4.5,
-            f"{source}; shared memory: 2 GiB of page cache",
-        )
-    return Component("non_torch", int(value * GIB), int(low * GIB), int(high * GIB), source)
-
-
-def _linked_ranks(tensor: int, gpu: Gpu) -> int:
-    """Return how many ranks NVLink joins: all of them, or those of one machine of a larger replica."""
-    if gpu.is_linked(tensor):
-        return tensor
-    has_switch = gpu.has_nvlink and gpu.nvlink_size > 2  # bridges join two, and are not used beyond
-    return gpu.nvlink_size if has_switch else 1
+def _padded_bytes(weight: Weight, ranks: Ranks, padding: ExpertPadding) -> float:
+    """Return one rank's experts in MXFP4: whole experts, or a part of each, padded on the rank."""
+    assert weight.format is not None
+    copies, split = weight.copies, ranks.tensor
+    if ranks.has_expert_parallel:
+        copies, split = -(-weight.copies // ranks.expert), 1
+    size = weight.format.matrix_bytes(*padding.matrix(weight, split))
+    if padding.reduced > 1:
+        plain = weight.format.matrix_bytes(*replace(padding, reduced=1).matrix(weight, split))
+        size -= (size - plain) * _MXFP4_SCALE_SHARE
+    return size * copies
 
 
 def lora_component(

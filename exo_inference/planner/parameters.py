@@ -44,6 +44,7 @@ class EngineParameters:
         others: flags that have no bearing on the plan, as given.
         records_full_graphs: whole decode steps are recorded as CUDA graphs, as vLLM does by default; the
             flags that say so are in `others`.
+        has_flashinfer_sampler: the start says "Using FlashInfer for top-p & top-k sampling" (no flag says so).
     """
 
     engine: str = "vllm"
@@ -78,6 +79,7 @@ class EngineParameters:
     runner: str | None = None
     others: tuple[str, ...] = ()
     records_full_graphs: bool = True
+    has_flashinfer_sampler: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any], **others: Any) -> EngineParameters:

@@ -16,19 +16,22 @@ from exo_inference.planner.checks import check_quantization_flag, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
 from exo_inference.planner.memory import (
-    ActivationBatch,
     Component,
-    activations_component,
-    graphs_component,
     lora_component,
-    non_torch_component,
     offloaded_bytes,
     stage_sizes,
     weights_component,
 )
 from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.overheads import (
+    BAND,
+    graphs_component,
+    measured,
+    outside_component,
+)
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
+from exo_inference.planner.profile_run import ProfileBatch, activations_component
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
 from exo_inference.planner.speed import SpeedInputs, estimate_speed
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
@@ -77,15 +80,27 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
     model, ranks, rules = setting.model, setting.ranks, setting.rules
     parameters, dtype_bytes = setting.parameters, setting.dtype_bytes
     is_last = stage == ranks.pipeline - 1
-    parts = [weights_component(model, ranks, stage, dtype_bytes, rules, offload=setting.offload)]
-    batch = ActivationBatch(
-        setting.max_num_batched_tokens, min(setting.max_num_seqs, setting.max_num_batched_tokens),
-        _encoded_patches(setting) if stage == 0 else 0, is_last and _profiles_sampler(setting),
+    parts = [
+        weights_component(
+            model,
+            ranks,
+            stage,
+            dtype_bytes,
+            rules,
+            padding=setting.padding,
+            offload=setting.offload,
+        )
+    ]
+    samples = is_last and _profiles_sampler(setting)
+    batch = ProfileBatch(
+        setting.max_num_batched_tokens,
+        min(setting.max_num_seqs, setting.max_num_batched_tokens) if samples else 0,
+        _encoded_patches(setting) if stage == 0 else 0, parameters.has_flashinfer_sampler,
     )  # fmt: skip
     parts.append(activations_component(model, ranks, rules, batch, dtype_bytes))
     is_eager = bool(parameters.enforce_eager) or setting.gpu.vendor == "cpu"
     parts.append(graphs_component(model, ranks, rules, setting.max_num_seqs, is_eager=is_eager))
-    parts.append(non_torch_component(ranks, rules, setting.gpu))
+    parts.append(outside_component(model, ranks, rules, setting.gpu))
     if parameters.enable_lora:
         slots, rank = parameters.max_loras or 1, parameters.max_lora_rank or 16
         parts.append(lora_component(model, ranks, slots, rank, dtype_bytes))
@@ -135,8 +150,13 @@ def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout |
     used = [part for part in parts if part.is_in_budget]
     available = budget - sum(part.num_bytes for part in used)
     error = gpu.reported_error_bytes * share
-    down = math.sqrt(sum((p.high - p.num_bytes) ** 2 for p in used) + error**2)
-    up = math.sqrt(sum((p.num_bytes - p.low) ** 2 for p in used) + error**2)
+    wide = measured(BAND).value if rules.spans_gpus else 1.0
+    others = [part for part in used if part.name != "weights"]
+    down = wide * math.sqrt(sum((p.high - p.num_bytes) ** 2 for p in others) + error**2)
+    up = wide * math.sqrt(sum((p.num_bytes - p.low) ** 2 for p in others) + error**2)
+    weights = parts[0]
+    down = math.hypot(down, weights.high - weights.num_bytes)
+    up = math.hypot(up, weights.num_bytes - weights.low)
     low, high = int(available - down), int(available + up)
     if parameters.kv_cache_memory_bytes is not None:
         asked, spare = parameters.kv_cache_memory_bytes, gpu.reported_bytes - budget
@@ -309,7 +329,7 @@ def _speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
         max_num_batched_tokens=setting.max_num_batched_tokens,
         dtype=setting.dtype,
         offloaded_bytes=offloaded_bytes(
-            setting.model, setting.ranks, setting.dtype_bytes, setting.rules, setting.offload
+            setting.model, setting.ranks, setting.dtype_bytes, setting.padding, setting.offload
         ),
         is_eager=setting.is_eager,
         drafting=setting.drafting,

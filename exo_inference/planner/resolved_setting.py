@@ -12,7 +12,7 @@ from exo_inference.planner.draft_acceptance import Drafting
 from exo_inference.planner.engine_rules import EngineRules, default_batch
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
-from exo_inference.planner.memory import Component, Ranks
+from exo_inference.planner.memory import Component, ExpertPadding, Ranks, expert_padding
 from exo_inference.planner.model.architecture import DTYPE_BYTES, Architecture
 from exo_inference.planner.model.config_fields import ASSUMED_MAX_MODEL_LEN
 from exo_inference.planner.model.requantize import ONLINE, with_quantization
@@ -53,6 +53,11 @@ class Setting:
     def drafting(self) -> Drafting | None:
         """What a decode step drafts."""
         return self.speculation.drafting(self.ranks, self.dtype_bytes, self.kv)
+
+    @property
+    def padding(self) -> ExpertPadding | None:
+        """How experts in MXFP4 are padded."""
+        return expert_padding(self.model, self.rules, self.gpu)
 
     @property
     def offload(self) -> int:

@@ -152,8 +152,11 @@ def _columns(sizes: list[int], scale: int, width: int) -> list[int]:
 
 
 def _marked(runs: list[tuple[str, str]], position: int) -> list[tuple[str, str]]:
-    """Put the mark for the GPU's end in the place of one character."""
+    """Put the mark for the GPU's end in the place of one character, of a part that has another."""
     marked: list[tuple[str, str]] = []
+    lengths = [length for length in (len(text) for text, _ in runs) for _ in range(length)]
+    long = [place for place, length in enumerate(lengths) if length > 1]
+    position = min(long, key=lambda place: abs(place - position), default=position)
     start = 0
     for text, colour in runs:
         at = position - start

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from exo_inference.errors import UsageError
@@ -19,10 +20,13 @@ from exo_inference.planner.parameters import EngineParameters
 _MOST = 10**12
 _TEXTS = ("id", "engine", "model")
 _OPTIONAL_TEXTS = ("engine_version", "gpu", "notes")
-_COUNTS = ("gpu_count", "tp", "pp")
+_LISTS = ("unstated", "inferred")
+_KV_TYPE = "kv_cache_dtype"
+_COUNTS = ("gpu_count", "tp", "pp", "nodes")
 _PRINTED = (
     "weights_gib_per_gpu", "available_kv_gib", "free_at_start_gib", "kv_tokens", "gpu_blocks",
-    "block_size", "max_model_len",
+    "block_size", "max_model_len", "state_blocks", "activation_peak_gib", "non_torch_gib", "cudagraph_gib",
+    "cudagraph_est_gib",
 )  # fmt: skip
 """What is graded, or planned with, of `observed`: numbers."""
 
@@ -64,6 +68,8 @@ def _find_problem(case: object) -> str | None:
     checks += [
         (key, case.get(key, {}), "an object", _is_object) for key in ("flags", "defaults_in_effect")
     ]
+    checks += [(key, case.get(key), "a list of texts", _are_texts) for key in _LISTS]
+    checks += [("stage", case.get("stage"), "a number from 0 to 1023", _is_stage)]
     observed = case.get("observed")
     checks += [("observed", observed, "an object", lambda value: isinstance(value, dict))]
     checks += [
@@ -92,6 +98,14 @@ def _is_text_or_none(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
+def _are_texts(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(_is_text(each) for each in value))
+
+
+def _is_stage(value: Any) -> bool:
+    return value is None or (_is_number(value) and isinstance(value, int) and 0 <= value < 1024)
+
+
 def _is_object(value: object) -> bool:
     return value is None or isinstance(value, dict)
 
@@ -113,23 +127,24 @@ _HINT = "`exo ai plan accuracy --export FILE` writes a file of that form."
 
 
 def unstated_flags(case: Mapping[str, Any]) -> list[str]:
-    """Return flags that the case itself says were set but are not in the source."""
-    flags = re.findall(r"(max_num_\w+) not in the excerpt", str(case.get("notes") or ""))
-    # Unsloth's loader chooses utilization and sequences itself and prints neither exactly.
-    return (
-        [*flags, "flags set by Unsloth"] if "(unsloth" in str(case.get("model")).lower() else flags
-    )
+    """Return what the case says its source leaves out, the type of the KV cache apart."""
+    return [str(each) for each in case.get("unstated") or [] if each != _KV_TYPE]
 
 
 def is_kv_type_unstated(case: Mapping[str, Any]) -> bool:
-    """Whether the case marks the type of its KV cache as an inference of its own."""
-    return any(re.fullmatch(r"\w+-kv\?", str(tag)) for tag in case.get("tags") or [])
+    """Whether the case says that its source leaves the type of the KV cache out."""
+    return _KV_TYPE in (case.get("unstated") or [])
+
+
+def is_inferred(case: Mapping[str, Any], what: str) -> bool:
+    """Whether the case says that this was read off the figures themselves."""
+    return what in (case.get("inferred") or [])
 
 
 def stated_stage(case: Mapping[str, Any]) -> int | None:
     """Return the pipeline stage whose figures a case gives, where it says so."""
-    match = re.search(r"PP stage (\d+)", str(case.get("notes") or ""))
-    return int(match.group(1)) if match and int(match.group(1)) < int(case.get("pp") or 1) else None
+    stage = case.get("stage")
+    return stage if isinstance(stage, int) and stage < int(case.get("pp") or 1) else None
 
 
 def printed_tokens(observed: Mapping[str, Any]) -> float | None:
@@ -185,33 +200,40 @@ def stated_gpu(case: Mapping[str, Any]) -> Gpu | None:
         known = gpu or Gpu(
             key="stated",
             name=text or "GPU",
+            vendor="amd" if _AMD.match(text) else "nvidia",
             reported_bytes=total,
             bandwidth=1e12,
             native=frozenset({"fp16", "bf16"}),
         )
-        return known.with_memory(total)
+        gpu = known.with_memory(total)
+    if gpu is not None and int(case.get("nodes") or 1) > 1:
+        gpu = replace(gpu, has_nvlink=False)  # NVLink ends at the machine
     return gpu
+
+
+_AMD = re.compile(r"AMD|Radeon|RX |MI\d", re.IGNORECASE)
 
 
 def stated_parameters(case: Mapping[str, Any], version: str) -> EngineParameters:
     """Return the flags of a case, and what its log says about effective defaults."""
     stated: dict[str, Any] = dict(case.get("flags") or {})
     observed = case.get("observed") or {}
-    effective = observed.get("max_num_batched_tokens_log")
-    for name, value in {
-        **(case.get("defaults_in_effect") or {}),
-        "max_num_batched_tokens": effective,
-    }.items():
-        number = re.search(r"\d+(\.\d+)?", str(value)) if value is not None else None
-        if number is not None and name not in stated and name != "gpu_memory_utilization":
-            stated[name] = json.loads(number.group(0))
+    effective = dict(case.get("defaults_in_effect") or {})
+    has_flashinfer = effective.pop("sampler", None) == "flashinfer"
+    for name, value in effective.items():
+        stated.setdefault(name, value)
     stated.setdefault("tensor_parallel_size", case.get("tp") or 1)
     if case.get("pp"):
         stated.setdefault("pipeline_parallel_size", case["pp"])
     if observed.get("max_model_len") is not None:
         stated.setdefault("max_model_len", observed["max_model_len"])
     values = {name: _read_text(name, value) for name, value in stated.items()}
-    return EngineParameters.of(values, engine=str(case.get("engine")), engine_version=version)
+    return EngineParameters.of(
+        values,
+        engine=str(case.get("engine")),
+        engine_version=version,
+        has_flashinfer_sampler=has_flashinfer,
+    )
 
 
 def _read_text(name: str, value: Any) -> Any:

@@ -4,7 +4,7 @@
 what was observed) and returns graded quantities; `scripts/grade_planner.py` writes them as a Markdown page. What a case
 leaves unstated is not guessed: a quantity that needs it is "not graded", with the reason. As a program::
 
-    python -m scripts.grade_planner --cases CASES.json --write docs/benchmarks/planner.md
+    python -m scripts.grade_planner --cases docs/benchmarks/planner-starts.json
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.accuracy.cases import (
+    is_inferred,
     is_kv_type_unstated,
     model_name,
     printed_tokens,
@@ -26,24 +27,26 @@ from exo_inference.planner.accuracy.cases import (
     unstated_flags,
 )
 from exo_inference.planner.catalog_models import find_model
-from exo_inference.planner.engine_rules import PLANNED, rules_for
-from exo_inference.planner.gpu_catalog import GIB, find_gpu
+from exo_inference.planner.engine_rules import PLANNED, EngineRules, rules_for
+from exo_inference.planner.gpu_catalog import GIB, Gpu, find_gpu
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import LATEST_VLLM, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan, Verdict
 
 LIMITS: Mapping[str, tuple[float | None, float | None]] = {
-    "weights, known checkpoint": (0.02, 0.05),
+    "weights, known checkpoint": (0.01, 0.05),
     "weights, derived checkpoint": (None, None),
-    "available KV memory": (0.05, None),
-    "KV capacity in tokens": (0.05, None),
+    "available KV memory": (0.06, None),
+    "KV capacity in tokens": (0.06, None),
     "KV tokens from the printed KV memory": (0.01, None),
     "blocks for states": (0.05, None),
+    "available KV memory, before 0.12": (None, None),
+    "available KV memory, AMD": (None, None),
 }
 """Per quantity: the mean error allowed, and the error allowed in 95 % of cases."""
 
-FIT_LIMIT = 0.95
+FIT_LIMIT = 0.97
 """The share of starts of which it must be said rightly whether they fit."""
 
 _MISS = 0.05
@@ -63,12 +66,27 @@ class Graded:
     quantity: str
     predicted: float
     observed: float
-    note: str = ""
+    low: float | None = None
+    high: float | None = None
+    """The band that the plan states; None where it states none."""
+
+    @property
+    def is_in_band(self) -> bool | None:
+        """Whether the printed figure lies in the band, to its own last digit; None where there is none."""
+        if self.low is None or self.high is None:
+            return None
+        rounding = _rounding(self.observed)
+        return self.low - rounding <= self.observed <= self.high + rounding
 
     @property
     def error(self) -> float:
         """Relative error, signed: above 0 where too much was predicted."""
         return (self.predicted - self.observed) / max(abs(self.observed), 1e-9)
+
+
+def _rounding(figure: float) -> float:
+    """Return half of the last digit that logs print: sizes in GiB have two decimals, counts none."""
+    return 0.5 if float(figure).is_integer() and figure > 1000 else 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +99,13 @@ class FitGraded:
     note: str = ""
 
     @property
+    def is_tight(self) -> bool:
+        """Whether the band holds both, which is neither right nor wrong."""
+        return self.note == "tight"
+
+    @property
     def is_right(self) -> bool:
-        """Whether prediction and start agree."""
+        """Whether prediction and start agree; a tight one by its middle."""
         return (self.predicted == "refused") == (self.observed != "fits")
 
 
@@ -96,6 +119,11 @@ class Grades:
     """Case, quantity, reason."""
     num_cases: int = 0
     includes_unstated: bool = False
+
+    @property
+    def decided(self) -> list[FitGraded]:
+        """Verdicts that are not tight."""
+        return [each for each in self.fits if not each.is_tight]
 
     def of(self, quantity: str) -> list[Graded]:
         """Return what was graded of one quantity."""
@@ -158,6 +186,9 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
             (name, "everything", f"cannot size it, because {model.cannot_size}")
         )
         return
+    if case.get("approximate") and not grades.includes_unstated:
+        grades.not_graded.append((name, "everything", "its source rounds the figures"))
+        return
     version = stated_version(case)
     gpu = stated_gpu(case)
     rules = rules_for(case["engine"], version or LATEST_VLLM)
@@ -185,6 +216,8 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         return
     missing = [what for what, here in (("GPU", gpu), ("engine version", version)) if here is None]
     missing += [] if grades.includes_unstated else unstated_flags(case)
+    missing += ["model"] if is_inferred(case, "model") and not grades.includes_unstated else []
+    missing += ["GPU"] if is_inferred(case, "GPU") else []
     if missing:
         reason = f"its {' and '.join(missing)} is not stated"
         grades.not_graded.append((name, "available KV memory, fit", reason))
@@ -194,7 +227,22 @@ def _grade_case(case: Mapping[str, Any], grades: Grades) -> None:
         count = int(case.get("gpu_count") or 1)
         result = plan(model, gpu, count, parameters, free_bytes=int(free * GIB))
     unstated = is_kv_type_unstated(case) and not grades.includes_unstated
-    _grade_start(name, result, observed, stage, grades, is_kv_type_unstated=unstated)
+    _grade_start(
+        name,
+        result,
+        observed,
+        stage,
+        grades,
+        is_kv_type_unstated=unstated,
+        apart=_apart(rules, gpu),
+    )
+
+
+def _apart(rules: EngineRules, gpu: Gpu | None) -> str:
+    """Return how the row of KV memory is named further: old releases and AMD have rows of their own."""
+    if gpu is not None and gpu.vendor == "amd":
+        return ", AMD"
+    return ", before 0.12" if rules.spans_gpus and rules.version < (0, 12, 0) else ""
 
 
 def _grade_weights(
@@ -213,7 +261,14 @@ def _grade_weights(
     predicted = (size + (draft.num_bytes if draft else 0)) / GIB
     is_derived = any(note.startswith("derived from") for note in model.notes)
     quantity = "weights, derived checkpoint" if is_derived else "weights, known checkpoint"
-    grades.graded.append(Graded(name, quantity, predicted, float(printed)))
+    whole = result.component("weights")
+    low, high = predicted, predicted
+    if whole is not None and whole.num_bytes:
+        low, high = (
+            predicted * whole.low / whole.num_bytes,
+            predicted * whole.high / whole.num_bytes,
+        )
+    grades.graded.append(Graded(name, quantity, predicted, float(printed), low, high))
 
 
 def _grade_printed_memory(
@@ -280,22 +335,29 @@ def _grade_start(
     grades: Grades,
     *,
     is_kv_type_unstated: bool,
+    apart: str,
 ) -> None:
     memory, tokens = observed.get("available_kv_gib"), printed_tokens(observed)
     if memory is not None:
         size = result.available_kv_bytes_per_gpu
         predicted = (size if stage is None else result.stages[stage].available_kv_bytes) / GIB
-        grades.graded.append(Graded(name, "available KV memory", predicted, float(memory)))
+        low, high = _band(result, predicted, size / GIB)
+        grades.graded.append(
+            Graded(name, f"available KV memory{apart}", predicted, float(memory), low, high)
+        )
     # Blocks are the same for all stages of a run: they are graded where they are decided.
     blocks = [each.num_kv_blocks for each in result.stages]
     is_deciding = stage is None or blocks[stage] == min(blocks)
     if tokens is not None and not is_kv_type_unstated and is_deciding:
-        predicted_tokens = float(result.kv_capacity_tokens)
-        grades.graded.append(Graded(name, "KV capacity in tokens", predicted_tokens, float(tokens)))
+        grades.graded.append(_tokens(name, result, float(tokens)))
     states = observed.get("state_blocks")
     if states is not None:
-        predicted_blocks = float(result.num_kv_blocks)
-        grades.graded.append(Graded(name, "blocks for states", predicted_blocks, float(states)))
+        blocks_now = float(result.num_kv_blocks)
+        share = blocks_now / max(1, result.available_kv_bytes_per_gpu)
+        low, high = share * result.available_kv_bytes_low, share * result.available_kv_bytes_high
+        grades.graded.append(
+            Graded(name, "blocks for states", blocks_now, float(states), low, high)
+        )
     outcome = str(observed.get("outcome") or "")
     if outcome in ("fits", "refused", "oom", "failed_to_start"):
         verdict = result.verdict
@@ -303,3 +365,19 @@ def _grade_start(
             verdict = Verdict.FITS if result.fits_nominally else Verdict.REFUSED
         note = "tight" if result.verdict is Verdict.TIGHT else ""
         grades.fits.append(FitGraded(name, str(verdict), outcome, note))
+
+
+def _band(result: Plan, predicted: float, middle: float) -> tuple[float, float]:
+    """Return the band of the KV memory in GiB, moved to the stage that is graded."""
+    return (
+        predicted - middle + result.available_kv_bytes_low / GIB,
+        predicted - middle + result.available_kv_bytes_high / GIB,
+    )
+
+
+def _tokens(name: str, result: Plan, printed: float) -> Graded:
+    """Grade the capacity; its band is the memory's."""
+    tokens = float(result.kv_capacity_tokens)
+    share = tokens / max(1, result.available_kv_bytes_per_gpu)
+    low, high = share * result.available_kv_bytes_low, share * result.available_kv_bytes_high
+    return Graded(name, "KV capacity in tokens", tokens, printed, max(0.0, low), high)

@@ -49,9 +49,9 @@ def test_a_file_is_graded_without_a_control_plane(exo: Exo, cases: Path) -> None
     assert lines[0] == "4 starts in the file"
     (row,) = [line.split() for line in lines if line.startswith("  KV capacity in tokens ")]
     assert row[4] == "2"
-    assert row[-4:] == ["5", "/", "-", "missed"]
-    assert "Beyond 5 %: KV capacity in tokens" in lines
-    assert "Fit or not: right in 2 of 3, 66.7 %; limit 95 %: missed" in lines
+    assert row[-4:] == ["6", "/", "-", "missed"]
+    assert "Beyond 6 %: KV capacity in tokens" in lines
+    assert "Fit or not: right in 2 of 3, 66.7 %; limit 97 %: missed" in lines
     assert "  small: predicted fits, was refused" in lines
     assert "  available KV memory, fit: its engine version is not stated" in lines
     assert "    dateless" in lines
@@ -67,9 +67,9 @@ def test_json_has_everything(exo: Exo, cases: Path) -> None:
         "quantity", "count", "mean", "median", "p95", "worst", "bias", "limit_mean", "limit_p95",
         "is_met",
     }  # fmt: skip
-    assert (tokens["count"], tokens["limit_mean"], tokens["is_met"]) == (2, 0.05, False)
+    assert (tokens["count"], tokens["limit_mean"], tokens["is_met"]) == (2, 0.06, False)
     assert found["fit"] == {
-        "count": 3, "right": 2, "limit": 0.95,
+        "count": 3, "right": 2, "limit": 0.97,
         "wrong": [{"case": "small", "predicted": "fits", "outcome": "refused"}],
     }  # fmt: skip
     beyond = found["beyond"][0]
@@ -122,7 +122,7 @@ def test_the_control_planes_starts_are_graded(exo: Exo, starts: FakeApi) -> None
     result = exo("ai", "plan", "accuracy")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("2 recorded starts\n")
-    assert "Fit or not: right in 2 of 2, 100.0 %; limit 95 %\n" in result.out
+    assert "Fit or not: right in 2 of 2, 100.0 %; limit 97 %\n" in result.out
     (missed,) = [line for line in result.out.splitlines() if line.startswith("  far-1")]
     assert missed.split()[1:] == ["2.22", "GiB", "2.79", "GiB", "-20.5", "%"]
 

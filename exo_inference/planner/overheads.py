@@ -1,0 +1,135 @@
+"""What a start takes beside weights and activations: captured graphs, and memory outside PyTorch.
+
+Both are measured, not derived: `catalog/overheads.json` has the middle and the spread of what starts of the
+calibration half printed, and `make planner-calibrate` writes it (`scripts/calibrate_planner.py`). `planning.py` calls
+the functions here. All sizes are bytes on one GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from exo_inference.planner.engine_rules import EngineRules
+from exo_inference.planner.gpu_catalog import GIB, MIB, Gpu
+from exo_inference.planner.memory import Component, Ranks
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.shapes import KvKind
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A constant with the spread of the starts it was set on.
+
+    Attributes:
+        value: their middle.
+        low, high: the middle half of them lies between.
+        starts: how many they were.
+    """
+
+    value: float
+    low: float
+    high: float
+    starts: int
+
+
+@cache
+def load_overheads() -> Mapping[str, Measured]:
+    """Return the measured constants by name."""
+    text = (
+        files("exo_inference.planner")
+        .joinpath("catalog", "overheads.json")
+        .read_text(encoding="utf-8")
+    )
+    return {name: Measured(**entry) for name, entry in json.loads(text).items()}
+
+
+def measured(name: str) -> Measured:
+    """Return a constant; one that no start has set yet is that of a single GPU, or nothing."""
+    constants = load_overheads()
+    return constants.get(name) or constants.get(ALONE) or Measured(0.0, 0.0, 0.0, 0)
+
+
+ALONE = "outside PyTorch, alone"
+GRAPHS, GRAPHS_OF_STATES = (
+    "graph MiB per layer and size",
+    "graph MiB per layer and size, with states",
+)
+BAND = "band of the KV memory"
+"""How many times the spreads of the components, added as squares, nine in ten starts lie within."""
+
+
+def graph_sizes(max_num_seqs: int) -> int:
+    """Return how many batch sizes vLLM captures: up to twice max-num-seqs, 512 at most."""
+    largest = min(512, 2 * max_num_seqs)
+    small = sum(1 for size in (1, 2, 4) if size <= largest)
+    return small + min(largest, 248) // 8 + max(0, (largest - 240) // 16)
+
+
+def graphs_constant(model: Architecture) -> str:
+    """Return the name of the constant that a model's graphs are reckoned with."""
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    return GRAPHS_OF_STATES if KvKind.STATE in kinds else GRAPHS
+
+
+def graphs_component(
+    model: Architecture, ranks: Ranks, rules: EngineRules, max_num_seqs: int, *, is_eager: bool
+) -> Component:
+    """Return the memory of captured CUDA graphs.
+
+    The estimate that newer versions subtract is loose itself: from a third to three times of what was then used.
+    """
+    in_budget = rules.subtracts_graphs
+    if is_eager or not rules.captures_graphs:
+        return Component("cuda_graphs", 0, 0, 0, "no CUDA graphs are captured", in_budget)
+    sizes, layers = graph_sizes(max_num_seqs), -(-len(model.layers) // ranks.pipeline)
+    each = measured(graphs_constant(model))
+    value, low, high = (
+        int(layers * sizes * size * MIB) for size in (each.value, each.low, each.high)
+    )
+    source = f"{sizes} batch sizes x {layers} layers x {each.value:g} MiB (middle of {each.starts} printed figures)"
+    return Component("cuda_graphs", value, low, high, source, in_budget)
+
+
+def outside_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:
+    """Return the name of the constant for what a rank holds outside PyTorch and no formula has."""
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    if KvKind.COMPRESSED in kinds:
+        return "outside PyTorch and workspaces of compressed attention"
+    if gpu.is_unified:
+        return "outside PyTorch, memory shared with the CPU"
+    if gpu.vendor == "amd":
+        return "outside PyTorch, AMD"
+    if ranks.tensor * ranks.pipeline == 1:
+        return ALONE
+    name = "NVLink" if _linked_ranks(ranks.tensor, gpu) > 1 else "PCIe"
+    return f"outside PyTorch, {name}"
+
+
+def outside_component(model: Architecture, ranks: Ranks, rules: EngineRules, gpu: Gpu) -> Component:
+    """Return what CUDA, cuBLAS and NCCL hold outside PyTorch, and what the profile run leaves there."""
+    if gpu.vendor == "cpu":
+        return Component("non_torch", 0, 0, 0, "nothing on a CPU")
+    if not rules.spans_gpus:
+        return Component(
+            "non_torch",
+            int(0.1 * GIB),
+            0,
+            int(0.45 * GIB),
+            "middle of what starts printed on one GPU",
+        )
+    name = outside_constant(model, ranks, gpu)
+    each = measured(name)
+    value, low, high = (int(size * GIB) for size in (each.value, each.low, each.high))
+    return Component("non_torch", value, low, high, f"{name}: middle of {each.starts} starts")
+
+
+def _linked_ranks(tensor: int, gpu: Gpu) -> int:
+    """Return how many ranks NVLink joins: all of them, or those of one machine of a larger replica."""
+    if gpu.is_linked(tensor):
+        return tensor
+    has_switch = gpu.has_nvlink and gpu.nvlink_size > 2  # bridges join two, and are not used beyond
+    return gpu.nvlink_size if has_switch else 1

@@ -1,0 +1,134 @@
+"""The peak of the profile run, from the tensors that are alive: one step, the sampler, the image encoder.
+
+`planning.py` asks for it. vLLM runs the image encoder, then one step of `max-num-batched-tokens`, then the sampler for
+`max-num-seqs` rows, and keeps the encoder's input and output until the end (v1/worker/gpu_model_runner.py,
+`profile_run`). All sizes are bytes on one GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from exo_inference.planner.engine_rules import EngineRules
+from exo_inference.planner.gpu_catalog import MIB
+from exo_inference.planner.memory import Component, Ranks
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.model.shapes import Layer, MoeShape
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileBatch:
+    """The profile run.
+
+    Attributes:
+        num_tokens: of one step.
+        num_seqs: rows that are sampled; 0 where nothing is.
+        num_patches: that the image encoder takes at once; 0 where it is not run.
+        has_flashinfer_sampler: FlashInfer's kernels sample.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    num_patches: int = 0
+    has_flashinfer_sampler: bool = False
+
+
+SELECTING_LOGIT_BYTES = 14
+"""Per logit without a sort: as the model gives it (2), in fp32 (4), probabilities (4), random numbers (4): vLLM
+0.19.0 v1/sample/sampler.py, ops/topk_topp_sampler.py `forward_native`; FlashInfer's kernels hold as much."""
+
+SORTING_LOGIT_BYTES = 38
+"""Per logit with PyTorch's sort: as the model gives it (2), in fp32 (4), sorted values (4) and places (8), and what
+the sort itself needs (places again 8, a second buffer of both 12: ATen/native/cuda/SortStable.cu)."""
+
+_TRITON_PROGRAMS = 132
+"""Rows of the buffer that vLLM's Triton kernel keeps: one per multiprocessor (topk_topp_triton.py @0.19.0)."""
+
+
+def logit_bytes(rules: EngineRules, batch: ProfileBatch) -> float:
+    """Return what the sampler holds per logit and sequence."""
+    if not rules.samples_by_sort or batch.has_flashinfer_sampler:
+        return rules.logit_bytes
+    return SORTING_LOGIT_BYTES
+
+
+def sampler_bytes(model: Architecture, rules: EngineRules, batch: ProfileBatch) -> float:
+    """Return the sampler's peak."""
+    size = batch.num_seqs * model.vocab_size * logit_bytes(rules, batch)
+    if rules.keeps_sampler_rows and batch.num_seqs >= 8:
+        size += min(batch.num_seqs, _TRITON_PROGRAMS) * model.vocab_size * 4
+    return size
+
+
+def encoder_bytes(
+    model: Architecture, ranks: Ranks, patches: int, dtype_bytes: int
+) -> tuple[float, float]:
+    """Return the image encoder's peak, and what of its input and output stays until the end.
+
+    Hidden states are whole on each rank, what the feed-forward computes is split (`ColumnParallelLinear`).
+    """
+    vision = model.vision
+    if vision is None or not patches:
+        return 0.0, 0.0
+    peak = (
+        patches
+        * dtype_bytes
+        * (4 * vision.hidden_size + 3 * vision.intermediate_size / ranks.tensor)
+    )
+    kept = patches * dtype_bytes * (vision.hidden_size + model.hidden_size / 4)
+    return peak, min(kept, peak)
+
+
+def activations_component(
+    model: Architecture, ranks: Ranks, rules: EngineRules, batch: ProfileBatch, dtype_bytes: int
+) -> Component:
+    """Return the peak of the profile run."""
+    step = batch.num_tokens * dtype_bytes * _elements_per_token(model, ranks, rules)
+    sampler = sampler_bytes(model, rules, batch)
+    encoder, kept = encoder_bytes(model, ranks, batch.num_patches, dtype_bytes)
+    peak = int(max(step + kept, sampler + kept, encoder))
+    source = (
+        f"largest of one step of {batch.num_tokens} tokens ({step / MIB:.0f} MiB), the sampler's "
+        f"{logit_bytes(rules, batch):g} bytes for each of {batch.num_seqs} x {model.vocab_size} logits "
+        f"({sampler / MIB:.0f} MiB), the image encoder ({encoder / MIB:.0f} MiB, {kept / MIB:.0f} kept)"
+    )
+    low = int(0.9 * max(step, 0.6 * encoder, sampler))
+    return Component("activations", peak, min(low, peak), int(1.1 * peak) + 64 * MIB, source)
+
+
+@lru_cache(maxsize=4096)
+def _elements_per_token(model: Architecture, ranks: Ranks, rules: EngineRules) -> float:
+    """Return the numbers that one token has alive in the widest layer."""
+    dense = 0.0
+    for layer, _ in model.layer_counts:
+        dense = max(dense, _layer_elements(layer, model.moe, ranks, rules))
+    return 4 * model.hidden_size + dense
+
+
+def _layer_elements(layer: Layer, moe: MoeShape | None, ranks: Ranks, rules: EngineRules) -> float:
+    widths = {"mlp": 0.0, "attention": 0.0}
+    for weight in layer.weights:
+        name = weight.path.rpartition(".")[2]
+        if weight.part == "mlp" and name in ("gate_proj", "up_proj"):
+            widths["mlp"] += weight.out_features
+            widths["mlp"] += weight.out_features if name == "up_proj" else 0
+        elif weight.part == "attention" and name.startswith(
+            ("q_", "k_", "v_", "qkv", "in_", "kv_b")
+        ):
+            widths["attention"] += weight.out_features
+    per_token = max(widths.values()) / ranks.tensor
+    if layer.uses_moe and moe is not None:
+        per_token = max(per_token, _moe_elements(moe, ranks, rules))
+    return per_token
+
+
+def _moe_elements(moe: MoeShape, ranks: Ranks, rules: EngineRules) -> float:
+    """Return what the fused experts hold per token (vLLM: fused_moe.py intermediate_cache1-3)."""
+    split = 1 if ranks.has_expert_parallel else ranks.tensor
+    wide, hidden = moe.intermediate_size / split, moe.hidden_size
+    if rules.is_legacy:  # three separate buffers
+        routed = moe.experts_per_token * (3 * wide + hidden)
+    else:  # the first and the third share one
+        routed = moe.experts_per_token * (max(2 * wide, hidden) + wide)
+    return routed + 3 * moe.shared_intermediate_size / ranks.tensor

@@ -1,0 +1,310 @@
+"""Derives the measured constants of the planner from the calibration half of the collected starts.
+
+    python -m scripts.calibrate_planner --starts STARTS.json [--check]
+
+writes `planner/catalog/overheads.json`, or says whether it would differ. What follows from an engine's source is
+not touched: a constant is the middle of what is left of printed figures when that is taken away. `leave_one_out`
+derives each constant again without one start, and predicts that start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from exo_inference.errors import UsageError
+from exo_inference.planner.accuracy.cases import (
+    is_inferred,
+    model_name,
+    parse_cases,
+    stated_gpu,
+    stated_parameters,
+    stated_stage,
+    stated_version,
+    unstated_flags,
+)
+from exo_inference.planner.accuracy.halves import split
+from exo_inference.planner.catalog_models import find_model
+from exo_inference.planner.engine_rules import PLANNED, rules_for
+from exo_inference.planner.gpu_catalog import GIB, MIB
+from exo_inference.planner.memory import Component
+from exo_inference.planner.overheads import (
+    ALONE,
+    BAND,
+    GRAPHS,
+    GRAPHS_OF_STATES,
+    Measured,
+    graph_sizes,
+    graphs_constant,
+    outside_constant,
+)
+from exo_inference.planner.planning import plan
+from exo_inference.planner.verdict import Plan
+
+TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "overheads.json"
+
+_FEWEST = 10
+"""Starts that a constant needs for a spread of its own; with fewer it has that of all."""
+
+_TOLD = 3
+"""Starts that a constant needs for one of them to be predicted from the others."""
+
+_INSIDE = 0.9
+"""The share of starts that a band is to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What one start's printed KV memory leaves for memory outside PyTorch.
+
+    Attributes:
+        case, constant: which start, and which constant it sets.
+        outside: GiB, by what was printed for the rest.
+        fixed_down, fixed_up: squares of the bands of the other components, in GiB.
+        printed: KV memory in GiB.
+    """
+
+    case: str
+    constant: str
+    outside: float
+    fixed_down: float
+    fixed_up: float
+    printed: float
+
+
+def _planned(case: Mapping[str, Any]) -> Plan | None:
+    """Return the plan of a start that states all that its memory depends on."""
+    if case["engine"] not in PLANNED or case.get("approximate") or unstated_flags(case):
+        return None
+    gpu, version = stated_gpu(case), stated_version(case)
+    if gpu is None or version is None or is_inferred(case, "model") or is_inferred(case, "GPU"):
+        return None
+    rules = rules_for(case["engine"], version)
+    try:
+        model = find_model(model_name(str(case["model"])))
+        parameters = stated_parameters(case, version)
+    except UsageError:
+        return None
+    if rules.version < rules.oldest or not rules.spans_gpus or model.cannot_size is not None:
+        return None
+    result = plan(model, gpu, int(case.get("gpu_count") or 1), parameters)
+    is_refused = any(each.code == "draft-model" for each in result.problems)
+    return None if result.basis is None or is_refused else result
+
+
+def graph_figures(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the estimates that starts printed for captured graphs, in MiB per layer and size.
+
+    Estimates, because they are what the engine subtracts; what graphs took afterwards was from a third to five times
+    as much.
+    """
+    found: dict[str, list[float]] = {GRAPHS: [], GRAPHS_OF_STATES: []}
+    for case in cases:
+        observed = case["observed"]
+        printed = observed.get("cudagraph_est_gib")
+        result = _planned(case)
+        if printed is None or printed <= 0 or result is None or result.basis is None:
+            continue
+        setting = result.basis.setting
+        layers = -(-len(setting.model.layers) // setting.ranks.pipeline)
+        each = printed * GIB / MIB / layers / graph_sizes(setting.max_num_seqs)
+        found[graphs_constant(setting.model)].append(each)
+    return found
+
+
+def graph_constants(cases: Iterable[Mapping[str, Any]]) -> dict[str, Measured]:
+    """Return one middle of all estimates, with the spread that models with and without states have."""
+    found = graph_figures(cases)
+    middle = statistics.median([each for values in found.values() for each in values])
+    return {
+        name: Measured(
+            round(middle, 3),
+            round(min(middle, _quantile(values, 0.25)), 3),
+            round(max(middle, _quantile(values, 0.75)), 3),
+            len(values),
+        )
+        for name, values in found.items()
+    }
+
+
+def residuals(cases: Iterable[Mapping[str, Any]], graphs: Mapping[str, Measured]) -> list[Residual]:
+    """Return what each start leaves for memory outside PyTorch, graphs reckoned with these constants."""
+    found = []
+    for case in cases:
+        printed = case["observed"].get("available_kv_gib")
+        result = _planned(case)
+        if printed is None or result is None or result.basis is None:
+            continue
+        found.append(_residual(case, result, float(printed), graphs))
+    return found
+
+
+def _residual(case: Mapping[str, Any], result: Plan, printed: float, graphs: Measured) -> Residual:
+    assert result.basis is not None
+    setting, stage = result.basis.setting, stated_stage(case)
+    available = result.available_kv_bytes_per_gpu
+    if stage is not None:
+        available = result.stages[stage].available_kv_bytes
+    parts = {each.name: each for each in result.basis.stage.components if each.is_in_budget}
+    left = available / GIB - printed + parts["non_torch"].num_bytes / GIB
+    weights = case["observed"].get("weights_gib_per_gpu")
+    if weights is not None:
+        planned = result.weights_bytes_per_gpu
+        if stage is not None:
+            planned = result.stages[stage].weights_bytes
+        left += planned / GIB - float(weights) + _draft(parts)
+    share = setting.parameters.gpu_memory_utilization or setting.rules.default_utilization
+    down = up = (setting.gpu.reported_error_bytes * share / GIB) ** 2
+    for name, each in parts.items():
+        if name == "cuda_graphs" and each.num_bytes:
+            each = _regraphed(
+                each,
+                graphs[graphs_constant(setting.model)],
+                setting.max_num_seqs,
+                len(setting.model.layers),
+            )
+            left += (parts[name].num_bytes - each.num_bytes) / GIB
+        if name not in ("non_torch", "weights"):  # weights have a band of their own
+            down += ((each.high - each.num_bytes) / GIB) ** 2
+            up += ((each.num_bytes - each.low) / GIB) ** 2
+    constant = outside_constant(setting.model, setting.ranks, setting.gpu)
+    return Residual(str(case["id"]), constant, left, down, up, printed)
+
+
+def _draft(parts: Mapping[str, Component]) -> float:
+    draft = parts.get("draft_model")
+    return 0.0 if draft is None else draft.num_bytes / GIB
+
+
+def _regraphed(each: Component, constant: Measured, num_seqs: int, layers: int) -> Component:
+    sizes = graph_sizes(num_seqs) * layers * MIB
+    value, low, high = (int(sizes * size) for size in (constant.value, constant.low, constant.high))
+    return Component(each.name, value, low, high, each.source, each.is_in_budget)
+
+
+def _measured(values: Sequence[float], spread: Sequence[float]) -> Measured:
+    """Return the middle and the spread of half of the starts.
+
+    Fewer than ten starts say little of their spread: they have that of eight in ten of all starts around their
+    middles, `spread`.
+    """
+    middle = statistics.median(values)
+    low, high = _quantile(values, 0.25), _quantile(values, 0.75)
+    if len(values) < _FEWEST:
+        low = min(low, middle + _quantile(spread, 0.1))
+        high = max(high, middle + _quantile(spread, 0.9))
+    return Measured(round(middle, 3), round(low, 3), round(high, 3), len(values))
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, round(share * (len(ordered) - 1))))]
+
+
+def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
+    """Return all constants, set on these starts."""
+    graphs = graph_constants(cases)
+    left = residuals(cases, graphs)
+    constants = graphs | outside_constants(left)
+    counts = Counter(each.constant for each in left)
+    ratios = sorted(
+        _ratio(each, _without(left, each)) for each in left if counts[each.constant] >= _TOLD
+    )
+    rank = min(len(ratios) - 1, -(-int(_INSIDE * 100) * (len(ratios) + 1) // 100) - 1)
+    constants[BAND] = Measured(
+        round(ratios[rank], 3), round(ratios[0], 3), round(ratios[-1], 3), len(ratios)
+    )
+    return constants
+
+
+def outside_constants(left: Sequence[Residual]) -> dict[str, Measured]:
+    """Return what ranks hold outside PyTorch, by how they are joined."""
+    groups: dict[str, list[float]] = {}
+    for each in left:
+        groups.setdefault(each.constant, []).append(each.outside)
+    middles = {name: statistics.median(values) for name, values in groups.items()}
+    spread = [each.outside - middles[each.constant] for each in left]
+    return {name: _measured(values, spread) for name, values in sorted(groups.items())}
+
+
+def _without(left: Sequence[Residual], one: Residual) -> Measured:
+    """Return a start's constant, set on the others; where there are none, on those of a single GPU."""
+    others = [each for each in left if each is not one]
+    constants = outside_constants(others)
+    return constants.get(one.constant) or constants[ALONE]
+
+
+def _ratio(one: Residual, constant: Measured) -> float:
+    """Return how many times the spread a start lies from its prediction."""
+    error = constant.value - one.outside  # above 0: more was left than predicted
+    if error >= 0:
+        spread = one.fixed_up + max(0.0, constant.value - constant.low) ** 2
+    else:
+        spread = one.fixed_down + max(0.0, constant.high - constant.value) ** 2
+    return float(abs(error) / max(0.01, spread**0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """One constant, and how starts fare that it is set without; errors as shares of the printed KV memory."""
+
+    constant: str
+    value: Measured
+    mean: float
+    median: float
+
+
+def leave_one_out(cases: Sequence[Mapping[str, Any]]) -> list[LeftOut]:
+    """Return for each constant how well it predicts the starts that it is set on, each left out in turn."""
+    left = residuals(cases, graph_constants(cases))
+    rows = []
+    for name, value in outside_constants(left).items():
+        errors = [
+            abs(each.outside - _without(left, each).value) / max(0.01, abs(each.printed))
+            for each in left
+            if each.constant == name
+        ]
+        rows.append(LeftOut(name, value, statistics.fmean(errors), statistics.median(errors)))
+    return rows
+
+
+def render(constants: Mapping[str, Measured]) -> str:
+    """Return the file of constants."""
+    lines = [f"{json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in constants.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the constants, or with --check compare them with the file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.calibrate_planner",
+        description="Set the planner's measured constants on the calibration half of real starts.",
+    )
+    parser.add_argument("--starts", type=Path, required=True, help="JSON file of starts")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; 1 where it would differ"
+    )
+    options = parser.parse_args(arguments)
+    cases = parse_cases(options.starts.read_text(encoding="utf-8"), str(options.starts))
+    text = render(derive(split(cases)[0]))
+    if not options.check:
+        TARGET.write_text(text, encoding="utf-8")
+        return 0
+    if text == TARGET.read_text(encoding="utf-8"):
+        return 0
+    print(
+        f"{TARGET} is not what {options.starts} gives: run `make planner-calibrate`",
+        file=sys.stderr,
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
