@@ -73,6 +73,18 @@ class Share:
     connections: int
 
 
+MAX_CLIENTS = 2048
+"""So many connections a controller takes at once; requests to it take milliseconds."""
+
+
+def client_connections(descriptors: int) -> int:
+    """Return how many connections of clients a controller takes at once.
+
+    They have half of its descriptors: it reads files, asks replicas and starts processes as well.
+    """
+    return min(MAX_CLIENTS, max(4, (descriptors - OWN_DESCRIPTORS) // 2))
+
+
 def share_descriptors(descriptors: int) -> Share:
     """Divide descriptors between clients and replicas, so that none is ever missing."""
     free = max(3, descriptors - OWN_DESCRIPTORS)

@@ -47,6 +47,7 @@ class Context:
         cluster_starts: where the real starts of a cluster are; None is a file of this machine.
         metrics: the page of metrics that all who ask at once share.
         stopping: set when the process is asked to stop; ends log streams.
+        following: the answers that are log streams now.
     """
 
     settings: ControllerSettings
@@ -63,6 +64,7 @@ class Context:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     metrics: SharedPage = field(default_factory=SharedPage)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    following: set[object] = field(default_factory=set)
 
     @property
     def starts(self) -> Starts:

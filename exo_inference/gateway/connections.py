@@ -17,6 +17,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
+from exo_inference import accepting
 from exo_inference.connection_limits import end_when_stalled
 from exo_inference.gateway import errors
 
@@ -44,7 +45,7 @@ class Server(web.Server):
 
     is_closing = False
     max_kept: int | None = None
-    on_lost: Callable[[Connection], None] = staticmethod(lambda _: None)
+    on_lost: Callable[[accepting.Connection], None] = staticmethod(lambda _: None)
 
     def __call__(self) -> Connection:
         """Return the protocol of one new connection."""
@@ -105,15 +106,15 @@ class Connection(web.RequestHandler):
 
     Attributes:
         idle_since: when it last began to wait for a whole request head; None while a request is answered.
-        client: the address that it comes from.
+        address: where it comes from.
     """
 
-    __slots__ = ("_server", "client", "idle_since")
+    __slots__ = ("_server", "address", "idle_since")
 
     def __init__(self, server: Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server
-        self.client = ""
+        self.address = ""
         self.idle_since: float | None = self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -121,7 +122,7 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         if (own := transport.get_extra_info("socket")) is not None:
             end_when_stalled(own)
-        self.client = str((transport.get_extra_info("peername") or ("",))[0])
+        self.address = str((transport.get_extra_info("peername") or ("",))[0])
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """End."""

@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from exo_inference import accepting
 from exo_inference.connection_limits import BACKLOG, OWN_DESCRIPTORS, Share, share_descriptors
-from exo_inference.gateway import accepting, proxy
+from exo_inference.gateway import proxy
 from exo_inference.gateway.app import Gateway
 
 

@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import logging
 import math
+import resource
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from exo_inference.connection_limits import BACKLOG
-from exo_inference.controller.http.connections import HEAD_SECONDS, Connection
+from exo_inference.accepting import Acceptor
+from exo_inference.connection_limits import BACKLOG, client_connections
+from exo_inference.controller.http.connections import HEAD_SECONDS, Connection, Connections
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,6 @@ async def run_server(
         http=Connection,
         timeout_keep_alive=math.ceil(HEAD_SECONDS),
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        backlog=BACKLOG,
     )
     server = _Server(config, stopping)
     port = int(listener.getsockname()[1])
@@ -83,11 +84,12 @@ async def run_server(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that ends streams before it waits for requests, and leaves signals to us."""
+    """uvicorn that takes connections within bounds, ends streams first, and leaves signals to us."""
 
     def __init__(self, config: uvicorn.Config, stopping: asyncio.Event) -> None:
         super().__init__(config)
         self._stopping = stopping
+        self.servers: list[asyncio.Server] = []
         self.on_started: Callable[[], None] = lambda: None
 
     def stop(self) -> None:
@@ -96,8 +98,16 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve and say so."""
-        await super().startup(sockets=sockets)
+        """Take connections, as many as there are descriptors for, and say so."""
+        most = client_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        for listener in sockets or ():
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
+            connections = Connections(self.config, self.server_state, max_kept=most // 2)
+            acceptor = Acceptor(listener, connections, most)
+            self.servers.append(cast(asyncio.Server, acceptor))  # as much of one as uvicorn uses
+            acceptor.resume()
+        self.started = True
         self.on_started()
 
     @contextlib.contextmanager

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 from collections.abc import AsyncIterator, Coroutine
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from exo_inference.connection_limits import client_connections
+from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http.routes.requests import (
     answer,
@@ -26,6 +30,9 @@ from exo_inference.wire import LogEntry, LogList
 
 DEFAULT_TAIL = 10
 GONE_CHECK_SECONDS = 1.0
+FOLLOWED_PART = 4
+"""Of the connections of clients, one in so many may be a log that is followed."""
+
 MAX_TAIL = 100_000
 MAX_ENTRIES = 200_000
 """Of one answer without `follow`, whatever was asked for."""
@@ -47,14 +54,45 @@ async def get_logs(request: Request) -> Response:
     deployment = await load(context.store, InferenceDeployment, request)
     lines = context.platform.logs(deployment.metadata.uid, query)
     if query.follow:
+        _check_room(context)
         stream = _stream(lines, _wait_for_end(context, deployment.metadata.uid))
-        return StreamingResponse(stream, media_type="application/x-ndjson")
+        return _Following(context, stream)
     entries: list[LogEntry] = []
     async for line in lines:
         entries.append(_to_entry(line))
         if len(entries) >= MAX_ENTRIES:
             break
     return answer(LogList(logs=entries))
+
+
+def _check_room(context: Context) -> None:
+    """Refuse one stream too many: as long as they last, their connections are there for nobody else."""
+    limit = client_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // FOLLOWED_PART
+    if len(context.following) >= limit:
+        raise Refused(
+            429,
+            "Too many logs followed",
+            f"{limit} logs are followed at the moment, as many as the controller's limit of open files allows "
+            "(`ulimit -n`)",
+            hint="Repeat it when another one has ended, or ask without follow.",
+            headers={"retry-after": "5", "connection": "close"},
+        )
+
+
+class _Following(StreamingResponse):
+    """A log that is followed: counted as long as it lasts."""
+
+    def __init__(self, context: Context, lines: AsyncIterator[bytes]) -> None:
+        super().__init__(lines, media_type="application/x-ndjson")
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        self._context.following.add(self)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._context.following.discard(self)
 
 
 async def _wait_for_end(context: Context, uid: str) -> None:
