@@ -36,7 +36,12 @@ from exo_inference.gateway.headers import (
 from exo_inference.gateway.held_requests import Holding
 from exo_inference.gateway.lost_replicas import LostReplicas
 from exo_inference.gateway.models.asked import MODELS_PATH, AskedModel
-from exo_inference.gateway.models.listing import merge_models, read_page, split_by_models
+from exo_inference.gateway.models.listing import (
+    SharedLists,
+    merge_models,
+    read_page,
+    split_by_models,
+)
 from exo_inference.gateway.table import Deployment, Replica, Tables
 from exo_inference.gateway.upstreams import UpstreamPool
 
@@ -157,6 +162,7 @@ class Proxy:
         self._balancer = balancer
         self._upstreams = upstreams
         self._room = ByteBudget(TOTAL_WHOLE_BYTES)
+        self._lists = SharedLists()
 
     async def hold(self, exchange: Exchange, deployment: Deployment) -> Deployment:
         """Wait, within bounds, where no replica is ready and one is on its way; return the newest."""
@@ -255,8 +261,13 @@ class Proxy:
     ) -> web.StreamResponse | None:
         """Answer with the models of all replicas; None where one replica tells them as well."""
         groups = split_by_models(self._deployment(exchange, job.deployment_id))
-        asks = (self._ask_for_models(request, exchange, job, group) for group in groups)
-        merged = merge_models([page for page in await asyncio.gather(*asks) if page is not None])
+
+        async def merge() -> bytes | None:
+            asks = (self._ask_for_models(request, exchange, job, group) for group in groups)
+            return merge_models([page for page in await asyncio.gather(*asks) if page is not None])
+
+        key = (job.deployment_id, request.rel_url.raw_query_string)
+        merged = await self._lists.get(key, merge) if groups else None
         if merged is None:
             return None
         exchange.status = 200

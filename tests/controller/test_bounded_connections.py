@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -19,7 +20,9 @@ import pytest
 from exo_inference import accepting, connection_limits
 from exo_inference.controller.http import server
 from exo_inference.controller.http.routes import logs
+from exo_inference.errors import BadRequest
 from exo_inference.local_settings import LocalSettings, ensure_credentials, save_settings
+from exo_inference.sdk import AsyncClient
 from exo_inference.state_dir import StateDir
 from tests.controller.conftest import Controller
 from tests.ports import free_port
@@ -93,6 +96,34 @@ def test_a_request_in_progress_never_gives_way(crowded: Controller) -> None:
             return answer.status_code == 200
 
     crowded.wait_for(follow_again)
+
+
+async def test_many_writes_that_are_refused_at_once_are_told_why_and_hold_up_no_reads(
+    controller: Controller,
+) -> None:
+    controller.create_model()
+    signed = {"endpoint": controller.endpoint, "zone": controller.zone}
+    async with AsyncClient(controller.key, controller.secret, **signed) as client:
+
+        async def refuse(number: int) -> str:
+            flags = [f"--no-such-flag-{number}"]
+            with pytest.raises(BadRequest) as caught:
+                await client.deployments.create(
+                    "chat", model="org/m1", gpu_type="cpu", engine_parameters=flags
+                )
+            return str(caught.value)
+
+        async def look(_: int) -> int:
+            return len(await client.deployments.list())
+
+        numbers = range(120)
+        told, seen = await asyncio.gather(
+            asyncio.gather(*map(refuse, numbers)), asyncio.gather(*map(look, range(30)))
+        )
+    assert all(
+        f"--no-such-flag-{number}" in text for number, text in zip(numbers, told, strict=True)
+    )
+    assert set(seen) == {0}
 
 
 def test_with_128_descriptors_300_clients_are_answered(tmp_path: Path) -> None:

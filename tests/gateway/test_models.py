@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from exo_inference.gateway import proxy
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.endpoints import sort_endpoints
 from exo_inference.gateway.held_requests import HoldSettings
@@ -163,6 +164,41 @@ async def test_the_models_of_all_replicas_are_listed(mixed):
     await mixed.engines[0].stop()  # and those that can be had, where not all answer
     async with mixed.client.get(mixed.path("/v1/models")) as answer:
         assert [card["id"] for card in (await answer.json())["data"]] == [NEW]
+
+
+async def test_many_lists_at_once_are_put_together_once(mixed, monkeypatch):
+    """Each would take a place of every replica, and a part would be told 429, or of one model alone."""
+    monkeypatch.setattr(proxy, "LIST_SECONDS", 60.0)
+    gate = asyncio.Semaphore(0)
+    for engine in mixed.engines:
+        plain = engine.handler
+
+        async def handle(request, plain=plain):
+            await gate.acquire()
+            return await plain(request)
+
+        engine.handler = handle
+
+    async def ask(session):
+        async with session.get(mixed.path("/v1/models")) as answer:
+            return answer.status, sorted(card["id"] for card in (await answer.json())["data"])
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        asyncio.timeout(20),
+        aiohttp.ClientSession(connector=connector, headers=mixed.client.headers) as session,
+    ):
+        asks = [asyncio.create_task(ask(session))]
+        while not all(engine.requests for engine in mixed.engines):
+            await asyncio.sleep(0.01)
+        asks += [asyncio.create_task(ask(session)) for _ in range(299)]
+        while mixed.gateway._in_flight < 300:
+            await asyncio.sleep(0.01)
+        asks.pop(0).cancel()  # others go on with what this one began
+        for _ in mixed.engines:
+            gate.release()
+        assert await asyncio.gather(*asks) == [(200, [NEW, OLD])] * 299
+    assert [len(engine.requests) for engine in mixed.engines] == [1, 1]
 
 
 async def test_a_list_that_has_no_end_is_not_read_to_put_it_together(mixed):
