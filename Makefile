@@ -33,8 +33,12 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "error: cannot create $(VENV); on Debian and Ubuntu install python3-venv" >&2; exit 1; }
 
+ENGINE := engine-images/exo-engine
+# What the engine's own build reads: its kernels are compiled when it is installed.
+ENGINE_BUILD := $(addprefix $(ENGINE)/,pyproject.toml hatch_build.py) $(wildcard $(ENGINE)/src/exo_engine/kernels/csrc/*)
+
 # A stamp per set of extras, so that nothing is installed twice and an edit of pyproject.toml is noticed.
-$(VENV)/.installed: $(BIN)/python pyproject.toml engine-images/exo-engine/pyproject.toml $(wildcard requirements/*.txt)
+$(VENV)/.installed: $(BIN)/python pyproject.toml $(ENGINE_BUILD) $(wildcard requirements/*.txt)
 	@echo "Installing exo-inference, its server and its engine into $(VENV) (PyTorch is large: a few minutes, once) ..."
 	@$(LOCKED) $(foreach set,build server engine torch,-r requirements/$(set).txt)
 	@$(EDITABLE) -e engine-images/exo-engine -e '.[server]'

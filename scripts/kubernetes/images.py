@@ -110,6 +110,7 @@ IMAGES = (
         (
             "engine-images/exo-engine/src",
             "engine-images/exo-engine/pyproject.toml",
+            "engine-images/exo-engine/hatch_build.py",
             "engine-images/exo-engine/Dockerfile",
             "engine-images/exo-engine/stub-cuda",
             "engine-images/adapter/exo_adapter",

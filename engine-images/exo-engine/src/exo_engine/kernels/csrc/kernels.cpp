@@ -1,0 +1,21 @@
+// All kernels for one set of instructions. Compiled once for each: EXO_PATH is its name.
+#include "kernels.h"
+
+#include "attention.h"
+#include "linear.h"
+#include "pointwise.h"
+
+#define EXO_JOIN(a, b) a##b
+#define EXO_NAME(path) EXO_JOIN(exo_kernels_, path)
+
+extern "C" const exo_kernels EXO_NAME(EXO_PATH);
+
+const exo_kernels EXO_NAME(EXO_PATH) = {
+    [](const void* call) { multiply(*static_cast<const LinearCall*>(call)); },
+    pack,
+    unpack_rows,
+    [](const void* call) { attend(*static_cast<const AttentionCall*>(call)); },
+    add_and_normalise,
+    silu_and_multiply,
+    [](const void* call) { rotate_and_store(*static_cast<const RotateCall*>(call)); },
+};

@@ -1,0 +1,142 @@
+// Products with matrices of bf16 that are stored as the dot-product instruction reads them.
+//
+// Packed form of a matrix (outputs, inputs): blocks of 64 outputs; in a block, for each pair of inputs, the pair's two
+// weights for each of the 64 outputs. Outputs and inputs are filled up with zeros.
+//
+//     packed[output / 64][input / 2][output % 64][input % 2]
+//
+// A sum runs over the inputs in order, whatever the number of rows, threads or blocks: one path, so a row's
+// result has the same bits alone and in any batch.
+#pragma once
+
+#include "parallel.h"
+#include "vectors.h"
+
+namespace {
+
+constexpr long kBlock = 64;
+constexpr long kUnit = 16;                    // outputs; threads share a matrix by units
+constexpr int kUnitVectors = kUnit / kLanes;
+constexpr int kMaxUnits = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;  // of a tile, and
+constexpr int kMaxRows = kLanes == 16 ? 6 : 2;                     // its rows: what registers hold
+
+inline long rounded_up(long value, long step) { return (value + step - 1) / step * step; }
+
+struct LinearCall {
+  const Bf16* inputs;  // (rows, num_inputs)
+  const Bf16* packed;
+  const float* bias;   // (num_outputs) or null
+  Bf16* outputs;       // (rows, num_outputs), or null
+  float* floats;       // the same as float32, where `outputs` is null
+  long rows, num_inputs, num_outputs;
+};
+
+inline void store_outputs(const LinearCall& call, long row, long output, int count, const Floats* sums) {
+  float numbers[kMaxUnits * kUnit];
+  for (int v = 0; v * kLanes < count; v++) store(numbers + v * kLanes, sums[v]);
+  long at = row * call.num_outputs + output;
+  for (int i = 0; i < count; i++) {
+    float number = numbers[i] + (call.bias ? call.bias[output + i] : 0.0f);
+    if (call.outputs) call.outputs[at + i] = narrow_one(number);
+    else call.floats[at + i] = number;
+  }
+}
+
+template <int Rows, int Units>
+void multiply_tile(const LinearCall& call, long row, long output) {
+  constexpr int kVectors = Units * kUnitVectors;
+  const long num_pairs = call.num_inputs / 2;
+  const Bf16* weights = call.packed + output / kBlock * kBlock * call.num_inputs + output % kBlock * 2;
+  const Bf16* inputs = call.inputs + row * call.num_inputs;
+  Floats sums[Rows][kVectors] = {};
+  for (long pair = 0; pair < num_pairs; pair++, weights += kBlock * 2) {
+    Pairs columns[kVectors];
+    for (int v = 0; v < kVectors; v++) {
+      columns[v] = load<Pairs>(weights + v * kLanes * 2);
+      __builtin_prefetch(weights + v * kLanes * 2 + 16 * kBlock * 2);
+    }
+    for (int r = 0; r < Rows; r++) {
+      Pairs input = splat_pair(inputs + r * call.num_inputs + pair * 2);
+      for (int v = 0; v < kVectors; v++) sums[r][v] = add_products(sums[r][v], input, columns[v]);
+    }
+  }
+  long count = call.num_outputs - output;
+  if (count > Units * kUnit) count = Units * kUnit;
+  for (int r = 0; r < Rows; r++) {
+    long at = (row + r) * call.num_outputs + output;
+    if (count == Units * kUnit && !call.bias) {
+      for (int v = 0; v < kVectors; v++) {
+        if (call.outputs) store(call.outputs + at + v * kLanes, narrow(sums[r][v]));
+        else store(call.floats + at + v * kLanes, sums[r][v]);
+      }
+    } else {
+      store_outputs(call, row + r, output, (int)count, sums[r]);
+    }
+  }
+}
+
+template <int Rows>
+void multiply_rows(const LinearCall& call, long row, long output, int units) {
+  if constexpr (kMaxUnits >= 4) {
+    if (units == 4) return multiply_tile<Rows, 4>(call, row, output);
+    if (units == 3) return multiply_tile<Rows, 3>(call, row, output);
+  }
+  if constexpr (kMaxUnits >= 2) {
+    if (units == 2) return multiply_tile<Rows, 2>(call, row, output);
+  }
+  multiply_tile<Rows, 1>(call, row, output);
+}
+
+// All rows for up to kMaxUnits units of outputs of one block.
+inline void multiply_units(const LinearCall& call, long output, int units) {
+  long row = 0;
+  for (; row + kMaxRows <= call.rows; row += kMaxRows) multiply_rows<kMaxRows>(call, row, output, units);
+  switch (call.rows - row) {
+    case 1: return multiply_rows<1>(call, row, output, units);
+    case 2: return multiply_rows<kMaxRows < 2 ? 1 : 2>(call, row, output, units);
+    case 3: return multiply_rows<kMaxRows < 3 ? 1 : 3>(call, row, output, units);
+    case 4: return multiply_rows<kMaxRows < 4 ? 1 : 4>(call, row, output, units);
+    case 5: return multiply_rows<kMaxRows < 5 ? 1 : 5>(call, row, output, units);
+  }
+}
+
+inline void multiply(const LinearCall& call) {
+  const long units = rounded_up(call.num_outputs, kUnit) / kUnit, per_block = kBlock / kUnit;
+  for_each_part(units, 4, [&](long unit, long past) {
+    while (unit < past) {
+      long count = per_block - unit % per_block;
+      if (count > past - unit) count = past - unit;
+      if (count > kMaxUnits) count = kMaxUnits;
+      multiply_units(call, unit * kUnit, (int)count);
+      unit += count;
+    }
+  });
+}
+
+// Packs rows [0, rows) of a plain matrix (with `stride` numbers from row to row) as outputs from `output` on.
+inline void pack(const Bf16* matrix, long stride, long rows, long num_inputs, Bf16* packed, long output) {
+  const long first_block = output / kBlock, past_block = rounded_up(output + rows, kBlock) / kBlock;
+  for_each_part(past_block - first_block, 2, [&](long part, long past) {
+    for (; part < past; part++) {
+      Bf16* block = packed + (first_block + part) * kBlock * num_inputs;
+      long from = (first_block + part) * kBlock - output;  // the row of the block's first output; may be before 0
+      long low = from < 0 ? -from : 0, high = rows - from < kBlock ? rows - from : kBlock;
+      for (long pair = 0; pair < num_inputs / 2; pair++)
+        for (long lane = low; lane < high; lane++)
+          memcpy(block + (pair * kBlock + lane) * 2, matrix + (from + lane) * stride + pair * 2, 2 * sizeof(Bf16));
+    }
+  });
+}
+
+// Rows of the plain matrix, by their ids: (count, num_inputs).
+inline void unpack_rows(const Bf16* packed, long num_inputs, const int64_t* ids, long count, Bf16* rows) {
+  for_each_part(count, 64, [&](long row, long past) {
+    for (; row < past; row++) {
+      const Bf16* lane = packed + ids[row] / kBlock * kBlock * num_inputs + ids[row] % kBlock * 2;
+      for (long pair = 0; pair < num_inputs / 2; pair++)
+        memcpy(rows + row * num_inputs + pair * 2, lane + pair * kBlock * 2, 2 * sizeof(Bf16));
+    }
+  });
+}
+
+}  // namespace

@@ -1,0 +1,31 @@
+// Shares a loop among the threads: `for_each_part(n, body)` calls body(first, past) for consecutive parts of [0, n).
+#pragma once
+
+#include "threads.h"
+
+namespace {
+
+template <class Body>
+struct Parts {
+  long count;
+  const Body* body;
+
+  static void run(void* context, int thread, int num_threads) {
+    const Parts& parts = *static_cast<Parts*>(context);
+    long first = parts.count * thread / num_threads, past = parts.count * (thread + 1) / num_threads;
+    if (first < past) (*parts.body)(first, past);
+  }
+};
+
+// Below `least` the caller does all of it: waking the others would take longer.
+template <class Body>
+void for_each_part(long count, long least, const Body& body) {
+  if (count < least) {
+    if (count > 0) body(0L, count);
+    return;
+  }
+  Parts<Body> parts{count, &body};
+  exo::run_on_threads(Parts<Body>::run, &parts);
+}
+
+}  // namespace

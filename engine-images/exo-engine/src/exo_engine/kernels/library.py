@@ -1,0 +1,173 @@
+"""Loads the compiled kernels and chooses the instructions they run on.
+
+The choice is the processor's best, or what `EXO_ENGINE_CPU_KERNELS` names: one of `PATHS`, or `off`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from exo_engine.errors import ConfigurationError
+
+PATHS = ("avx512_bf16", "avx512", "avx2", "plain")
+"""Sets of instructions, best first."""
+VARIABLE = "EXO_ENGINE_CPU_KERNELS"
+_LIBRARY = Path(__file__).with_name("libexo_kernels.so")
+
+_pointer, _long = ctypes.c_void_p, ctypes.c_long
+
+
+class LinearCall(ctypes.Structure):
+    """As in `csrc/linear.h`."""
+
+    _fields_ = (
+        ("inputs", _pointer),
+        ("packed", _pointer),
+        ("bias", _pointer),
+        ("outputs", _pointer),
+        ("floats", _pointer),
+        ("rows", _long),
+        ("num_inputs", _long),
+        ("num_outputs", _long),
+    )
+
+
+class AttentionCall(ctypes.Structure):
+    """As in `csrc/attention.h`."""
+
+    _fields_ = (
+        ("queries", _pointer),
+        ("keys", _pointer),
+        ("values", _pointer),
+        ("tables", _pointer),
+        ("starts", _pointer),
+        ("contexts", _pointer),
+        ("sinks", _pointer),
+        ("outputs", _pointer),
+        ("num_sequences", _long),
+        ("table_stride", _long),
+        ("page_stride", _long),
+        ("kv_heads", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("head_dim", ctypes.c_int),
+        ("page_size", ctypes.c_int),
+        ("window", ctypes.c_int),
+        ("scale", ctypes.c_float),
+        ("soft_cap", ctypes.c_float),
+    )
+
+
+class RotateCall(ctypes.Structure):
+    """As in `csrc/pointwise.h`."""
+
+    _fields_ = (
+        ("merged", _pointer),
+        ("query_weight", _pointer),
+        ("key_weight", _pointer),
+        ("cosines", _pointer),
+        ("sines", _pointer),
+        ("positions", _pointer),
+        ("slots", _pointer),
+        ("queries", _pointer),
+        ("keys", _pointer),
+        ("values", _pointer),
+        ("tokens", _long),
+        ("page_stride", _long),
+        ("heads", ctypes.c_int),
+        ("kv_heads", ctypes.c_int),
+        ("head_dim", ctypes.c_int),
+        ("page_size", ctypes.c_int),
+        ("eps", ctypes.c_float),
+    )
+
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "linear": (ctypes.POINTER(LinearCall),),
+    "pack": (_pointer, _long, _long, _long, _pointer, _long),
+    "unpack_rows": (_pointer, _long, _pointer, _long, _pointer),
+    "attend": (ctypes.POINTER(AttentionCall),),
+    "add_and_normalise": (*(_pointer,) * 4, _long, _long, ctypes.c_float),
+    "silu_and_multiply": (_pointer, _pointer, _long, _long),
+    "rotate_and_store": (ctypes.POINTER(RotateCall),),
+}
+"""Those of `csrc/kernels.h`, in its order."""
+
+
+class Kernels:
+    """The functions of one set of instructions. They take addresses and check nothing."""
+
+    linear: Callable[..., None]
+    pack: Callable[..., None]
+    unpack_rows: Callable[..., None]
+    attend: Callable[..., None]
+    add_and_normalise: Callable[..., None]
+    silu_and_multiply: Callable[..., None]
+    rotate_and_store: Callable[..., None]
+
+    def __init__(self, path: str, library: ctypes.CDLL, table: int) -> None:
+        self.path = path
+        self._library = library
+        addresses = (_pointer * len(_FUNCTIONS)).from_address(table)
+        for (name, types), address in zip(_FUNCTIONS.items(), addresses, strict=True):
+            setattr(self, name, ctypes.CFUNCTYPE(None, *types)(address))
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Share each call among so many threads."""
+        self._library.exo_set_num_threads(num_threads)
+
+
+def available_paths() -> tuple[str, ...]:
+    """Return the sets of instructions that library and processor have, best first; none without it."""
+    library = _load_library()
+    if library is None:
+        return ()
+    paths: list[str] = []
+    while (name := library.exo_path(len(paths))) is not None:
+        paths.append(name.decode())
+    return tuple(paths)
+
+
+@cache
+def load_path(path: str) -> Kernels:
+    """Return the kernels of one of `available_paths`."""
+    library = _load_library()
+    assert library is not None, "nobody asks for a path that is not available"
+    return Kernels(path, library, library.exo_load(path.encode()))
+
+
+def chosen_kernels() -> Kernels | None:
+    """Return the kernels to compute with; None: compute with PyTorch.
+
+    Raises:
+        ConfigurationError: `EXO_ENGINE_CPU_KERNELS` names what is not there.
+    """
+    wanted = os.environ.get(VARIABLE) or "auto"
+    if wanted == "off":
+        return None
+    paths = available_paths()
+    if wanted == "auto":
+        return load_path(paths[0]) if paths else None
+    if wanted not in paths:
+        there = ", ".join(("auto", "off", *paths))
+        raise ConfigurationError(
+            f"{VARIABLE} is {wanted!r}, but this machine has only {there}",
+            hint=f"Leave {VARIABLE} out to take what is best.",
+        )
+    return load_path(wanted)
+
+
+@cache
+def _load_library() -> ctypes.CDLL | None:
+    if not _LIBRARY.exists():
+        return None
+    library = ctypes.CDLL(str(_LIBRARY))
+    library.exo_path.restype = ctypes.c_char_p
+    library.exo_path.argtypes = (ctypes.c_int,)
+    library.exo_load.restype = _pointer
+    library.exo_load.argtypes = (ctypes.c_char_p,)
+    return library

@@ -1,0 +1,55 @@
+"""Which kernels are chosen, and what happens without them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from exo_engine.errors import ConfigurationError
+from exo_engine.kernels import library
+
+
+def test_the_best_path_of_the_processor_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    paths = library.available_paths()
+    if not paths:
+        pytest.skip("the package was built without a compiler")
+    chosen = library.chosen_kernels()
+    assert chosen is not None
+    assert chosen.path == paths[0]
+    assert [path for path in library.PATHS if path in paths] == list(paths)
+
+
+def test_a_path_can_be_forced_and_all_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in library.available_paths():
+        monkeypatch.setenv(library.VARIABLE, path)
+        chosen = library.chosen_kernels()
+        assert chosen is not None
+        assert chosen.path == path
+    monkeypatch.setenv(library.VARIABLE, "off")
+    assert library.chosen_kernels() is None
+
+
+def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.VARIABLE, "avx9000")
+    with pytest.raises(ConfigurationError, match="EXO_ENGINE_CPU_KERNELS is 'avx9000'"):
+        library.chosen_kernels()
+
+
+def test_without_the_library_pytorch_computes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_LIBRARY", tmp_path / "missing.so")
+    library._load_library.cache_clear()
+    try:
+        assert library.chosen_kernels() is None
+    finally:
+        library._load_library.cache_clear()
+
+
+@pytest.mark.skipif("CI" not in os.environ, reason="only there the package was surely built anew")
+def test_a_machine_with_a_compiler_has_the_library() -> None:
+    assert (shutil.which("c++") is None) == (library.available_paths() == ())

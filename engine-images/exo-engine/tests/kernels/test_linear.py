@@ -1,0 +1,76 @@
+"""Packed products are those of the plain matrix, and a row's bits do not depend on the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exo_engine.kernels.library import Kernels
+from exo_engine.kernels.linear import PackedMatrix
+
+SHAPES = ((64, 32), (200, 130), (17, 6), (1, 2), (129, 576))
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_those_of_the_plain_matrix(kernels: Kernels, shape: tuple[int, int]) -> None:
+    plain = _random(*shape)
+    matrix = PackedMatrix(kernels, *shape)
+    matrix.fill(0, plain)
+    for num_rows in (1, 2, 3, 4, 5, 6, 7, 12, 33):
+        inputs, bias = _random(num_rows, shape[1]), torch.randn(shape[0])
+        exact = inputs.double() @ plain.double().T
+        sums = matrix.multiply(inputs, dtype=torch.float32)
+        assert (sums - exact).abs().max() <= 1e-5 * shape[1] ** 0.5 * exact.abs().max().clamp(min=1)
+        assert torch.equal(matrix.multiply(inputs), sums.bfloat16())
+        assert torch.equal(matrix.multiply(inputs, bias), (sums + bias).bfloat16())
+
+
+def test_a_row_has_the_same_bits_alone_in_any_batch_and_on_any_threads(kernels: Kernels) -> None:
+    matrix = PackedMatrix(kernels, 200, 130)
+    matrix.fill(0, _random(200, 130))
+    inputs = _random(13, 130)
+    together = matrix.multiply(inputs, dtype=torch.float32)
+    for num_threads in (1, 2, 3):
+        kernels.set_num_threads(num_threads)
+        for row in range(13):
+            alone = matrix.multiply(inputs[row : row + 1], dtype=torch.float32)
+            assert torch.equal(alone[0], together[row])
+        assert torch.equal(matrix.multiply(inputs, dtype=torch.float32), together)
+
+
+def test_parts_may_be_filled_in_any_order_and_number_format(kernels: Kernels) -> None:
+    plain = _random(150, 64)
+    matrix = PackedMatrix(kernels, 150, 64)
+    matrix.fill(100, plain[100:].double())
+    matrix.fill(0, plain[:37])
+    matrix.fill(37, torch.cat([plain, plain], dim=1)[37:100, :64])  # rows of a wider matrix
+    assert torch.equal(matrix.rows(torch.arange(150)), plain)
+
+
+def test_rows_come_back_by_their_ids(kernels: Kernels) -> None:
+    plain = _random(129, 32)
+    matrix = PackedMatrix(kernels, 129, 32)
+    matrix.fill(0, plain)
+    ids = torch.tensor([128, 0, 63, 64, 64])
+    assert torch.equal(matrix.rows(ids), plain[ids])
+
+
+def test_nan_and_infinity_come_through(kernels: Kernels) -> None:
+    matrix = PackedMatrix(kernels, 64, 4)
+    matrix.fill(0, torch.ones(64, 4))
+    inputs = torch.ones(3, 4, dtype=torch.bfloat16)
+    inputs[0, 1], inputs[1, 2] = torch.nan, torch.inf
+    for outputs in (matrix.multiply(inputs), matrix.multiply(inputs, dtype=torch.float32)):
+        assert outputs[0].isnan().all()
+        assert outputs[1].isposinf().all()
+        assert (outputs[2] == 4).all()
+
+
+def test_what_a_kernel_would_misread_is_refused(kernels: Kernels) -> None:
+    matrix = PackedMatrix(kernels, 64, 32)
+    for inputs in (_random(2, 30), _random(2, 32).float(), _random(32, 2).T):
+        with pytest.raises(AssertionError, match="expected a contiguous"):
+            matrix.multiply(inputs)
