@@ -200,6 +200,8 @@ def _check_cache_type(model: Architecture, gpu: Gpu, parameters: EngineParameter
     capability = gpu.capability
     if not kv.startswith("fp8") or capability is None or capability >= _FP8_CACHE:
         return []
+    if rules.cache_scale_bytes:
+        return []
     detail = (
         f"{asked_by} {kv}, which needs compute capability {_FP8_CACHE}, {gpu.name} has {capability}"
     )

@@ -56,6 +56,8 @@ class EngineRules:
         profiles_encoder: the profile run encodes images.
         quantizes: it reads quantized weights, and quantizes plain ones while loading in several ways.
         chooses_cache_type: the cache may have another type than activations.
+        cache_scale_bytes: of each head's keys, and values, of a token in one byte per number; where that
+            is so, any device converts such a cache.
         halves_float32: a model in float32 runs in 16 bit.
         cpu_dtype: what it computes in on a CPU; None for the model's own type.
         spans_gpus: one replica may have several.
@@ -97,6 +99,7 @@ class EngineRules:
     profiles_encoder: bool = False
     quantizes: bool = False
     chooses_cache_type: bool = False
+    cache_scale_bytes: int = 0
     halves_float32: bool = False
     cpu_dtype: str | None = None
     spans_gpus: bool = False
@@ -124,6 +127,10 @@ def _exo(version: Version, _: str) -> EngineRules:
         batches=((0, (8192, 256)),),  # exo_engine/config.py
         cpu_batch=(1024, 64),
         logit_bytes=12,
+        groups_hybrids=True,
+        group_tolerance=1.5,  # exo_engine/attention/cache_plan.py
+        chooses_cache_type=True,
+        cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
         cpu_dtype="float32",
         families=frozenset({"llama", "mistral", "qwen2", "qwen3"}),
         shrinks_length=True,

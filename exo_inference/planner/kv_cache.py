@@ -2,8 +2,8 @@
 
 `planning.py` builds a `KvLayout` per pipeline stage. Layers with the same cache form a bucket; models that
 mix kinds share one pool in groups, as vLLM does it (`v1/core/kv_cache_utils.py`).
-`tests/planner/test_kv_cache.py` has printed figures that these rules reproduce exactly. exo-engine has one
-kind only.
+`tests/planner/test_kv_cache.py` has printed figures that these rules reproduce exactly. exo-engine shares
+its pool by the same rule.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def token_bytes(spec: KvSpec, settings: KvSettings) -> float:
         kept = (row + spec.index_bytes) / spec.compress_ratio if spec.compress_ratio else 0.0
         return row + kept
     heads = spec.heads_per_rank(settings.tensor_parallel_size)
-    return heads * (spec.key_dim + spec.value_dim) * settings.dtype_bytes
+    scales = 2 * settings.rules.cache_scale_bytes if settings.dtype_bytes == 1 else 0
+    return heads * ((spec.key_dim + spec.value_dim) * settings.dtype_bytes + scales)
 
 
 def _position_bytes(spec: KvSpec, settings: KvSettings) -> float:

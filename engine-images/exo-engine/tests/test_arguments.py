@@ -151,7 +151,7 @@ def test_negative_of_a_refused_flag_is_refused_as_well() -> None:
         (["--tensor-parallel-size", "2"], "only 1 is supported"),
         (["-tp", "4"], "more replicas"),
         (["--no-enforce-eager"], "CUDA graphs"),
-        (["--kv-cache-dtype", "fp8"], "only auto is supported"),
+        (["--kv-cache-dtype", "fp4"], "one of auto, float32"),
         (["--dtype", "int8"], "one of auto, half"),
         (["--gpu-memory-utilization", "0"], "above 0"),
         (["--gpu-memory-utilization", "1.1"], "at most 1"),
@@ -241,7 +241,7 @@ def test_engine_config_has_no_field_that_the_command_line_forgets() -> None:
         "model_dir", "dtype", "quantization", "device", "block_size", "num_gpu_blocks_override",
         "gpu_memory_utilization", "kv_cache_bytes", "max_model_len", "max_num_seqs",
         "max_num_batched_tokens", "seed", "enable_prefix_caching", "enable_chunked_prefill",
-        "scheduling_policy", "max_logprobs", "num_threads", "simulation",
+        "scheduling_policy", "max_logprobs", "num_threads", "simulation", "kv_cache_dtype",
     }  # fmt: skip
 
 

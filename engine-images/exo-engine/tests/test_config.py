@@ -17,7 +17,8 @@ def test_auto_on_a_cpu():
     resolved = settle()
     assert (resolved.device, resolved.dtype, resolved.max_model_len) == ("cpu", "float32", 2048)
     assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (64, 1024)
-    assert resolved.max_blocks_per_seq == 128
+    assert resolved.max_model_len // resolved.block_size == 128
+    assert resolved.kv_cache_dtype == "float32"
 
 
 def test_auto_on_cuda():

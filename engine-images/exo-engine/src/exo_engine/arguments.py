@@ -359,6 +359,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         num_gpu_blocks_override=values["num_gpu_blocks_override"],
         gpu_memory_utilization=values["gpu_memory_utilization"],
         kv_cache_bytes=values["kv_cache_memory_bytes"],
+        kv_cache_dtype=values["kv_cache_dtype"],
         max_model_len=values["max_model_len"],
         max_num_seqs=values["max_num_seqs"],
         max_num_batched_tokens=values["max_num_batched_tokens"],

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from exo_engine.attention import BACKENDS
+from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.errors import ConfigurationError
 from exo_engine.simulation.file import Simulation
 from exo_engine.weight_formats import PLAIN, formats_made_at_load
@@ -22,7 +23,8 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DEVICE_CHOICES = ("auto", "cpu", "cuda")
 POLICY_CHOICES = ("fcfs", "priority")
-DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_CACHE_DTYPE_CHOICES = ("auto", *KV_FORMATS, "fp8")
+_KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 
 _CPU_MAX_NUM_SEQS = 64
@@ -39,7 +41,7 @@ class EngineConfig:
     model_dir: Path
     """Directory with config.json and the safetensors files."""
     dtype: str = "auto"
-    """Of weights, activations and KV cache. auto: the checkpoint's own, float32 on a CPU."""
+    """Of weights and activations. auto: the checkpoint's own, float32 on a CPU."""
     quantization: str | None = None
     """Format that linear layers are converted to while they are loaded; None: as the checkpoint is."""
     device: str = "auto"
@@ -72,6 +74,9 @@ class EngineConfig:
     """Most log-probabilities a request may ask for per token."""
     attention_backend: str = "auto"
     """auto: the fastest that this machine has. reference: plain torch."""
+    kv_cache_dtype: str = "auto"
+    """Of the KV cache. auto: that of the activations. fp8_e4m3 and int8 store a scale per token and
+    head, and halve the cache of 16-bit models or better."""
     num_threads: int | None = None
     """Threads for CPU kernels; None leaves torch's own choice (OMP_NUM_THREADS, cores)."""
     simulation: Simulation | None = None
@@ -110,12 +115,9 @@ class ResolvedConfig:
     scheduling_policy: SchedulingPolicy
     max_logprobs: int
     attention_backend: str
+    kv_cache_dtype: str
+    """A name of `attention.kv_format.KV_FORMATS`."""
     num_threads: int | None
-
-    @property
-    def max_blocks_per_seq(self) -> int:
-        """Blocks that one sequence of full length takes."""
-        return -(-self.max_model_len // self.block_size)
 
 
 def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> ResolvedConfig:
@@ -133,9 +135,10 @@ def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> Res
     device = _resolve_device(config.device, has_cuda=has_cuda)
     max_model_len = _resolve_max_model_len(config.max_model_len, limits)
     max_num_seqs, budget = _resolve_step_size(config, device, max_model_len)
+    dtype = _resolve_dtype(config.dtype, limits, device)
     return ResolvedConfig(
         model_dir=config.model_dir,
-        dtype=_resolve_dtype(config.dtype, limits, device),
+        dtype=dtype,
         weight_format=_resolve_weight_format(config.quantization, limits),
         device=device,
         block_size=config.block_size,
@@ -153,6 +156,9 @@ def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> Res
         attention_backend="reference"
         if config.attention_backend == "auto"
         else config.attention_backend,
+        kv_cache_dtype=_KV_CACHE_DTYPE_ALIASES.get(config.kv_cache_dtype, config.kv_cache_dtype)
+        if config.kv_cache_dtype != "auto"
+        else dtype,
         num_threads=config.num_threads,
     )
 
@@ -187,6 +193,7 @@ def _check_ranges(config: EngineConfig) -> None:
         ("dtype", config.dtype, DTYPE_CHOICES),
         ("device", config.device, DEVICE_CHOICES),
         ("scheduling-policy", config.scheduling_policy, POLICY_CHOICES),
+        ("kv-cache-dtype", config.kv_cache_dtype, KV_CACHE_DTYPE_CHOICES),
         ("attention-backend", config.attention_backend, ("auto", *BACKENDS)),
     ):
         if word not in choices:

@@ -161,10 +161,10 @@ FLAGS: Final[tuple[Flag, ...]] = (
         kind="enum",
         section="CacheConfig",
         default="auto",
-        only_values=("auto",),
-        only_reason="the KV cache has the number format of the weights",
-        description="Number format of the KV cache. Only `auto` in this version: that of the "
-        "weights.",
+        choices=("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8"),
+        description="Number format of the KV cache. `auto`: that of the activations. `fp8_e4m3` "
+        "(also `fp8`) and `int8` keep one byte per number and a scale per token and head: half the "
+        "memory of 16 bits or less, for slightly different answers.",
     ),
     Flag(
         name="kv-cache-memory-bytes",

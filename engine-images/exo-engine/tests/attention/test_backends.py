@@ -8,36 +8,25 @@ import numpy as np
 import pytest
 import torch
 from exo_engine.attention import BACKENDS, create_backend, reference
+from exo_engine.attention.cache_plan import plan_cache
 from exo_engine.attention.kv_cache import KVCache
+from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import AttentionLayer, Reach
 from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
 from exo_engine.core.block_manager import BlockCopy
 from exo_engine.errors import ConfigurationError
-from exo_engine.models.spec import DecoderSpec, RopeSpec
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 8, 4
 CPU = torch.device("cpu")
 
 
-def make_spec(*windows: int | None) -> DecoderSpec:
-    return DecoderSpec(
-        architecture="test",
-        vocab_size=10,
-        hidden_size=HEADS * DIM,
-        intermediate_size=8,
-        num_layers=len(windows),
-        num_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=DIM,
-        rms_norm_eps=1e-6,
-        max_position_embeddings=512,
-        rope=RopeSpec(10000.0),
-        windows=windows,
-    )
+def layer(**overrides) -> AttentionLayer:
+    return AttentionLayer(HEADS, KV_HEADS, DIM, scale=DIM**-0.5, **overrides)
 
 
-def make_cache(num_blocks: int, *windows: int | None) -> KVCache:
-    return KVCache(make_spec(*windows), num_blocks, BLOCK, dtype=torch.float32, device=CPU)
+def make_cache(num_blocks: int, layers, name: str = "float32") -> KVCache:
+    plan = plan_cache(layers, BLOCK, KV_FORMATS[name])
+    return KVCache(layers, plan, KV_FORMATS[name], num_blocks, dtype=torch.float32, device=CPU)
 
 
 def attend_plainly(layer: AttentionLayer, queries, keys, values, first_position: int, sinks=None):
@@ -61,54 +50,54 @@ def attend_plainly(layer: AttentionLayer, queries, keys, values, first_position:
     return output
 
 
-def layer(**overrides) -> AttentionLayer:
-    return AttentionLayer(HEADS, KV_HEADS, DIM, scale=DIM**-0.5, **overrides)
+LAYERS = {
+    "full": [layer()],
+    "window": [layer(reach=Reach(window=7))],
+    "mixed": [layer(), *(layer(reach=Reach(window=w)) for w in (5, 1, 5))],
+    "chunk": [layer(reach=Reach(chunk=6))],
+    "cap": [layer(soft_cap=0.7), layer(soft_cap=2.0, reach=Reach(window=7))],
+    "sinks": [layer(has_sinks=True, reach=Reach(window=w)) for w in (None, 7)],
+    "shared": [layer(), layer(kv_layer=0), layer(reach=Reach(window=7))],
+}
+# (context, new tokens): decodes first
+SHAPES = [(1, 1), (9, 1), (30, 1), (31, 1), (50, 1), (3, 3), (20, 20), (26, 8), (40, 11)]
 
 
+@pytest.mark.parametrize("kv_dtype", KV_FORMATS)
 @pytest.mark.parametrize("limits", ["default", "tiny"])
-@pytest.mark.parametrize(
-    "layers",
-    [
-        pytest.param([layer()], id="full"),
-        pytest.param([layer(reach=Reach(window=7))], id="window"),
-        pytest.param([layer(), *(layer(reach=Reach(window=w)) for w in (5, 1))], id="mixed"),
-        pytest.param([layer(reach=Reach(chunk=6))], id="chunk"),
-        pytest.param([layer(soft_cap=0.7), layer(soft_cap=2.0, reach=Reach(window=7))], id="cap"),
-        pytest.param([layer(has_sinks=True, reach=Reach(window=w)) for w in (None, 7)], id="sinks"),
-        pytest.param([layer(), layer(kv_layer=0), layer()], id="shared"),
-    ],
-)
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("name", BACKENDS)
-def test_any_mix_of_prompts_chunks_and_single_tokens(name, layers, limits, monkeypatch):
-    if limits == "tiny":  # every group and every chunk is split
+def test_any_mix_of_prompts_chunks_and_single_tokens(name, layers, limits, kv_dtype, monkeypatch):
+    if limits == "tiny":  # every batch and every chunk is split
         monkeypatch.setitem(reference._MAX_GATHERED_TOKENS, "cpu", 40)
         monkeypatch.setitem(reference._MAX_PAIRS, "cpu", 30)
     numbers = random.Random(3)
     torch.manual_seed(3)
-    cache = make_cache(100, *(each.reach.window for each in layers))
+    cache = make_cache(400, layers, kv_dtype)
+    cache.pool.fill_(255)  # not a number, in any type
     backend = create_backend(name, layers, cache)
-    free = list(range(100))
+    free = list(range(400))
     numbers.shuffle(free)
-    # (context, new tokens): decodes first
-    shapes = [(1, 1), (9, 1), (30, 1), (31, 1), (50, 1), (3, 3), (20, 20), (26, 8), (40, 11)]
-    tables, histories = [], []
-    for context, num_new in shapes:
-        table = [free.pop() for _ in range(-(-context // BLOCK))]
-        history = torch.randn(len(layers), 2, context, KV_HEADS, DIM)
+    num_groups = 1 + max(cache.group_of(index) for index in range(len(layers)))
+    tables: list[list[list[int]]] = [[] for _ in range(num_groups)]
+    histories = [torch.randn(len(layers), 2, context, KV_HEADS, DIM) for context, _ in SHAPES]
+    for (context, num_new), history in zip(SHAPES, histories, strict=True):
         positions = torch.arange(context - num_new)
-        held = torch.tensor(table)[positions // BLOCK] * BLOCK + positions % BLOCK
+        for table in tables:
+            table.append([free.pop() for _ in range(-(-context // BLOCK))])
+            cache.clear(torch.tensor(table[-1][-1:]))
         for index, each in enumerate(layers):
             if each.kv_layer is not None:
                 history[index] = history[each.kv_layer]
-            else:
-                cache.write(index, held, *history[index, :, : context - num_new])
-        tables.append(table)
-        histories.append(history)
-    starts = np.cumsum([0, *(num_new for _, num_new in shapes)], dtype=np.int32)
+                continue
+            table = torch.tensor(tables[cache.group_of(index)][-1])
+            held = table[positions // BLOCK] * BLOCK + positions % BLOCK
+            cache.write(index, held, *history[index, :, : context - num_new])
+    starts = np.cumsum([0, *(num_new for _, num_new in SHAPES)], dtype=np.int32)
     arrays = StepArrays(
         query_starts=starts,
-        context_lens=np.array([context for context, _ in shapes], dtype=np.int32),
-        block_tables=(pad_tables(tables),),
+        context_lens=np.array([context for context, _ in SHAPES], dtype=np.int32),
+        block_tables=tuple(pad_tables(group) for group in tables),
     )
     num_tokens = int(starts[-1])
     inputs = make_inputs(np.zeros(num_tokens, dtype=np.int32), arrays, block_size=BLOCK, device=CPU)
@@ -117,35 +106,74 @@ def test_any_mix_of_prompts_chunks_and_single_tokens(name, layers, limits, monke
         queries = torch.randn(num_tokens, HEADS, DIM)
         sinks = torch.randn(HEADS) if each.has_sinks else None
         new = torch.cat(
-            [h[index, :, c - n :] for h, (c, n) in zip(histories, shapes, strict=True)], dim=1
+            [h[index, :, c - n :] for h, (c, n) in zip(histories, SHAPES, strict=True)], dim=1
         )
         output = backend.attend(index, queries, new[0], new[1], sinks=sinks)
-        for row, (history, (context, num_new)) in enumerate(zip(histories, shapes, strict=True)):
+        for row, (history, (context, num_new)) in enumerate(zip(histories, SHAPES, strict=True)):
             rows = slice(starts[row], starts[row + 1])
-            expected = attend_plainly(
-                each, queries[rows], *history[index], context - num_new, sinks
-            )
-            torch.testing.assert_close(output[rows], expected, rtol=1e-4, atol=1e-5)
+            held = as_held(history[index], kv_dtype)
+            # In the step that brings them, plain types are used as they came.
+            tolerance = 1e-2 if kv_dtype in ("bfloat16", "float16") else 1e-4
+            expected = attend_plainly(each, queries[rows], *held, context - num_new, sinks)
+            torch.testing.assert_close(output[rows], expected, rtol=tolerance, atol=tolerance)
+
+
+def as_held(states, kv_dtype: str):
+    """What a cache of that type gives back, head by head."""
+    if kv_dtype not in ("fp8_e4m3", "int8"):
+        return states.to(getattr(torch, kv_dtype)).float()
+    largest = 127 if kv_dtype == "int8" else 448
+    held = torch.empty_like(states)
+    for index in np.ndindex(*states.shape[:-1]):
+        scale = states[index].abs().max() / largest
+        numbers = states[index] / scale
+        held[index] = scale * (
+            numbers.round() if kv_dtype == "int8" else numbers.to(torch.float8_e4m3fn).float()
+        )
+    return held
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8_e4m3", "int8"])
+def test_a_scaled_cache_takes_a_quarter_of_float32_and_the_scales(kv_dtype):
+    plans = [plan_cache([layer()], BLOCK, KV_FORMATS[name]) for name in ("float32", kv_dtype)]
+    per_token = 2 * KV_HEADS * DIM * 4
+    assert plans[0].block_bytes == BLOCK * per_token
+    assert plans[1].block_bytes == BLOCK * (per_token // 4 + 2 * KV_HEADS * 4)
+
+
+def test_layers_of_other_sizes_share_a_pool():
+    """Pages are as large as the largest layer needs, and rows of both fit into them."""
+    wide = AttentionLayer(6, 2, 12, scale=1.0, reach=Reach(window=4))
+    layers = [layer(), wide]
+    cache = make_cache(6, layers)
+    torch.manual_seed(0)
+    narrow, wider = torch.randn(2, 5, KV_HEADS, DIM), torch.randn(2, 5, 2, 12)
+    slots = torch.arange(5)
+    cache.write(0, slots + 2 * BLOCK, *narrow)
+    cache.write(1, slots + 4 * BLOCK, *wider)
+    for index, first, states in ((0, 2, narrow), (1, 4, wider)):
+        found = cache.read(index, torch.tensor([first, first + 1]))
+        for got, expected in zip(found, states, strict=True):
+            assert torch.equal(got[:5], expected)
 
 
 def test_blocks_are_copied_in_every_layer():
-    cache = make_cache(4, None, None)
-    for tensor in (*cache.keys, *cache.values):
-        tensor.copy_(torch.randn_like(tensor))
-    before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    cache = make_cache(4, [layer(), layer()])
+    cache.pool.copy_(torch.randint(0, 256, cache.pool.shape))
+    before = cache.pool.clone()
     cache.copy_blocks([BlockCopy(0, 2), BlockCopy(1, 3)])
-    for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
-        assert torch.equal(new[:2], old[:2])
-        assert torch.equal(new[2:], old[:2])
+    assert torch.equal(cache.pool[:, :2], before[:, :2])
+    assert torch.equal(cache.pool[:, 2:], before[:, :2])
+    assert len(cache.pool) == 4  # keys and values of two layers
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_scratch_is_bounded_and_known(name):
-    cache = make_cache(4, None)
+    cache = make_cache(4, [layer()])
     assert 0 < create_backend(name, [layer()], cache).scratch_bytes() < 2**28
 
 
 def test_an_unknown_backend_is_refused():
-    cache = make_cache(4, None)
+    cache = make_cache(4, [layer()])
     with pytest.raises(ConfigurationError, match="no attention backend 'warp'"):
         create_backend("warp", [layer()], cache)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+from exo_engine.attention.cache_plan import plan_cache
+from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.errors import ModelUnusable
 from exo_engine.models.config_file import limits_of, read_spec
 
@@ -42,7 +44,8 @@ def test_llama(spec_of):
     assert spec.eos_token_ids == (2,)
     assert limits_of(spec).checkpoint_dtype == "bfloat16"
     assert limits_of(spec).max_position_embeddings == 512
-    assert spec.kv_bytes_per_token(2) == 2 * 2 * 2 * 16 * 2
+    plan = plan_cache(spec.attention_layers, 1, KV_FORMATS["bfloat16"])
+    assert plan.block_bytes == 2 * 2 * 2 * 16 * 2
 
 
 def test_generation_config_names_end_of_sequence_tokens_first(spec_of, tmp_path):

@@ -1,81 +1,151 @@
-"""The tensors that hold keys and values, by block. Which block belongs to whom is not known here.
+"""The bytes that hold keys and values. Which block belongs to whom is not known here.
 
-One K and one V tensor per layer, `[blocks, block_size, kv_heads, head_dim]`. A slot is
-`block * block_size + offset`.
+One tensor of bytes, `[planes, blocks, page_bytes]`; each layer sees its two planes as rows of its own
+shape (`cache_plan`). A slot is `block * block_size + offset`.
+
+Legend: T tokens in step, B blocks, Hkv key/value heads, D head dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from exo_engine.attention.cache_plan import CachePlan
+from exo_engine.attention.kv_format import KVFormat
+from exo_engine.attention.layer import AttentionLayer
 from exo_engine.core.block_manager import BlockCopy
-from exo_engine.models.spec import DecoderSpec
 
 
 class KVCache:
-    """Keys and values of all layers."""
+    """Keys and values of all layers.
+
+    Args:
+        layers: of the model.
+        plan: made from these layers.
+        kv_format: how numbers are stored.
+        num_blocks: blocks in the pool.
+        dtype: of the keys and values that come and go.
+        device: where the pool is.
+    """
 
     def __init__(
         self,
-        spec: DecoderSpec,
+        layers: Sequence[AttentionLayer],
+        plan: CachePlan,
+        kv_format: KVFormat,
         num_blocks: int,
-        block_size: int,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.block_size = plan.block_size
         self.device = device
-        # Zeros, not empty: a masked-out slot of NaN would still poison a weighted sum.
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        for _ in range(spec.num_layers):
-            self.keys.append(torch.zeros(shape, dtype=dtype, device=device))
-            self.values.append(torch.zeros(shape, dtype=dtype, device=device))
+        self._layers = layers
+        self._plan = plan
+        self._format = kv_format
+        self._dtype = dtype
+        self._stored = getattr(torch, kv_format.name)
+        self.pool = _zeros((plan.num_planes, num_blocks, plan.page_bytes), device)
+        self._groups = [0] * len(layers)
+        self._planes: list[tuple[Tensor, Tensor]] = []
+        for index, layer in enumerate(layers):
+            source = index if layer.kv_layer is None else layer.kv_layer
+            self._groups[index], place = plan.place(source)
+            keys, values = (self._rows(self.pool[2 * place + each], layer) for each in (0, 1))
+            self._planes.append((keys, values))
+
+    @property
+    def num_groups(self) -> int:
+        """How many block tables a sequence has."""
+        return len(self._plan.groups)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether what is read differs from what was written."""
+        return self._format.is_scaled
 
     @property
     def most_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in the layer that has the most."""
-        return 2 * self.keys[0][0, 0].nbytes
+        """Bytes of one token's keys and values, as they are read, in the layer that has the most."""
+        return max(
+            2 * layer.num_kv_heads * layer.head_dim * self._dtype.itemsize for layer in self._layers
+        )
 
-    @staticmethod
-    def group_of(layer: int) -> int:
-        """Return the group that holds a layer's keys and values."""
-        del layer
-        return 0
-
-    def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and the values of `blocks` (B,), each (B * block_size, Hkv, D)."""
-        keys = self.keys[layer].index_select(0, blocks)
-        values = self.values[layer].index_select(0, blocks)
-        return keys.flatten(0, 1), values.flatten(0, 1)
+    def group_of(self, layer: int) -> int:
+        """Return the group whose blocks hold what a layer reads."""
+        return self._groups[layer]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (T, Hkv, D) of one layer at `slots` (T,) int64."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+        for plane, states in zip(self._planes[layer], (keys, values), strict=True):
+            per_block = plane.shape[0] // self.num_blocks
+            rows = slots
+            if per_block != self.block_size:
+                rows = slots + slots // self.block_size * (per_block - self.block_size)
+            plane.index_copy_(0, rows, self._encode(states))
+
+    def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values of `blocks` (B,), each (B * block_size, Hkv, D)."""
+        keys, values = (self._gather(plane, blocks) for plane in self._planes[layer])
+        return keys, values
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Execute block copies in every layer; targets are distinct and never sources."""
         if not copies:
             return
-        device = self.keys[0].device
-        sources = torch.tensor([copy.source for copy in copies], device=device)
-        targets = torch.tensor([copy.target for copy in copies], device=device)
-        for tensor in (*self.keys, *self.values):
-            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+        sources = torch.tensor([copy.source for copy in copies], device=self.device)
+        targets = torch.tensor([copy.target for copy in copies], device=self.device)
+        self.pool.index_copy_(1, targets, self.pool.index_select(1, sources))
 
-    def clear_broken(self, blocks: Sequence[int]) -> None:
-        """Zero those of `blocks` that hold anything but finite numbers.
+    def clear(self, blocks: Tensor) -> None:
+        """Zero `blocks` (B,) int64 in every layer.
 
-        Whoever gets the block next masks out what it has not written, but zero times NaN is NaN.
+        What is masked out must be finite all the same: zero times NaN is NaN.
         """
-        index = torch.tensor(list(blocks), device=self.keys[0].device)
-        for tensor in (*self.keys, *self.values):
-            is_broken = ~tensor[index].isfinite().flatten(1).all(dim=1)
-            tensor[index[is_broken]] = 0
+        self.pool.index_fill_(1, blocks, 0)
+
+    def _rows(self, plane: Tensor, layer: AttentionLayer) -> Tensor:
+        """View a plane (blocks, page_bytes) as rows (blocks * n, Hkv, numbers of a head)."""
+        shape = (-1, layer.num_kv_heads)
+        if self._format.is_scaled:
+            row = self._format.row_bytes(1, layer.head_dim)
+            return plane.view(*shape, row)
+        return plane.view(self._stored).view(*shape, layer.head_dim)
+
+    def _gather(self, plane: Tensor, blocks: Tensor) -> Tensor:
+        # index_select copies whole blocks; indexing rows is several times slower.
+        pages = plane.view(self.num_blocks, -1, *plane.shape[1:]).index_select(0, blocks)
+        return self._decode(pages[:, : self.block_size].flatten(0, 1))
+
+    def _encode(self, states: Tensor) -> Tensor:
+        """Return states (T, Hkv, D) as rows."""
+        if self._format.largest is None:
+            return states.to(self._stored)
+        numbers = states.float()
+        scales = numbers.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / self._format.largest
+        numbers = numbers / scales
+        if self._stored == torch.int8:
+            numbers = numbers.round()
+        stored = numbers.to(self._stored).view(torch.uint8)
+        return torch.cat((stored, scales.view(torch.uint8)), dim=-1)
+
+    def _decode(self, rows: Tensor) -> Tensor:
+        """Return rows as states (T, Hkv, D)."""
+        if self._format.largest is None:
+            return rows.to(self._dtype)
+        head_dim = rows.shape[-1] - torch.float32.itemsize
+        numbers = rows[..., :head_dim].contiguous().view(self._stored).float()
+        scales = rows[..., head_dim:].contiguous().view(torch.float32)
+        return (numbers * scales).to(self._dtype)
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return bytes of zero, which on the CPU take memory only once they are touched."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(shape, dtype=np.uint8))
+    return torch.zeros(shape, dtype=torch.uint8, device=device)

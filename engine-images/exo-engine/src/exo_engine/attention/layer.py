@@ -6,12 +6,13 @@ Attention masks by a layer's reach, and the block manager gives back blocks that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the API process has no numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
-Position = TypeVar("Position", int, NDArray[np.int32], NDArray[np.int64])
+    Position = TypeVar("Position", int, NDArray[np.int32], NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Reach:
     """A token sees this many tokens, itself included."""
     chunk: int | None = None
     """A token sees those before it in its chunk; chunks of this many tokens begin at 0."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether nothing before a token is out of its reach."""
+        return self.window is None and self.chunk is None
 
     def first_seen(self, position: Position) -> Position:
         """Return the first position that the token at `position` sees; 0 or more."""

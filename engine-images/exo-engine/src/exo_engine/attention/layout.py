@@ -46,6 +46,9 @@ class StepLayout:
     """G tables (S, M) int32."""
     slots: tuple[Tensor, ...]
     """G times (T,) int64: `block * block_size + offset` of each token."""
+    fresh_blocks: Tensor
+    """(F,) int64, of all groups: blocks that the step begins and does not fill. To be cleared first:
+    what is masked out must be finite all the same."""
     num_decodes: int
     """Leading sequences that have one token in the step."""
     max_query_len: int
@@ -80,24 +83,17 @@ def make_inputs(
     positions = np.arange(len(token_ids), dtype=np.int32) + first[rows]
     index, offset = np.divmod(positions, block_size)
     slots = [table[rows, index] * block_size + offset for table in arrays.block_tables]
-    moved = _to_device(
-        [
-            token_ids,
-            positions,
-            arrays.query_starts,
-            arrays.context_lens,
-            *slots,
-            *arrays.block_tables,
-        ],
-        device,
-    )
-    num_groups = len(slots)
+    fresh = _fresh_blocks(arrays, lengths, block_size)
+    plain = [token_ids, positions, arrays.query_starts, arrays.context_lens, fresh]
+    moved = _to_device([*plain, *slots, *arrays.block_tables], device)
+    rest = moved[len(plain) :]
     layout = StepLayout(
         host=arrays,
         query_starts=moved[2],
         context_lens=moved[3],
-        slots=tuple(each.long() for each in moved[4 : 4 + num_groups]),
-        block_tables=tuple(moved[4 + num_groups :]),
+        fresh_blocks=moved[4].long(),
+        slots=tuple(each.long() for each in rest[: len(slots)]),
+        block_tables=tuple(rest[len(slots) :]),
         num_decodes=int((lengths == 1).sum()),
         max_query_len=int(lengths.max()),
         max_context_len=int(arrays.context_lens.max()),
@@ -111,6 +107,14 @@ def pad_tables(tables: Sequence[Sequence[int]]) -> Ints:
     padded = np.zeros((len(tables), max(int(lengths.max(initial=0)), 1)), dtype=np.int32)
     padded[np.arange(padded.shape[1]) < lengths[:, None]] = [b for table in tables for b in table]
     return padded
+
+
+def _fresh_blocks(arrays: StepArrays, lengths: Ints, block_size: int) -> Ints:
+    """Return the blocks whose first token is in the step and whose last is not."""
+    ends = arrays.context_lens
+    last = (ends - 1) // block_size
+    rows = np.flatnonzero((ends % block_size > 0) & (last * block_size >= ends - lengths))
+    return np.concatenate([table[rows, last[rows]] for table in arrays.block_tables])
 
 
 def _to_device(arrays: list[Ints], device: torch.device) -> list[Tensor]:

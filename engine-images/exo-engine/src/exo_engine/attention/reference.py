@@ -48,7 +48,7 @@ class _PrefillChunk:
 @dataclass(frozen=True, slots=True)
 class _Prompt:
     rows: slice  # of the step's tokens
-    blocks: Tensor | None  # (M,); None: all of its keys are the step's own
+    blocks: Tensor | None  # (M,); None: all of its keys are the step's own, as they are
     chunks: list[_PrefillChunk]
 
 
@@ -237,7 +237,7 @@ class ReferenceAttention(AttentionBackend):
             rows, context = slice(starts[index], starts[index + 1]), contexts[index]
             offset = context - (rows.stop - rows.start)
             blocks, skipped = None, 0
-            if offset > 0:
+            if offset > 0 or self._cache.is_lossy:
                 first = kind.reach.first_seen(offset) // block_size
                 table = layout.block_tables[kind.group][index]
                 blocks, skipped = table[first : -(-context // block_size)], first * block_size

@@ -1,32 +1,33 @@
-"""Owns the KV cache blocks: who holds which, which are free, and what is known to be in them.
+"""Owns the KV cache blocks: which sequence has which, in every cache group, and which can be shared.
 
 The scheduler calls it; the runner only reads block tables and executes the copies it orders. It knows
 numbers of blocks, never their contents, and imports no torch.
 
-A block is in one of three states:
+Layers that see equally far back form a group (`attention.cache_plan`), and a sequence has a table per
+group. All groups take blocks from one pool. What lies so far back that no later token of the sequence
+reaches it is given back while the sequence runs, and its place in the table is `GIVEN_BACK`.
 
-    held      ref count >= 1: in the block table of that many sequences
-    cached    ref count 0, hash known: free to be taken, but still worth something
-    empty     ref count 0, no hash: free to be taken first
-
-The prefix cache maps the hash of a full block to its number. A hash chains the parent's hash with the
-block's tokens, so equal hashes mean equal tokens *from the start of the sequence*. Full blocks are
-shared and never written again; where a sequence must write into a block that others hold, it gets
-its own copy first (`prepare_write`). Design after vLLM's paper (Kwon et al. 2023, §4) and its
-hash-chained prefix cache.
+The prefix cache finds a full block by its group and a hash that chains the parent's hash with the
+block's tokens, so equal hashes mean equal tokens *from the start of the sequence*. A prefix is found as
+far as every group has what the tokens after it reach. Full blocks are shared and never written again;
+where a sequence must write into a block that others hold, it gets its own copy first
+(`prepare_write`). Design after vLLM's paper (Kwon et al. 2023, §4) and its hash-chained prefix cache.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from exo_engine.attention.layer import Reach
+from exo_engine.core.block_pool import BlockPool
 from exo_engine.errors import InternalError
 
 ROOT_HASH = b""
+GIVEN_BACK = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,19 @@ class BlockCopy:
 
     source: int
     target: int
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one sequence has."""
+
+    tables: list[list[int]]
+    """By group, the blocks in order."""
+    num_given_back: list[int]
+    """By group, how many leading places of the table are `GIVEN_BACK`."""
+    chain: list[bytes] = field(default_factory=list)
+    """Hashes of the registered blocks, so that commits are incremental."""
+    root: bytes = ROOT_HASH
 
 
 def hash_block(parent: bytes, token_ids: Seq[int]) -> bytes:
@@ -46,97 +60,124 @@ def hash_block(parent: bytes, token_ids: Seq[int]) -> bytes:
 
 
 class BlockManager:
-    """Block tables, reference counts, the LRU free list and the prefix cache."""
+    """Block tables by sequence and group, and the prefix cache.
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
+    Args:
+        num_blocks: in the pool.
+        block_size: tokens per block, in every group.
+        enable_prefix_caching: whether blocks are found again by what is in them.
+        reaches: how far back the tokens of each group see.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool,
+        reaches: Seq[Reach] = (Reach(),),
+    ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise InternalError(f"cannot manage {num_blocks} blocks of {block_size} tokens")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.reaches = tuple(reaches)
         self._caches_prefixes = enable_prefix_caching
-        self._ref_counts = [0] * num_blocks
-        # Least recently used first; empty blocks are put in front of cached ones.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._tables: dict[str, list[int]] = {}
-        self._hash_of_block: dict[int, bytes] = {}
-        self._block_of_hash: dict[bytes, int] = {}
-        # Chain of hashes of each sequence's registered blocks, so that commits are incremental.
-        self._chains: dict[str, list[bytes]] = {}
+        self._pool = BlockPool(num_blocks)
+        self._holdings: dict[str, _Holding] = {}
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks no sequence holds; some of them may still serve the prefix cache."""
-        return len(self._free)
+        return self._pool.num_free
 
     @property
     def num_cached_blocks(self) -> int:
         """Blocks that the prefix cache can find, held or not."""
-        return len(self._block_of_hash)
+        return self._pool.num_cached
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks `num_tokens` tokens take."""
+        """Return how many places of a table `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)
 
-    def table(self, sequence_id: str) -> list[int]:
-        """Return the blocks of a sequence in order; do not change the list."""
-        return self._tables[sequence_id]
+    def tables(self, sequence_id: str) -> list[list[int]]:
+        """Return the blocks of a sequence in order, by group; do not change the lists."""
+        return self._holdings[sequence_id].tables
 
     def holds(self, sequence_id: str) -> bool:
-        """Whether the sequence has a block table."""
-        return sequence_id in self._tables
+        """Whether the sequence has block tables."""
+        return sequence_id in self._holdings
 
-    def find_prefix(self, token_ids: Seq[int], memo: list[bytes] | None = None) -> list[bytes]:
-        """Return the hashes of the longest run of cached full blocks that `token_ids` begins with.
+    def find_prefix(
+        self, token_ids: Seq[int], memo: list[bytes] | None = None, *, root: bytes = ROOT_HASH
+    ) -> list[bytes]:
+        """Return the hashes of the longest run of full blocks that `token_ids` can begin with.
 
         Args:
             token_ids: a sequence from its start.
             memo: hashes of its first blocks from an earlier call, extended here: a sequence that
                 waits for many steps is hashed once. Valid as long as tokens are only appended.
+            root: what the chain begins with; only sequences with the same one share blocks.
         """
         if not self._caches_prefixes:
             return []
         memo = [] if memo is None else memo
-        size = self.block_size
-        for index in range(len(token_ids) // size):
-            if index == len(memo):
-                parent = memo[-1] if memo else ROOT_HASH
-                memo.append(hash_block(parent, token_ids[index * size : (index + 1) * size]))
-            if memo[index] not in self._block_of_hash:
-                return memo[:index]
-        return memo[: len(token_ids) // size]
+        count = self._longest_run(token_ids, memo, root)
+        return memo[: self._agreed(memo, count)]
 
     def num_free_after(self, prefix: Seq[bytes]) -> int:
         """Return how many blocks would be free once `prefix` were held."""
-        taken = sum(1 for key in prefix if self._ref_counts[self._block_of_hash[key]] == 0)
+        taken = sum(1 for block in self._blocks_of(prefix) if self._pool.ref_count(block) == 0)
         return self.num_free_blocks - taken
 
-    def open(self, sequence_id: str, prefix: Seq[bytes] = ()) -> None:
-        """Begin a block table with the cached blocks of `prefix` (from `find_prefix`, unchanged)."""
-        if sequence_id in self._tables:
-            raise InternalError(f"sequence {sequence_id!r} already has a block table")
-        blocks = [self._block_of_hash[key] for key in prefix]
-        for block in blocks:
-            self._hold(block)
-        self._tables[sequence_id] = blocks
-        self._chains[sequence_id] = list(prefix)
+    def num_held_by(self, prefix: Seq[bytes]) -> int:
+        """Return how many blocks a sequence that begins with `prefix` has from the start."""
+        return sum(1 for _ in self._blocks_of(prefix))
+
+    def open(self, sequence_id: str, prefix: Seq[bytes] = (), *, root: bytes = ROOT_HASH) -> None:
+        """Begin tables with the cached blocks of `prefix` (from `find_prefix`, unchanged)."""
+        self._check_new(sequence_id)
+        tables, given_back = [], []
+        for group in range(len(self.reaches)):
+            first = self._first_needed(group, len(prefix))
+            blocks = [self._block_of(group, key) for key in prefix[first:]]
+            for block in blocks:
+                self._pool.hold(block)
+            tables.append([GIVEN_BACK] * first + blocks)
+            given_back.append(first)
+        self._holdings[sequence_id] = _Holding(tables, given_back, list(prefix), root)
 
     def fork(self, parent_id: str, child_id: str) -> None:
         """Begin `child_id` with all blocks of `parent_id`, shared until either one writes."""
-        if child_id in self._tables:
-            raise InternalError(f"sequence {child_id!r} already has a block table")
-        for block in self._tables[parent_id]:
-            self._hold(block)
-        self._tables[child_id] = list(self._tables[parent_id])
-        self._chains[child_id] = list(self._chains[parent_id])
+        self._check_new(child_id)
+        parent = self._holdings[parent_id]
+        for block in _held(parent):
+            self._pool.hold(block)
+        self._holdings[child_id] = _Holding(
+            [list(table) for table in parent.tables],
+            list(parent.num_given_back),
+            list(parent.chain),
+            parent.root,
+        )
 
     def num_blocks_to_write(self, sequence_id: str, start: int, end: int) -> int:
-        """Return how many free blocks `prepare_write` with the same arguments would take."""
-        table = self._tables[sequence_id]
-        growth = max(0, self.blocks_for(end) - len(table))
-        return growth + len(self._shared_indices(table, start, end))
+        """Return how many free blocks `prepare_write` with the same arguments would take.
+
+        That is less what it gives back first; 0 if it gives back more.
+        """
+        holding = self._holdings[sequence_id]
+        needed = 0
+        for group, table in enumerate(holding.tables):
+            needed += max(0, self.blocks_for(end) - len(table))
+            needed += len(self._shared_indices(table, start, end))
+            for index in self._unreached(holding, group, start):
+                needed -= self._pool.ref_count(table[index]) == 1
+        return max(0, needed)
 
     def prepare_write(self, sequence_id: str, start: int, end: int) -> list[BlockCopy]:
-        """Make token positions [start, end) of a sequence writable, growing its table.
+        """Make token positions [start, end) of a sequence writable in every group.
+
+        Blocks that no token from `start` on reaches are given back, and tables grow.
 
         Returns:
             Copies to execute before anything is written, because others hold the old blocks.
@@ -149,97 +190,159 @@ class BlockManager:
             raise InternalError(
                 f"sequence {sequence_id!r} needs {needed} blocks, {self.num_free_blocks} are free"
             )
-        table = self._tables[sequence_id]
+        holding = self._holdings[sequence_id]
+        for group in range(len(holding.tables)):
+            self._give_back(holding, group, start)
         copies = []
-        for index in self._shared_indices(table, start, end):
-            source, target = table[index], self._take()
-            table[index] = target
-            self._release(source)
-            copies.append(BlockCopy(source, target))
-        while len(table) < self.blocks_for(end):
-            table.append(self._take())
-        # What is written anew is registered anew, by the commit that follows.
         first = start // self.block_size
-        for block in table[first:]:
-            self._forget(block)
-        del self._chains[sequence_id][first:]
+        for table in holding.tables:
+            for index in self._shared_indices(table, start, end):
+                source, target = table[index], self._pool.take()
+                table[index] = target
+                self._pool.release(source)
+                copies.append(BlockCopy(source, target))
+            while len(table) < self.blocks_for(end):
+                table.append(self._pool.take())
+            # What is written anew is registered anew, by the commit that follows.
+            for block in table[first:]:
+                self._pool.forget(block)
+        del holding.chain[first:]
         return copies
 
     def commit(self, sequence_id: str, token_ids: Seq[int], num_computed: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_computed` tokens."""
         if not self._caches_prefixes:
             return
-        table, chain = self._tables[sequence_id], self._chains[sequence_id]
-        size = self.block_size
-        for index in range(len(chain), num_computed // size):
-            parent = chain[-1] if chain else ROOT_HASH
-            key = hash_block(parent, token_ids[index * size : (index + 1) * size])
-            chain.append(key)
-            # Two sequences may have computed the same block at once: the first one stays findable.
-            if key not in self._block_of_hash:
-                self._block_of_hash[key] = table[index]
-                self._hash_of_block[table[index]] = key
+        holding = self._holdings[sequence_id]
+        chain = holding.chain
+        for index in range(len(chain), num_computed // self.block_size):
+            chain.append(self._hash(chain, token_ids, index, holding.root))
+            for group, table in enumerate(holding.tables):
+                if table[index] != GIVEN_BACK:
+                    self._pool.register((group, chain[index]), table[index])
 
     def distrust(self, sequence_id: str) -> None:
         """Let nobody find a sequence's blocks again: their contents are broken."""
-        for block in self._tables[sequence_id]:
-            self._forget(block)
+        for block in _held(self._holdings[sequence_id]):
+            self._pool.forget(block)
 
     def close(self, sequence_id: str) -> None:
         """Give back all blocks of a sequence; full ones stay findable until they are taken.
 
         Nothing happens if it has none.
         """
-        self._chains.pop(sequence_id, None)
+        holding = self._holdings.pop(sequence_id, None)
+        if holding is None:
+            return
         # The end of a sequence is the least likely to be shared: it is to be taken first.
-        for block in reversed(self._tables.pop(sequence_id, [])):
-            self._release(block)
+        for block in reversed(list(_held(holding))):
+            self._pool.release(block)
 
     def check_integrity(self) -> None:
         """Raise InternalError when reference counts, tables, free list and cache disagree."""
-        counts = [0] * self.num_blocks
-        for sequence_id, table in self._tables.items():
-            if len(set(table)) != len(table):
-                raise InternalError(f"sequence {sequence_id!r} holds a block twice: {table}")
-            if len(self._chains[sequence_id]) > len(table):
+        held = []
+        for sequence_id, holding in self._holdings.items():
+            blocks = list(_held(holding))
+            if len(set(blocks)) != len(blocks):
+                raise InternalError(
+                    f"sequence {sequence_id!r} holds a block twice: {holding.tables}"
+                )
+            lengths = {len(table) for table in holding.tables}
+            if len(lengths) != 1 or len(holding.chain) > min(lengths):
                 raise InternalError(f"sequence {sequence_id!r} has more hashes than blocks")
-            for block in table:
-                counts[block] += 1
-        if counts != self._ref_counts:
-            raise InternalError(f"reference counts {self._ref_counts} should be {counts}")
-        free = {block for block, count in enumerate(counts) if count == 0}
-        if free != set(self._free):
-            raise InternalError(f"free blocks {sorted(self._free)} should be {sorted(free)}")
-        if {key: block for block, key in self._hash_of_block.items()} != self._block_of_hash:
-            raise InternalError("the two directions of the prefix cache disagree")
+            for table, count in zip(holding.tables, holding.num_given_back, strict=True):
+                if [block == GIVEN_BACK for block in table] != [
+                    i < count for i in range(len(table))
+                ]:
+                    raise InternalError(f"sequence {sequence_id!r} has a gap in its table: {table}")
+            held.append(blocks)
+        self._pool.check_integrity(held)
+
+    # --- prefixes -----------------------------------------------------------------------------
+
+    def _longest_run(self, token_ids: Seq[int], memo: list[bytes], root: bytes) -> int:
+        """Return how many blocks every group that sees all has from the start; hash as many."""
+        groups = [group for group, reach in enumerate(self.reaches) if reach.sees_all]
+        most = len(token_ids) // self.block_size
+        for index in range(most):
+            if index == len(memo):
+                memo.append(self._hash(memo, token_ids, index, root))
+            if any(self._pool.find((group, memo[index])) is None for group in groups):
+                return index
+        return most
+
+    def _longest_reached(self, group: int, memo: Seq[bytes], most: int) -> int:
+        """Return the longest prefix of at most `most` blocks behind which `group` has what it needs."""
+        count = index = most
+        while index > self._first_needed(group, count):
+            index -= 1
+            if self._pool.find((group, memo[index])) is None:
+                count = index
+        return count
+
+    def _agreed(self, memo: Seq[bytes], most: int) -> int:
+        """Return the longest prefix of at most `most` blocks that every group has."""
+        while True:
+            count = most
+            for group, reach in enumerate(self.reaches):
+                if not reach.sees_all:
+                    count = self._longest_reached(group, memo, count)
+            if count == most:
+                return count
+            most = count
+
+    def _first_needed(self, group: int, num_blocks: int) -> int:
+        """Return the first block that tokens after `num_blocks` blocks reach.
+
+        Or the last token in them: it is computed anew when there is none after it.
+        """
+        last = max(0, num_blocks * self.block_size - 1)
+        return self.reaches[group].first_seen(last) // self.block_size
+
+    def _blocks_of(self, prefix: Seq[bytes]) -> Iterator[int]:
+        for group in range(len(self.reaches)):
+            for key in prefix[self._first_needed(group, len(prefix)) :]:
+                yield self._block_of(group, key)
+
+    def _block_of(self, group: int, key: bytes) -> int:
+        block = self._pool.find((group, key))
+        if block is None:
+            raise InternalError("a prefix was opened that the cache does not have any more")
+        return block
+
+    def _hash(self, chain: Seq[bytes], token_ids: Seq[int], index: int, root: bytes) -> bytes:
+        start = index * self.block_size
+        parent = chain[index - 1] if index else root
+        return hash_block(parent, token_ids[start : start + self.block_size])
+
+    # --- tables -------------------------------------------------------------------------------
+
+    def _check_new(self, sequence_id: str) -> None:
+        if sequence_id in self._holdings:
+            raise InternalError(f"sequence {sequence_id!r} already has a block table")
+
+    def _unreached(self, holding: _Holding, group: int, start: int) -> range:
+        """Return the places of held blocks that no token from `start` on sees."""
+        first = self.reaches[group].first_seen(start) // self.block_size
+        return range(holding.num_given_back[group], min(first, len(holding.tables[group])))
+
+    def _give_back(self, holding: _Holding, group: int, start: int) -> None:
+        table = holding.tables[group]
+        for index in self._unreached(holding, group, start):
+            self._pool.release(table[index])
+            table[index] = GIVEN_BACK
+            holding.num_given_back[group] = index + 1
 
     def _shared_indices(self, table: list[int], start: int, end: int) -> list[int]:
         last = min(len(table), self.blocks_for(end))
         return [
             index
             for index in range(start // self.block_size, last)
-            if self._ref_counts[table[index]] > 1
+            if self._pool.ref_count(table[index]) > 1
         ]
 
-    def _hold(self, block: int) -> None:
-        if self._ref_counts[block] == 0:
-            del self._free[block]
-        self._ref_counts[block] += 1
 
-    def _release(self, block: int) -> None:
-        self._ref_counts[block] -= 1
-        if self._ref_counts[block] == 0:
-            self._free[block] = None
-            if block not in self._hash_of_block:
-                self._free.move_to_end(block, last=False)
-
-    def _take(self) -> int:
-        block, _ = self._free.popitem(last=False)
-        self._forget(block)
-        self._ref_counts[block] = 1
-        return block
-
-    def _forget(self, block: int) -> None:
-        key = self._hash_of_block.pop(block, None)
-        if key is not None:
-            del self._block_of_hash[key]
+def _held(holding: _Holding) -> Iterator[int]:
+    """Yield the blocks of all groups, those of the same tokens together."""
+    for column in zip(*holding.tables, strict=True):
+        yield from (block for block in column if block != GIVEN_BACK)

@@ -47,7 +47,7 @@ class EngineCore:
         """Computes the steps."""
         self._submitted: deque[ScheduledStep] = deque()
         self._max_scored_tokens = loaded.max_scored_tokens
-        self._scheduler = make_scheduler(self.spec, self.config, loaded.num_blocks)
+        self._scheduler = make_scheduler(self.spec, self.config, loaded.num_blocks, loaded.reaches)
         logger.info(
             "%s ready on %s in %s: %d KV blocks of %d tokens, sequences of up to %d tokens",
             self.spec.architecture,

@@ -6,19 +6,24 @@ from some of the same functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from exo_engine.attention.kv_cache import KVCache
-from exo_engine.config import DTYPE_BYTES, EngineConfig, ResolvedConfig, resolve
+from exo_engine.attention.kv_format import KV_FORMATS
+from exo_engine.attention.layer import Reach
+from exo_engine.config import EngineConfig, ResolvedConfig, resolve
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.executor import DirectExecutor, Executor, StepRunner
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import (
     DeviceMemory,
     KVBudget,
+    block_demand,
+    cache_plan,
+    capacity_tokens,
     check_weights_fit,
     choose_num_blocks,
     fit_model_len,
@@ -47,6 +52,8 @@ class LoadedCore:
     executor: Executor
     num_blocks: int
     measurements: Measurements
+    reaches: tuple[Reach, ...]
+    """Of the cache's groups."""
     max_scored_tokens: int | None = None
     """Longest prompt whose own log-probabilities can be computed; None: any."""
 
@@ -81,7 +88,7 @@ def _load_on_device(
     start_up.begin("sizing KV cache")
     budget = choose_num_blocks(spec, settings, lambda: _run_largest_step(decoder, settings))
     num_blocks = budget.num_blocks
-    max_model_len = fit_model_len(settings, num_blocks, was_asked=was_length_asked)
+    max_model_len = fit_model_len(spec, settings, num_blocks, was_asked=was_length_asked)
     config = replace(settings, max_model_len=max_model_len)
     decoder.set_num_positions(max_model_len)
     start_up.begin("allocating KV blocks", f"allocating {num_blocks} KV blocks")
@@ -89,7 +96,8 @@ def _load_on_device(
     start_up.begin("warming up")
     warm_up(runner, spec, config, num_blocks)
     measurements = _measure(decoder, config, budget, at_start, start_up)
-    return LoadedCore(spec, config, DirectExecutor(runner), num_blocks, measurements)
+    executor, reaches = DirectExecutor(runner), cache_plan(spec, config).reaches
+    return LoadedCore(spec, config, executor, num_blocks, measurements, reaches)
 
 
 def load_decoder(
@@ -125,8 +133,13 @@ def _make_decoder(spec: DecoderSpec, settings: ResolvedConfig, device: str) -> D
     )
 
 
-def make_scheduler(spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -> Scheduler:
-    """Return an empty scheduler over so many blocks."""
+def make_scheduler(
+    spec: DecoderSpec,
+    config: ResolvedConfig,
+    num_blocks: int,
+    reaches: Sequence[Reach] | None = None,
+) -> Scheduler:
+    """Return an empty scheduler over so many blocks, of the model's cache groups or of others."""
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -137,7 +150,10 @@ def make_scheduler(spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -
         eos_token_ids=frozenset(spec.eos_token_ids),
     )
     blocks = BlockManager(
-        num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+        num_blocks,
+        config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        reaches=cache_plan(spec, config).reaches if reaches is None else reaches,
     )
     return Scheduler(limits, blocks)
 
@@ -145,9 +161,10 @@ def make_scheduler(spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -
 def make_runner(decoder: Decoder, config: ResolvedConfig, num_blocks: int) -> ModelRunner:
     """Allocate the cache and return a runner over it."""
     cache = KVCache(
-        decoder.spec,
+        decoder.spec.attention_layers,
+        cache_plan(decoder.spec, config),
+        KV_FORMATS[config.kv_cache_dtype],
         num_blocks,
-        config.block_size,
         dtype=decoder.dtype,
         device=decoder.device,
     )
@@ -179,7 +196,8 @@ def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> None:
     """Compute a step that fills the token budget and samples for as many sequences as may run."""
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     length = min(config.max_num_batched_tokens // num_seqs, config.max_model_len - 1)
-    blocks_each = -(-(length + 1) // config.block_size)
+    demand = block_demand(cache_plan(decoder.spec, config), config)
+    blocks_each = demand.most_blocks(length + 1)
     decoder.set_num_positions(length + 1)
     scheduler = make_scheduler(decoder.spec, config, num_seqs * blocks_each)
     runner = make_runner(decoder, config, num_seqs * blocks_each)
@@ -201,6 +219,7 @@ def _measure(
     start_up: StartUp,
 ) -> Measurements:
     is_cuda = config.device == "cuda"
+    plan = cache_plan(decoder.spec, config)
     return Measurements(
         device=config.device,
         device_name=torch.cuda.get_device_name() if is_cuda else cpu_name(),
@@ -212,10 +231,10 @@ def _measure(
         activation_peak_bytes=budget.activation_peak_bytes,
         non_torch_bytes=budget.non_torch_bytes,
         available_kv_bytes=budget.available_bytes,
-        kv_bytes_per_token=decoder.spec.kv_bytes_per_token(DTYPE_BYTES[config.dtype]),
+        kv_bytes_per_token=plan.block_bytes * len(plan.groups) // plan.block_size,
         kv_block_size=config.block_size,
         num_kv_blocks=budget.num_blocks,
-        kv_capacity_tokens=budget.num_blocks * config.block_size,
+        kv_capacity_tokens=capacity_tokens(plan, config, budget.num_blocks),
         device_total_bytes=at_start.total_bytes,
         device_free_bytes=at_start.free_bytes,
         peak_rss_bytes=peak_rss_bytes(),

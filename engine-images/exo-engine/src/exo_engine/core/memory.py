@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exo_engine.config import DTYPE_BYTES, ResolvedConfig, default_cpu_kv_cache_bytes
+from exo_engine.attention.cache_plan import CachePlan, plan_cache
+from exo_engine.attention.kv_format import KV_FORMATS
+from exo_engine.config import ResolvedConfig, default_cpu_kv_cache_bytes
+from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.host_memory import free_host_bytes, total_host_bytes
 from exo_engine.errors import OutOfMemory
 from exo_engine.models.spec import DecoderSpec
@@ -58,9 +61,23 @@ def read_device_memory(device: str) -> DeviceMemory:
     return DeviceMemory(total, free, torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
 
 
-def block_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
-    """Return the bytes of one KV block over all layers."""
-    return config.block_size * spec.kv_bytes_per_token(DTYPE_BYTES[config.dtype])
+def cache_plan(spec: DecoderSpec, config: ResolvedConfig) -> CachePlan:
+    """Return how the cache of a model is laid out under these settings."""
+    kv_format = KV_FORMATS[config.kv_cache_dtype]
+    return plan_cache(spec.attention_layers, config.block_size, kv_format)
+
+
+def block_demand(plan: CachePlan, config: ResolvedConfig) -> BlockDemand:
+    """Return how many blocks sequences take."""
+    return BlockDemand(plan.reaches, plan.block_size, config.max_num_batched_tokens)
+
+
+def capacity_tokens(plan: CachePlan, config: ResolvedConfig, num_blocks: int) -> int:
+    """Return how many tokens of sequences of full length the cache holds."""
+    if all(reach.sees_all for reach in plan.reaches):
+        return num_blocks // len(plan.reaches) * plan.block_size
+    each = block_demand(plan, config).most_blocks(config.max_model_len)
+    return num_blocks * config.max_model_len // each
 
 
 def check_weights_fit(needed: int, config: ResolvedConfig) -> None:
@@ -98,8 +115,9 @@ def choose_num_blocks(
     Raises:
         OutOfMemory: not even one block fits.
     """
-    size = block_bytes(spec, config)
-    most = config.max_num_seqs * config.max_blocks_per_seq
+    plan = cache_plan(spec, config)
+    size = plan.block_bytes
+    most = config.max_num_seqs * block_demand(plan, config).most_blocks(config.max_model_len)
     cuda = None
     if config.num_gpu_blocks_override is not None:
         budget, source = config.num_gpu_blocks_override * size, "--num-gpu-blocks-override"
@@ -129,10 +147,13 @@ def choose_num_blocks(
     return replace(cuda or KVBudget(0, budget), num_blocks=num_blocks)
 
 
-def fit_model_len(config: ResolvedConfig, num_blocks: int, *, was_asked: bool) -> int:
+def fit_model_len(
+    spec: DecoderSpec, config: ResolvedConfig, num_blocks: int, *, was_asked: bool
+) -> int:
     """Return the longest sequence that the cache can hold, at most `max_model_len`.
 
     Args:
+        spec: the model.
         config: the settings.
         num_blocks: blocks in the cache.
         was_asked: whether `max_model_len` was set by the user, rather than by the model.
@@ -140,13 +161,14 @@ def fit_model_len(config: ResolvedConfig, num_blocks: int, *, was_asked: bool) -
     Raises:
         OutOfMemory: the user asked for more than the cache can hold.
     """
-    capacity = num_blocks * config.block_size
+    demand = block_demand(cache_plan(spec, config), config)
+    capacity = demand.longest(num_blocks)
     if config.max_model_len <= capacity:
         return config.max_model_len
     if was_asked:
         raise OutOfMemory(
             f"one sequence of --max-model-len {config.max_model_len} tokens needs "
-            f"{config.max_blocks_per_seq} KV blocks, but there is room for {num_blocks} "
+            f"{demand.most_blocks(config.max_model_len)} KV blocks, but there is room for {num_blocks} "
             f"({capacity} tokens)",
             hint=f"Use --max-model-len {capacity} or less, or give the KV cache more memory.",
         )

@@ -68,7 +68,7 @@ class ModelRunner:
         self._cache = cache
         self._device = decoder.device
         self._attention = create_backend(attention_backend, decoder.spec.attention_layers, cache)
-        self._batch = Batch(num_slots, num_groups=1, block_size=cache.block_size)
+        self._batch = Batch(num_slots, num_groups=cache.num_groups, block_size=cache.block_size)
         vocab_size = decoder.spec.vocab_size
         self._sampling = SamplingState(num_slots, vocab_size, self._device)
         # The last token that was chosen in each slot, for the step that follows at once.
@@ -136,6 +136,7 @@ class ModelRunner:
         if batch.unknown_rows.size:
             chosen = self._chosen[self._to_device(batch.unknown_slots)]
             inputs.token_ids[self._to_device(batch.unknown_rows)] = chosen
+        self._cache.clear(inputs.layout.fresh_blocks)
         self._attention.begin(inputs.layout)
         return self._decoder.forward(inputs.token_ids, inputs.positions, self._attention)
 
@@ -187,10 +188,7 @@ class ModelRunner:
                 tokens[row].append(token_id)
                 if index in reports:
                     logprobs[row].append(reports[index])
-                if not is_number:
-                    is_valid[row] = False
-                    num_blocks = -(-int(inputs.context_lens[row]) // self._cache.block_size)
-                    self._cache.clear_broken(inputs.block_tables[0][row, :num_blocks].tolist())
+                is_valid[row] = is_valid[row] and is_number
         return [
             SequenceResult(
                 slot=slots[row],

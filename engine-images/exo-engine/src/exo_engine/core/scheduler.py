@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from exo_engine.config import SchedulingPolicy
 from exo_engine.core.arrivals import make_sequence
+from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from exo_engine.core.scheduled import ScheduledSequence, ScheduledStep
@@ -58,6 +59,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, blocks: BlockManager) -> None:
         self.limits = limits
         self.blocks = blocks
+        self._demand = BlockDemand(blocks.reaches, blocks.block_size, limits.max_num_batched_tokens)
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._running: list[Sequence] = []
@@ -85,7 +87,7 @@ class Scheduler:
         """
         if request.request_id in self._sequences:
             raise DuplicateRequest(f"request id {request.request_id!r} is already being served")
-        longest = min(self.limits.max_model_len, self.blocks.num_blocks * self.blocks.block_size)
+        longest = min(self.limits.max_model_len, self._demand.longest(self.blocks.num_blocks))
         sequence = make_sequence(
             request,
             arrival=self._num_arrivals + 1,
@@ -250,9 +252,11 @@ class Scheduler:
                 len(prefix) * self.blocks.block_size, len(sequence.token_ids) - 1
             )  # the last token is always computed, it yields the next one
             # Room for all its tokens, not only for this chunk: or it would be preempted half-way.
-            # One block more where the last cached block must be copied.
-            needed = self.blocks.blocks_for(len(sequence.token_ids)) - len(prefix)
-            needed += num_cached < len(prefix) * self.blocks.block_size
+            # One block more in each group where the last cached block must be copied.
+            needed = self._demand.most_blocks(len(sequence.token_ids))
+            needed -= self.blocks.num_held_by(prefix)
+            if num_cached < len(prefix) * self.blocks.block_size:
+                needed += len(self.blocks.reaches)
             is_alone = not self._running and not self._draining
             if needed > self.blocks.num_free_after(prefix) and not is_alone:
                 return
@@ -300,7 +304,7 @@ class Scheduler:
             urgent, last = self._waiting[0][1], self._running[-1]
             if urgent.rank[0] >= last.rank[0]:
                 return
-            needed = self.blocks.blocks_for(len(urgent.token_ids))
+            needed = self._demand.most_blocks(len(urgent.token_ids))
             has_seat = len(self._running) < self.limits.max_num_seqs
             if has_seat and needed <= self.blocks.num_free_blocks:
                 return

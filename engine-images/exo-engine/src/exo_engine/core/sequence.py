@@ -43,8 +43,8 @@ class Sequence:
     """Counts those that were ever given a slot; tells results of this one from others."""
     is_new_to_slot: bool = False
     """Whether the next frame must introduce it."""
-    num_sent_blocks: list[int] = field(default_factory=list)
-    """Of each cache group, how much of the block table runners know."""
+    num_sent_blocks: int = 0
+    """How much of the block tables runners know."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache had when the request was first admitted."""
     was_admitted: bool = False

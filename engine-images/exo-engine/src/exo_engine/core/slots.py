@@ -33,7 +33,7 @@ class Slots:
         sequence.epoch = self._num_taken
         self._num_taken += 1
         sequence.is_new_to_slot = True
-        sequence.num_sent_blocks = [0]
+        sequence.num_sent_blocks = 0
 
     def give_back(self, sequence: Sequence) -> None:
         """Take the slot away; results that are on their way no longer count."""
@@ -53,29 +53,31 @@ class Slots:
             num_samples=np.array([item.num_samples for item in items], dtype=np.uint8),
             added=tuple(_introduce(i.sequence) for i in items if i.sequence.is_new_to_slot),
             removed=ints(removed),
-            tables=(self._table_change(items),),
+            tables=self._table_changes(items),
             copies=(ints([n for i in items for c in i.copies for n in (c.source, c.target)]),),
             proposed=ints([t for i in items for t in i.sequence.proposed[: i.num_samples - 1]])
             if any(item.num_samples > 1 for item in items)
             else ints(()),
         )
 
-    def _table_change(self, items: list[ScheduledSequence]) -> TableChange:
+    def _table_changes(self, items: list[ScheduledSequence]) -> tuple[TableChange, ...]:
+        """Return the new entries in every group, whose tables are equally long."""
         rows, firsts, counts = array("i"), array("i"), array("i")
-        blocks: list[int] = []
+        blocks: list[list[int]] = [[] for _ in self._blocks.reaches]
         for row, item in enumerate(items):
             sequence = item.sequence
-            table = self._blocks.table(sequence.table_key)
-            first = sequence.num_sent_blocks[0]
+            tables = self._blocks.tables(sequence.table_key)
+            length, first = len(tables[0]), sequence.num_sent_blocks
             if item.copies:  # which have replaced blocks that were known
                 first = min(first, item.start // self._blocks.block_size)
-            if first < len(table):
+            if first < length:
                 rows.append(row)
                 firsts.append(first)
-                counts.append(len(table) - first)
-                blocks += table[first:]
-                sequence.num_sent_blocks[0] = len(table)
-        return TableChange(ints(rows), ints(firsts), ints(counts), ints(blocks))
+                counts.append(length - first)
+                for new, table in zip(blocks, tables, strict=True):
+                    new += table[first:]
+                sequence.num_sent_blocks = length
+        return tuple(TableChange(ints(rows), ints(firsts), ints(counts), ints(b)) for b in blocks)
 
 
 def _introduce(sequence: Sequence) -> AddedSequence:

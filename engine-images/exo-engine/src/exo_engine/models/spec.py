@@ -109,7 +109,3 @@ class DecoderSpec:
             )
             for window in self.windows
         )
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes that the keys and values of one token take over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from exo_engine.attention.layer import Reach
 from exo_engine.config import EngineConfig, ResolvedConfig, resolve
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.executor import DirectExecutor
 from exo_engine.core.loading import LoadedCore, load_decoder, make_runner, warm_up
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
-from exo_engine.core.memory import block_bytes
+from exo_engine.core.memory import block_demand, cache_plan
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import InternalError
 from exo_engine.models.config_file import limits_of, read_spec
@@ -63,6 +64,7 @@ def load_simulated(config: EngineConfig, start_up: StartUp) -> LoadedCore:
             peak_rss_bytes=peak_rss_bytes(),
             start_up_seconds=start_up.finish(),
         ),
+        reaches=(Reach(),),
         max_scored_tokens=parts.window_tokens,
     )
 
@@ -106,12 +108,15 @@ def _load(config: EngineConfig, simulation: Simulation) -> _SmallModel:
     window = min(WINDOW_TOKENS, spec.max_position_embeddings)
     decoder.set_num_positions(window)
     small = replace(settings, block_size=_BLOCK_SIZE, max_model_len=window)
-    per_window = small.max_blocks_per_seq
+    plan = cache_plan(spec, small)
+    per_window = block_demand(plan, small).most_blocks(window)
     num_blocks = min(
         settings.max_num_seqs * per_window,
-        max(_MAX_CACHE_BYTES // block_bytes(spec, small), per_window),
+        max(_MAX_CACHE_BYTES // plan.block_bytes, per_window),
     )
-    blocks = BlockManager(num_blocks, _BLOCK_SIZE, enable_prefix_caching=False)
+    blocks = BlockManager(
+        num_blocks, _BLOCK_SIZE, enable_prefix_caching=False, reaches=plan.reaches
+    )
     small_runner = make_runner(decoder, small, num_blocks)
     runner = WindowRunner(small_runner, blocks, window, settings.max_num_seqs)
     warm_up(runner, spec, small, num_blocks)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -64,22 +65,20 @@ class _Part:
     num_samples: list[int] = field(default_factory=list)
     added: list[AddedSequence] = field(default_factory=list)
     firsts: list[int] = field(default_factory=list)
-    blocks: list[list[int]] = field(default_factory=list)
+    blocks: list[list[list[int]]] = field(default_factory=list)
+    """Of each sequence, the new ones by cache group."""
 
     def frame(self) -> StepFrame:
-        change = TableChange(
-            rows=ints(range(len(self.slots))),
-            firsts=ints(self.firsts),
-            counts=ints([len(each) for each in self.blocks]),
-            blocks=ints([block for each in self.blocks for block in each]),
-        )
+        rows, firsts = ints(range(len(self.slots))), ints(self.firsts)
+        counts = ints([len(new[0]) for new in self.blocks])
+        groups = (ints(list(chain(*new))) for new in zip(*self.blocks, strict=True))
         return StepFrame(
             slots=ints(self.slots),
             starts=ints(self.starts),
             num_tokens=ints(self.num_tokens),
             num_samples=np.array(self.num_samples, dtype=np.uint8),
             added=tuple(self.added),
-            tables=(change,),
+            tables=tuple(TableChange(rows, firsts, counts, blocks) for blocks in groups),
         )
 
 
@@ -186,14 +185,14 @@ class WindowRunner:
         self._blocks.prepare_write(seen.key, start - seen.first, end - seen.first)
         if start == seen.first:
             part.added.append(self._introduce(seen))
-        table = self._blocks.table(seen.key)
+        tables = self._blocks.tables(seen.key)
         part.slots.append(seen.slot)
         part.starts.append(start)
         part.num_tokens.append(end - start)
         part.num_samples.append(num_samples)
         part.firsts.append(seen.num_sent_blocks)
-        part.blocks.append(table[seen.num_sent_blocks :])
-        seen.num_sent_blocks = len(table)
+        part.blocks.append([table[seen.num_sent_blocks :] for table in tables])
+        seen.num_sent_blocks = len(tables[0])
 
     def _introduce(self, seen: _Seen) -> AddedSequence:
         params = self._batch.params[seen.slot]

@@ -1,0 +1,89 @@
+"""Which layers share a block table, and how many bytes a block takes. No torch.
+
+Layers of one kind (full, window W, chunks of C) form one group or several of the same size, and every
+group takes its blocks from one pool: a block of any group has the same bytes. The rule for the size is
+vLLM's (`v1/core/kv_cache_utils.py`), which the planner follows, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exo_engine.attention.kv_format import KVFormat
+from exo_engine.attention.layer import AttentionLayer, Reach
+
+_GROUP_TOLERANCE = 1.5
+"""The most frequent kind sets the group size while it has fewer layers than this times the rarest."""
+_PLANES = 2
+"""Keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that are given blocks together."""
+
+    reach: Reach
+    layers: tuple[int, ...]
+    """Their indices in the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """How the pool is laid out: `num_planes` times a page of every block.
+
+    A layer at place i of its group has its keys in plane 2 i and its values in plane 2 i + 1.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    num_planes: int
+    page_bytes: int
+    """Of one block in one plane; a multiple of every layer's row."""
+    block_size: int
+    """Tokens per block."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        return self.num_planes * self.page_bytes
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """How far back each group's tokens see."""
+        return tuple(group.reach for group in self.groups)
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """Return the group of a layer with a cache of its own, and its place there."""
+        for index, group in enumerate(self.groups):
+            if layer in group.layers:
+                return index, group.layers.index(layer)
+        raise KeyError(layer)
+
+
+def plan_cache(layers: Sequence[AttentionLayer], block_size: int, kv_format: KVFormat) -> CachePlan:
+    """Lay out a cache for a model's layers."""
+    kinds: dict[Reach, list[int]] = {}
+    for index, layer in enumerate(layers):
+        if layer.kv_layer is None:
+            kinds.setdefault(layer.reach, []).append(index)
+    size = _group_size([len(members) for members in kinds.values()])
+    groups = [
+        CacheGroup(reach, tuple(members[start : start + size]))
+        for reach, members in kinds.items()
+        for start in range(0, len(members), size)
+    ]
+    rows = {
+        kv_format.row_bytes(layers[index].num_kv_heads, layers[index].head_dim)
+        for group in groups
+        for index in group.layers
+    }
+    step = math.lcm(*rows)
+    page_bytes = -(-block_size * max(rows) // step) * step
+    num_places = max(len(group.layers) for group in groups)
+    return CachePlan(tuple(groups), _PLANES * num_places, page_bytes, block_size)
+
+
+def _group_size(counts: list[int]) -> int:
+    smallest, largest = min(counts), max(counts)
+    return largest if largest < _GROUP_TOLERANCE * smallest else smallest
