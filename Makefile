@@ -22,7 +22,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-slow test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-slow test-equivalence test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -70,6 +70,9 @@ test-repeat: setup-dev ## the default tests TIMES=5 times in other orders, besid
 
 test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not kubernetes' --timeout 600
+
+test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m equivalence --timeout 600 engine-images/exo-engine/tests/equivalence
 
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --timeout 900 -s

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -119,6 +122,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
     yield build
     built.clear()
+
+
+@pytest.fixture(scope="session")
+def plain() -> ModuleType:
+    """Return `sampling/plain_sampler.py`, which tests of more than one folder hold the engine equal to."""
+    path = Path(__file__).parent / "sampling" / "plain_sampler.py"
+    spec = importlib.util.spec_from_file_location("plain_sampler", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

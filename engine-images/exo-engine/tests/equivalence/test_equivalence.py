@@ -1,0 +1,225 @@
+"""However the engine is set up, every request gets the tokens of `transformers` and plain sampling.
+
+A case takes one value of every axis. By default the cases hold every pair of two axes' values once;
+`make test-equivalence` runs all of them. In each case the requests of `REQUESTS` run together, one
+for each sampling parameter, in float32, while NaN fills the blocks that nobody holds. An axis of one's
+own is an entry of `AXES`: its values, and the engine's options for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+
+MOST_TOKENS = 10
+VOCAB = 101
+BASE = {"dtype": "float32", "device": "cpu", "max_model_len": 72}
+
+AXES: dict[str, dict[str, dict[str, Any]]] = {
+    "family": {
+        "qwen3": {},
+        "mistral-window": {},
+        "qwen3-moe": {},
+    },
+    "block": {f"block-{size}": {"block_size": size} for size in (1, 2, 4, 8, 16, 32)},
+    "prompts": {
+        "whole": {},
+        "chunked": {"max_num_batched_tokens": 9, "max_num_seqs": 5},
+    },
+    "prefixes": {
+        "cached": {"enable_prefix_caching": True},
+        "computed": {"enable_prefix_caching": False},
+    },
+    "memory": {
+        "plenty": {},
+        "scarce": {"num_gpu_blocks_override": "as few as one sequence needs"},
+    },
+}
+
+# Of each parameter one request at least, among them some that share a prompt.
+REQUESTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "greedy": (60, {"temperature": 0.0}),
+    "greedy-again": (60, {"temperature": 0.0}),
+    "temperature": (17, {"temperature": 1.7}),
+    "top-p": (33, {"top_p": 0.8}),
+    "top-k": (4, {"top_k": 5, "temperature": 1.5}),
+    "min-p": (33, {"min_p": 0.05}),
+    "min-tokens": (17, {"min_tokens": 6, "stop_token_ids": tuple(range(50))}),
+    "stop-tokens": (1, {"stop_token_ids": tuple(range(30))}),
+    "presence": (17, {"temperature": 0.0, "presence_penalty": 2.0}),
+    "frequency": (33, {"temperature": 0.0, "frequency_penalty": 2.0}),
+    "repetition": (4, {"temperature": 0.0, "repetition_penalty": 1.9}),
+    "bias": (17, {"logit_bias": {3: 8.0, 5: 7.0, 7: -100.0}}),
+    "allowed": (33, {"allowed_token_ids": tuple(range(20, 60))}),
+    "bad-words": (4, {"bad_words": tuple((a, b) for a in range(60) for b in range(0, VOCAB, 2))}),
+    "logprobs": (17, {"logprobs": 3}),
+    "prompt-logprobs": (33, {"prompt_logprobs": 1, "temperature": 0.0}),
+    "everything": (
+        33,
+        {
+            "temperature": 1.4,
+            "top_p": 0.9,
+            "top_k": 40,
+            "min_p": 0.001,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+            "repetition_penalty": 1.2,
+            "logit_bias": {9: 2.0},
+            "min_tokens": 3,
+            "stop_token_ids": (1, 2, 3, 4),
+            "allowed_token_ids": tuple(range(90)),
+            "bad_words": ((5,), (6, 7)),
+            "logprobs": 2,
+        },
+    ),
+}
+
+
+def pairwise(axes: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return few cases in which any two values of different axes meet."""
+    wanted = {
+        frozenset(((a, x), (b, y)))
+        for a, b in itertools.combinations(axes, 2)
+        for x in axes[a]
+        for y in axes[b]
+    }
+    chosen = []
+    while wanted:
+        best = max(itertools.product(*axes.values()), key=lambda case: len(wanted & pairs(case)))
+        wanted -= pairs(best)
+        chosen.append(best)
+    return chosen
+
+
+def pairs(case: tuple[str, ...]) -> set[frozenset[tuple[str, str]]]:
+    named = zip(AXES, case, strict=True)
+    return {frozenset(two) for two in itertools.combinations(named, 2)}
+
+
+PAIRWISE = pairwise(AXES)
+OTHERS = [case for case in itertools.product(*AXES.values()) if case not in PAIRWISE]
+
+
+def options_of(case: tuple[str, ...]) -> dict[str, Any]:
+    options = dict(BASE)
+    for axis, value in zip(AXES, case, strict=True):
+        options.update(AXES[axis][value])
+    if "num_gpu_blocks_override" in options:
+        options["num_gpu_blocks_override"] = -(-options["max_model_len"] // options["block_size"])
+    return options
+
+
+def requests() -> tuple[list[tuple[int, ...]], list[SamplingParams]]:
+    numbers = random.Random(7)
+    prompts = {
+        length: tuple(numbers.randrange(VOCAB) for _ in range(length))
+        for length in (1, 4, 17, 33, 60)
+    }
+    params = [
+        SamplingParams(max_tokens=MOST_TOKENS, seed=index, **fields)
+        for index, (_, fields) in enumerate(REQUESTS.values())
+    ]
+    return [prompts[length] for length, _ in REQUESTS.values()], params
+
+
+def compute(model, plain, prompt, params) -> tuple[int, ...]:
+    """Return what `transformers` and the plain sampler give, one token and one request at a time."""
+    outputs: list[int] = []
+    while len(outputs) < MOST_TOKENS and not set(outputs[-1:]) & set(params.stop_token_ids):
+        with torch.no_grad():
+            logits = model.oracle(torch.tensor([[*prompt, *outputs]])).logits[0, -1:]
+        row = plain.SamplingRow(params, prompt, outputs, params.seed, params.stop_token_ids)
+        outputs.append(plain.sample(logits.float(), [row])[0].token_id)
+    return tuple(outputs)
+
+
+@pytest.fixture(scope="session")
+def expected(tiny_model, plain):
+    """Return a function from a family to the tokens of each request, computed one by one."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+
+    def of_family(family: str) -> list[tuple[int, ...]]:
+        if family not in found:
+            pairs = zip(*requests(), strict=True)
+            found[family] = [compute(tiny_model(family), plain, *pair) for pair in pairs]
+        return found[family]
+
+    return of_family
+
+
+def poison(llm: LLM) -> None:
+    """Fill the blocks that nobody holds and nobody can find with NaN, before every step.
+
+    A block that is handed out again is emptied first: of a block that a sequence holds the engine may
+    read what it has not written yet, and masks it.
+    """
+    blocks, cache = llm.core._scheduler.blocks, llm.core._runner._cache
+    run, poisoned = llm.core._runner.run, set()
+
+    def run_poisoned(step):
+        unused = {
+            block
+            for block in range(blocks.num_blocks)
+            if blocks._ref_counts[block] == 0 and block not in blocks._hash_of_block
+        }
+        with torch.inference_mode():
+            for tensor in (*cache.keys, *cache.values):
+                tensor[sorted(poisoned - unused)] = 0.0
+                tensor[sorted(unused)] = torch.nan
+        poisoned.clear()
+        poisoned.update(unused)
+        return run(step)
+
+    llm.core._runner.run = run_poisoned
+
+
+def check(case: tuple[str, ...], tiny_model, expected) -> None:
+    family, options = case[0], options_of(case)
+    llm = LLM(tiny_model(family).path, **options)
+    poison(llm)
+    prompts, params = requests()
+    for _ in range(2 if options["enable_prefix_caching"] else 1):
+        completions = llm.generate(prompts, params)
+        found = {name: each.token_ids for name, each in zip(REQUESTS, completions, strict=True)}
+        assert found == dict(zip(REQUESTS, expected(family), strict=True))
+    llm.core.check_integrity()
+    stats = llm.stats()
+    assert stats.num_used_blocks == 0
+    if options["enable_prefix_caching"] and "num_gpu_blocks_override" not in options:
+        assert stats.prefix_cache_hits_total > 0 or options["block_size"] > 16
+    if "num_gpu_blocks_override" in options:
+        assert stats.num_preemptions_total > 0
+
+
+@pytest.mark.parametrize("case", PAIRWISE, ids="-".join)
+def test_tokens_are_those_of_transformers(case, tiny_model, expected):
+    check(case, tiny_model, expected)
+
+
+@pytest.mark.equivalence
+@pytest.mark.parametrize("case", OTHERS, ids="-".join)
+def test_tokens_are_those_of_transformers_in_every_other_case(case, tiny_model, expected):
+    check(case, tiny_model, expected)
+
+
+def test_the_cases_hold_every_pair_of_values():
+    together = set().union(*map(pairs, PAIRWISE))
+    assert together == set().union(*map(pairs, itertools.product(*AXES.values())))
+
+
+def test_every_parameter_makes_a_difference(expected, tiny_model, plain):
+    """A request whose parameter changed nothing would prove nothing."""
+    tokens = dict(zip(REQUESTS, expected("qwen3"), strict=True))
+    for name, prompt, params in zip(REQUESTS, *requests(), strict=True):
+        without = SamplingParams(temperature=params.temperature, seed=params.seed)
+        if name not in ("greedy", "greedy-again", "temperature", "logprobs", "prompt-logprobs"):
+            assert tokens[name] != compute(tiny_model("qwen3"), plain, prompt, without), name
+    assert tokens["greedy"] == tokens["greedy-again"]
+    assert 6 < len(tokens["min-tokens"]) <= MOST_TOKENS
+    assert len(tokens["stop-tokens"]) < MOST_TOKENS
