@@ -52,6 +52,13 @@ def facts_of(engine: str | None) -> EngineFacts:
     return _FACTS.get(engine or "", EngineFacts(title=engine or ""))
 
 
+OWN_ENGINE = "exo"
+"""The engine of the project: on CPUs what runs unless another one is asked for."""
+
+GPU_ENGINE = "vllm"
+"""What runs on GPUs unless a deployment or the platform's values name another engine."""
+
+
 def default_engine(gpu_type: str) -> str:
     """Return what runs on a GPU family unless a deployment names another engine."""
-    return "exo" if gpu_type == "cpu" else "vllm"
+    return OWN_ENGINE if gpu_type == "cpu" else GPU_ENGINE

@@ -14,6 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
+from exo_inference.engine_names import OWN_ENGINE
 from exo_inference.errors import HubError
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.platforms.replica_memory import HostRoom, ReplicaNeed
@@ -150,7 +151,7 @@ class InstanceTypeInfo:
     free_gpus: int
     description: str = ""
     gpu: Gpu | None = None
-    engine: str = "exo"
+    engine: str = OWN_ENGINE
     simulated: bool = False
     engines: tuple[str, ...] = ()
     largest_node: int | None = None
@@ -160,7 +161,7 @@ class InstanceTypeInfo:
     @property
     def possible_engines(self) -> tuple[str, ...]:
         """Every engine that a deployment may ask for there."""
-        return tuple(sorted({"exo", self.engine, *self.engines}))
+        return tuple(sorted({OWN_ENGINE, self.engine, *self.engines}))
 
     @property
     def gpus_of_one_node(self) -> int:

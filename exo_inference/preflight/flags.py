@@ -10,6 +10,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.engines import DEFAULT_VERSION, get_engine
 from exo_inference.engines.flags.reader import Reading
 from exo_inference.errors import ExoError
@@ -20,7 +21,9 @@ _MAX_KEPT = 32
 
 
 @functools.lru_cache(maxsize=_MAX_KEPT)
-def read_flags(flags: tuple[str, ...], engine: str = "vllm", version: str | None = None) -> Reading:
+def read_flags(
+    flags: tuple[str, ...], engine: str = GPU_ENGINE, version: str | None = None
+) -> Reading:
     """Return what flags set, and everything that is wrong with them; it is shared and does not change.
 
     Args:
@@ -37,7 +40,7 @@ def read_flags(flags: tuple[str, ...], engine: str = "vllm", version: str | None
 
 def read_settings(
     flags: tuple[str, ...],
-    engine: str = "vllm",
+    engine: str = GPU_ENGINE,
     version: str | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> EngineParameters:

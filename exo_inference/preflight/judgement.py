@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from exo_inference.engine_names import facts_of
+from exo_inference.engine_names import GPU_ENGINE, facts_of
 from exo_inference.engines import get_engine
 from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.flags.problems import ParameterProblem, problem_of
@@ -69,7 +69,7 @@ class Subject:
     gpu: Gpu | None
     gpu_count: int
     flags: tuple[str, ...] = ()
-    engine: str = "vllm"
+    engine: str = GPU_ENGINE
     engine_version: str | None = None
     draft: Architecture | None = None
     free_bytes: int | None = None

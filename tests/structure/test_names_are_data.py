@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import exo_inference
-from exo_inference.engine_names import ENGINES
+from exo_inference.engine_names import ENGINES, OWN_ENGINE
 from exo_inference.planner.model.families import FAMILIES
 
 PACKAGE = Path(exo_inference.__file__).parent
@@ -87,3 +87,15 @@ def test_no_code_asks_for_an_engine_or_a_family_by_name() -> None:
             found[path] = names
     assert {path: names for path, names in found.items() if path not in TABLES} == {}
     assert TABLES.keys() == found.keys(), "a file that names none any more is not listed"
+
+
+def test_which_engine_is_the_usual_one_is_said_in_one_place() -> None:
+    """`exo` apart: the program is called so, too."""
+    found = {
+        path
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in {*ENGINES} - {OWN_ENGINE}
+    }
+    others = {path for path in found if not path.startswith("engines/")}
+    assert others == {"engine_names.py", "planner/engine_rules.py", "planner/parameters.py"}

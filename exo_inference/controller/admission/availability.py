@@ -14,7 +14,7 @@ from exo_inference.controller.admission.problems import (
     field_issue,
     short_number,
 )
-from exo_inference.engine_names import facts_of
+from exo_inference.engine_names import OWN_ENGINE, facts_of
 from exo_inference.engines import ENGINES, get_engine, releases_of
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import DeploymentSpec
@@ -96,7 +96,7 @@ def check_engine(
     """Return the engine, the family's own where none is asked for; one that does not run adds an issue."""
     choices = ENGINES if family is None else family.possible_engines
     if not name:
-        return "exo" if family is None else family.engine
+        return OWN_ENGINE if family is None else family.engine
     if name in choices:
         return name
     issue = choice_issue("inference-engine", name[:64], choices)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.engines import engines_on
 from exo_inference.planner import Gpu as PlannedGpu
 from exo_inference.planner import cpu_as_gpu, find_family
@@ -29,8 +30,6 @@ MEMORY_LABEL = "nvidia.com/gpu.memory"
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 _SHARED = re.compile(r"-(SHARED|MIG-\S+)$")
-GPU_ENGINE = "vllm"
-"""What runs on GPUs unless a deployment asks for another engine; on CPUs it is exo-engine."""
 
 _SUFFIXES = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.planner import cpu_as_gpu
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
 from exo_inference.platforms.gpu_families import CPU_FAMILY, describe_gpu
@@ -169,7 +170,7 @@ def _describe_family(family: str, total: int, free: int, gpu: Gpu) -> InstanceTy
         free,
         f"{text} (simulated)",
         gpu=gpu.simulates.gpu,
-        engine="vllm",
+        engine=GPU_ENGINE,
         simulated=True,
     )
 

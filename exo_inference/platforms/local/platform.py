@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from itertools import islice
 from typing import Any
 
+from exo_inference.engine_names import OWN_ENGINE
 from exo_inference.engines import Engine, get_engine
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import (
@@ -92,7 +93,7 @@ class LocalPlatform:
     ) -> None:
         self._state_dir = state_dir
         self._settings = settings or LocalPlatformSettings()
-        self._engine = engine or get_engine("exo")
+        self._engine = engine or get_engine(OWN_ENGINE)
         own = dict(os.environ if environment is None else environment)
         simulation = simulation or Simulation()
         inventory = GpuInventory(own, simulation.gpus)

@@ -44,6 +44,7 @@ from exo_inference.controller.admission.world import find_family, find_model
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http.body import parse_object
 from exo_inference.controller.http.routes.requests import answer, route
+from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.engines import ENGINES
 from exo_inference.errors import UsageError
 from exo_inference.hub import is_in_place, source_for
@@ -91,7 +92,7 @@ def _check_spec(
         found = f"must be from 1 to {MAX_GPUS}, found {short_number(count)}"
         issues.append(field_issue("gpu-count", found))
     family = find_family(wanted.gpu_type, families)
-    engine = wanted.engine or ("vllm" if family is None else family.engine)
+    engine = wanted.engine or (GPU_ENGINE if family is None else family.engine)
     if engine not in ENGINES:
         issues.append(choice_issue("inference-engine", engine[:64], ENGINES))
     version = check_version(wanted.engine_version, engine, issues)

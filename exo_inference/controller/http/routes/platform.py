@@ -18,6 +18,7 @@ from exo_inference.controller.http import operations
 from exo_inference.controller.http.endpoints import endpoint_of, find_endpoint
 from exo_inference.controller.http.routes.requests import answer, read_text, route
 from exo_inference.controller.stores.base import ObjectNotFound
+from exo_inference.engine_names import OWN_ENGINE
 from exo_inference.engines import ENGINES, get_engine, releases_of
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel
@@ -101,7 +102,7 @@ def usual_engine(families: Sequence[InstanceTypeInfo], gpu_type: str | None) -> 
             raise refuse("GPU family not known", [choice_issue("gpu-type", gpu_type[:64], choices)])
         return family.engine
     engines = {each.engine for each in families if each.family != "cpu"}
-    return engines.pop() if len(engines) == 1 else "exo"
+    return engines.pop() if len(engines) == 1 else OWN_ENGINE
 
 
 async def list_quotas(request: Request) -> Response:
