@@ -19,6 +19,7 @@ from exo_inference.sdk._problems import api_error
 from exo_inference.wire import WireModel
 
 T = TypeVar("T")
+U = TypeVar("U")
 M = TypeVar("M", bound=WireModel)
 
 
@@ -70,6 +71,10 @@ class Call(Generic[T]):
 
     request: Request
     read: Callable[[Response], T]
+
+    def map(self, pick: Callable[[T], U]) -> Call[U]:
+        """Return the same request with another reading: what `pick` takes of this one's."""
+        return Call(self.request, lambda response: pick(self.read(response)))
 
     def result(self, response: Response) -> T:
         """Return the typed answer.

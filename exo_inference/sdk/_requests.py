@@ -88,14 +88,12 @@ def list_zones() -> Call[list[Zone]]:
     """List the zones: public, and therefore unsigned."""
     action = "listing the zones"
     request = Request(action, "GET", "/zone", signed=False, repeatable=True)
-    return Call(request, lambda answer: reader(ZoneList, action)(answer).zones)
+    return Call(request, reader(ZoneList, action)).map(lambda listed: listed.zones)
 
 
 def list_models() -> Call[list[Model]]:
     """List the models."""
-    action = "listing the models"
-    request = Request(action, "GET", "/ai/model", repeatable=True)
-    return Call(request, lambda answer: reader(ModelList, action)(answer).models)
+    return _get(ModelList, "/ai/model", "listing the models").map(lambda listed: listed.models)
 
 
 def get_model(model_id: str) -> Call[Model]:
@@ -119,9 +117,9 @@ def delete_model(model_id: str, *, dry_run: bool) -> Call[Operation]:
 
 def list_deployments() -> Call[list[Deployment]]:
     """List the deployments."""
-    action = "listing the deployments"
-    request = Request(action, "GET", "/ai/deployment", repeatable=True)
-    return Call(request, lambda answer: reader(DeploymentList, action)(answer).deployments)
+    return _get(DeploymentList, "/ai/deployment", "listing the deployments").map(
+        lambda listed: listed.deployments
+    )
 
 
 def get_deployment(deployment_id: str) -> Call[Deployment]:
@@ -162,9 +160,9 @@ def plan_deployment(fields: dict[str, Any]) -> Call[DeploymentPlan]:
 
 def list_plan_starts() -> Call[list[PlanStart]]:
     """List the real starts."""
-    action = "listing the starts"
-    request = Request(action, "GET", "/ai/plan/starts", repeatable=True)
-    return Call(request, lambda answer: reader(PlanStartList, action)(answer).starts)
+    return _get(PlanStartList, "/ai/plan/starts", "listing the starts").map(
+        lambda listed: listed.starts
+    )
 
 
 def scale_deployment(deployment_id: str, replicas: int, options: WriteOptions) -> Call[Operation]:
@@ -195,10 +193,8 @@ def reveal_api_key(deployment_id: str) -> Call[DeploymentApiKey]:
 def deployment_logs(deployment_id: str, query: Query) -> Call[list[LogEntry]]:
     """Get log lines as one answer."""
     action = f"reading the logs of deployment {deployment_id}"
-    request = Request(
-        action, "GET", f"{_deployment_path(deployment_id)}/logs", query, repeatable=True
-    )
-    return Call(request, lambda answer: reader(LogList, action)(answer).logs)
+    path = f"{_deployment_path(deployment_id)}/logs"
+    return _get(LogList, path, action, query).map(lambda listed: listed.logs)
 
 
 def log_query(
@@ -273,9 +269,9 @@ def create_api_key(name: str, scope: str) -> Call[CreatedApiKey]:
 
 def list_api_keys() -> Call[list[ApiKey]]:
     """List the inference keys, without their values."""
-    action = "listing the API keys"
-    request = Request(action, "GET", "/ai/api-key", repeatable=True)
-    return Call(request, lambda answer: reader(ApiKeyList, action)(answer).ai_api_keys)
+    return _get(ApiKeyList, "/ai/api-key", "listing the API keys").map(
+        lambda listed: listed.ai_api_keys
+    )
 
 
 def get_api_key(key_id: str) -> Call[ApiKey]:
@@ -321,9 +317,7 @@ def get_quota() -> Call[ConsumptionQuota]:
 
 def list_usage() -> Call[list[KeyUsage]]:
     """List what keys have used of deployments (additive)."""
-    action = "reading the usage"
-    request = Request(action, "GET", "/ai/usage", repeatable=True)
-    return Call(request, lambda answer: reader(UsageList, action)(answer).usage)
+    return _get(UsageList, "/ai/usage", "reading the usage").map(lambda listed: listed.usage)
 
 
 def get_metrics() -> Call[str]:

@@ -18,7 +18,7 @@ from exo_inference.sdk._http import AsyncHandler, AsyncTransport
 from exo_inference.sdk._messages import Call, T
 from exo_inference.sdk._setup import http_options, resolve
 from exo_inference.sdk.lookup import zone_endpoint
-from exo_inference.settings import Settings
+from exo_inference.settings import Flags, Settings
 from exo_inference.wire import (
     REPLACES,
     ConsumptionQuota,
@@ -73,8 +73,7 @@ class AsyncClient:
         Raises:
             UsageError, ConfigurationError: nothing usable is configured.
         """
-        self.settings, direct = resolve(
-            settings,
+        flags = Flags(
             key=key,
             secret=secret,
             endpoint=endpoint,
@@ -84,6 +83,7 @@ class AsyncClient:
             state_dir=state_dir,
             timeout_seconds=timeout_seconds,
         )
+        self.settings, direct = resolve(settings, flags)
         self._bind(AsyncTransport(http_options(self.settings), transport), owns_http=True)
         self._endpoint: str | None = self.settings.endpoint if direct else None
         self._zone: str | None = None if direct else self.settings.zone

@@ -19,7 +19,7 @@ from exo_inference.sdk._sync.models import Models
 from exo_inference.sdk._sync.operations import Operations
 from exo_inference.sdk._sync.zones import Zones
 from exo_inference.sdk.lookup import zone_endpoint
-from exo_inference.settings import Settings
+from exo_inference.settings import Flags, Settings
 from exo_inference.wire import (
     REPLACES,
     ConsumptionQuota,
@@ -74,8 +74,7 @@ class Client:
         Raises:
             UsageError, ConfigurationError: nothing usable is configured.
         """
-        self.settings, direct = resolve(
-            settings,
+        flags = Flags(
             key=key,
             secret=secret,
             endpoint=endpoint,
@@ -85,6 +84,7 @@ class Client:
             state_dir=state_dir,
             timeout_seconds=timeout_seconds,
         )
+        self.settings, direct = resolve(settings, flags)
         self._bind(Transport(http_options(self.settings), transport), owns_http=True)
         self._endpoint: str | None = self.settings.endpoint if direct else None
         self._zone: str | None = None if direct else self.settings.zone
