@@ -33,8 +33,7 @@ from exo_inference.controller.stores.base import Recording
 from exo_inference.hub import source_for
 from exo_inference.hub.architecture import read_directory
 from exo_inference.hub.builtin import builtin_directory
-from exo_inference.platforms import platform_for
-from exo_inference.platforms.local import Simulation
+from exo_inference.platforms.local import LocalPlatform, Simulation
 from exo_inference.resources import (
     DeploymentSpec,
     EngineRef,
@@ -106,7 +105,7 @@ async def measure() -> list[Figure]:
         state.create()
         gpus = parse_simulated_gpus("gpua5000=4,gpurtx6000pro=8")
         simulation = Simulation(gpus, 1, builtin_directory("exo/tiny-chat"), read_directory)
-        here = platform_for("local", state, simulation=simulation)
+        here = LocalPlatform(state, simulation=simulation)
         settings = ControllerSettings(state=state)
         async with open_context(settings, platform=here, find_source=source_for) as context:
             for source in ("exo/tiny-chat", SMALL, LARGE):

@@ -208,6 +208,15 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def file_version(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells a file from a later one of its name; None where there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+
 def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Replace `path` with `text` so that a reader sees the old file or the new one, whole."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

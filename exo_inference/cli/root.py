@@ -11,7 +11,7 @@ PROGRAM = "exo"
 COMPLETION_VARIABLE = "_EXO_COMPLETE"
 """Environment variable by which a shell asks the program to complete."""
 
-_GITOPS = "exo_inference.cli.gitops.commands"
+_GITOPS = "exo_inference.cli.gitops"
 
 
 @click.command(
@@ -56,9 +56,9 @@ def root() -> None:
         Member("plan", "exo_inference.cli.plan:plan"),
         Member("params", "exo_inference.cli.params:params"),
         Member("chat", "exo_inference.cli.chat:chat"),
-        Member("apply", f"{_GITOPS}:apply"),
-        Member("diff", f"{_GITOPS}:diff"),
-        Member("export", f"{_GITOPS}:export"),
+        Member("apply", f"{_GITOPS}.apply:apply"),
+        Member("diff", f"{_GITOPS}.diff:diff"),
+        Member("export", f"{_GITOPS}.export:export"),
         Member("up", "exo_inference.cli.control_plane.up:up"),
         Member("down", "exo_inference.cli.control_plane.down:down"),
         Member("status", "exo_inference.cli.control_plane.status:status"),

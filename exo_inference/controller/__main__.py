@@ -22,8 +22,7 @@ from exo_inference.hub.architecture import read_directory
 from exo_inference.hub.builtin import builtin_directory
 from exo_inference.local_settings import take_inherited_listener
 from exo_inference.logs import set_up_logging
-from exo_inference.platforms import platform_for
-from exo_inference.platforms.local import Simulation
+from exo_inference.platforms.local import LocalPlatform, Simulation
 
 STAND_IN = "exo/tiny-chat"
 """The model that runs on simulated GPUs in place of the one asked for."""
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         listener = take_inherited_listener()
         os.chdir(settings.state.root)  # sockets of replicas are named relative to it
         find_source = partial(source_for, simulated=bool(settings.simulated_gpus))
-        platform = platform_for("local", settings.state, simulation=_simulation(settings))
+        platform = LocalPlatform(settings.state, simulation=_simulation(settings))
         asyncio.run(serve(settings, platform=platform, find_source=find_source, listener=listener))
     except (ConfigurationError, UsageError, StoreDamaged, StoreTooNew) as exc:
         return _fail(exc, os.EX_CONFIG)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from exo_inference.errors import PlatformError
-from exo_inference.platforms import platform_for
 from exo_inference.platforms.base import LogQuery, ObservedDeployment, ReplicaPhase
 from exo_inference.platforms.local import stop_all
 from exo_inference.platforms.local.restarts import backoff_seconds
@@ -293,12 +292,6 @@ async def test_full_disk_is_a_platform_error_that_says_so(
             await rig.platform.apply(rig.desired())
     assert "free space" in (caught.value.hint or "")
     await rig.until_ready(rig.desired())
-
-
-async def test_platform_is_found_by_name(rig: Rig) -> None:
-    assert platform_for("local", rig.state_dir).name == "local"
-    with pytest.raises(ValueError, match="there is no platform 'moon'"):
-        platform_for("moon", rig.state_dir)
 
 
 async def test_runs_in_a_directory_too_long_for_a_socket_path(rig: Rig) -> None:

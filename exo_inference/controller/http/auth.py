@@ -16,13 +16,12 @@ import logging
 import re
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote_plus
 
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.errors import ExoError
 from exo_inference.local_settings import read_credentials
-from exo_inference.state_dir import StateDir
+from exo_inference.state_dir import StateDir, file_version
 from exo_inference.wire import SIGNATURE_PROBLEM
 from exo_inference.wire.signature import SCHEME, compute_signature, string_to_sign
 
@@ -80,12 +79,12 @@ class CredentialFile:
 
     def __init__(self, state: StateDir) -> None:
         self._state = state
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
         self._secrets: dict[str, str] = {}
 
     def find_secret(self, key: str) -> str | None:
         """Return the secret of a key; None for every key while the file cannot be read."""
-        version = _file_version(self._state.config_file)
+        version = file_version(self._state.config_file)
         if version is None or version != self._seen:
             self._seen = version
             self._secrets = self._read()
@@ -218,14 +217,6 @@ def _signed_values(query: str, names: Sequence[str], may_be_unsigned: Set[str]) 
                 "List it in signed-query-args.",
             )
     return [found[name][0] for name in names if len(found.get(name, ())) == 1]
-
-
-def _file_version(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino
 
 
 def _unknown_key(key: str) -> Refused:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from exo_inference.controller.gateway_client import GatewayClient
 from exo_inference.resources import PUBLIC_SCOPE
-from exo_inference.state_dir import write_atomically
+from exo_inference.state_dir import file_version, write_atomically
 from exo_inference.wire import Route, RouteKey, RouteTable
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class RoutingTable:
 
     async def load(self) -> None:
         """Take over the table on disk; write an empty one if there is none that can be read."""
-        found = _identity(self._path)  # before it is read: a change in between is noticed
+        found = file_version(self._path)  # before it is read: a change in between is noticed
         try:
             text = await asyncio.to_thread(self._path.read_text)
             table = RouteTable.model_validate_json(text)
@@ -115,7 +115,7 @@ class RoutingTable:
             OSError: it cannot be written.
         """
         async with self._lock:
-            if self._file is not None and _identity(self._path) == self._file:
+            if self._file is not None and file_version(self._path) == self._file:
                 return False
             if self._file is not None:
                 logger.warning("the routing table %s was changed or lost: writing it", self._path)
@@ -262,7 +262,7 @@ class RoutingTable:
         )
         text = table.model_dump_json(by_alias=True, indent=1)
         await asyncio.to_thread(write_atomically, self._path, text)
-        self._file = _identity(self._path)
+        self._file = file_version(self._path)
 
     def _remember(self) -> None:
         self._history.append(
@@ -272,12 +272,3 @@ class RoutingTable:
                 frozenset(r.name for route in self._routes.values() for r in route.replicas),
             )
         )
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes whenever someone writes or replaces the file; None if there is none."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
