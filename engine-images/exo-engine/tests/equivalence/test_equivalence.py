@@ -193,7 +193,8 @@ def check(case: tuple[str, ...], tiny_model, expected) -> None:
     assert stats.num_used_blocks == 0
     if options["enable_prefix_caching"] and "num_gpu_blocks_override" not in options:
         assert stats.prefix_cache_hits_total > 0 or options["block_size"] > 16
-    if "num_gpu_blocks_override" in options:
+    # Of large blocks a sequence has enough from the start, or waits.
+    if "num_gpu_blocks_override" in options and options["block_size"] <= 8:
         assert stats.num_preemptions_total > 0
 
 
