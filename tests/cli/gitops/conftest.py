@@ -51,7 +51,7 @@ class InstantPlatform:
         phase = ReplicaPhase.STARTING if desired.name == "never" else ReplicaPhase.READY
         replicas = [
             ObservedReplica(f"{desired.uid}-{n}", phase, current=True, address=f"unix:{n}.sock")
-            for n in range(desired.replicas)
+            for n in range(desired.spec.replicas)
         ]
         return ObservedDeployment(tuple(replicas), next_check_seconds=0.2)
 
