@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from exo_inference.controller.stores.base import NewEvent
-from exo_inference.resources import Condition, ConditionStatus, find_condition
+from exo_inference.resources import Condition, ConditionStatus, ObjectMeta, find_condition
 
 REFUSED_REASON = "SpecRefused"
 """Of a specification that came past the API and cannot be."""
@@ -38,6 +38,12 @@ def condition(type_: str, holds: bool | None, reason: str, message: str = "") ->
     else:
         status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
     return Condition(type=type_, status=status, reason=reason, message=message)
+
+
+def waits_for_others(metadata: ObjectMeta) -> str:
+    """Return why an object of which nothing is left is still there."""
+    others = ", ".join(each[:64] for each in metadata.finalizers[:4])
+    return f"nothing of it is left; the object stays until its finalizers go, which others set: {others}"
 
 
 def with_ready(found: Sequence[Condition]) -> tuple[Condition, ...]:

@@ -133,6 +133,11 @@ class ObjectMeta(ResourceModel):
         """The name of the object in the store, which a cluster keeps after a rename."""
         return self._object_name or self.name
 
+    def without_finalizer(self, finalizer: str) -> ObjectMeta:
+        """Return the metadata that holds its object for others alone."""
+        left = tuple(each for each in self.finalizers if each != finalizer)
+        return self.model_copy(update={"finalizers": left})
+
     def kept_as(self, object_name: str) -> ObjectMeta:
         """Return the metadata of the object that has this name in the store."""
         found = self.model_copy()

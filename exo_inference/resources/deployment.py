@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import datetime
 from typing import ClassVar, Literal
 
@@ -183,6 +184,16 @@ class DeploymentStatus(ResourceModel):
     refused_reason: str = ""
 
 
+_TIME = re.compile(r"[0-9T:.+-]{10,40}Z?")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
 class InferenceDeployment(Resource):
     """A deployment. Its name is a DNS label."""
 
@@ -195,8 +206,12 @@ class InferenceDeployment(Resource):
 
     @property
     def restart(self) -> str:
-        """When a user last asked to start replicas again that had failed; empty if never."""
-        return self.metadata.annotations.get(RESTART_ANNOTATION, "")
+        """When a user last asked to start replicas again that had failed; empty if never.
+
+        What is no time does not count: the annotation may hold anything that whoever wrote it liked.
+        """
+        asked = self.metadata.annotations.get(RESTART_ANNOTATION, "")
+        return asked if _TIME.fullmatch(asked) and _is_time(asked) else ""
 
     @property
     def roll(self) -> str:

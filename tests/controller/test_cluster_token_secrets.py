@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,34 @@ async def test_a_secret_of_the_control_plane_is_not_sent_to_the_hub(tokens: Toke
     await tokens.until("Resolved", "TokenSecretUnusable")
     assert any("is the control plane's own" in text for text in await tokens.messages())
     assert tokens.hub.requests == []
+
+
+async def test_a_secret_that_is_named_later_is_judged_before_a_download_reads_it(
+    tokens: Tokens,
+) -> None:
+    """The Hub has answered by then, so nothing else reads the Secret but the download's pod."""
+    cluster = tokens.process.cluster
+    cluster.settings = replace(cluster.settings, own_secrets=frozenset({"credentials"}))
+    for name in ("hub", "own", "credentials"):
+        told = f"--from-literal=token={GOOD_TOKEN}"
+        await tokens.kubectl("create", "secret", "generic", name, told)
+    await tokens.kubectl("label", "secret", "own", "app.kubernetes.io/part-of=exo-inference")
+    await tokens.apply(tokenSecret={"name": "hub"})
+    uid = (await tokens.until("Resolved", "Resolved")).metadata.uid
+    for name in ("own", "credentials"):
+        await tokens.apply(tokenSecret={"name": name})
+        async with asyncio.timeout(30):
+            while not any(f"the Secret {name}, " in text for text in await tokens.messages()):
+                await tokens.reconciler.reconcile(uid)
+                await asyncio.sleep(0.05)
+        assert any("is the control plane's own" in text for text in await tokens.messages())
+    named = [
+        volume["secret"]["secretName"]
+        for job in cluster.downloads.by_key(uid)
+        for volume in job["spec"]["template"]["spec"]["volumes"]
+        if "secret" in volume
+    ]
+    assert set(named) <= {"hub"}
 
 
 async def test_the_hub_is_asked_about_a_model_with_its_secret_and_without_where_that_is_gone(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from exo_inference.controller.conditions import changes, condition, merge, with_ready
@@ -17,7 +19,13 @@ from exo_inference.controller.reconcile.decision import (
     to_state,
 )
 from exo_inference.platforms.base import ObservedDeployment, ObservedReplica, ReplicaPhase
-from exo_inference.resources import ConditionStatus, InferenceDeployment, find_condition, is_true
+from exo_inference.resources import (
+    RESTART_ANNOTATION,
+    ConditionStatus,
+    InferenceDeployment,
+    find_condition,
+    is_true,
+)
 from exo_inference.resources.states import deployment_state
 from tests.controller.builders import NOW, assess, deployment, model, ready_model, replica
 
@@ -55,6 +63,44 @@ def test_a_failed_or_missing_model_is_an_error_of_the_deployment() -> None:
         state, details = deployment_state(deployment(conditions=action.conditions))
         assert state == "error"
         assert words in details
+
+
+@pytest.mark.parametrize(
+    ("asked", "counts"),
+    [
+        ("2026-01-02T03:04:05.678901+00:00", True),
+        ("2026-01-02T03:04:05Z", True),
+        ("2026-01-02T03:04:05", False),
+        ("-", False),
+        ("1" * 250_000, False),
+        ("2026-99-02T03:04:05Z", False),
+    ],
+)
+def test_a_restart_at_what_is_no_time_was_not_asked_for(asked: str, counts: bool) -> None:
+    given = deployment()
+    metadata = given.metadata.model_copy(update={"annotations": {RESTART_ANNOTATION: asked}})
+    given = given.model_copy(update={"metadata": metadata})
+    action = decide(given, ready_model(), unrouted=NONE)
+    assert isinstance(action, Apply)
+    assert (action.desired.restarted_at is not None) == counts
+    assert given.restart == (asked if counts else "")
+
+
+@pytest.mark.parametrize(
+    "source", ["a b; reboot", "$(reboot)", "`reboot`", "\x1b]0;x\x07", "x" * 4096]
+)
+def test_a_name_is_no_more_than_a_name_in_what_is_to_be_pasted(source: str) -> None:
+    given = deployment()
+    spec = given.spec.model_copy(update={"model": source})
+    action = decide(given.model_copy(update={"spec": spec}), None, unrouted=NONE)
+    assert isinstance(action, Hold)
+    text = deployment_state(deployment(conditions=action.conditions))[1]
+    assert text.isprintable()
+    assert len(text) < 1000
+    command = text.partition("create it with `")[2].rpartition("`, or apply")[0]
+    assert shlex.split(command)[:4] == ["exo", "dedicated-inference", "model", "create"]
+    assert len(shlex.split(command)) == 5
+    assert command.endswith(("'", "x", "…"))
 
 
 def test_what_a_platform_could_not_do_is_an_error_while_the_old_version_serves() -> None:

@@ -187,6 +187,11 @@ def test_other_names_never_reach_hub_or_files(controller: Controller, name: str)
             "$['inference-engine-parameters']",
             "at most 200 items",
         ),
+        (
+            {"inference-engine-parameters": ["--chat-template=" + "x" * 33_000]},
+            "$['inference-engine-parameters']",
+            "at most 32768 bytes together, found 33016",
+        ),
         ({"without-advice": "yes"}, "$['without-advice']", "true or false"),
     ],
 )

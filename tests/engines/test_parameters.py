@@ -55,6 +55,8 @@ def test_right_flags_pass(items: list[str]) -> None:
         (["--enable-prefix-caching", "yes"], 1, "takes no value here"),
         (["--seed=1", "--seed=2"], 1, "a second time"),
         (["--seed=1", "--chat-template=a\x00b"], 1, "control character"),
+        (["--chat-template=a\x85b"], 0, "control character"),
+        (["--chat-template=a\ufffeb"], 0, "control character"),
         ([""], 0, "flags start with --"),
         (["--"], 0, "there is no parameter"),
     ],

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from exo_inference.controller.admission.problems import (
     Issue,
@@ -16,6 +17,7 @@ from exo_inference.controller.admission.problems import (
 from exo_inference.controller.admission.world import World, find_family, find_model
 from exo_inference.engine_names import facts_of
 from exo_inference.engines import ENGINES, VERSIONS, releases_of
+from exo_inference.foreign_files.errors import shown
 from exo_inference.hub.base import BUILTIN_PREFIX
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.resources import (
@@ -29,6 +31,10 @@ from exo_inference.wire import ModelRef, ModelState
 
 MAX_PARAMETERS = 200
 """Items of `inference-engine-parameters`."""
+
+MAX_PARAMETERS_BYTES = 32 * 1024
+"""Of them together. The kernel takes 128 KiB as one argument of a process, and Kubernetes 256 KiB of annotations,
+where a character may be written as six."""
 
 MAX_NAME_LENGTH = 63
 """Characters of a deployment's name: it is a DNS label."""
@@ -55,9 +61,12 @@ def check_version(version: str | None, engine: str | None, issues: list[Issue]) 
 def check_parameters(wanted: WantedDeployment, issues: list[Issue]) -> tuple[str, ...] | None:
     """Return the engine's flags; too many of them are None and add an issue."""
     parameters = wanted.engine_parameters or ()
-    if len(parameters) <= MAX_PARAMETERS:
+    size = sum(len(item.encode(errors="replace")) for item in parameters)
+    if len(parameters) <= MAX_PARAMETERS and size <= MAX_PARAMETERS_BYTES:
         return parameters
     found = f"must have at most {MAX_PARAMETERS} items, found {len(parameters)}"
+    if size > MAX_PARAMETERS_BYTES:
+        found = f"must have at most {MAX_PARAMETERS_BYTES} bytes together, found {size}"
     issues.append(field_issue("inference-engine-parameters", found))
     return None
 
@@ -123,7 +132,7 @@ def no_model_issue(ref: ModelRef) -> Issue:
     elif ref.name:
         text = (
             f"there is no model {ref.name[:256]!r}; create it first with "
-            f"`exo dedicated-inference model create {ref.name[:256]}`"
+            f"`exo dedicated-inference model create {shlex.quote(shown(ref.name, 256))}`"
         )
     else:
         text = f"there is no model with the id {(ref.id or '')[:64]!r}; list the models"

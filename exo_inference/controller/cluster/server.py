@@ -187,6 +187,7 @@ async def open_kubernetes_platforms(
             work_dir=settings.work_dir,
             kubeconfig=settings.pod.kubeconfig,
             values=replace(values, deployment=merged(gateways, values.deployment)),
+            own_secrets=frozenset({settings.credentials_secret}),
         ),
         wake,
     )

@@ -6,6 +6,7 @@ sees, and writes the status. No clock, no I/O, nothing remembered.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from datetime import datetime
 from exo_inference.controller.admission.host_room import need_of
 from exo_inference.controller.conditions import REFUSED_REASON, condition
 from exo_inference.controller.stores.base import NewEvent
+from exo_inference.foreign_files.errors import shown
 from exo_inference.platforms.base import (
     DesiredDeployment,
     ObservedDeployment,
@@ -69,9 +71,10 @@ def decide(
     if deployment.metadata.deletion_timestamp is not None:
         return TearDown()
     if model is None:
+        name = shown(deployment.spec.model)
         missing = (
-            f"there is no model {deployment.spec.model}; create it with "
-            f"`exo dedicated-inference model create {deployment.spec.model}`, or apply an "
+            f"there is no model {name}; create it with "
+            f"`exo dedicated-inference model create {shlex.quote(name)}`, or apply an "
             "InferenceModel with that source"
         )
         return Hold(_held("ModelMissing", missing, failed=True))

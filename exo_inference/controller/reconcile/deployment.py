@@ -33,6 +33,7 @@ from exo_inference.platforms.base import (
     ReplicaPhase,
 )
 from exo_inference.resources import (
+    DEPLOYMENT_FINALIZER,
     Condition,
     DeploymentStatus,
     InferenceApiKey,
@@ -401,7 +402,10 @@ class DeploymentReconciler:
         for key in await self._store.list(InferenceApiKey):
             if key.spec.scope == uid:
                 await self._store.delete(InferenceApiKey, key.metadata.uid)
-        metadata = deployment.metadata.model_copy(update={"finalizers": ()})
+        metadata = deployment.metadata.without_finalizer(DEPLOYMENT_FINALIZER)
+        if metadata.finalizers and metadata == deployment.metadata:
+            await self._write_deleting(deployment, conditions.waits_for_others(metadata))
+            return Outcome()
         try:
             await self._store.update(deployment.model_copy(update={"metadata": metadata}))
         except VersionConflict:

@@ -15,6 +15,7 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.resources import (
+    MODEL_FINALIZER,
     Condition,
     InferenceDeployment,
     InferenceModel,
@@ -117,7 +118,13 @@ def _models_of(deployment: InferenceDeployment) -> set[str]:
 
 async def release(store: Store, model: InferenceModel) -> Outcome:
     """Take the finalizer away: nothing is left of the model, and the object goes."""
-    metadata = model.metadata.model_copy(update={"finalizers": ()})
+    metadata = model.metadata.without_finalizer(MODEL_FINALIZER)
+    if metadata.finalizers and metadata == model.metadata:
+        text = f"deleting: {conditions.waits_for_others(metadata)}"
+        found = [c for c in model.status.conditions if c.type != "Deleting"]
+        return await write_status(
+            store, model, [*found, condition("Deleting", True, "Held", text)], {}
+        )
     try:
         await store.update(model.model_copy(update={"metadata": metadata}))
     except VersionConflict:

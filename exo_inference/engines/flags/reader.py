@@ -8,6 +8,7 @@ whether releases are known, they are those of `vllm_words.py` or of `plain_words
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ from exo_inference.engines.flags.argument_vector import (
 from exo_inference.engines.flags.catalogue import Flag, ReleaseFlags
 from exo_inference.engines.flags.problems import ParameterProblem, problem_of, shorten
 from exo_inference.engines.flags.values import Wrong, read_key, read_value
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
+"""What no process takes as an argument, or no YAML holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +173,7 @@ def _control_characters(
     items: Sequence[str], release: ReleaseFlags, reported: set[int]
 ) -> Iterator[ParameterProblem]:
     for index, item in enumerate(items):
-        bad = next((c for c in item if c == "\x7f" or (ord(c) < 32 and c not in "\n\t")), None)
-        if bad is not None and index not in reported:
+        if _CONTROL.search(item) and index not in reported:
             detail = f"{shorten(item)} holds a control character, expected text; leave it out"
             flag = item.partition("=")[0] if is_flag(item, release) else ""
             yield ParameterProblem(index, detail, flag, "type")

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -49,6 +50,8 @@ _NICENESS = "10"
 _OF_ONE_RELEASE = ("deployment", "model", "replicas", "podAnnotations", "commonLabels")
 _OF_ONE_ENGINE = ("parameters", "servedModelName")
 """Values that differ between releases and whose place in the objects does not depend on them."""
+
+_ESCAPED_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
 _PENDING = "another operation (install/upgrade/rollback) is in progress"
 
@@ -129,7 +132,7 @@ class Helm:
         words += [f"--history-max={self._settings.history_revisions}"]
         form = "" if reuse else form_of(chart, values)
         words += ["--disable-openapi-validation"] if form in self._validated else []
-        await self._run(*words, stdin=json.dumps(values))
+        await self._run(*words, stdin=as_yaml(values))
         if form:
             self._validated.add(form)
 
@@ -177,6 +180,15 @@ class Helm:
             raise HelmFailed(f"Helm was killed by signal {-process.returncode}", transient=True)
         if process.returncode != 0:
             raise read_failure(said.decode(errors="replace"))
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """Return values as JSON that is YAML as well.
+
+    Helm reads YAML, in which two escapes do not make one character, and which has some characters only escaped.
+    """
+    text = json.dumps(values, ensure_ascii=False)
+    return _ESCAPED_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def form_of(chart: str, values: Mapping[str, Any]) -> str:

@@ -61,7 +61,9 @@ def model_path(release: str, values: Values) -> str:
     return f"{CLAIM_PREFIX}{claim}/{directory}" if directory else f"{CLAIM_PREFIX}{claim}"
 
 
-def token_of(found: Object, secret: TokenSecretRef) -> str:
+def token_of(
+    found: Object, secret: TokenSecretRef, own_secrets: frozenset[str] = frozenset()
+) -> str:
     """Return the token that a Secret holds.
 
     Raises:
@@ -69,7 +71,8 @@ def token_of(found: Object, secret: TokenSecretRef) -> str:
             would hand what it holds to the Hub.
     """
     kind = str(found.get("type", "Opaque"))
-    if kind != "Opaque" or "exo-inference" in (label(found, name) for name in _OWNER_LABELS):
+    is_labelled = "exo-inference" in (label(found, name) for name in _OWNER_LABELS)
+    if kind != "Opaque" or is_labelled or secret.name in own_secrets:
         owner = f"of type {kind}" if kind != "Opaque" else "the control plane's own"
         raise TokenSecretUnusable(
             f"the Secret {secret.name}, which spec.tokenSecret names, is {owner}",

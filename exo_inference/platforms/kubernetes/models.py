@@ -74,6 +74,7 @@ class KubernetesModels:
 
         Raises:
             PlatformError: the API was away.
+            TokenSecretUnusable: the Secret that it names is not there, holds none, or is not the user's.
         """
         release = self._find_name(desired.uid, desired.release)
         desired = replace(desired, release=release)
@@ -89,6 +90,8 @@ class KubernetesModels:
         if cluster.jobs.running(release):
             return ObservedModel(ModelPhase.PREPARING, details="its download is being set up")
         if job is None or await self._cluster.is_stuck(release):
+            if desired.token_secret is not None:  # the pod will not look whose it is
+                await self.read_token(desired.token_secret)
             return self._install(desired, values, what)
         if (lost := await self._find_lost(job, desired, values)) is not None:
             return lost
@@ -187,7 +190,7 @@ class KubernetesModels:
                 hint=f"Run `kubectl -n {api.namespace} create secret generic {secret.name} "
                 f"--from-file={secret.key}=FILE`.",
             )
-        return token_of(found, secret)
+        return token_of(found, secret, self._cluster.settings.own_secrets)
 
     async def models(self) -> set[str]:
         """Return the uids of all models of which anything is left, but for claims that are kept."""

@@ -70,6 +70,9 @@ class KubernetesSettings:
     history_revisions: int = 10
     """Revisions of a release that are kept."""
 
+    own_secrets: frozenset[str] = frozenset()
+    """Names of Secrets that are not for models, though an administrator made them and nothing else says so."""
+
 
 _DRAIN = {"preStopSeconds": 5.0, "timeoutSeconds": 120.0}
 """As in values.yaml of the chart inference-deployment."""

@@ -52,5 +52,12 @@ def test_a_secret_that_holds_no_token_of_a_user_is_refused_with_the_reason(
     assert "aGZfeA" not in str(refused.value)
 
 
+def test_a_secret_that_an_administrator_made_for_the_control_plane_is_refused() -> None:
+    found = {"metadata": {}, "data": {"token": "aGZfeA=="}}
+    assert token_of(found, SECRET, frozenset({"another"})) == "hf_x"
+    with pytest.raises(TokenSecretUnusable, match="the control plane's own"):
+        token_of(found, SECRET, frozenset({SECRET.name}))
+
+
 def test_the_newline_that_files_end_with_is_no_part_of_a_token() -> None:
     assert token_of({"metadata": {}, "data": {"token": "aGZfeAo="}}, SECRET) == "hf_x"

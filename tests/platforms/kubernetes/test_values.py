@@ -15,9 +15,14 @@ import yaml
 from exo_inference.errors import ConfigurationError, PlatformError
 from exo_inference.platforms.base import DesiredDeployment, DesiredModel
 from exo_inference.platforms.kubernetes import PlatformValues, read_platform_values
-from exo_inference.platforms.kubernetes.helm import find_helm
+from exo_inference.platforms.kubernetes.helm import as_yaml, find_helm
 from exo_inference.platforms.kubernetes.model_values import model_path, model_values
-from exo_inference.platforms.kubernetes.names import model_release_name, release_name
+from exo_inference.platforms.kubernetes.names import (
+    PARAMETERS_ANNOTATION,
+    model_release_name,
+    read_flags,
+    release_name,
+)
 from exo_inference.platforms.kubernetes.nodes import GpuNode, affinity_of, gpu_nodes
 from exo_inference.platforms.kubernetes.placement import choose_release, surge_note
 from exo_inference.platforms.kubernetes.replicas import observe_pod
@@ -185,6 +190,24 @@ def test_the_chart_takes_the_values(tmp_path: Path) -> None:
         other = altered(renamed, engine_parameters=())
         changed = choose_release(other, PlatformValues(), live, (), find_nodes, chart_version="1")
         assert changed.values["deployment"]["name"] == "another"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["𝕏😀", "a\u2028b\ufeff", "\\ud835\\udd4f", "{{ .Release.Name }}", '{{ fail "x" }}', "a\nb: 'c' #"],
+)  # fmt: skip
+def test_any_text_of_a_flag_comes_through_helm_as_it_is(tmp_path: Path, text: str) -> None:
+    flags = (f"--chat-template={text}",)
+    release = build_release(replace(DESIRED, engine_parameters=flags), PlatformValues())
+    rendered = subprocess.run(
+        [find_helm({"PATH": ""}), "template", release.name, str(CHARTS / "inference-deployment"), "-f", "-"],
+        input=as_yaml(release.values), capture_output=True, text=True, check=True,
+        env={"HOME": str(tmp_path)},
+    ).stdout  # fmt: skip
+    found = yaml.safe_load(
+        next(line for line in rendered.splitlines() if PARAMETERS_ANNOTATION in line)
+    )
+    assert read_flags(found[PARAMETERS_ANNOTATION]) == flags
 
 
 # -- nodes and strategies
