@@ -104,7 +104,8 @@ def test_using_a_cached_block_again_makes_it_recent(blocks):
 def test_writing_into_a_shared_block_copies_it_first(blocks):
     blocks.open("a")
     blocks.prepare_write("a", 0, 6)
-    blocks.fork("a", "b")
+    assert blocks.can_fork("a", 6)
+    blocks.fork("a", "b", 6)
     before = list(blocks.tables("a")[0])
     copies = blocks.prepare_write("b", 6, 7)
     assert blocks.tables("a")[0] == before
@@ -328,7 +329,8 @@ class RandomWorkload(RuleBasedStateMachine):
             for position in range(start, end):
                 self.contents[table[position // 2], position % 2] = (group, tokens[position])
         held = sum(block != GIVEN_BACK for table in self.manager.tables(name) for block in table)
-        assert held <= self.demand.most_blocks(end)
+        longest = 2 * len(self.manager.tables(name)[0])  # what was taken back included
+        assert held <= self.demand.most_blocks(longest)
         self.computed[name], self.last_start[name] = end, start
         self.manager.commit(name, tokens, end)
 
@@ -338,10 +340,17 @@ class RandomWorkload(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.tokens)))
         child = str(self.count)
         self.count += 1
-        self.manager.fork(name, child)
-        self.tokens[child] = list(self.tokens[name])
-        self.computed[child] = self.computed[name]
-        self.last_start[child] = self.last_start[name]
+        count = data.draw(st.integers(1, max(1, self.computed[name])))
+        if count > self.computed[name] or not self.manager.can_fork(name, count):
+            return
+        free = self.manager.num_free_blocks
+        self.manager.fork(name, child, count)
+        assert self.manager.num_free_blocks == free
+        held = sum(b != GIVEN_BACK for table in self.manager.tables(child) for b in table)
+        assert held == self.manager.num_forked_blocks(name, count)
+        # The last of these tokens is computed anew: it yields the child's own next one.
+        self.tokens[child] = self.tokens[name][:count]
+        self.computed[child] = self.last_start[child] = count - 1
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())

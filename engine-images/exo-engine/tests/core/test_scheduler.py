@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
+from exo_engine.attention.layer import Reach
+from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.scheduled import ScheduledStep
@@ -25,6 +28,7 @@ def make(
     budget: int = 32,
     max_num_seqs: int = 8,
     caching: bool = False,
+    reaches: tuple[Reach, ...] = (Reach(),),
     **limits,
 ) -> Scheduler:
     return Scheduler(
@@ -35,7 +39,7 @@ def make(
             eos_token_ids=frozenset({EOS}),
             **limits,
         ),
-        BlockManager(num_blocks, block_size, enable_prefix_caching=caching),
+        BlockManager(num_blocks, block_size, enable_prefix_caching=caching, reaches=reaches),
     )
 
 
@@ -371,6 +375,70 @@ def test_abandoned_steps_start_over():
     assert len(finish(scheduler)["a"]) == 3
 
 
+def siblings(count: int, num_prompt: int, max_tokens: int = 4, **others) -> list[EngineRequest]:
+    """As the server makes them of `n`."""
+    prompt = tuple(random.Random(7).randrange(50) for _ in range(num_prompt))
+    params = SamplingParams(max_tokens=max_tokens)
+    first = EngineRequest("s0", prompt, params, **others)
+    return [first] + [replace(first, request_id=f"s{i}", sibling_of="s0") for i in range(1, count)]
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(
+    "reaches", [(Reach(),), (Reach(), Reach(window=40))], ids=["full", "window"]
+)
+def test_siblings_compute_their_prompt_once(caching, reaches):
+    scheduler = make(num_blocks=400, block_size=16, budget=128, caching=caching, reaches=reaches)
+    for each in siblings(8, 500):
+        scheduler.add(each)
+    num_prompt_tokens = most_used = 0
+    steps = []
+    while scheduler.has_unfinished():
+        scheduled, _ = step(scheduler)
+        steps.append([item.num_tokens for item in scheduled.items.values()])
+        num_prompt_tokens += sum(
+            max(0, min(item.end, 500) - item.start) for item in scheduled.items.values()
+        )
+        most_used = max(most_used, scheduler.stats().num_used_blocks)
+    assert num_prompt_tokens == 500 + 7
+    # Each of seven has one block of its own, per group: that of the last tokens.
+    assert most_used <= (32 + 7 + 8) * len(reaches)
+    assert steps[4] == [1] * 8
+
+
+def test_siblings_of_one_that_is_gone_go_on_alone():
+    scheduler = make(num_blocks=40, budget=4)
+    for each in siblings(3, 9):
+        scheduler.add(each)
+    step(scheduler)
+    assert (scheduler.stats().num_running, scheduler.stats().num_waiting) == (1, 2)
+    scheduler.abort(["s0", "s2"])
+    scheduler.check_integrity()
+    assert {name: len(tokens) for name, tokens in finish(scheduler).items()} == {"s1": 4}
+    assert scheduler.stats().num_used_blocks == 0
+
+
+def test_one_that_only_says_it_is_a_sibling_computes_its_own_prompt():
+    scheduler = make(num_blocks=40)
+    first, second = siblings(2, 9)
+    scheduler.add(first)
+    scheduler.add(replace(second, prompt_token_ids=(1,) * 9))
+    scheduler.add(replace(second, request_id="salted", cache_salt="other"))
+    scheduler.add(replace(second, request_id="late", sibling_of="nobody"))
+    assert {i.num_tokens for i in step(scheduler)[0].items.values()} == {9, 5}
+    assert len(finish(scheduler)) == 4
+
+
+def test_a_salt_keeps_prefixes_apart():
+    scheduler = make(num_blocks=40, caching=True)
+    prompt = request("a", 12, 1)
+    found = []
+    for salt in (None, "one", "two", "one", None):
+        scheduler.add(replace(prompt, cache_salt=salt))
+        found += [output.num_cached_tokens for output in step(scheduler)[1]]
+    assert found == [0, 0, 0, 11, 11]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     num_blocks=st.integers(1, 12),
@@ -385,9 +453,20 @@ def test_abandoned_steps_start_over():
         max_size=10,
     ),
     aborts=st.lists(st.integers(0, 9), max_size=3),
+    reaches=st.sampled_from([(Reach(),), (Reach(window=3),), (Reach(), Reach(window=5))]),
+    has_siblings=st.booleans(),
 )
 def test_every_request_that_was_admitted_ends_with_all_its_tokens(
-    num_blocks, block_size, budget, max_num_seqs, caching, policy, arrivals, aborts
+    num_blocks,
+    block_size,
+    budget,
+    max_num_seqs,
+    caching,
+    policy,
+    arrivals,
+    aborts,
+    reaches,
+    has_siblings,
 ):
     """Whatever the sizes: nobody starves, and the budget holds in every step."""
     scheduler = make(
@@ -397,17 +476,21 @@ def test_every_request_that_was_admitted_ends_with_all_its_tokens(
         max_num_seqs=min(max_num_seqs, budget),
         caching=caching,
         policy=policy,
+        reaches=reaches,
     )
+    longest = BlockDemand(reaches, block_size, budget).longest(num_blocks)
     expected: dict[str, int] = {}
     tokens: dict[str, list[int]] = {}
     for index, (num_prompt, max_tokens, priority, shares) in enumerate(arrivals):
         prompt = tuple(range(num_prompt)) if shares else (50 + index,) * num_prompt
         params = SamplingParams(max_tokens=max_tokens)
         try:
-            scheduler.add(EngineRequest(str(index), prompt, params, priority))
+            sibling = str(max(0, index - 2)) if has_siblings else None
+            arrived = EngineRequest(str(index), prompt, params, priority, sibling_of=sibling)
+            scheduler.add(arrived)
             expected[str(index)] = max_tokens
         except PromptTooLong:
-            assert num_prompt + max_tokens > num_blocks * block_size
+            assert num_prompt + max_tokens > min(num_blocks * block_size, longest)
         if index % 3 == 2:
             for output in step(scheduler)[1]:
                 tokens.setdefault(output.request_id, []).extend(output.token_ids)

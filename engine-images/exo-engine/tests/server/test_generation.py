@@ -97,7 +97,7 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 def generation(
     link: CoreLink, tokenizer: Tokenizer, *, stop: tuple[str, ...] = (), n: int = 1, size: int = 1
 ) -> Generation:
-    sampling = Sampling(SamplingParams(max_tokens=50), n, stop, False, True, 0)
+    sampling = Sampling(SamplingParams(max_tokens=50), n, stop, False, True, 0, None)
     return Generation(
         link, Metrics("m"), tokenizer,
         request_id="r", prompts=[[5] * size], sampling=sampling, max_tokens=[50],

@@ -115,7 +115,6 @@ def test_lists_do_not_contradict_each_other(known: KnownFields) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("cache_salt", "tenant-7"),
         ("return_token_ids", True),
         ("kv_transfer_params", {"do_remote_decode": True}),
         ("prompt_logprobs", 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from exo_engine.core.block_manager import prefix_root
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.sequence import Sequence
 from exo_engine.errors import PromptTooLong, RequestError
@@ -32,6 +33,7 @@ def make_sequence(
         rank=(request.priority if has_priority else 0, arrival),
         max_total_tokens=_max_total_tokens(request, longest),
         sampling_key=_sampling_key(request, seed),
+        prefix_root=prefix_root(request.cache_salt),
         token_ids=list(request.prompt_token_ids),
         prompt_logprobs=[None] * len(request.prompt_token_ids) if wants_prompt_logprobs else None,
     )

@@ -51,6 +51,18 @@ class _Holding:
     root: bytes = ROOT_HASH
 
 
+def prefix_root(salt: str | None = None, adapter: str | None = None) -> bytes:
+    """Return what the hashes of a sequence's blocks begin with: sequences that differ in it share none.
+
+    Args:
+        salt: of the request, by which its tenant keeps others from telling what it has asked.
+        adapter: that changes keys and values, by a name that is never given to another one.
+    """
+    if salt is None and adapter is None:
+        return ROOT_HASH
+    return blake2b(repr((salt, adapter)).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
 def hash_block(parent: bytes, token_ids: Seq[int]) -> bytes:
     """Return the hash of a full block that follows a block with hash `parent`.
 
@@ -147,18 +159,34 @@ class BlockManager:
             given_back.append(first)
         self._holdings[sequence_id] = _Holding(tables, given_back, list(prefix), root)
 
-    def fork(self, parent_id: str, child_id: str) -> None:
-        """Begin `child_id` with all blocks of `parent_id`, shared until either one writes."""
+    def can_fork(self, parent_id: str, num_tokens: int) -> bool:
+        """Whether a sequence still has what the last of its first `num_tokens` tokens reaches."""
+        given_back = self._holdings[parent_id].num_given_back
+        return all(
+            count <= reach.first_seen(num_tokens - 1) // self.block_size
+            for count, reach in zip(given_back, self.reaches, strict=True)
+        )
+
+    def num_forked_blocks(self, parent_id: str, num_tokens: int) -> int:
+        """Return how many blocks `fork` with the same arguments shares."""
+        holding, length = self._holdings[parent_id], self.blocks_for(num_tokens)
+        return sum(length - count for count in holding.num_given_back)
+
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
+        """Begin `child_id` with the blocks of the first `num_tokens` tokens of `parent_id`.
+
+        They are shared until either one writes. `can_fork` must be true.
+        """
         self._check_new(child_id)
-        parent = self._holdings[parent_id]
-        for block in _held(parent):
-            self._pool.hold(block)
-        self._holdings[child_id] = _Holding(
-            [list(table) for table in parent.tables],
+        parent, length = self._holdings[parent_id], self.blocks_for(num_tokens)
+        child = self._holdings[child_id] = _Holding(
+            [table[:length] for table in parent.tables],
             list(parent.num_given_back),
-            list(parent.chain),
+            parent.chain[: num_tokens // self.block_size],
             parent.root,
         )
+        for block in _held(child):
+            self._pool.hold(block)
 
     def num_blocks_to_write(self, sequence_id: str, start: int, end: int) -> int:
         """Return how many free blocks `prepare_write` with the same arguments would take.

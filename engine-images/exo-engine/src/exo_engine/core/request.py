@@ -24,6 +24,10 @@ class EngineRequest:
     params: SamplingParams
     priority: int = 0
     """Lower runs earlier under the `priority` policy; ignored under `fcfs`."""
+    cache_salt: str | None = None
+    """Only requests with the same salt share blocks in the prefix cache."""
+    sibling_of: str | None = None
+    """Id of an earlier request with the same prompt and salt, which computes the prompt for both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,13 @@ from dataclasses import dataclass
 
 from exo_engine.config import SchedulingPolicy
 from exo_engine.core.arrivals import make_sequence
+from exo_engine.core.beginning import Beginning, find_beginning
 from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from exo_engine.core.scheduled import ScheduledSequence, ScheduledStep
 from exo_engine.core.sequence import Sequence
+from exo_engine.core.siblings import Siblings, may_follow
 from exo_engine.core.slots import Slots
 from exo_engine.core.step import SequenceResult, StepResult
 from exo_engine.errors import DuplicateRequest, InternalError
@@ -63,6 +65,7 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
         self._running: list[Sequence] = []
+        self._siblings = Siblings()
         self._slots = Slots(limits.max_num_seqs, blocks)
         # Tables of requests that ended while a step with them, of that number, was on its way.
         self._draining: list[tuple[int, str]] = []
@@ -96,8 +99,11 @@ class Scheduler:
             has_priority=self.limits.policy == "priority",
         )
         self._num_arrivals += 1
+        leader = self._sequences.get(request.sibling_of or "")
+        sequence.leader = leader if may_follow(leader, sequence) else None
         self._sequences[request.request_id] = sequence
-        self._enqueue(sequence)
+        if not self._siblings.hold(sequence):
+            self._enqueue(sequence)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests and their blocks; unknown ids are ignored."""
@@ -105,9 +111,10 @@ class Scheduler:
             sequence = self._sequences.pop(request_id, None)
             if sequence is None:
                 continue
+            self._release_siblings(sequence)
             if sequence in self._running:
                 self._leave(sequence)
-            else:
+            elif not self._siblings.drop(sequence):
                 self._waiting = [entry for entry in self._waiting if entry[1] is not sequence]
                 heapq.heapify(self._waiting)
 
@@ -119,7 +126,7 @@ class Scheduler:
         """Return the counters as they stand."""
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._siblings),
             num_blocks=self.blocks.num_blocks,
             num_used_blocks=self.blocks.num_blocks - self.blocks.num_free_blocks,
             block_size=self.blocks.block_size,
@@ -209,8 +216,9 @@ class Scheduler:
         """Raise InternalError when queues and blocks disagree."""
         self.blocks.check_integrity()
         running = {sequence.sequence_id for sequence in self._running}
-        waiting = {sequence.sequence_id for _, sequence in self._waiting}
-        if running & waiting or running | waiting != set(self._sequences):
+        waiting_ids = [sequence.sequence_id for _, sequence in self._waiting]
+        all_ids = [*running, *waiting_ids, *self._siblings.names()]
+        if sorted(all_ids) != sorted(self._sequences):
             raise InternalError("a request is in no queue, or in two")
         if any(self.blocks.holds(sequence.table_key) for _, sequence in self._waiting):
             raise InternalError("a waiting request holds blocks")
@@ -247,40 +255,33 @@ class Scheduler:
     def _admit(self, step: ScheduledStep) -> None:
         while self._waiting and len(self._running) < self.limits.max_num_seqs:
             sequence = self._waiting[0][1]
-            prefix = self._find_prefix(sequence)
-            num_cached = min(
-                len(prefix) * self.blocks.block_size, len(sequence.token_ids) - 1
-            )  # the last token is always computed, it yields the next one
-            # Room for all its tokens, not only for this chunk: or it would be preempted half-way.
-            # One block more in each group where the last cached block must be copied.
-            needed = self._demand.most_blocks(len(sequence.token_ids))
-            needed -= self.blocks.num_held_by(prefix)
-            if num_cached < len(prefix) * self.blocks.block_size:
-                needed += len(self.blocks.reaches)
+            beginning = find_beginning(sequence, self.blocks, self._demand)
             is_alone = not self._running and not self._draining
-            if needed > self.blocks.num_free_after(prefix) and not is_alone:
+            if beginning.num_missing > beginning.num_free and not is_alone:
                 return
+            num_cached = beginning.num_computed
             sequence.num_computed = num_cached
             num_tokens = self._affordable(sequence, step)
             if num_tokens == 0:
                 sequence.num_computed = 0
                 return
             heapq.heappop(self._waiting)
-            self.blocks.open(sequence.table_key, prefix)
+            beginning.open(sequence, self.blocks)
             self._slots.take(sequence)
             insort(self._running, sequence, key=lambda s: s.rank)
-            if not sequence.was_admitted:
-                sequence.was_admitted = True
-                sequence.num_cached_tokens = num_cached
-                self._num_prefix_queries += sequence.num_prompt_tokens
-                self._num_prefix_hits += num_cached
+            self._count_admitted(sequence, beginning)
             self._take_in(sequence, num_cached, num_cached + num_tokens, step)
 
-    def _find_prefix(self, sequence: Sequence) -> list[bytes]:
-        # Log-probabilities of the prompt need every one of its tokens computed.
-        if sequence.prompt_logprobs is not None:
-            return []
-        return self.blocks.find_prefix(sequence.token_ids, sequence.block_hashes)
+    def _count_admitted(self, sequence: Sequence, beginning: Beginning) -> None:
+        if sequence.was_admitted:
+            return
+        sequence.was_admitted = True
+        if beginning.source is not None:  # it is one prompt, which counted once
+            sequence.num_cached_tokens = beginning.source.num_cached_tokens
+            return
+        sequence.num_cached_tokens = beginning.num_computed
+        self._num_prefix_queries += sequence.num_prompt_tokens
+        self._num_prefix_hits += beginning.num_computed
 
     def _affordable(self, sequence: Sequence, step: ScheduledStep) -> int:
         left = self.limits.max_num_batched_tokens - step.num_tokens
@@ -364,6 +365,7 @@ class Scheduler:
     ) -> RequestOutput:
         """Append tokens up to the one that ends the request."""
         num_before = len(sequence.token_ids)
+        self._release_siblings(sequence)
         reason, stop_token_id = None, None
         for token_id in result.token_ids:
             sequence.token_ids.append(token_id)
@@ -401,6 +403,7 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, *, is_trusted: bool = True) -> None:
         del self._sequences[sequence.sequence_id]
+        self._release_siblings(sequence)
         if not is_trusted:
             self.blocks.distrust(sequence.table_key)
         self._leave(sequence)
@@ -418,6 +421,10 @@ class Scheduler:
             self._draining = [each for each in self._draining if each[0] > self._num_steps]
         for key in done:
             self.blocks.close(key)
+
+    def _release_siblings(self, leader: Sequence) -> None:
+        for sequence in self._siblings.release(leader):
+            self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (sequence.rank, sequence))

@@ -48,6 +48,10 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache had when the request was first admitted."""
     was_admitted: bool = False
+    prefix_root: bytes = b""
+    """What the hashes of its blocks begin with."""
+    leader: Sequence | None = None
+    """Another one with the same prompt, which computes it for both; see `Siblings`."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Memo of `BlockManager.find_prefix`."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -143,6 +143,8 @@ class Generation:
                     prompt_token_ids=tuple(prompt),
                     params=sampling.params_of(choice, max_tokens[number]),
                     priority=sampling.priority,
+                    cache_salt=sampling.cache_salt,
+                    sibling_of=f"{request_id}-{index - choice}" if choice else None,
                 )
                 self.sequences.append(Sequence(index, request, sampling, tokenizer))
         self._by_id = {each.request.request_id: each for each in self.sequences}

@@ -75,7 +75,14 @@ def unpack_config(values: dict[str, Any]) -> EngineConfig:
 def pack_request(request: EngineRequest) -> list[Any]:
     """Return a request as plain values."""
     params = pack(request.params)
-    return [request.request_id, request.prompt_token_ids, params, request.priority]
+    return [
+        request.request_id,
+        request.prompt_token_ids,
+        params,
+        request.priority,
+        request.cache_salt,
+        request.sibling_of,
+    ]
 
 
 def unpack_request(values: Sequence[Any]) -> EngineRequest:
@@ -84,14 +91,14 @@ def unpack_request(values: Sequence[Any]) -> EngineRequest:
     Raises:
         InvalidSamplingParams: a value is out of range.
     """
-    request_id, prompt_token_ids, params, priority = values
+    request_id, prompt_token_ids, params, *others = values
     names = [each.name for each in dataclasses.fields(SamplingParams)]
     fields = dict(zip(names, params, strict=True))
     fields["stop_token_ids"] = tuple(fields["stop_token_ids"])
     allowed = fields["allowed_token_ids"]
     fields["allowed_token_ids"] = None if allowed is None else tuple(allowed)
     fields["bad_words"] = tuple(map(tuple, fields["bad_words"]))
-    return EngineRequest(request_id, tuple(prompt_token_ids), SamplingParams(**fields), priority)
+    return EngineRequest(request_id, tuple(prompt_token_ids), SamplingParams(**fields), *others)
 
 
 def pack_output(output: RequestOutput, refusal: Refusal | None = None) -> list[Any]:

@@ -26,6 +26,7 @@ _MAX_DIGITS = 20
 _MAX_STOPS = 64
 _MAX_STOP_CHARACTERS = 1024
 """vLLM has no limits on `stop` and OpenAI takes 4; each costs a little for every character."""
+_MAX_SALT_CHARACTERS = 1024
 _MAX_TOKEN_ENTRIES = 1024
 """Of stop_token_ids and of logit_bias, as OpenAI has it."""
 
@@ -50,6 +51,8 @@ class Sampling:
     is_stop_included: bool
     skips_special_tokens: bool
     priority: int
+    cache_salt: str | None
+    """Only requests with the same one share keys and values."""
 
     def params_of(self, choice: int, max_tokens: int) -> SamplingParams:
         """Return the parameters of one choice; each has a seed of its own."""
@@ -148,7 +151,15 @@ def read_sampling(
         is_stop_included=fields.boolean("include_stop_str_in_output"),
         skips_special_tokens=fields.boolean("skip_special_tokens", True),
         priority=fields.integer("priority", 0) or 0,
+        cache_salt=_read_cache_salt(fields),
     )
+
+
+def _read_cache_salt(fields: Fields) -> str | None:
+    salt = fields.string("cache_salt")
+    if salt is not None and not 0 < len(salt) <= _MAX_SALT_CHARACTERS:
+        raise fields.wrong("cache_salt", f"a string of 1 to {_MAX_SALT_CHARACTERS} characters")
+    return salt
 
 
 def _numbers(defaults: SamplingDefaults) -> dict[str, float]:
