@@ -198,7 +198,7 @@ def test_the_chart_takes_the_values(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_any_text_of_a_flag_comes_through_helm_as_it_is(tmp_path: Path, text: str) -> None:
     flags = (f"--chat-template={text}",)
-    release = build_release(replace(DESIRED, engine_parameters=flags), PlatformValues())
+    release = build_release(altered(DESIRED, engine_parameters=flags), PlatformValues())
     rendered = subprocess.run(
         [find_helm({"PATH": ""}), "template", release.name, str(CHARTS / "inference-deployment"), "-f", "-"],
         input=as_yaml(release.values), capture_output=True, text=True, check=True,
