@@ -67,7 +67,7 @@ class KVCache:
     @property
     def is_lossy(self) -> bool:
         """Whether what is read differs from what was written."""
-        return self._format.is_scaled
+        return self._stored != self._dtype
 
     @property
     def most_bytes_per_token(self) -> int:
