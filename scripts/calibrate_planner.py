@@ -4,7 +4,7 @@
 
 writes `planner/catalog/overheads.json`, or says whether it would differ. What follows from an engine's source is
 not touched: a constant is the middle of what is left of printed figures when that is taken away. `leave_one_out`
-derives each constant again without one start, and predicts that start.
+derives each constant again without one kind of GPU, and predicts the starts on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,13 +29,12 @@ from exo_inference.planner.accuracy.cases import (
     stated_version,
     unstated_flags,
 )
-from exo_inference.planner.accuracy.halves import split
+from exo_inference.planner.accuracy.halves import gpu_key, split
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.engine_rules import PLANNED, rules_for
 from exo_inference.planner.gpu_catalog import GIB, MIB
 from exo_inference.planner.memory import Component
 from exo_inference.planner.overheads import (
-    ALONE,
     BAND,
     GRAPHS,
     GRAPHS_OF_STATES,
@@ -53,9 +51,6 @@ TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "
 _FEWEST = 10
 """Starts that a constant needs for a spread of its own; with fewer it has that of all."""
 
-_TOLD = 3
-"""Starts that a constant needs for one of them to be predicted from the others."""
-
 _INSIDE = 0.9
 """The share of starts that a band is to hold."""
 
@@ -65,13 +60,14 @@ class Residual:
     """What one start's printed KV memory leaves for memory outside PyTorch.
 
     Attributes:
-        case, constant: which start, and which constant it sets.
+        case, gpu, constant: which start, on which kind of GPU, and which constant it sets.
         outside: GiB, by what was printed for the rest.
         fixed_down, fixed_up: squares of the bands of the other components, in GiB.
         printed: KV memory in GiB.
     """
 
     case: str
+    gpu: str
     constant: str
     outside: float
     fixed_down: float
@@ -175,7 +171,7 @@ def _residual(case: Mapping[str, Any], result: Plan, printed: float, graphs: Mea
             down += ((each.high - each.num_bytes) / GIB) ** 2
             up += ((each.num_bytes - each.low) / GIB) ** 2
     constant = outside_constant(setting.model, setting.ranks, setting.gpu)
-    return Residual(str(case["id"]), constant, left, down, up, printed)
+    return Residual(str(case["id"]), gpu_key(case), constant, left, down, up, printed)
 
 
 def _draft(parts: Mapping[str, Component]) -> float:
@@ -213,10 +209,8 @@ def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
     graphs = graph_constants(cases)
     left = residuals(cases, graphs)
     constants = graphs | outside_constants(left)
-    counts = Counter(each.constant for each in left)
-    ratios = sorted(
-        _ratio(each, _without(left, each)) for each in left if counts[each.constant] >= _TOLD
-    )
+    held_out = [(each, _without(left, each)) for each in left]
+    ratios = sorted(_ratio(each, constant) for each, constant in held_out if constant is not None)
     rank = min(len(ratios) - 1, -(-int(_INSIDE * 100) * (len(ratios) + 1) // 100) - 1)
     constants[BAND] = Measured(
         round(ratios[rank], 3), round(ratios[0], 3), round(ratios[-1], 3), len(ratios)
@@ -234,11 +228,10 @@ def outside_constants(left: Sequence[Residual]) -> dict[str, Measured]:
     return {name: _measured(values, spread) for name, values in sorted(groups.items())}
 
 
-def _without(left: Sequence[Residual], one: Residual) -> Measured:
-    """Return a start's constant, set on the others; where there are none, on those of a single GPU."""
-    others = [each for each in left if each is not one]
-    constants = outside_constants(others)
-    return constants.get(one.constant) or constants[ALONE]
+def _without(left: Sequence[Residual], one: Residual) -> Measured | None:
+    """Return a start's constant, set on other kinds of GPU alone; None where there is none."""
+    others = [each for each in left if each.gpu != one.gpu]
+    return outside_constants(others).get(one.constant)
 
 
 def _ratio(one: Residual, constant: Measured) -> float:
@@ -253,25 +246,30 @@ def _ratio(one: Residual, constant: Measured) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """One constant, and how starts fare that it is set without; errors as shares of the printed KV memory."""
+    """One constant, and how starts fare that it is set without; errors as shares of the printed KV memory.
+
+    The errors are None where all of a constant's starts are on one kind of GPU.
+    """
 
     constant: str
     value: Measured
-    mean: float
-    median: float
+    mean: float | None
+    median: float | None
 
 
 def leave_one_out(cases: Sequence[Mapping[str, Any]]) -> list[LeftOut]:
-    """Return for each constant how well it predicts the starts that it is set on, each left out in turn."""
+    """Return how well each constant predicts starts when it is set without their kind of GPU."""
     left = residuals(cases, graph_constants(cases))
     rows = []
     for name, value in outside_constants(left).items():
+        held_out = [(each, _without(left, each)) for each in left if each.constant == name]
         errors = [
-            abs(each.outside - _without(left, each).value) / max(0.01, abs(each.printed))
-            for each in left
-            if each.constant == name
+            abs(each.outside - constant.value) / max(0.01, abs(each.printed))
+            for each, constant in held_out
+            if constant is not None
         ]
-        rows.append(LeftOut(name, value, statistics.fmean(errors), statistics.median(errors)))
+        mean = statistics.fmean(errors) if errors else None
+        rows.append(LeftOut(name, value, mean, statistics.median(errors) if errors else None))
     return rows
 
 

@@ -58,8 +58,8 @@ _UNSEEN = """## Starts found later
 
 _LEFT_OUT = """## One constant left out
 
-Each measured constant, and the error of the KV memory of the starts it is set on when each of them is left out in
-turn. Where only one start sets a constant, it is predicted with that of a single GPU.
+Each measured constant, and the error of the KV memory of the starts it is set on when their kind of GPU is left out.
+Where all are on one kind of GPU, that cannot be told.
 
 | constant | starts | value | half between | mean error | median error |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -169,9 +169,13 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
 
 def _left_out_row(each: LeftOut) -> str:
     value = each.value
+    errors = [
+        "one kind of GPU" if error is None else f"{100 * error:.1f} %"
+        for error in (each.mean, each.median)
+    ]
     return (
         f"| {each.constant} | {value.starts} | {value.value:.2f} GiB | {value.low:.2f} to {value.high:.2f} | "
-        f"{100 * each.mean:.1f} % | {100 * each.median:.1f} % |"
+        f"{' | '.join(errors)} |"
     )
 
 

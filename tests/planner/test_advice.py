@@ -127,7 +127,7 @@ def test_advice_for_exo_engine_uses_only_flags_that_it_has(name: str, gpu: Gpu, 
         ("Qwen/Qwen3-8B", "gpu3080ti", 1, (), "gpu-count"),
         ("Qwen/Qwen3-8B", "gpu3080ti", 1, (), "gpu-type"),
         ("google/gemma-3-4b-it", "gpu3080ti", 1, (), "max-num-seqs"),
-        ("google/gemma-3-4b-it", "gpu3080ti", 1, (), "enforce-eager"),
+        ("Qwen/Qwen3-8B", "gpua5000", 1, (), "enforce-eager"),
     ],
 )  # fmt: skip
 def test_each_kind_of_change_is_advised_where_it_helps(
