@@ -46,9 +46,12 @@ def authorize(token: str, table: Table, name_or_id: str) -> tuple[Deployment, st
 
 
 def _match(digest: bytes, keys: Iterable[Key]) -> Key | None:
-    """Compare with every key, each in constant time, so that timing tells nothing."""
+    """Return the first key that it is; all are compared, each in constant time, so that timing tells nothing.
+
+    A deployment's own key comes before those that others make: one with its hash takes none of its usage.
+    """
     found = None
     for key in keys:
         if hmac.compare_digest(digest, key.digest):
-            found = key
+            found = found or key
     return found

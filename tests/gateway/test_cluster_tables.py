@@ -24,6 +24,7 @@ from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
 from exo_inference.gateway.cluster_tables import ClusterTables
+from exo_inference.gateway.keys import authorize
 from exo_inference.gateway.table import Deployment, Table
 from exo_inference.kubernetes_api.client import KubernetesApi as Client
 from exo_inference.kubernetes_api.identity import UID_ANNOTATION
@@ -118,6 +119,18 @@ def test_a_key_whose_scope_moves_opens_only_what_it_names_now(by_name: bool) -> 
     assert told.opened() == {"a": [], "b": old, "public": []}
     told.tables._keys.observe_deletion(last)
     assert told.opened() == {"a": [], "b": [], "public": []}
+
+
+@pytest.mark.parametrize("scope", ["its own", "by name", "public"])
+def test_a_key_with_the_hash_of_a_deployments_own_takes_none_of_its_usage(scope: str) -> None:
+    """The hash is in the status, and who may make keys may choose one."""
+    told = Told()
+    uid = told.deployment("chat", keySha256=sha256("sk-own"))
+    told.key({"its own": uid, "by name": "chat"}.get(scope, scope), "sk-own")
+    told.tables.refresh()
+    assert told.tables.table is not None
+    deployment, key_id = authorize("sk-own", told.tables.table, "chat")
+    assert (deployment.id, key_id) == (uid, uid)
 
 
 def test_replicas_are_told_apart_while_the_model_of_a_deployment_is_replaced() -> None:
