@@ -21,7 +21,7 @@ from exo_inference.planner.changes import (
 )
 from exo_inference.planner.gpu_catalog import Gpu, families
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.speed import inter_token_seconds
 from exo_inference.planner.verdict import Plan, Verdict
 
@@ -87,15 +87,28 @@ def advise(
     if before.verdict in (Verdict.FITS, Verdict.UNKNOWN):
         return ()
     others = families() if other_gpus is None else other_gpus
+    candidates = _by_cost(list(single_changes(wanted, before, others)))
+    sure = _found(wanted, before, candidates, limit, Verdict.FITS)
+    return sure or _found(wanted, before, candidates, limit, Verdict.TIGHT)
+
+
+def _found(
+    wanted: Wanted,
+    before: Plan,
+    candidates: list[tuple[Change, ...]],
+    limit: int,
+    verdict: Verdict,
+) -> tuple[Advice, ...]:
+    """Return what brings about this verdict: that it fits for sure, or at the middle of the estimate alone."""
     result: list[Advice] = []
     enough: list[tuple[Change, ...]] = []
-    for changes in _by_cost(list(single_changes(wanted, before, others))):
+    for changes in candidates:
         if len(result) >= limit:
             break
         half_is_enough = any(set(map(id, known)) <= set(map(id, changes)) for known in enough)
         if len(changes) == 2 and half_is_enough and not _gains_length(changes, result):
             continue
-        advice = _try(wanted, before, changes)
+        advice = _try(wanted, before, changes, verdict)
         if advice is not None and not _is_repeated(advice, result):
             enough.append(changes)
             result.append(advice)
@@ -114,6 +127,7 @@ def _by_cost(singles: list[Change]) -> list[tuple[Change, ...]]:
         if pair[0].kind != pair[1].kind
         and ("gpu-type" not in _kinds(pair) or "max-model-len" in _kinds(pair))
         and not {"quantization", "checkpoint"} <= _kinds(pair)
+        and AUTO_LENGTH not in (each.wanted.parameters.max_model_len for each in pair)
     ]
     return sorted(
         found, key=lambda each: sum(change.cost for change in each) + 2.0 * (len(each) - 1)
@@ -137,8 +151,10 @@ def _is_repeated(advice: Advice, known: list[Advice]) -> bool:
     return any(advice.flags == each.flags and advice.options == each.options for each in known)
 
 
-def _try(wanted: Wanted, before: Plan, changes: tuple[Change, ...]) -> Advice | None:
-    """Plan with the changes together; None where that does not fit."""
+def _try(
+    wanted: Wanted, before: Plan, changes: tuple[Change, ...], verdict: Verdict
+) -> Advice | None:
+    """Plan with the changes together; None where that does not bring about the verdict."""
     changed = _together(wanted, changes)
     if "max-model-len" in _kinds(changes) and len(changes) == 2:
         # Together with something else a longer context fits than alone: ask for that one.
@@ -148,7 +164,12 @@ def _try(wanted: Wanted, before: Plan, changes: tuple[Change, ...]) -> Advice | 
             return None
         changed = changed.with_flags(max_model_len=length)
     after = changed.plan()
-    if after.verdict is not Verdict.FITS:
+    is_likely = (
+        after.verdict is Verdict.TIGHT
+        and after.fits_nominally
+        and before.verdict is Verdict.REFUSED
+    )
+    if after.verdict is not verdict or (verdict is Verdict.TIGHT and not is_likely):
         return None
     return _advice(wanted, before, changes, changed, after)
 
@@ -181,7 +202,9 @@ def _advice(
         price = after.usd_per_hour - before.usd_per_hour
     concurrency = _concurrency(after, after.max_model_len)
     shorter = f"requests up to {after.max_model_len} tokens instead of {before.max_model_len}"
-    effects = [shorter if c.kind == "max-model-len" else c.effect for c in changes]
+    effects = [c.effect or shorter for c in changes]
+    if after.verdict is not Verdict.FITS:
+        effects.append("fits at the middle of the estimate, not for sure")
     return Advice(
         kinds=tuple(change.kind for change in changes),
         flags=_new_flags(wanted.parameters, changed.parameters),

@@ -13,7 +13,7 @@ from exo_inference.planner import state_blocks
 from exo_inference.planner.catalog_models import quantized_siblings
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan
 
@@ -84,20 +84,23 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
 
 
 def round_length(tokens: int) -> int:
-    """Round down to a number that people would write: a power of two where one is near."""
-    power = 1 << max(0, tokens.bit_length() - 1)
-    if power >= 512 and power >= 0.8 * tokens:
-        return power
-    step = 1
-    for candidate in (16, 256, 1000, 4000):
-        if tokens >= 8 * candidate:
-            step = candidate
+    """Round a context down to a multiple of 1,024, or of 16 where it is shorter than four of these."""
+    step = 1024 if tokens >= 4096 else 16
     return tokens // step * step
+
+
+def round_count(number: int) -> int:
+    """Round down to a number that people would write: a power of two where one is near."""
+    power = 1 << max(0, number.bit_length() - 1)
+    if power >= 512 and power >= 0.8 * number:
+        return power
+    step = 16 if number >= 128 else 1
+    return number // step * step
 
 
 def _state_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
     """Take as many requests at once as the engine has blocks for their states: what its own refusal asks for."""
-    seqs = round_length(before.safe_max_num_seqs or 0)
+    seqs = round_count(before.safe_max_num_seqs or 0)
     if 0 < seqs < before.max_num_seqs:
         changed = wanted.with_flags(max_num_seqs=seqs)
         effect = f"at most {seqs} requests at once instead of {before.max_num_seqs}"
@@ -116,7 +119,17 @@ def _length_changes(wanted: Wanted, before: Plan) -> Iterator[Change]:
             + (1.0 if share < 0.1 else 0.0)
         )
         yield Change("max-model-len", cost, "", wanted.with_flags(max_model_len=length))
-    elif before.max_model_len > 4096:  # only together with something else, which says how long
+        if wanted.parameters.rules.fits_length:
+            effect = f"the engine takes the longest context that fits when it starts, about {before.largest_max_model_len}"
+            yield Change(
+                "max-model-len", cost + 0.3, effect, wanted.with_flags(max_model_len=AUTO_LENGTH)
+            )
+    likely = round_length(before.largest_max_model_len)
+    if length < 512 <= likely < before.max_model_len:
+        yield Change("max-model-len", 3.4, "", wanted.with_flags(max_model_len=likely))
+    if (
+        length < 512 and before.max_model_len > 4096
+    ):  # only together with something else, which says how long
         shorter = wanted.with_flags(max_model_len=before.max_model_len - 1)
         yield Change("max-model-len", 3.5, "", shorter)
 

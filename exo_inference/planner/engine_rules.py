@@ -63,6 +63,8 @@ class EngineRules:
         spans_gpus: one replica may have several.
         families: model types that it serves, as text models; None for any that can be planned.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
+        fits_length: `--max-model-len=auto` takes the longest context that fits (vLLM since 0.19,
+            v1/core/kv_cache_utils.py `_auto_fit_max_model_len`).
         caps_cache: the cache is never larger than all sequences of a step could use.
         prints_exactly: starts print the release in full, and what the blocks take as the memory for them.
     """
@@ -105,6 +107,7 @@ class EngineRules:
     spans_gpus: bool = False
     families: frozenset[str] | None = None
     shrinks_length: bool = False
+    fits_length: bool = False
     caps_cache: bool = False
     prints_exactly: bool = False
 
@@ -175,6 +178,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         chooses_cache_type=True,
         halves_float32=True,
         spans_gpus=True,
+        fits_length=version >= (0, 19, 0),
     )
 
 

@@ -210,6 +210,8 @@ class _Room:
     length: int
     largest: int
     safe: int
+    adapts: bool = False
+    """The engine takes a shorter context where this one does not fit."""
 
 
 def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _Room:
@@ -225,15 +227,18 @@ def _find_room(setting: Setting, stages: Sequence[Stage], limiting: Stage) -> _R
     largest = layout.longest_request(blocks, tokens, own)
     safe = layout.longest_request(low, tokens, own)
     shrinks = setting.rules.shrinks_length and setting.parameters.max_model_len is None
-    if setting.asks_auto or shrinks:
+    adapts = setting.asks_auto or shrinks
+    if adapts:
         length = max(1, min(length, largest))
-    return _Room(blocks, low, high, layout.blocks_for(length, tokens), length, largest, safe)
+    needed = layout.blocks_for(length, tokens)
+    return _Room(blocks, low, high, needed, length, largest, safe, adapts)
 
 
 def _verdict(problems: Sequence[Problem], limiting: Stage, room: _Room) -> Verdict:
     if any(problem.refuses for problem in problems):
         return Verdict.REFUSED
-    if room.low_blocks < room.needed_blocks or limiting.low <= 0:
+    is_short = room.low_blocks < room.needed_blocks and not (room.adapts and room.safe > 0)
+    if is_short or limiting.low <= 0:
         return Verdict.TIGHT
     if any(problem.code == state_blocks.CODE for problem in problems):
         return Verdict.TIGHT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from exo_inference.planner import (
     plan,
 )
 from exo_inference.planner.catalog_models import quantized_siblings, read_entry
+from exo_inference.planner.changes import round_length
 from tests.planner.flags import settings_of
 
 GIB = 2**30
@@ -69,14 +71,18 @@ class TestTheGuidesThreeWaysOut:
 
     def test_a_context_of_about_60000(self, version: str) -> None:
         shorter = next(each for each in guide_advice(version) if each.kinds == ("max-model-len",))
-        assert shorter.flags == ("--max-model-len=65536",)
+        assert 60000 <= shorter.plan.max_model_len <= shorter.plan.safe_max_model_len
+        assert shorter.flags == (f"--max-model-len={shorter.plan.max_model_len}",)
+        assert shorter.plan.max_model_len % 1024 == 0
         parameters = EngineParameters(engine_version=version, max_model_len=60000)
         result = plan(find_model(MINISTRAL), find_gpu("gpua5000"), 1, parameters)
         assert result.verdict in (Verdict.FITS, Verdict.TIGHT)
 
     def test_an_fp8_cache_with_131072(self, version: str) -> None:
         both = next(each for each in guide_advice(version) if len(each.kinds) == 2)
-        assert set(both.flags) == {"--kv-cache-dtype=fp8", "--max-model-len=131072"}
+        length = both.plan.max_model_len
+        assert set(both.flags) == {"--kv-cache-dtype=fp8", f"--max-model-len={length}"}
+        assert 131072 <= length <= both.plan.safe_max_model_len
         assert both.options == ()
         assert both.quality == "slightly less exact"
 
@@ -98,8 +104,52 @@ def test_every_piece_of_advice_pasted_plans_as_fitting(
         assert each.effect
         assert "<" not in "".join((*each.flags, *each.options))
         after = applied(name, gpu, count, parameters, each.flags, each.options)
-        assert after.verdict is Verdict.FITS
+        is_sure = "not for sure" not in each.effect
+        assert after.verdict is (Verdict.FITS if is_sure else Verdict.TIGHT)
         assert after == each.plan
+
+
+@pytest.mark.parametrize(
+    ("version", "offers"), [("0.18.0", False), ("0.19.0", True), ("0.33.0", True)]
+)
+def test_the_length_that_the_engine_finds_itself_is_offered_where_it_can(
+    version: str, offers: bool
+) -> None:
+    flags = [each.flags for each in guide_advice(version)]
+    assert (("--max-model-len=auto",) in flags) is offers
+
+
+def test_a_length_that_the_engine_finds_itself_fits_for_sure() -> None:
+    auto = EngineParameters(max_model_len="auto")
+    result = plan(find_model(MINISTRAL), find_gpu("gpua5000"), 1, auto)
+    assert result.verdict is Verdict.FITS
+    assert result.safe_max_model_len < result.max_model_len < 262144
+
+
+def test_what_fits_only_at_the_middle_says_so() -> None:
+    """Where nothing fits for sure, what likely fits is better than silence."""
+    gpu = parse_gpu("mine", {"memory-gib": 7.5, "bandwidth-gbps": 600})
+    unsure = replace(gpu, reported_error_bytes=2**30)
+    model = find_model("Qwen/Qwen3-8B-AWQ")
+    asked = EngineParameters(
+        tensor_parallel_size=1, kv_cache_dtype="fp8", enforce_eager=True, max_num_seqs=1,
+        max_num_batched_tokens=512, gpu_memory_utilization=0.95,
+    )  # fmt: skip
+    assert plan(model, unsure, 1, asked).verdict is Verdict.REFUSED
+    ways = advise(model, unsure, 1, asked, other_gpus=())
+    assert [each.flags for each in ways] == [("--max-model-len=10240",)]
+    for each in ways:
+        assert each.plan.verdict is Verdict.TIGHT
+        assert each.plan.fits_nominally
+        assert "not for sure" in each.effect
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [(85_500, 84_992), (65_536, 65_536), (4_100, 4_096), (1_000, 992), (15, 0)],
+)
+def test_lengths_step_by_1024(tokens: int, length: int) -> None:
+    assert round_length(tokens) == length
 
 
 @settings(max_examples=40, deadline=None)
