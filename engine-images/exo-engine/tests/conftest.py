@@ -65,6 +65,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3-moe": ("Qwen3Moe", {**_MIXTURE, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3.5": (
+        "Qwen3_5",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+    ),
     "qwen3-moe-some-layers": (
         "Qwen3Moe",
         {**_MIXTURE, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 11},
@@ -108,7 +119,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     def build(family: str) -> TinyModel:
         if family not in built:
             prefix, overrides = FAMILIES[family]
-            config = getattr(transformers, f"{prefix}Config")(**{**_COMMON, **overrides})
+            kind = "Qwen3_5TextConfig" if prefix == "Qwen3_5" else f"{prefix}Config"
+            config = getattr(transformers, kind)(**{**_COMMON, **overrides})
             torch.manual_seed(len(family))
             oracle = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
             for name, parameter in oracle.named_parameters():

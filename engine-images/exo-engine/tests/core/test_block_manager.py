@@ -245,6 +245,30 @@ def test_a_shape_of_five_windows_to_one_takes_a_quarter_of_full_attention(block_
     assert demand.most_blocks(demand.longest(most)) <= most < demand.most_blocks(2**15 + block_size)
 
 
+def test_a_state_is_found_where_a_step_has_ended_with_its_block():
+    manager = BlockManager(
+        12, 4, enable_prefix_caching=True, reaches=(Reach(), Reach(is_state=True))
+    )
+    tokens = list(range(20))
+    manager.open("a")
+    for start, end in ((0, 8), (8, 14), (14, 16), (16, 18)):
+        manager.prepare_write("a", start, end)
+        manager.commit("a", tokens, end)
+        manager.check_integrity()
+        held = [block for block in manager.tables("a")[1] if block != GIVEN_BACK]
+        assert len(held) <= 2
+    # After 4 nobody kept the state; and the token after a hit must be there to be computed.
+    lengths = {count: len(manager.find_prefix(tokens[:count])) for count in (7, 8, 9, 12, 16, 17)}
+    assert lengths == {7: 0, 8: 0, 9: 2, 12: 2, 16: 2, 17: 4}
+    assert not manager.can_fork("a", 9)
+    manager.open("b", manager.find_prefix(tokens[:9]))
+    full, states = manager.tables("b")
+    assert full == manager.tables("a")[0][:2]
+    assert states[0] == GIVEN_BACK
+    manager.prepare_write("b", 8, 9)
+    assert len(set(manager.tables("b")[1])) == 3, "the state that others find is not written to"
+
+
 def test_other_roots_share_nothing(blocks):
     tokens = list(range(8))
     blocks.open("a", root=b"one")
@@ -259,7 +283,12 @@ GROUPS = {
     "window": (Reach(window=3),),
     "both": (Reach(), Reach(window=5), Reach(window=1)),
     "chunk": (Reach(chunk=4), Reach()),
+    "state": (Reach(), Reach(is_state=True), Reach(window=3)),
 }
+
+
+STATE = 2
+"""Where the model of a block's contents has a state, after those of its two tokens."""
 
 
 class RandomWorkload(RuleBasedStateMachine):
@@ -274,7 +303,7 @@ class RandomWorkload(RuleBasedStateMachine):
         self.computed: dict[str, int] = {}
         self.last_start: dict[str, int] = {}
         """Where the last step began: what came before cannot be taken back."""
-        self.contents: dict[tuple[int, int], tuple[int, int]] = {}
+        self.contents: dict[tuple[int, int], tuple[int, object]] = {}
         self.count = 0
 
     @initialize(name=st.sampled_from(sorted(GROUPS)))
@@ -311,7 +340,7 @@ class RandomWorkload(RuleBasedStateMachine):
         if needed > free:
             return
         for copy in self.manager.prepare_write(name, start, end):
-            for offset in range(2):
+            for offset in (0, 1, STATE):
                 value = self.contents.get((copy.source, offset))
                 if value is not None:
                     self.contents[copy.target, offset] = value
@@ -319,6 +348,9 @@ class RandomWorkload(RuleBasedStateMachine):
         for group, table in enumerate(self.manager.tables(name)):
             first = self.reaches[group].first_seen(start) // 2
             assert table[:first] == [GIVEN_BACK] * first, "what no token reaches is still held"
+            if self.reaches[group].is_state:
+                self.contents[table[(end - 1) // 2], STATE] = (group, tuple(tokens[:end]))
+                continue
             for index in range(start // 2, len(table)):
                 owners = sum(
                     table[index] in each
@@ -356,6 +388,8 @@ class RandomWorkload(RuleBasedStateMachine):
     @rule(data=st.data())
     def take_back(self, data) -> None:
         """The last token turns out not to be kept: it is computed anew, and may be another one."""
+        if self.manager.has_states:
+            return  # they cannot
         name = data.draw(st.sampled_from(sorted(self.tokens)))
         if self.computed[name] <= self.last_start[name]:
             return
@@ -378,7 +412,12 @@ class RandomWorkload(RuleBasedStateMachine):
     def check_contents(self, name: str) -> None:
         """What the next token reaches is there, in every group."""
         for group, table in enumerate(self.manager.tables(name)):
-            first = self.reaches[group].first_seen(self.computed[name])
+            count = self.computed[name]
+            if self.reaches[group].is_state:
+                state = (group, tuple(self.tokens[name][:count]))
+                assert count == 0 or self.contents[table[(count - 1) // 2], STATE] == state
+                continue
+            first = self.reaches[group].first_seen(count)
             for position in range(first, self.computed[name]):
                 held = self.contents[table[position // 2], position % 2]
                 assert held == (group, self.tokens[name][position])

@@ -51,6 +51,22 @@ def test_siblings_answer_as_they_would_alone(tiny_model, prompts, family, cachin
     assert llm.stats().num_steps_total - before == 5 + 20
 
 
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}], ids=str)
+def test_a_model_with_states_answers_alike_however_it_is_computed(tiny_model, prompts, options):
+    """Linear layers and keys of a byte, beside states in float32."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    path = tiny_model("qwen3.5").path
+    llm = LLM(path, **OPTIONS, **options)
+    assert llm.core.config.block_size > OPTIONS["block_size"], "a block holds a state"
+    expected = [each.token_ids for each in llm.generate(prompts, greedy)]
+    again = llm.generate(prompts, greedy)
+    assert again[-1].num_cached_tokens > 0
+    assert [each.token_ids for each in again] == expected
+    chunked = LLM(path, **OPTIONS, **options, max_num_batched_tokens=7, max_num_seqs=4)
+    assert [each.token_ids for each in chunked.generate(prompts, greedy)] == expected
+    assert [llm.generate([prompt], greedy)[0].token_ids for prompt in prompts] == expected
+
+
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8_e4m3", "int8"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen2-half-windowed"])
 def test_a_cache_of_another_type_gives_one_answer_however_it_is_computed(

@@ -21,6 +21,7 @@ FAMILIES = [
     "qwen3",
     "qwen3-moe",
     "qwen3-moe-some-layers",
+    "qwen3.5",
 ]
 NUM_TOKENS = 20
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -29,6 +30,7 @@ SCARCE_BLOCKS = {
     "mistral-window": 11,
     "qwen2-half-windowed": 34,
     "qwen3-moe-some-layers": 11,
+    "qwen3.5": 14,
 }
 OPTIONS = {"dtype": "float32", "device": "cpu", "block_size": 4, "max_model_len": 128}
 
@@ -62,7 +64,8 @@ def test_batched_unbatched_chunked_and_preempted_output_is_the_oracles(expected,
     # The same engine again: now everything full comes from the prefix cache.
     again = batched.generate(prompts, GREEDY)
     assert [completion.token_ids for completion in again] == tokens
-    assert again[-1].num_cached_tokens >= 56
+    block_size = batched.core.config.block_size
+    assert again[-1].num_cached_tokens >= 59 // block_size * block_size >= 48
 
     assert [run(batched, [prompt])[0] for prompt in prompts] == tokens
 

@@ -406,6 +406,18 @@ def test_siblings_compute_their_prompt_once(caching, reaches):
     assert steps[4] == [1] * 8
 
 
+def test_siblings_of_a_model_with_states_begin_with_the_state_before_the_last_tokens():
+    reaches = (Reach(), Reach(is_state=True))
+    scheduler = make(num_blocks=400, block_size=16, budget=128, caching=True, reaches=reaches)
+    for each in siblings(8, 500):
+        scheduler.add(each)
+    num_prompt_tokens = 0
+    while scheduler.has_unfinished():
+        items = step(scheduler)[0].items.values()
+        num_prompt_tokens += sum(max(0, min(item.end, 500) - item.start) for item in items)
+    assert num_prompt_tokens == 500 + 7 * 4  # 496 are whole blocks
+
+
 def test_siblings_of_one_that_is_gone_go_on_alone():
     scheduler = make(num_blocks=40, budget=4)
     for each in siblings(3, 9):
@@ -453,7 +465,14 @@ def test_a_salt_keeps_prefixes_apart():
         max_size=10,
     ),
     aborts=st.lists(st.integers(0, 9), max_size=3),
-    reaches=st.sampled_from([(Reach(),), (Reach(window=3),), (Reach(), Reach(window=5))]),
+    reaches=st.sampled_from(
+        [
+            (Reach(),),
+            (Reach(window=3),),
+            (Reach(), Reach(window=5)),
+            (Reach(), Reach(is_state=True)),
+        ]
+    ),
     has_siblings=st.booleans(),
 )
 def test_every_request_that_was_admitted_ends_with_all_its_tokens(

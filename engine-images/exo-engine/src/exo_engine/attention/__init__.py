@@ -11,7 +11,7 @@ from exo_engine.errors import ConfigurationError
 if TYPE_CHECKING:
     from exo_engine.attention.base import AttentionBackend
     from exo_engine.attention.kv_cache import KVCache
-    from exo_engine.attention.layer import AttentionLayer
+    from exo_engine.attention.layer import CachedLayer
 
 BACKENDS: Mapping[str, str] = {
     "reference": "exo_engine.attention.reference:ReferenceAttention",
@@ -19,7 +19,7 @@ BACKENDS: Mapping[str, str] = {
 """Each backend by its name; loaded when it is used, as all of them import torch."""
 
 
-def create_backend(name: str, layers: Sequence[AttentionLayer], cache: KVCache) -> AttentionBackend:
+def create_backend(name: str, layers: Sequence[CachedLayer], cache: KVCache) -> AttentionBackend:
     """Build the backend called `name` for a model's layers over a cache."""
     if name not in BACKENDS:
         raise ConfigurationError(

@@ -13,10 +13,14 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from exo_engine.attention.layout import StepLayout
+from exo_engine.attention.states import States
 
 
 class AttentionBackend(ABC):
     """Causal attention of a step's tokens over the cache."""
+
+    states: States
+    """Of layers that are no attention, in the same cache; the runner sets and begins them."""
 
     @abstractmethod
     def begin(self, layout: StepLayout) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exo_engine.attention.kv_format import KVFormat
-from exo_engine.attention.layer import AttentionLayer, Reach
+from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach, StateLayer
 
 _GROUP_TOLERANCE = 1.5
 """The most frequent kind sets the group size while it has fewer layers than this times the rarest."""
@@ -33,7 +33,8 @@ class CacheGroup:
 class CachePlan:
     """How the pool is laid out: `num_planes` times a page of every block.
 
-    A layer at place i of its group has its keys in plane 2 i and its values in plane 2 i + 1.
+    A layer at place i of its group has its keys in plane 2 i and its values in plane 2 i + 1; a
+    state begins in the one and goes on in the other.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -61,7 +62,17 @@ class CachePlan:
         raise KeyError(layer)
 
 
-def plan_cache(layers: Sequence[AttentionLayer], block_size: int, kv_format: KVFormat) -> CachePlan:
+def fit_block_size(layers: Sequence[CachedLayer], block_size: int, kv_format: KVFormat) -> int:
+    """Return the multiple of `block_size` whose pages hold a state, so that both take one pool."""
+    states = [layer.num_bytes for layer in layers if isinstance(layer, StateLayer)]
+    rows = _row_bytes(layers, kv_format)
+    if not states or not rows:
+        return block_size
+    step = block_size * _PLANES * max(rows)
+    return block_size * max(1, -(-max(states) // step))
+
+
+def plan_cache(layers: Sequence[CachedLayer], block_size: int, kv_format: KVFormat) -> CachePlan:
     """Lay out a cache for a model's layers."""
     kinds: dict[Reach, list[int]] = {}
     for index, layer in enumerate(layers):
@@ -73,15 +84,21 @@ def plan_cache(layers: Sequence[AttentionLayer], block_size: int, kv_format: KVF
         for reach, members in kinds.items()
         for start in range(0, len(members), size)
     ]
-    rows = {
-        kv_format.row_bytes(layers[index].num_kv_heads, layers[index].head_dim)
-        for group in groups
-        for index in group.layers
-    }
-    step = math.lcm(*rows)
-    page_bytes = -(-block_size * max(rows) // step) * step
+    rows = _row_bytes(layers, kv_format)
+    states = [layer.num_bytes for layer in layers if isinstance(layer, StateLayer)]
+    step = math.lcm(4, *rows)
+    least = max(block_size * max(rows, default=0), -(-max(states, default=0) // _PLANES))
+    page_bytes = -(-least // step) * step
     num_places = max(len(group.layers) for group in groups)
     return CachePlan(tuple(groups), _PLANES * num_places, page_bytes, block_size)
+
+
+def _row_bytes(layers: Sequence[CachedLayer], kv_format: KVFormat) -> set[int]:
+    return {
+        kv_format.row_bytes(layer.num_kv_heads, layer.head_dim)
+        for layer in layers
+        if isinstance(layer, AttentionLayer) and layer.kv_layer is None
+    }
 
 
 def _group_size(counts: list[int]) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exo_engine.attention.cache_plan import CachePlan
 from exo_engine.attention.kv_format import KVFormat
-from exo_engine.attention.layer import AttentionLayer
+from exo_engine.attention.layer import AttentionLayer, CachedLayer, StateLayer
 from exo_engine.core.block_manager import BlockCopy
 
 
@@ -34,7 +34,7 @@ class KVCache:
 
     def __init__(
         self,
-        layers: Sequence[AttentionLayer],
+        layers: Sequence[CachedLayer],
         plan: CachePlan,
         kv_format: KVFormat,
         num_blocks: int,
@@ -52,12 +52,16 @@ class KVCache:
         self._stored = getattr(torch, kv_format.name)
         self.pool = _zeros((plan.num_planes, num_blocks, plan.page_bytes), device)
         self._groups = [0] * len(layers)
-        self._planes: list[tuple[Tensor, Tensor]] = []
+        self._planes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._states: dict[int, Tensor] = {}
         for index, layer in enumerate(layers):
             source = index if layer.kv_layer is None else layer.kv_layer
             self._groups[index], place = plan.place(source)
-            keys, values = (self._rows(self.pool[2 * place + each], layer) for each in (0, 1))
-            self._planes.append((keys, values))
+            planes = self.pool[2 * place : 2 * place + 2]
+            if isinstance(layer, AttentionLayer):
+                self._planes[index] = self._rows(planes[0], layer), self._rows(planes[1], layer)
+            else:
+                self._states[index] = planes
 
     @property
     def num_groups(self) -> int:
@@ -65,15 +69,22 @@ class KVCache:
         return len(self._plan.groups)
 
     @property
+    def has_states(self) -> bool:
+        """Whether some layer keeps a state."""
+        return bool(self._states)
+
+    @property
     def is_lossy(self) -> bool:
         """Whether what is read differs from what was written."""
-        return self._stored != self._dtype
+        return bool(self._stored != self._dtype)
 
     @property
     def most_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values, as they are read, in the layer that has the most."""
         return max(
-            2 * layer.num_kv_heads * layer.head_dim * self._dtype.itemsize for layer in self._layers
+            2 * layer.num_kv_heads * layer.head_dim * self._dtype.itemsize
+            for layer in self._layers
+            if isinstance(layer, AttentionLayer)
         )
 
     def group_of(self, layer: int) -> int:
@@ -93,6 +104,25 @@ class KVCache:
         """Return the keys and the values of `blocks` (B,), each (B * block_size, Hkv, D)."""
         keys, values = (self._gather(plane, blocks) for plane in self._planes[layer])
         return keys, values
+
+    def read_states(self, layer: int, blocks: Tensor) -> Tensor:
+        """Return what `blocks` (B,) hold of a layer's states, (B, numbers) float32."""
+        planes = self._states[layer].index_select(1, blocks)
+        states = planes.transpose(0, 1).flatten(1).view(torch.float32)
+        return states[:, : self._num_state_numbers(layer)]
+
+    def write_states(self, layer: int, blocks: Tensor, states: Tensor) -> None:
+        """Store states (B, numbers) float32 of a layer in `blocks` (B,) int64."""
+        page_bytes = self._plan.page_bytes
+        padding = 2 * page_bytes // torch.float32.itemsize - states.shape[1]
+        padded = torch.nn.functional.pad(states, (0, padding)).view(torch.uint8)
+        planes = padded.view(len(blocks), 2, page_bytes).transpose(0, 1)
+        self._states[layer].index_copy_(1, blocks, planes)
+
+    def _num_state_numbers(self, layer: int) -> int:
+        kept = self._layers[layer]
+        assert isinstance(kept, StateLayer), "of a layer with a state"
+        return kept.num_bytes // torch.float32.itemsize
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Execute block copies in every layer; targets are distinct and never sources."""

@@ -17,22 +17,26 @@ if TYPE_CHECKING:  # the API process has no numpy
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Of one layer; at most one of the two is set, and with neither a token sees all before it."""
+    """Of one layer; at most one of these is set, and with none a token sees all before it."""
 
     window: int | None = None
     """A token sees this many tokens, itself included."""
     chunk: int | None = None
     """A token sees those before it in its chunk; chunks of this many tokens begin at 0."""
 
+    is_state: bool = False
+    """A token sees one state, which all tokens before it have made; a block holds that after its
+    last token."""
+
     @property
     def sees_all(self) -> bool:
         """Whether nothing before a token is out of its reach."""
-        return self.window is None and self.chunk is None
+        return self.window is None and self.chunk is None and not self.is_state
 
     def first_seen(self, position: Position) -> Position:
         """Return the first position that the token at `position` sees; 0 or more."""
-        if self.window is not None:
-            behind = position - self.window + 1
+        if self.window is not None or self.is_state:
+            behind = position - (self.window or 2) + 1
             return behind * (behind > 0)
         if self.chunk is not None:
             return position // self.chunk * self.chunk
@@ -55,3 +59,16 @@ class AttentionLayer:
     """Each head has a score that takes weight and gives no value, as in gpt-oss."""
     kv_layer: int | None = None
     """Index of the earlier layer whose keys and values it reads, as in Gemma 3n; None: its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """A layer that keeps a state of fixed size per sequence, as Gated DeltaNet and Mamba-2 do."""
+
+    num_bytes: int
+    """Of one sequence's state."""
+    reach: Reach = Reach(is_state=True)
+    kv_layer: None = None
+
+
+CachedLayer = AttentionLayer | StateLayer

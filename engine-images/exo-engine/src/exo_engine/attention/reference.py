@@ -20,7 +20,7 @@ from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.kv_cache import KVCache
-from exo_engine.attention.layer import AttentionLayer, Reach
+from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach
 from exo_engine.attention.layout import StepLayout
 
 # Bounds on scratch: tokens gathered for one decode batch, and query-key pairs of one prefill chunk.
@@ -70,11 +70,13 @@ class _Kind:
 class ReferenceAttention(AttentionBackend):
     """`AttentionBackend` on torch's scaled_dot_product_attention."""
 
-    def __init__(self, layers: Sequence[AttentionLayer], cache: KVCache) -> None:
-        self._layers = layers
+    def __init__(self, layers: Sequence[CachedLayer], cache: KVCache) -> None:
+        self._layers = {
+            index: layer for index, layer in enumerate(layers) if isinstance(layer, AttentionLayer)
+        }
         self._cache = cache
         self._device = cache.device
-        self._kinds = [self._kind(index) for index in range(len(layers))]
+        self._kinds = {index: self._kind(index) for index in self._layers}
         self._layout: StepLayout | None = None
         self._plans: dict[_Kind, _Plan] = {}
 
@@ -83,7 +85,7 @@ class ReferenceAttention(AttentionBackend):
         self._layout = layout
         self._plans = {
             kind: _Plan(list(self._plan_decodes(layout, kind)), self._plan_prompts(layout, kind))
-            for kind in set(self._kinds)
+            for kind in set(self._kinds.values())
         }
 
     def scratch_bytes(self) -> int:

@@ -40,6 +40,8 @@ class BlockDemand:
         whole = -(-num_tokens // self.block_size)
         if reach.sees_all:
             return whole
+        if reach.is_state:
+            return min(whole, 2)  # one is read, the other written
         span = reach.window or reach.chunk or 0
         # This many positions in a row, wherever they begin.
         reached = span - 1 + self.step_tokens

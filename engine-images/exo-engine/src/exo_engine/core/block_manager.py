@@ -94,7 +94,9 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.reaches = tuple(reaches)
-        self._caches_prefixes = enable_prefix_caching
+        self.caches_prefixes = enable_prefix_caching
+        self.has_states = any(reach.is_state for reach in self.reaches)
+        """Whether what the last token of a prefix needs is gone once it is computed."""
         self._pool = BlockPool(num_blocks)
         self._holdings: dict[str, _Holding] = {}
 
@@ -131,7 +133,7 @@ class BlockManager:
                 waits for many steps is hashed once. Valid as long as tokens are only appended.
             root: what the chain begins with; only sequences with the same one share blocks.
         """
-        if not self._caches_prefixes:
+        if not self.caches_prefixes:
             return []
         memo = [] if memo is None else memo
         count = self._longest_run(token_ids, memo, root)
@@ -162,7 +164,7 @@ class BlockManager:
     def can_fork(self, parent_id: str, num_tokens: int) -> bool:
         """Whether a sequence still has what the last of its first `num_tokens` tokens reaches."""
         given_back = self._holdings[parent_id].num_given_back
-        return all(
+        return not self.has_states and all(
             count <= reach.first_seen(num_tokens - 1) // self.block_size
             for count, reach in zip(given_back, self.reaches, strict=True)
         )
@@ -196,10 +198,11 @@ class BlockManager:
         holding = self._holdings[sequence_id]
         needed = 0
         for group, table in enumerate(holding.tables):
-            needed += max(0, self.blocks_for(end) - len(table))
+            growth = max(0, self.blocks_for(end) - len(table))
+            needed += min(growth, 1) if self.reaches[group].is_state else growth
             needed += len(self._shared_indices(table, start, end))
             for index in self._unreached(holding, group, start):
-                needed -= self._pool.ref_count(table[index]) == 1
+                needed -= table[index] != GIVEN_BACK and self._pool.ref_count(table[index]) == 1
         return max(0, needed)
 
     def prepare_write(self, sequence_id: str, start: int, end: int) -> list[BlockCopy]:
@@ -223,14 +226,16 @@ class BlockManager:
             self._give_back(holding, group, start)
         copies = []
         first = start // self.block_size
-        for table in holding.tables:
+        for table, reach in zip(holding.tables, self.reaches, strict=True):
             for index in self._shared_indices(table, start, end):
                 source, target = table[index], self._pool.take()
                 table[index] = target
                 self._pool.release(source)
                 copies.append(BlockCopy(source, target))
             while len(table) < self.blocks_for(end):
-                table.append(self._pool.take())
+                # Of the states within a step only the last is kept.
+                is_kept = not reach.is_state or len(table) + 1 == self.blocks_for(end)
+                table.append(self._pool.take() if is_kept else GIVEN_BACK)
             # What is written anew is registered anew, by the commit that follows.
             for block in table[first:]:
                 self._pool.forget(block)
@@ -239,14 +244,17 @@ class BlockManager:
 
     def commit(self, sequence_id: str, token_ids: Seq[int], num_computed: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_computed` tokens."""
-        if not self._caches_prefixes:
+        if not self.caches_prefixes:
             return
         holding = self._holdings[sequence_id]
         chain = holding.chain
         for index in range(len(chain), num_computed // self.block_size):
             chain.append(self._hash(chain, token_ids, index, holding.root))
+            is_last = (index + 1) * self.block_size == num_computed
             for group, table in enumerate(holding.tables):
-                if table[index] != GIVEN_BACK:
+                # A state is that of a block's end only where a step has ended there.
+                is_whole = is_last or not self.reaches[group].is_state
+                if table[index] != GIVEN_BACK and is_whole:
                     self._pool.register((group, chain[index]), table[index])
 
     def distrust(self, sequence_id: str) -> None:
@@ -278,8 +286,10 @@ class BlockManager:
             lengths = {len(table) for table in holding.tables}
             if len(lengths) != 1 or len(holding.chain) > min(lengths):
                 raise InternalError(f"sequence {sequence_id!r} has more hashes than blocks")
-            for table, count in zip(holding.tables, holding.num_given_back, strict=True):
-                if [block == GIVEN_BACK for block in table] != [
+            for table, count, reach in zip(
+                holding.tables, holding.num_given_back, self.reaches, strict=True
+            ):
+                if not reach.is_state and [block == GIVEN_BACK for block in table] != [
                     i < count for i in range(len(table))
                 ]:
                     raise InternalError(f"sequence {sequence_id!r} has a gap in its table: {table}")
@@ -291,7 +301,7 @@ class BlockManager:
     def _longest_run(self, token_ids: Seq[int], memo: list[bytes], root: bytes) -> int:
         """Return how many blocks every group that sees all has from the start; hash as many."""
         groups = [group for group, reach in enumerate(self.reaches) if reach.sees_all]
-        most = len(token_ids) // self.block_size
+        most = (len(token_ids) - self.has_states) // self.block_size
         for index in range(most):
             if index == len(memo):
                 memo.append(self._hash(memo, token_ids, index, root))
@@ -324,6 +334,8 @@ class BlockManager:
 
         Or the last token in them: it is computed anew when there is none after it.
         """
+        if self.reaches[group].is_state:
+            return max(0, num_blocks - 1)
         last = max(0, num_blocks * self.block_size - 1)
         return self.reaches[group].first_seen(last) // self.block_size
 
@@ -357,7 +369,8 @@ class BlockManager:
     def _give_back(self, holding: _Holding, group: int, start: int) -> None:
         table = holding.tables[group]
         for index in self._unreached(holding, group, start):
-            self._pool.release(table[index])
+            if table[index] != GIVEN_BACK:
+                self._pool.release(table[index])
             table[index] = GIVEN_BACK
             holding.num_given_back[group] = index + 1
 
@@ -366,7 +379,7 @@ class BlockManager:
         return [
             index
             for index in range(start // self.block_size, last)
-            if self._pool.ref_count(table[index]) > 1
+            if table[index] != GIVEN_BACK and self._pool.ref_count(table[index]) > 1
         ]
 
 

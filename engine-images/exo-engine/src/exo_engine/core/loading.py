@@ -27,6 +27,7 @@ from exo_engine.core.memory import (
     check_weights_fit,
     choose_num_blocks,
     fit_model_len,
+    fitting_block_size,
     read_device_memory,
 )
 from exo_engine.core.request import EngineRequest
@@ -68,6 +69,7 @@ def load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
     start_up.begin("reading configuration")
     spec = read_spec(config.model_dir)
     settings = resolve(config, limits_of(spec), has_cuda=torch.cuda.is_available())
+    settings = replace(settings, block_size=fitting_block_size(spec, settings))
     try:
         return _load_on_device(
             spec, settings, start_up, was_length_asked=config.max_model_len is not None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exo_engine.attention.cache_plan import CachePlan, plan_cache
+from exo_engine.attention.cache_plan import CachePlan, fit_block_size, plan_cache
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.config import ResolvedConfig, default_cpu_kv_cache_bytes
 from exo_engine.core.block_demand import BlockDemand
@@ -65,6 +65,15 @@ def cache_plan(spec: DecoderSpec, config: ResolvedConfig) -> CachePlan:
     """Return how the cache of a model is laid out under these settings."""
     kv_format = KV_FORMATS[config.kv_cache_dtype]
     return plan_cache(spec.attention_layers, config.block_size, kv_format)
+
+
+def fitting_block_size(spec: DecoderSpec, config: ResolvedConfig) -> int:
+    """Return the tokens per block: what is asked for, or more where a block must hold a state."""
+    kv_format = KV_FORMATS[config.kv_cache_dtype]
+    size = fit_block_size(spec.attention_layers, config.block_size, kv_format)
+    if size != config.block_size:
+        logger.info("a KV block has %d tokens, as much as one of the model's states takes", size)
+    return size
 
 
 def block_demand(plan: CachePlan, config: ResolvedConfig) -> BlockDemand:

@@ -18,6 +18,7 @@ from torch import Tensor
 from exo_engine.attention import create_backend
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layout import StepArrays, make_inputs
+from exo_engine.attention.states import States
 from exo_engine.core.batch import Batch, BatchInputs, Indices
 from exo_engine.core.block_manager import BlockCopy
 from exo_engine.core.executor import Pending
@@ -68,6 +69,7 @@ class ModelRunner:
         self._cache = cache
         self._device = decoder.device
         self._attention = create_backend(attention_backend, decoder.spec.attention_layers, cache)
+        self._attention.states = States(cache)
         self._batch = Batch(num_slots, num_groups=cache.num_groups, block_size=cache.block_size)
         vocab_size = decoder.spec.vocab_size
         self._sampling = SamplingState(num_slots, vocab_size, self._device)
@@ -138,6 +140,7 @@ class ModelRunner:
             inputs.token_ids[self._to_device(batch.unknown_rows)] = chosen
         self._cache.clear(inputs.layout.fresh_blocks)
         self._attention.begin(inputs.layout)
+        self._attention.states.begin(inputs.layout)
         return self._decoder.forward(inputs.token_ids, inputs.positions, self._attention)
 
     def _choose(self, frame: StepFrame, inputs: BatchInputs, hidden: Tensor) -> Iterator[_Choice]:

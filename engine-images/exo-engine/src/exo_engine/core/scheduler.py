@@ -287,7 +287,20 @@ class Scheduler:
         left = self.limits.max_num_batched_tokens - step.num_tokens
         if sequence.num_uncomputed > left and not self.limits.enable_chunked_prefill:
             return 0
-        return min(sequence.num_uncomputed + len(sequence.proposed), left)
+        num_tokens = min(sequence.num_uncomputed + len(sequence.proposed), left)
+        return self._cut_for_states(sequence, num_tokens)
+
+    def _cut_for_states(self, sequence: Sequence, num_tokens: int) -> int:
+        """End a chunk where a block ends, and before the last token, which is always computed.
+
+        So the state there can be found by others.
+        """
+        size, end = self.blocks.block_size, sequence.num_computed + num_tokens
+        is_wanted = self.blocks.has_states and self.blocks.caches_prefixes
+        beyond = (end - 1) % size + 1 if end == sequence.num_tokens else end % size
+        if not is_wanted or not self.limits.enable_chunked_prefill or beyond >= num_tokens:
+            return num_tokens
+        return num_tokens - beyond
 
     def _take_in(self, sequence: Sequence, start: int, end: int, step: ScheduledStep) -> None:
         copies = self.blocks.prepare_write(sequence.table_key, start, end)

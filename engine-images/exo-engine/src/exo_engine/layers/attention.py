@@ -23,6 +23,7 @@ class Attention:
         num_heads: query heads of the whole model.
         num_kv_heads: key/value heads of the whole model.
         head_dim: size of one head.
+        has_gate: whether each query head brings a gate, which its result passes.
         query_norm: of each query head before it is turned, or None.
         key_norm: of each key head.
     """
@@ -35,12 +36,15 @@ class Attention:
         num_kv_heads: int,
         head_dim: int,
         *,
+        has_gate: bool = False,
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
     ) -> None:
         heads, kv_heads = context.share(num_heads), context.share(num_kv_heads)
         num_kv = kv_heads.stop - kv_heads.start
-        self._split = [heads.stop - heads.start, num_kv, num_kv]
+        self._num_heads = heads.stop - heads.start
+        self._split = [self._num_heads * (2 if has_gate else 1), num_kv, num_kv]
+        self._has_gate = has_gate
         self._index = index
         self._head_dim = head_dim
         self._query_norm = query_norm
@@ -52,7 +56,7 @@ class Attention:
         """Attend a step's tokens.
 
         Args:
-            merged: (T, (H + 2 Hkv) D): queries, keys and values after one another.
+            merged: (T, (H + 2 Hkv) D), with gates 2 H: queries, keys and values after one another.
             angles: cosine and sine, each (T, 1, D).
             backend: its `begin` has been called for this step.
 
@@ -61,9 +65,13 @@ class Attention:
         """
         heads = merged.view(len(merged), -1, self._head_dim)
         queries, keys, values = torch.split(heads, self._split, dim=1)
-        if self._query_norm is not None:
-            queries = self._query_norm(queries)
         if self._key_norm is not None:
             keys = self._key_norm(keys)
+        gates = None
+        if self._has_gate:  # each head's gate follows its query
+            queries, gates = queries.reshape(len(merged), self._num_heads, -1).chunk(2, dim=-1)
+        if self._query_norm is not None:
+            queries = self._query_norm(queries)
         queries, keys = rotate(queries, *angles), rotate(keys, *angles)
-        return backend.attend(self._index, queries, keys, values).flatten(1)
+        attended = backend.attend(self._index, queries, keys, values)
+        return (attended if gates is None else attended * gates.sigmoid()).flatten(1)

@@ -12,8 +12,11 @@ from exo_engine.weight_formats.base import Stored
 class Norm(Layer):
     """Zhang and Sennrich 2019 over the last dimension, with a weight per element."""
 
-    def __init__(self, context: Context, name: str, size: int, eps: float) -> None:
+    def __init__(
+        self, context: Context, name: str, size: int, eps: float, *, offset: float = 0.0
+    ) -> None:
         super().__init__(context)
+        self._offset = offset
         self.weight = context.empty(size)
         self._eps = eps
         self.slots[f"{name}.weight"] = Slot(Stored((size,)), self.weight.copy_)
@@ -21,6 +24,11 @@ class Norm(Layer):
     def __call__(self, states: Tensor) -> Tensor:
         """Return `states` (..., size), normalised."""
         return F.rms_norm(states, self.weight.shape, self.weight, self._eps)
+
+    def finish(self) -> None:
+        """See `Layer.finish`: add what a checkpoint leaves out of the weight."""
+        if self._offset:
+            self.weight += self._offset
 
     @property
     def num_bytes(self) -> int:

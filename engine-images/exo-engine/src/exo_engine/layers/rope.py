@@ -33,7 +33,11 @@ class RotaryEmbedding:
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn `states` (T, H, D) by the angles whose cosine and sine (T, 1, D) are given."""
+    """Turn `states` (T, H, D) by the angles whose cosine and sine (T, 1, D or less) are given."""
+    turned = cos.shape[-1]
+    if turned < states.shape[-1]:
+        rest = states[..., turned:]
+        return torch.cat((rotate(states[..., :turned], cos, sin), rest), dim=-1)
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat((-second, first), dim=-1) * sin
 

@@ -23,6 +23,7 @@ FAMILIES: Mapping[str, str] = {
     "MistralForCausalLM": "exo_engine.models.mistral",
     "Qwen2ForCausalLM": "exo_engine.models.qwen2",
     "Qwen3ForCausalLM": "exo_engine.models.qwen3",
+    "Qwen3_5ForCausalLM": "exo_engine.models.qwen3_5",
     "Qwen3MoeForCausalLM": "exo_engine.models.qwen3_moe",
 }
 """Architecture in config.json to the module whose `spec_from_config` understands it."""

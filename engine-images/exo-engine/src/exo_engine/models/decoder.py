@@ -8,11 +8,14 @@ Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend
 from exo_engine.layers import Attention, Context, Embedding, Experts, GatedMLP, Layer, Linear, Norm
+from exo_engine.layers.delta_net import GatedDeltaNet
 from exo_engine.layers.rope import RotaryEmbedding
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.weight_formats import PLAIN, load_format
@@ -24,26 +27,35 @@ class DecoderLayer:
     def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
         prefix = f"model.layers.{index}"
         attention = f"{prefix}.self_attn"
-        hidden, eps = spec.hidden_size, spec.rms_norm_eps
+        hidden = spec.hidden_size
         query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        norm = partial(Norm, context, eps=spec.rms_norm_eps, offset=spec.norm_offset)
         norms = {}
         if spec.has_qk_norm:
-            norms["query_norm"] = Norm(context, f"{attention}.q_norm", spec.head_dim, eps)
-            norms["key_norm"] = Norm(context, f"{attention}.k_norm", spec.head_dim, eps)
-        self.input_norm = Norm(context, f"{prefix}.input_layernorm", hidden, eps)
+            norms["query_norm"] = norm(f"{attention}.q_norm", spec.head_dim)
+            norms["key_norm"] = norm(f"{attention}.k_norm", spec.head_dim)
+        self.input_norm = norm(f"{prefix}.input_layernorm", hidden)
+        num_queries = 2 * query if spec.has_output_gate else query
+        parts = {"q_proj": num_queries, "k_proj": kv, "v_proj": kv}
         self.qkv = Linear.column(
             context,
-            {f"{attention}.q_proj": query, f"{attention}.k_proj": kv, f"{attention}.v_proj": kv},
+            {f"{attention}.{name}": size for name, size in parts.items()},
             hidden,
             has_bias=spec.has_qkv_bias,
         )
         self.attention = Attention(
-            context, index, spec.num_heads, spec.num_kv_heads, spec.head_dim, **norms
+            context,
+            index,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            has_gate=spec.has_output_gate,
+            **norms,
         )
         self.output = Linear.row(
             context, f"{attention}.o_proj", query, hidden, has_bias=spec.has_output_bias
         )
-        self.mlp_norm = Norm(context, f"{prefix}.post_attention_layernorm", hidden, eps)
+        self.mlp_norm = norm(f"{prefix}.post_attention_layernorm", hidden)
         self.mlp = _make_mlp(context, spec, index)
 
     def __call__(
@@ -53,6 +65,34 @@ class DecoderLayer:
         attended = self.attention(self.qkv(self.input_norm(hidden)), angles, backend)
         hidden = hidden + self.output(attended)
         return hidden + self.mlp(self.mlp_norm(hidden))
+
+
+class DeltaLayer:
+    """As `DecoderLayer`, with a Gated DeltaNet in place of attention."""
+
+    def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
+        assert spec.delta is not None, "it says which layers these are"
+        prefix, hidden = f"model.layers.{index}", spec.hidden_size
+        norm = partial(Norm, context, eps=spec.rms_norm_eps, offset=spec.norm_offset)
+        self.input_norm = norm(f"{prefix}.input_layernorm", hidden)
+        self.mixer = GatedDeltaNet(
+            context, f"{prefix}.linear_attn", index, hidden, spec.delta, spec.rms_norm_eps
+        )
+        self.mlp_norm = norm(f"{prefix}.post_attention_layernorm", hidden)
+        self.mlp = _make_mlp(context, spec, index)
+
+    def __call__(
+        self, hidden: Tensor, angles: tuple[Tensor, Tensor], backend: AttentionBackend
+    ) -> Tensor:
+        """Return hidden states (T, E) after the layer."""
+        del angles  # positions are in the order of the states
+        hidden = hidden + self.mixer(self.input_norm(hidden), backend.states)
+        return hidden + self.mlp(self.mlp_norm(hidden))
+
+
+def _make_layer(context: Context, spec: DecoderSpec, index: int) -> DecoderLayer | DeltaLayer:
+    is_delta = spec.delta is not None and index in spec.delta.layers
+    return (DeltaLayer if is_delta else DecoderLayer)(context, spec, index)
 
 
 def _make_mlp(context: Context, spec: DecoderSpec, index: int) -> GatedMLP | Experts:
@@ -90,8 +130,10 @@ class Decoder:
         self.weighted_layers: list[Layer] = context.layers
         """Every layer with weights, in the order of the computation."""
         self.embedding = Embedding(context, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
-        self.layers = [DecoderLayer(context, spec, index) for index in range(spec.num_layers)]
-        self.final_norm = Norm(context, "model.norm", spec.hidden_size, spec.rms_norm_eps)
+        self.layers = [_make_layer(context, spec, index) for index in range(spec.num_layers)]
+        self.final_norm = Norm(
+            context, "model.norm", spec.hidden_size, spec.rms_norm_eps, offset=spec.norm_offset
+        )
         self.head = (
             self.embedding
             if spec.ties_embeddings
@@ -101,9 +143,8 @@ class Decoder:
 
     def set_num_positions(self, num_positions: int) -> None:
         """Compute the rotary tables for sequences of up to `num_positions` tokens."""
-        self._rotary = RotaryEmbedding(
-            self.spec.rope, self.spec.head_dim, num_positions, self.device
-        )
+        turned = int(self.spec.head_dim * self.spec.rope.rotary_part)
+        self._rotary = RotaryEmbedding(self.spec.rope, turned, num_positions, self.device)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
         """Run a step's tokens through all layers.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from exo_engine.models.config_file import ConfigReader
 from exo_engine.models.rope_config import read_rope
-from exo_engine.models.spec import DecoderSpec
+from exo_engine.models.spec import DecoderSpec, RopeSpec
 
 
-def spec_from_config(reader: ConfigReader) -> DecoderSpec:
-    """Translate a `LlamaForCausalLM` configuration."""
+def spec_from_config(reader: ConfigReader, *, rope: RopeSpec | None = None) -> DecoderSpec:
+    """Translate a `LlamaForCausalLM` configuration, of which `rope` may have been read."""
     num_layers = reader.integer("num_hidden_layers")
     has_attention_bias = reader.boolean("attention_bias", False)
     return DecoderSpec(
@@ -22,7 +22,7 @@ def spec_from_config(reader: ConfigReader) -> DecoderSpec:
         head_dim=read_head_dim(reader),
         rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
         max_position_embeddings=reader.integer("max_position_embeddings", 2048),
-        rope=read_rope(reader),
+        rope=rope or read_rope(reader),
         ties_embeddings=reader.boolean("tie_word_embeddings", False),
         has_qkv_bias=has_attention_bias,
         has_output_bias=has_attention_bias,

@@ -15,7 +15,9 @@ from exo_engine.models.spec import RopeSpec
 _SUPPORTED = ("default", "linear", "llama3", "yarn")
 
 
-def read_rope(reader: ConfigReader, *, default_theta: float = 10000.0) -> RopeSpec:
+def read_rope(
+    reader: ConfigReader, *, default_theta: float = 10000.0, may_be_partial: bool = False
+) -> RopeSpec:
     """Return the rotary embedding that a configuration describes."""
     scaling = reader.child("rope_parameters") or reader.child("rope_scaling")
     if scaling is None:
@@ -30,6 +32,8 @@ def read_rope(reader: ConfigReader, *, default_theta: float = 10000.0) -> RopeSp
             hint="This engine cannot compute that rotary embedding; another engine may.",
         )
     rotary_part = scaling.number("partial_rotary_factor", 1.0)
+    if may_be_partial and kind == "default" and rotary_part <= 1.0:
+        return RopeSpec(theta=theta, rotary_part=rotary_part)
     if rotary_part != 1.0:
         raise scaling.unusable("partial_rotary_factor", rotary_part, "1.0")
     original = scaling.integer(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from exo_engine.attention.layer import AttentionLayer, Reach
+from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach, StateLayer
 from exo_engine.weight_formats import PLAIN
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
@@ -35,6 +35,8 @@ class RopeSpec:
     """yarn: round the borders of the two ranges to whole dimensions."""
     attention_factor: float = 1.0
     """Multiplies cosine and sine."""
+    rotary_part: float = 1.0
+    """Share of each head's dimensions, from the first on, that are turned at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,37 @@ class MixtureSpec:
     normalizes: bool
     """The weights of the chosen ones are made to add up to 1."""
     layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """Gated DeltaNet (Yang et al. 2024) in place of the attention of some layers."""
+
+    num_key_heads: int
+    num_value_heads: int
+    """A multiple of the key heads."""
+    key_dim: int
+    """Of one head."""
+    value_dim: int
+    """Of one head."""
+    kernel_size: int
+    """Tokens that the causal convolution sees."""
+    layers: frozenset[int]
+
+    @property
+    def channels(self) -> int:
+        """What the convolution mixes over time: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    @property
+    def conv_numbers(self) -> int:
+        """Of a sequence: the convolution's last inputs."""
+        return (self.kernel_size - 1) * self.channels
+
+    @property
+    def state_numbers(self) -> int:
+        """Of a sequence, all that a layer keeps."""
+        return self.conv_numbers + self.num_value_heads * self.key_dim * self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +108,11 @@ class DecoderSpec:
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
     """Queries and keys are normalised per head before the rotary embedding."""
+    has_output_gate: bool = False
+    """Queries bring a gate of their size, which attention's result passes."""
+    norm_offset: float = 0.0
+    """Added to the weights of all norms but a Gated DeltaNet's."""
+    delta: DeltaSpec | None = None
     mixture: MixtureSpec | None = None
     windows: tuple[int | None, ...] = ()
     """Per layer: a token sees this many tokens including itself; None: all before it."""
@@ -97,15 +135,17 @@ class DecoderSpec:
         return layers + embeddings + self.hidden_size
 
     @property
-    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+    def attention_layers(self) -> tuple[CachedLayer, ...]:
         """What cache and attention backend must know, per layer."""
         return tuple(
-            AttentionLayer(
+            StateLayer(4 * self.delta.state_numbers)  # float32
+            if self.delta is not None and index in self.delta.layers
+            else AttentionLayer(
                 self.num_heads,
                 self.num_kv_heads,
                 self.head_dim,
                 scale=self.head_dim**-0.5,
                 reach=Reach(window),
             )
-            for window in self.windows
+            for index, window in enumerate(self.windows)
         )
