@@ -22,7 +22,7 @@ from exo_inference.state_dir import StateDir
 
 from .conftest import Stack, clean_environment, processes_of, run_exo, start_stack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -103,6 +103,7 @@ def test_few_descriptors_leave_clients_waiting_or_told(folder: Path, num_streams
     made = stack.exo(
         *("deployment", "create", "chat", "--model-name", "exo/tiny-chat", "--gpu-type", "cpu"),
         *("--gpu-count", "1", "--replicas", "1", "--wait", "-O", "json"),
+        timeout=300,  # engines give way to all else, and beside other work start in minutes
     )
     url = json.loads(made.stdout)["deployment_url"]
     key = json.loads(stack.exo("deployment", "reveal-api-key", "chat", "-O", "json").stdout)
