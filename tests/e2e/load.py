@@ -44,6 +44,7 @@ class Load:
     key: str
     num_workers: int = 3
     model: str = "exo/tiny-chat"
+    max_tokens: int = MAX_TOKENS
     pause_seconds: float = 0.02
     timeout_seconds: float = 60.0
     outcomes: list[Outcome] = field(default_factory=list)
@@ -93,7 +94,7 @@ class Load:
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": PROMPTS[number % len(PROMPTS)]}],
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": self.max_tokens,
             "temperature": 0,
             "stream": streamed,
         }

@@ -59,6 +59,16 @@ async def test_stopped_engine_is_replaced_and_the_reason_is_told(rig: Rig, part:
     assert any(f"{said}, and it was killed. It crashed once" in text for text in seen)
 
 
+async def test_engine_that_was_killed_gets_no_requests_while_it_ends(rig: Rig) -> None:
+    """It has answered a moment ago, and a short silence is else no reason to take it out of service."""
+    desired = rig.desired()
+    [replica] = (await rig.until_ready(desired)).replicas
+    directory = ReplicaDir(rig.directory(replica.name))
+    directory.mark_killed(process_of(rig, replica.name).run, "it was killed")
+    [seen] = (await rig.platform.apply(desired)).replicas
+    assert (seen.phase, seen.details) == (ReplicaPhase.STARTING, "it was killed")
+
+
 async def test_engine_that_goes_on_in_time_is_left_alone(rig: Rig) -> None:
     rig.new_platform(stopped_seconds=60.0)
     desired = rig.desired()

@@ -96,6 +96,8 @@ def _running_phase(sight: Sight, settings: LocalPlatformSettings) -> tuple[Repli
         return ReplicaPhase.STARTING, (
             f"{sight.stop.reason}; it is started again after {settings.stopped_seconds:.0f} s"
         )
+    if sight.facts.kill_reason:  # its end takes a moment
+        return ReplicaPhase.STARTING, sight.facts.kill_reason
     if trend.health.ready:
         return ReplicaPhase.READY, SIMULATED if is_simulated(sight.facts.record) else ""
     if not trend.health.answered and sight.facts.was_ready:
