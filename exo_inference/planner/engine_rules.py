@@ -135,7 +135,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         chooses_cache_type=True,
         cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
         cpu_dtype="float32",
-        families=frozenset({"llama", "mistral", "qwen2", "qwen3"}),
+        families=frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"}),
         shrinks_length=True,
         caps_cache=True,
         prints_exactly=True,

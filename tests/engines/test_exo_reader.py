@@ -13,9 +13,11 @@ from exo_engine.arguments import ServeCommand, catalogue, parse
 from exo_engine.errors import ConfigurationError
 from exo_engine.flag import Flag
 from exo_engine.flags import FLAGS
+from exo_engine.models.config_file import FAMILIES
 
 from exo_inference.engines import get_engine
 from exo_inference.planner import EngineParameters, find_gpu, find_model
+from exo_inference.planner.engine_rules import rules_for
 from exo_inference.preflight import Subject, judge
 
 WORDS = ("true", "false", "1", "0", "yes", "no", "on", "off", "True", "OFF", "perhaps", "")
@@ -115,3 +117,14 @@ def test_what_both_take_they_read_alike(field: str) -> None:
         assert (None if read == "auto" and field not in TYPES else read) == own, items
         num_read += 1
     assert num_read >= 3
+
+
+NOT_PLANNED = {"qwen3_5"}
+"""Served, but refused by plans: how exo-engine keeps states of fixed size is not among its rules of memory."""
+
+
+def test_the_planner_plans_every_family_that_the_engine_serves() -> None:
+    """The modules of the engine's families are called as the model types of config.json."""
+    served = {module.rpartition(".")[2] for module in FAMILIES.values()}
+    assert rules_for("exo", "").families == served - NOT_PLANNED
+    assert served >= NOT_PLANNED
