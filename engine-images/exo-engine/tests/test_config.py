@@ -34,6 +34,13 @@ def test_auto_dtype_on_cuda_follows_the_checkpoint(checkpoint, dtype):
     assert settle(has_cuda=True, limits=ModelLimits(2048, checkpoint)).dtype == dtype
 
 
+def test_steps_are_scheduled_ahead_on_cuda_unless_somebody_says_otherwise():
+    assert settle(has_cuda=True).async_scheduling
+    assert not settle().async_scheduling
+    assert settle(async_scheduling=True).async_scheduling
+    assert not settle(has_cuda=True, async_scheduling=False).async_scheduling
+
+
 @pytest.mark.parametrize(("word", "dtype"), [("half", "float16"), ("float", "float32")])
 def test_short_names_of_dtypes(word, dtype):
     assert settle(dtype=word).dtype == dtype

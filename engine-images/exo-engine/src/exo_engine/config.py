@@ -68,6 +68,8 @@ class EngineConfig:
     """Keep finished blocks and reuse them for prompts that begin the same."""
     enable_chunked_prefill: bool = True
     """Let one prompt span several steps. Off: a prompt must fit into one step's budget."""
+    async_scheduling: bool | None = None
+    """Schedule the next step while one is computed; None: on CUDA, not on a CPU."""
     scheduling_policy: str = "fcfs"
     """fcfs: by arrival. priority: by the requests' priority (lower first), then arrival."""
     max_logprobs: int = 20
@@ -112,6 +114,7 @@ class ResolvedConfig:
     seed: int
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
+    async_scheduling: bool
     scheduling_policy: SchedulingPolicy
     max_logprobs: int
     attention_backend: str
@@ -151,6 +154,9 @@ def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> Res
         seed=config.seed,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        async_scheduling=device == "cuda"
+        if config.async_scheduling is None
+        else config.async_scheduling,
         scheduling_policy="priority" if config.scheduling_policy == "priority" else "fcfs",
         max_logprobs=config.max_logprobs,
         attention_backend="reference"

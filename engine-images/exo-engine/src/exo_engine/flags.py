@@ -216,6 +216,13 @@ FLAGS: Final[tuple[Flag, ...]] = (
         description="Spread long prompts over several steps, so that answers in progress go on.",
     ),
     Flag(
+        name="async-scheduling",
+        kind="boolean",
+        section="SchedulerConfig",
+        description="Schedule the next step while one is computed, so that a GPU need not wait. What "
+        "is answered is the same. Left out: on CUDA, not on a CPU.",
+    ),
+    Flag(
         name="scheduling-policy",
         kind="enum",
         section="SchedulerConfig",

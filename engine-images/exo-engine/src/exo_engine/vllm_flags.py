@@ -91,7 +91,7 @@ _WORDS: Final[dict[str, str]] = {
         worker-extension-cls
     """,
     "the scheduler has no such setting": """
-        async-scheduling disable-chunked-mm-input disable-hybrid-kv-cache-manager
+        disable-chunked-mm-input disable-hybrid-kv-cache-manager
         long-prefill-token-threshold long-prefill-token-threshold-adaptive max-long-partial-prefills
         max-num-active-seqs max-num-partial-prefills max-num-queued-tokens max-num-scheduled-tokens
         prefill-schedule-interval scheduler-cls scheduler-reserve-full-isl stream-interval watermark

@@ -89,19 +89,22 @@ def test_inputs_are_those_of_a_loop_over_sequences(data):
             assert found.block_tables[0][row, :num_blocks].tolist() == tables[slot][:num_blocks]
 
 
-def test_token_that_is_still_on_the_device_is_marked_until_it_is_told():
+@pytest.mark.parametrize("length", [3, 64, 100])
+def test_token_that_is_still_on_the_device_is_marked_until_it_is_told(length):
     state = batch()
-    state.apply(frame([(2, 0, 3)], added=(added(2, [7, 8, 9], epoch=5),), tables=[(0, 0, [1])]))
+    prompt, blocks = list(range(length)), list(range(1 + length // SIZE))
+    new = added(2, prompt, epoch=5)
+    state.apply(frame([(2, 0, length)], added=(new,), tables=[(0, 0, blocks)]))
     state.expect(np.array([2]))
-    following = frame([(2, 3, 4)])
+    following = frame([(2, length, length + 1)])
     state.apply(following)
     found = state.inputs(following)
     assert (found.unknown_rows.tolist(), found.unknown_slots.tolist()) == ([0], [2])
-    state.fill(2, 5, 3, 42)
+    state.fill(2, 5, length, 42)
     found = state.inputs(following)
     assert found.token_ids.tolist() == [42]
     assert not found.unknown_rows.size
-    assert state.token_ids(2).tolist() == [7, 8, 9, 42]
+    assert state.token_ids(2).tolist() == [*prompt, 42]
 
 
 def test_late_token_of_a_sequence_that_is_gone_changes_nothing():

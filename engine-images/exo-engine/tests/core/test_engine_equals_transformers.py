@@ -78,18 +78,22 @@ def test_batched_unbatched_chunked_and_preempted_output_is_the_oracles(expected,
     assert run(chunked, prompts) == tokens
     assert chunked.stats().num_steps_total > 115 / 7
 
+    ahead = LLM(model.path, **OPTIONS, async_scheduling=True)
+    assert run(ahead, prompts) == tokens
+
     scarce_options = {**OPTIONS, "max_model_len": 80}
-    for caching in (True, False):
+    for caching, is_ahead in ((True, False), (False, False), (True, True)):
         scarce = LLM(
             model.path,
             **scarce_options,
             num_gpu_blocks_override=SCARCE_BLOCKS.get(request.node.callspec.id, 24),
             enable_prefix_caching=caching,
+            async_scheduling=is_ahead,
             max_num_batched_tokens=16,
             max_num_seqs=5,
         )
         assert run(scarce, prompts) == tokens
-        assert scarce.stats().num_preemptions_total > 0
+        assert is_ahead or scarce.stats().num_preemptions_total > 0
 
 
 def test_config_of_older_transformers_gives_the_same_tokens(tiny_model, prompts, tmp_path):

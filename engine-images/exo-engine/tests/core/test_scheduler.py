@@ -364,6 +364,21 @@ def test_guesses_take_what_is_left_of_the_budget_and_no_more():
     assert len(step(scheduler)[0].items) == 2
 
 
+def test_guess_for_a_request_that_waits_is_not_kept():
+    scheduler = make()
+    scheduler.add(request("a", 1, 10))
+    scheduler.propose("a", (5, 6, 7))
+    assert step(scheduler)[0].num_tokens == 1
+
+
+def test_guesses_are_not_computed_where_a_state_could_not_take_them_back():
+    scheduler = make(reaches=(Reach(), Reach(is_state=True)))
+    scheduler.add(request("a", 3, 10))
+    step(scheduler)
+    scheduler.propose("a", (5, 6, 7))
+    assert step(scheduler)[0].num_tokens == 1
+
+
 def test_abandoned_steps_start_over():
     scheduler = make()
     scheduler.add(request("a", 3, 4))
@@ -428,6 +443,23 @@ def test_siblings_of_one_that_is_gone_go_on_alone():
     scheduler.check_integrity()
     assert {name: len(tokens) for name, tokens in finish(scheduler).items()} == {"s1": 4}
     assert scheduler.stats().num_used_blocks == 0
+
+
+def test_sibling_takes_nothing_of_one_that_was_preempted_and_computes_its_prompt_anew():
+    scheduler = make(budget=4, max_num_seqs=2)
+    first, second = siblings(2, 9)
+    scheduler.add(first)
+    for _ in range(3):
+        step(scheduler)
+    scheduler.schedule()
+    scheduler.abandon()
+    scheduler.add(second)
+    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=7)
+    sizes = {name: (i.start, i.end) for name, i in step(scheduler)[0].items.items()}
+    assert sizes == {"s0": (0, 7)}
+    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=32)
+    sizes = {name: (i.start, i.end) for name, i in step(scheduler)[0].items.items()}
+    assert sizes == {"s0": (7, 10), "s1": (0, 9)}
 
 
 def test_one_that_only_says_it_is_a_sibling_computes_its_own_prompt():

@@ -36,6 +36,10 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
         "cached": {"enable_prefix_caching": True},
         "computed": {"enable_prefix_caching": False},
     },
+    "steps": {
+        "one-by-one": {},
+        "ahead": {"async_scheduling": True},
+    },
     "memory": {
         "plenty": {},
         "scarce": {"num_gpu_blocks_override": "as few as one sequence needs"},

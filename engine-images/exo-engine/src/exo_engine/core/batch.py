@@ -109,6 +109,7 @@ class Batch:
     def expect(self, slots: Indices) -> None:
         """Count one more token of each of these sequences, which `fill` will tell."""
         self.num_tokens[slots] += 1
+        self._grow_tokens(int(self.num_tokens[slots].max()))
 
     def fill(self, slot: int, epoch: int, place: int, token_id: int) -> None:
         """Tell a token that was expected; nothing happens if its sequence is gone."""
@@ -118,7 +119,6 @@ class Batch:
             raise InternalError(
                 f"slot {slot} was told its token {place}, but expects {self._num_known[slot]}"
             )
-        self._grow_tokens(place + 1)
         self._token_ids[slot, place] = token_id
         self._num_known[slot] = place + 1
 

@@ -190,25 +190,36 @@ class BlockManager:
         for block in _held(child):
             self._pool.hold(block)
 
-    def num_blocks_to_write(self, sequence_id: str, start: int, end: int) -> int:
+    def num_blocks_to_write(
+        self, sequence_id: str, start: int, end: int, *, num_done: int | None = None
+    ) -> int:
         """Return how many free blocks `prepare_write` with the same arguments would take.
 
         That is less what it gives back first; 0 if it gives back more.
         """
+        first = start if num_done is None else num_done
         holding = self._holdings[sequence_id]
         needed = 0
         for group, table in enumerate(holding.tables):
             growth = max(0, self.blocks_for(end) - len(table))
             needed += min(growth, 1) if self.reaches[group].is_state else growth
             needed += len(self._shared_indices(table, start, end))
-            for index in self._unreached(holding, group, start):
+            for index in self._unreached(holding, group, first):
                 needed -= table[index] != GIVEN_BACK and self._pool.ref_count(table[index]) == 1
         return max(0, needed)
 
-    def prepare_write(self, sequence_id: str, start: int, end: int) -> list[BlockCopy]:
+    def prepare_write(
+        self, sequence_id: str, start: int, end: int, *, num_done: int | None = None
+    ) -> list[BlockCopy]:
         """Make token positions [start, end) of a sequence writable in every group.
 
-        Blocks that no token from `start` on reaches are given back, and tables grow.
+        Blocks that no token reaches any more are given back, and tables grow.
+
+        Args:
+            sequence_id: whose tables.
+            start: first position.
+            end: one past the last.
+            num_done: tokens that no step on its way computes, if that is less than `start`.
 
         Returns:
             Copies to execute before anything is written, because others hold the old blocks.
@@ -216,14 +227,14 @@ class BlockManager:
         Raises:
             InternalError: too few free blocks; ask `num_blocks_to_write` first.
         """
-        needed = self.num_blocks_to_write(sequence_id, start, end)
+        needed = self.num_blocks_to_write(sequence_id, start, end, num_done=num_done)
         if needed > self.num_free_blocks:
             raise InternalError(
                 f"sequence {sequence_id!r} needs {needed} blocks, {self.num_free_blocks} are free"
             )
         holding = self._holdings[sequence_id]
         for group in range(len(holding.tables)):
-            self._give_back(holding, group, start)
+            self._give_back(holding, group, start if num_done is None else num_done)
         copies = []
         first = start // self.block_size
         for table, reach in zip(holding.tables, self.reaches, strict=True):

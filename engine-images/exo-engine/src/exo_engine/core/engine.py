@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 
 from exo_engine.config import EngineConfig, ResolvedConfig
+from exo_engine.core.executor import Executor
 from exo_engine.core.loading import LoadedCore, load, make_scheduler
 from exo_engine.core.measurements import Measurements
+from exo_engine.core.pipeline import Pipeline
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
-from exo_engine.core.scheduled import ScheduledStep
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import InvalidSamplingParams, RequestError
 from exo_engine.models.spec import DecoderSpec
@@ -43,11 +42,10 @@ class EngineCore:
         self.spec: DecoderSpec = loaded.spec
         self.config: ResolvedConfig = loaded.config
         self.measurements: Measurements = loaded.measurements
-        self.executor = loaded.executor
-        """Computes the steps."""
-        self._submitted: deque[ScheduledStep] = deque()
         self._max_scored_tokens = loaded.max_scored_tokens
         self._scheduler = make_scheduler(self.spec, self.config, loaded.num_blocks, loaded.reaches)
+        depth = 2 if self.config.async_scheduling else 1
+        self._pipeline = Pipeline(self._scheduler, loaded.executor, depth)
         logger.info(
             "%s ready on %s in %s: %d KV blocks of %d tokens, sequences of up to %d tokens",
             self.spec.architecture,
@@ -57,6 +55,15 @@ class EngineCore:
             self.config.block_size,
             self.config.max_model_len,
         )
+
+    @property
+    def executor(self) -> Executor:
+        """What computes the steps."""
+        return self._pipeline.executor
+
+    def close(self) -> None:
+        """Let go of what computes the steps; nothing else may be called afterwards."""
+        self.executor.close()
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue a request; its tokens come out of later steps.
@@ -71,11 +78,11 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop requests; they give no further output. Unknown ids are ignored."""
-        self._scheduler.abort(request_ids)
+        self._pipeline.abort(request_ids)
 
     def has_unfinished_requests(self) -> bool:
         """Whether another `step` has anything to do."""
-        return self._scheduler.has_unfinished()
+        return self._pipeline.has_unfinished()
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return what it added, per request that got anything.
@@ -83,16 +90,7 @@ class EngineCore:
         Raises:
             OutOfMemory: the device ran out of memory; the core cannot go on.
         """
-        try:
-            self._submit()
-            if not self._submitted:
-                return []
-            step = self._submitted.popleft()
-            result = self.executor.result()
-        except BaseException:
-            self._abandon()
-            raise
-        return self._scheduler.update(step, result)
+        return self._pipeline.step()
 
     def stats(self) -> EngineStats:
         """Return the counters as they stand."""
@@ -101,20 +99,6 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise InternalError when queues, block tables and reference counts disagree."""
         self._scheduler.check_integrity()
-
-    def _submit(self) -> None:
-        step = self._scheduler.schedule()
-        if step.frame is not None:
-            self.executor.submit(step.frame)
-            self._submitted.append(step)
-
-    def _abandon(self) -> None:
-        """Forget the steps that have no result; their requests start over, should anybody go on."""
-        for _ in self._submitted:
-            with suppress(Exception):
-                self.executor.result()
-        self._submitted.clear()
-        self._scheduler.abandon()
 
     def _check_token_ids(self, request: EngineRequest) -> None:
         for token_id in request.prompt_token_ids:

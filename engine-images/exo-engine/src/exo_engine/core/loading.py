@@ -16,7 +16,7 @@ from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import Reach
 from exo_engine.config import EngineConfig, ResolvedConfig, resolve
 from exo_engine.core.block_manager import BlockManager
-from exo_engine.core.executor import DirectExecutor, Executor, StepRunner
+from exo_engine.core.executor import DirectExecutor, Executor, StepRunner, ThreadExecutor
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import (
     DeviceMemory,
@@ -98,7 +98,7 @@ def _load_on_device(
     start_up.begin("warming up")
     warm_up(runner, spec, config, num_blocks)
     measurements = _measure(decoder, config, budget, at_start, start_up)
-    executor, reaches = DirectExecutor(runner), cache_plan(spec, config).reaches
+    executor, reaches = make_executor(runner, config), cache_plan(spec, config).reaches
     return LoadedCore(spec, config, executor, num_blocks, measurements, reaches)
 
 
@@ -177,6 +177,13 @@ def make_runner(decoder: Decoder, config: ResolvedConfig, num_blocks: int) -> Mo
         eos_token_ids=decoder.spec.eos_token_ids,
         num_slots=config.max_num_seqs,
     )
+
+
+def make_executor(runner: StepRunner, config: ResolvedConfig) -> Executor:
+    """Return what runs steps; a CPU that is scheduled ahead of needs a thread of its own."""
+    if config.async_scheduling and config.device == "cpu":
+        return ThreadExecutor(runner)
+    return DirectExecutor(runner)
 
 
 def warm_up(runner: StepRunner, spec: DecoderSpec, config: ResolvedConfig, num_blocks: int) -> None:

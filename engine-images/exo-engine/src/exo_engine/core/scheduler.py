@@ -30,7 +30,7 @@ from exo_engine.core.arrivals import make_sequence
 from exo_engine.core.beginning import Beginning, find_beginning
 from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.block_manager import BlockManager
-from exo_engine.core.request import EngineRequest, EngineStats, FinishReason, RequestOutput
+from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.scheduled import ScheduledSequence, ScheduledStep
 from exo_engine.core.sequence import Sequence
 from exo_engine.core.siblings import Siblings, may_follow
@@ -149,10 +149,15 @@ class Scheduler:
         """Guess a running request's next tokens.
 
         They are computed along with its next token as far as there is room, and those that the model
-        agrees with are kept. Nothing happens if the request is not about to be given its next token.
+        agrees with are kept. Nothing happens if the request is not about to be given its next token,
+        or if the model has states, which nothing can be taken back from.
         """
         sequence = self._sequences.get(request_id)
-        if sequence is not None and sequence.num_pending == 0 and sequence.num_uncomputed == 1:
+        if sequence is None or sequence.slot < 0 or sequence.num_pending > 0:
+            return
+        if self.blocks.has_states:
+            return
+        if sequence.num_uncomputed == 1:
             room = sequence.max_total_tokens - sequence.num_tokens - 1
             sequence.proposed = tuple(token_ids[: min(room, _MAX_PROPOSED)])
 
@@ -171,7 +176,7 @@ class Scheduler:
         for sequence in decoding + prefilling:
             if self._is_stalled:
                 break
-            if sequence.slot >= 0 and not _is_undecided(sequence):  # not preempted meanwhile
+            if sequence.slot >= 0 and not sequence.is_undecided:  # not preempted meanwhile
                 self._schedule_running(sequence, step)
         if not step.preempted_ids and not self._is_stalled:
             self._admit(step)
@@ -234,10 +239,7 @@ class Scheduler:
         if num_tokens == 0:
             return
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
-        while (
-            self.blocks.num_blocks_to_write(sequence.table_key, start, end)
-            > self.blocks.num_free_blocks
-        ):
+        while self._num_blocks_to_write(sequence, start, end) > self.blocks.num_free_blocks:
             if self.num_steps_on_their_way > 0:
                 self._is_stalled = True
                 return
@@ -260,10 +262,10 @@ class Scheduler:
             if beginning.num_missing > beginning.num_free and not is_alone:
                 return
             num_cached = beginning.num_computed
-            sequence.num_computed = num_cached
+            sequence.num_computed = sequence.num_done = num_cached
             num_tokens = self._affordable(sequence, step)
             if num_tokens == 0:
-                sequence.num_computed = 0
+                sequence.num_computed = sequence.num_done = 0
                 return
             heapq.heappop(self._waiting)
             beginning.open(sequence, self.blocks)
@@ -302,8 +304,15 @@ class Scheduler:
             return num_tokens
         return num_tokens - beyond
 
+    def _num_blocks_to_write(self, sequence: Sequence, start: int, end: int) -> int:
+        return self.blocks.num_blocks_to_write(
+            sequence.table_key, start, end, num_done=sequence.num_done
+        )
+
     def _take_in(self, sequence: Sequence, start: int, end: int, step: ScheduledStep) -> None:
-        copies = self.blocks.prepare_write(sequence.table_key, start, end)
+        copies = self.blocks.prepare_write(
+            sequence.table_key, start, end, num_done=sequence.num_done
+        )
         num_samples = max(0, end - sequence.num_tokens + 1)
         sequence.num_computed = end
         sequence.num_pending += num_samples
@@ -336,7 +345,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._slots.give_back(sequence)
         self.blocks.close(sequence.table_key)
-        sequence.num_computed = sequence.num_pending = 0
+        sequence.num_computed = sequence.num_done = sequence.num_pending = 0
         sequence.proposed = ()
         step.drop(sequence.sequence_id)
         step.preempted_ids.append(sequence.sequence_id)
@@ -347,6 +356,7 @@ class Scheduler:
         """Move a sequence on by what a step gave for it; return what its caller gets."""
         sequence = item.sequence
         self._keep_prompt_logprobs(item, result)
+        sequence.num_done = item.end
         if item.num_samples == 0:
             self.blocks.commit(sequence.table_key, sequence.token_ids, item.end)
             return None
@@ -365,6 +375,7 @@ class Scheduler:
         # Guesses that the model did not agree with are taken back.
         num_taken_back = item.num_samples - num_tokens
         sequence.num_computed -= num_taken_back
+        sequence.num_done -= num_taken_back
         return self._append(sequence, result, item.end - num_taken_back)
 
     def _keep_prompt_logprobs(self, item: ScheduledSequence, result: SequenceResult) -> None:
@@ -382,7 +393,7 @@ class Scheduler:
         reason, stop_token_id = None, None
         for token_id in result.token_ids:
             sequence.token_ids.append(token_id)
-            reason, stop_token_id = self._finish_reason(sequence, token_id)
+            reason, stop_token_id = sequence.why_finished(self.limits.eos_token_ids)
             if reason is not None:
                 break
         new = tuple(sequence.token_ids[num_before:])
@@ -401,18 +412,6 @@ class Scheduler:
             stop_token_id=stop_token_id,
             prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None else None,
         )
-
-    def _finish_reason(
-        self, sequence: Sequence, token_id: int
-    ) -> tuple[FinishReason | None, int | None]:
-        params = sequence.request.params
-        if sequence.num_output_tokens >= params.min_tokens:
-            is_eos = token_id in self.limits.eos_token_ids and not params.ignore_eos
-            if is_eos or token_id in params.stop_token_ids:
-                return "stop", token_id
-        if len(sequence.token_ids) >= sequence.max_total_tokens:
-            return "length", None
-        return None, None
 
     def _finish(self, sequence: Sequence, *, is_trusted: bool = True) -> None:
         del self._sequences[sequence.sequence_id]
@@ -441,13 +440,3 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (sequence.rank, sequence))
-
-
-def _is_undecided(sequence: Sequence) -> bool:
-    """Whether nothing can be computed for a sequence before results have come.
-
-    Steps on their way may yield its last token, or nobody knows how many tokens.
-    """
-    return sequence.num_pending > 1 or (
-        sequence.num_pending > 0 and sequence.num_tokens >= sequence.max_total_tokens
-    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from exo_engine.core.request import EngineRequest, TokenLogprobs
+from exo_engine.core.request import EngineRequest, FinishReason, TokenLogprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,8 @@ class Sequence:
     """Prompt, then output, as far as results have come."""
     num_computed: int = 0
     """Leading tokens whose keys and values are in the cache."""
+    num_done: int = 0
+    """Of those, the ones that no step on its way computes."""
     num_pending: int = 0
     """Tokens that steps on their way may yield, at most."""
     proposed: tuple[int, ...] = ()
@@ -89,3 +91,23 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens still to be run through the model before the next one can be chosen."""
         return len(self.token_ids) + self.num_pending - self.num_computed
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nothing can be computed for it before results have come.
+
+        Steps on their way may yield its last token, or nobody knows how many tokens.
+        """
+        is_full = self.num_tokens >= self.max_total_tokens
+        return self.num_pending > 1 or (self.num_pending > 0 and is_full)
+
+    def why_finished(self, eos_token_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
+        """Return whether the last token ends the request, and the stop token if it is one."""
+        params, token_id = self.request.params, self.token_ids[-1]
+        if self.num_output_tokens >= params.min_tokens:
+            is_eos = token_id in eos_token_ids and not params.ignore_eos
+            if is_eos or token_id in params.stop_token_ids:
+                return "stop", token_id
+        if len(self.token_ids) >= self.max_total_tokens:
+            return "length", None
+        return None, None

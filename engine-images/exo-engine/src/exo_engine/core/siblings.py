@@ -56,7 +56,7 @@ def may_follow(leader: Sequence | None, sequence: Sequence) -> bool:
 def source_of(sequence: Sequence, blocks: BlockManager) -> Sequence | None:
     """Return the sequence to fork, if the one that is followed runs and still has what is needed."""
     leader = sequence.leader
-    if leader is None or leader.slot < 0 or leader.num_output_tokens == 0:
-        return None
+    if leader is None or leader.slot < 0 or leader.num_done < sequence.num_prompt_tokens:
+        return None  # after a preemption it computes its prompt anew
     has_all = blocks.can_fork(leader.table_key, sequence.num_prompt_tokens)
     return leader if has_all else None

@@ -100,10 +100,11 @@ def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
     """Take commands and step, for ever; ends by `ConnectionEnded` or the core's own error."""
     while True:
         refused = _apply(core, messages)
-        outputs = []
+        outputs, is_idle = [], False
         if core.has_unfinished_requests():
             outputs = [pack_output(output) for output in core.step()]
-        if messages or outputs:
+            is_idle = not core.has_unfinished_requests()
+        if messages or outputs or is_idle:
             link.send("step", [refused + outputs, pack(core.stats())])
         messages = link.receive(is_waiting=not core.has_unfinished_requests())
 

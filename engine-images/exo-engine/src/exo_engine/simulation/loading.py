@@ -13,8 +13,13 @@ from typing import Final
 from exo_engine.attention.layer import Reach
 from exo_engine.config import EngineConfig, ResolvedConfig, resolve
 from exo_engine.core.block_manager import BlockManager
-from exo_engine.core.executor import DirectExecutor
-from exo_engine.core.loading import LoadedCore, load_decoder, make_runner, warm_up
+from exo_engine.core.loading import (
+    LoadedCore,
+    load_decoder,
+    make_executor,
+    make_runner,
+    warm_up,
+)
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import block_demand, cache_plan
 from exo_engine.core.start_up import StartUp
@@ -48,7 +53,7 @@ def load_simulated(config: EngineConfig, start_up: StartUp) -> LoadedCore:
     return LoadedCore(
         parts.spec,
         settings,
-        DirectExecutor(runner),
+        make_executor(runner, settings),
         simulation.num_kv_blocks,
         Measurements(
             simulated=True,

@@ -1,0 +1,73 @@
+"""Keeps steps on their way: schedules the next one while the one before is computed.
+
+With a depth of 1 each step is scheduled when the one before is done (synchronous). With 2, step k + 1
+is scheduled and submitted before anybody has seen what step k gave, so that the device need not wait
+for this process. What comes out is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+
+from exo_engine.core.executor import Executor
+from exo_engine.core.request import RequestOutput
+from exo_engine.core.scheduled import ScheduledStep
+from exo_engine.core.scheduler import Scheduler
+
+
+class Pipeline:
+    """A scheduler and an executor, with up to `depth` steps between them.
+
+    Args:
+        scheduler: decides what each step computes.
+        executor: computes it.
+        depth: most steps on their way at once.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self._depth = depth
+        self._submitted: deque[ScheduledStep] = deque()
+
+    def has_unfinished(self) -> bool:
+        """Whether another `step` has anything to do."""
+        return self.scheduler.has_unfinished() or bool(self._submitted)
+
+    def step(self) -> list[RequestOutput]:
+        """Wait for one step, with the next ones submitted; return what it added, per request."""
+        try:
+            while len(self._submitted) < self._depth and self._submit():
+                pass
+            return self._take_result() if self._submitted else []
+        except BaseException:
+            self._abandon()
+            raise
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Drop requests; they give no further output. Unknown ids are ignored."""
+        self.scheduler.abort(request_ids)
+        while self._submitted and not self.scheduler.has_unfinished():
+            self.step()  # for nobody, but what it holds is to be given back
+
+    def _submit(self) -> bool:
+        step = self.scheduler.schedule()
+        if step.frame is None:
+            return False
+        self.executor.submit(step.frame)
+        self._submitted.append(step)
+        return True
+
+    def _take_result(self) -> list[RequestOutput]:
+        step = self._submitted.popleft()
+        return self.scheduler.update(step, self.executor.result())
+
+    def _abandon(self) -> None:
+        """Forget the steps that have no result; their requests start over, should anybody go on."""
+        for _ in self._submitted:
+            with suppress(Exception):
+                self.executor.result()
+        self._submitted.clear()
+        self.scheduler.abandon()
