@@ -33,7 +33,7 @@ from exo_inference.simulated_gpus import MODEL_MARKER, parse_simulated_gpus
 from tests.desired_deployments import desired_deployment
 from tests.planner.flags import settings_of
 from tests.platforms.conftest import FakeEngine
-from tests.platforms.test_local_gpus import gpus_of, install_fake_smi, list_gpus
+from tests.platforms.test_local_gpu_inventory import gpus_of, install_fake_smi, list_gpus
 
 if TYPE_CHECKING:
     from tests.platforms.conftest import Rig

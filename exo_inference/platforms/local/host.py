@@ -20,7 +20,7 @@ from exo_inference.host_memory import (
     sum_private_bytes,
 )
 from exo_inference.platforms.gpu_families import CPU_FAMILY
-from exo_inference.platforms.local.gpus import num_cores
+from exo_inference.platforms.local.gpu_inventory import num_cores
 from exo_inference.platforms.local.replica_dir import ReplicaFacts, ReplicaRecord
 from exo_inference.platforms.replica_memory import (
     STAND_IN_BYTES,

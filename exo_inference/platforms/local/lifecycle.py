@@ -23,7 +23,7 @@ from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.gpu_families import CPU_FAMILY
 from exo_inference.platforms.local.environment import engine_environment
-from exo_inference.platforms.local.gpus import num_cores
+from exo_inference.platforms.local.gpu_inventory import num_cores
 from exo_inference.platforms.local.placement import Placement
 from exo_inference.platforms.local.processes import (
     Children,

@@ -16,7 +16,7 @@ from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.planner import cpu_as_gpu
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
 from exo_inference.platforms.gpu_families import CPU_FAMILY, describe_gpu
-from exo_inference.platforms.local.gpus import (
+from exo_inference.platforms.local.gpu_inventory import (
     SIMULATED_PREFIX,
     Gpu,
     GpuInventory,

@@ -29,7 +29,7 @@ from exo_inference.platforms.base import (
     ObservedDeployment,
     ReplicaPhase,
 )
-from exo_inference.platforms.local.gpus import GpuInventory
+from exo_inference.platforms.local.gpu_inventory import GpuInventory
 from exo_inference.platforms.local.health import (
     Health,
     HealthHistory,

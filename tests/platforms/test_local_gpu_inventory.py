@@ -11,7 +11,7 @@ import pytest
 
 from exo_inference.platforms.base import ObservedDeployment, ReplicaPhase
 from exo_inference.platforms.gpu_families import family_of
-from exo_inference.platforms.local.gpus import Gpu, parse_query, query_gpus
+from exo_inference.platforms.local.gpu_inventory import Gpu, parse_query, query_gpus
 
 if TYPE_CHECKING:
     from tests.platforms.conftest import Rig
@@ -92,7 +92,7 @@ async def test_families_are_counted_with_what_is_free(rig: Rig) -> None:
 async def test_driver_that_does_not_answer_is_not_waited_for(
     rig: Rig, body: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exo_inference.platforms.local.gpus._QUERY_SECONDS", 0.3)
+    monkeypatch.setattr("exo_inference.platforms.local.gpu_inventory._QUERY_SECONDS", 0.3)
     install_fake_smi(rig, f"exec {body}" if "sleep" in body else body)
     assert await query_gpus(rig.environment) is None
     assert [t.family for t in await rig.platform.instance_types()] == ["cpu"]
