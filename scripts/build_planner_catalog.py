@@ -188,6 +188,8 @@ BRIDGED = frozenset(
         "h100-nvl",
     }
 )
+# T4s print 14.56 and 14.74 GiB; under Windows GeForce cards print all that is on them.
+REPORTED_ERROR_MIB = {"t4": 185, "rtx-3090": 440, "rtx-4090": 346, "rtx-5090": 3}
 # Not in the collected facts, but in the collected starts.
 EXTRA_GPUS = {
     "gb10": {
@@ -362,6 +364,8 @@ def gpu_entry(key: str, gpu: dict[str, Any], exoscale: dict[str, Any]) -> dict[s
     if reported is not None:
         entry["reported_mib"] = round(reported * 1024)
         entry["reported_source"] = REPORTED_SOURCE
+    if key in REPORTED_ERROR_MIB:
+        entry["reported_error_mib"] = REPORTED_ERROR_MIB[key]
     prices = gpu["price_usd_hour"]
     market = next((price for price in prices if "Exoscale" not in price["source"]), None)
     if market is not None:

@@ -44,16 +44,16 @@ def _read_entries(name: str) -> Entries:
 @cache
 def _by_lower_name() -> Mapping[str, str]:
     names: dict[str, str] = {}
-    for name in load_models():
+    for name in (*load_models(), *_further_models()):
         names.setdefault(name.lower(), name)
         names.setdefault(name.lower().rpartition("/")[2], name)
     return names
 
 
 @cache
-def _same_shapes() -> Entries:
-    """Models that are not in the catalogue but have the shape of one that is, with the source of that."""
-    return _read_entries("same_shape.json")
+def _further_models() -> Entries:
+    """Models whose parameters were not counted by instantiating their config, with the source of that."""
+    return _read_entries("further_models.json")
 
 
 @cache
@@ -69,19 +69,10 @@ def find_model(name: str) -> Architecture:
     own = _own_models().get(name.strip())
     if own is not None:
         return read_architecture(own["config"], name=name.strip(), source=own["source"])
-    same = _same_shapes().get(name.strip())
-    if same is not None:
-        model = read_entry(same["base"])
-        length = same.get("max_model_len") or model.max_model_len
-        old = model.max_model_len or 1
-        # The rotary tables grow with the positions.
-        rope = model.rope_elements * (length or old) // old
-        return replace(model, name=name.strip(), max_model_len=length, rope_elements=rope,
-                       is_embedding="embedding" in name.lower(), source=same["source"])  # fmt: skip
-    derived = _derive(name.strip())
-    if derived is not None:
-        return derived
-    near = get_close_matches(name.strip(), list(load_models()), n=3, cutoff=0.6)
+    found = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
+    if found is not None:
+        return found
+    near = get_close_matches(name.strip(), [*load_models(), *_further_models()], n=3, cutoff=0.6)
     hint = (
         f"Did you mean {' or '.join(near)}?"
         if near
@@ -101,7 +92,7 @@ def find_draft(name: str | None) -> Architecture | None:
 @cache
 def read_entry(name: str) -> Architecture:
     """Return the architecture of a catalogue entry by its exact name."""
-    entry = load_models()[name]
+    entry = load_models().get(name) or _further_models()[name]
     return read_architecture(
         entry["config"],
         name=name,
@@ -111,7 +102,7 @@ def read_entry(name: str) -> Architecture:
 
 
 _SUFFIXES: tuple[tuple[str, str], ...] = (
-    (r"[-_.]nvfp4", "nvfp4"), (r"[-_.]mxfp4", "mxfp4"), (r"[-_.]qat", ""), (r"[-_.]awq([-_.]?(int4|4bit))?", "awq"),
+    (r"[-_.](nv)?fp4", "nvfp4"), (r"[-_.]mxfp4", "mxfp4"), (r"[-_.]qat", ""), (r"[-_.]awq([-_.]?(int4|4bit))?", "awq"),
     (r"[-_.]autoround", ""), (r"[-_.]gptq([-_.]?(int4|4bit))?", "gptq"), (r"[-_.](int4|w4a16)", "w4a16"),
     (r"[-_.](w8a8|int8)", "int8"), (r"[-_.]fp8([-_.]dynamic)?", "fp8-channel"),
     (r"[-_.](bnb[-_.]4bit|4bit|bnb4)", "bitsandbytes"), (r"[-_.]gguf", "Q4_K_M"),
@@ -157,9 +148,91 @@ def _bare_name(name: str) -> str:
 @cache
 def _by_bare_name() -> Mapping[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
-    for name in load_models():
+    for name in (*load_models(), *_further_models()):
         bare = _bare_name(name)
         names[bare] = (*names.get(bare, ()), name)
+    return names
+
+
+_KINDS = (
+    "",
+    "-instruct",
+    "-it",
+    "-chat",
+    "-base",
+    "-pt",
+    "-hf",
+    "-thinking",
+    "-v0.1",
+    "-instruct-v0.1",
+)
+"""What names of one model's variants end with: they have one config."""
+
+
+def _variants(short: str) -> list[str]:
+    """Return the names under which a model of this name may be bundled, its own first."""
+    bare = short
+    for ending in _KINDS[1:8]:
+        bare = bare.removesuffix(ending)
+    return [
+        short,
+        *(f"{short}{ending}" for ending in _KINDS[1:]),
+        *(f"{bare}{ending}" for ending in _KINDS),
+    ]
+
+
+def _variant(name: str) -> Architecture | None:
+    """Return the bundled model of which the name is another variant: tuned for chats, or not."""
+    known = _by_lower_name()
+    short = name.rpartition("/")[2].lower()
+    base = next((known[each] for each in _variants(short) if each in known), None)
+    if base is None:
+        return None
+    model = read_entry(base)
+    note = f"taken to have the config of {base}, as variants of one model have"
+    return replace(model, name=name, notes=(*model.notes, note))
+
+
+_PARTS_OF_MODELS = re.compile(r"eagle|dflash|dspark|speculator|medusa|draft|lora|adapter|mtp")
+"""Words of checkpoints that are not the model that they name."""
+
+
+def _fine_tune(name: str) -> Architecture | None:
+    """Return the bundled model whose name the name contains, with its size: a fine-tune keeps the config."""
+    short = re.sub(r"[\s_]+", "-", name.rpartition("/")[2].lower())
+    if _PARTS_OF_MODELS.search(short):
+        return None
+    within = [base for base in _sized_names() if f"-{base}-" in f"-{short}-"]
+    if not within:
+        return None
+    base = _sized_names()[max(within, key=len)]
+    method = next(
+        (
+            kind
+            for pattern, kind in _SUFFIXES
+            if kind and re.search(pattern + r"(?=$|[-_.])", short)
+        ),
+        "",
+    )
+    model = read_entry(base)
+    if method and model.quantization is None:
+        model = with_quantization(model, method)
+    note = f"derived from {base}: by its name {name} is a fine-tune of it, which keeps the config"
+    error = model.weights_error + (_derived_error(model, method) if method else 0.01)
+    return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
+
+
+@cache
+def _sized_names() -> Mapping[str, str]:
+    """Return bundled models by their bare names, where these say a size (`llama-3.1-8b`)."""
+    names: dict[str, str] = {}
+    for bare, known in _by_bare_name().items():
+        short = bare
+        for ending in _KINDS[1:8]:
+            short = short.removesuffix(ending)
+        if re.search(r"-\d+(\.\d+)?b(-|$)", short) and short.count("-") >= 1:
+            plain = [name for name in known if _bare_name(name) == name.rpartition("/")[2].lower()]
+            names.setdefault(short, (plain or known)[0])
     return names
 
 
@@ -173,14 +246,7 @@ def _derive(name: str) -> Architecture | None:
             short = short[: match.start()] + short[match.end() :]
             method = method or quantization
     known = _by_lower_name()
-    variants = (
-        short,
-        f"{short}-instruct",
-        f"{short}-it",
-        f"{short}-v0.1",
-        f"{short}-instruct-v0.1",
-    )
-    base = next((known[variant] for variant in variants if variant in known), None)
+    base = next((known[variant] for variant in _variants(short) if variant in known), None)
     if base is None:  # only another quantization of it is bundled
         base = next(iter(_by_bare_name().get(_bare_name(name), ())), None)
     if base is None or not method:

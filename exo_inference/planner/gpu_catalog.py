@@ -158,15 +158,23 @@ def families() -> tuple[Gpu, ...]:
 @cache
 def load_gpus() -> Mapping[str, Gpu]:
     """Return the bundled catalogue by name."""
-    text = files("exo_inference.planner").joinpath("catalog/gpus.json").read_text(encoding="utf-8")
-    return {key: _from_entry(key, entry) for key, entry in json.loads(text).items()}
+    return {key: _from_entry(key, entry) for key, entry in _entries().items()}
+
+
+@cache
+def _entries() -> Mapping[str, Mapping[str, Any]]:
+    """Return the entries of both files; those of the second are not collected with Exoscale's offers."""
+    entries: dict[str, Mapping[str, Any]] = {}
+    for name in ("gpus.json", "further_gpus.json"):
+        text = files("exo_inference.planner").joinpath("catalog", name).read_text(encoding="utf-8")
+        entries |= json.loads(text)
+    return entries
 
 
 @cache
 def _by_alias() -> Mapping[str, Gpu]:
-    text = files("exo_inference.planner").joinpath("catalog/gpus.json").read_text(encoding="utf-8")
     found: dict[str, Gpu] = {}
-    for key, entry in json.loads(text).items():
+    for key, entry in _entries().items():
         for alias in [*entry["aliases"], entry["name"]]:
             found[_normalise(alias)] = load_gpus()[key]
     return found

@@ -42,7 +42,9 @@ LIMITS: Mapping[str, tuple[float | None, float | None]] = {
     "KV tokens from the printed KV memory": (0.01, None),
     "blocks for states": (0.05, None),
     "available KV memory, before 0.12": (None, None),
+    "KV capacity in tokens, before 0.12": (None, None),
     "available KV memory, AMD": (None, None),
+    "KV capacity in tokens, AMD": (None, None),
 }
 """Per quantity: the mean error allowed, and the error allowed in 95 % of cases."""
 
@@ -349,7 +351,7 @@ def _grade_start(
     blocks = [each.num_kv_blocks for each in result.stages]
     is_deciding = stage is None or blocks[stage] == min(blocks)
     if tokens is not None and not is_kv_type_unstated and is_deciding:
-        grades.graded.append(_tokens(name, result, float(tokens)))
+        grades.graded.append(_tokens(name, f"KV capacity in tokens{apart}", result, float(tokens)))
     states = observed.get("state_blocks")
     if states is not None:
         blocks_now = float(result.num_kv_blocks)
@@ -375,9 +377,9 @@ def _band(result: Plan, predicted: float, middle: float) -> tuple[float, float]:
     )
 
 
-def _tokens(name: str, result: Plan, printed: float) -> Graded:
+def _tokens(name: str, quantity: str, result: Plan, printed: float) -> Graded:
     """Grade the capacity; its band is the memory's."""
     tokens = float(result.kv_capacity_tokens)
     share = tokens / max(1, result.available_kv_bytes_per_gpu)
     low, high = share * result.available_kv_bytes_low, share * result.available_kv_bytes_high
-    return Graded(name, "KV capacity in tokens", tokens, printed, max(0.0, low), high)
+    return Graded(name, quantity, tokens, printed, max(0.0, low), high)

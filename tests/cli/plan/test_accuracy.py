@@ -16,7 +16,7 @@ FORM = {
     "num_cases", "quantities", "fit", "beyond", "graded", "not_graded",
 }  # fmt: skip
 CASE: dict[str, Any] = {
-    "id": "llama-l4", "engine": "vllm", "engine_version": "0.11.0", "gpu": "L4", "gpu_count": 1,
+    "id": "llama-l4", "engine": "vllm", "engine_version": "0.12.0", "gpu": "L4", "gpu_count": 1,
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "flags": {"max_model_len": 32000, "gpu_memory_utilization": 0.92, "max_num_seqs": 128},
     "observed": {"weights_gib_per_gpu": 14.9889, "available_kv_gib": 4.75, "kv_tokens": 38944,

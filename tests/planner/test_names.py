@@ -1,0 +1,82 @@
+"""Names of models: which are found offline, as what, and which must not be taken for another."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.errors import UsageError
+from exo_inference.planner import find_gpu, find_model
+from exo_inference.planner.catalog_models import _further_models, load_models, read_entry
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-3B-Instruct"),
+        ("google/gemma-3-12b-pt", "google/gemma-3-12b-it"),
+        ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B-Instruct"),
+        ("Qwen/Qwen3-VL-30B-A3B", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"),
+    ],
+)
+def test_a_variant_or_fine_tune_has_the_weights_of_the_model_in_its_name(
+    name: str, base: str
+) -> None:
+    found = find_model(name)
+    assert found.num_parameters == find_model(base).num_parameters
+    assert found.name == name
+    assert found.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("nvidia/Llama-3.1-8B-Instruct-FP4", "nvfp4"),
+        ("nvidia/Qwen3-14B-NVFP4", "nvfp4"),
+        ("TheBloke/Mistral-7B-Instruct-v0.2-GPTQ", "gptq"),
+        ("Qwen/Qwen2-7B-Instruct-AWQ", "awq"),
+        ("huihui-ai/Huihui-gpt-oss-20b-mxfp4-abliterated-v2", "mxfp4"),
+    ],
+)
+def test_the_quantization_in_a_name_counts(name: str, form: str) -> None:
+    quantization = find_model(name).quantization
+    assert quantization is not None
+    assert quantization.default.name == form
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["RedHatAI/Qwen3-8B-speculator.eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "me/Qwen3-8B-lora",
+     "foo/Bar-9B", "me/8b"],
+)  # fmt: skip
+def test_a_part_of_a_model_is_not_taken_for_the_model(name: str) -> None:
+    with pytest.raises(UsageError):
+        find_model(name)
+
+
+@pytest.mark.parametrize("name", sorted(_further_models()))
+def test_a_model_that_was_not_counted_is_sized_and_marked(name: str) -> None:
+    entry = _further_models()[name]
+    assert read_entry(name).cannot_size is None
+    assert entry["is_checked"] is False
+    assert "not counted" in entry["source"]
+    assert name not in load_models()
+
+
+def test_attention_of_llama_405b_in_fp8_stays_in_16_bit() -> None:
+    """57.75 GiB on each of eight GPUs, as vLLM 0.5.3 printed (vllm-project/vllm#6746)."""
+    model = find_model("meta-llama/Llama-3.1-405B-Instruct-FP8")
+    kinds = {w.path.rpartition(".")[2]: w.format for w in model.layers[60].weights}
+    assert kinds["q_proj"] is None
+    assert kinds["up_proj"] is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["H20", "L20", "A16", "RTX 4060", "RTX 4060 Ti", "RTX 5070 Ti", "RTX 5080", "RX 7900 XT", "RX 7900 XTX",
+     "RX 9070 XT", "MI355X", "B300", "GB300", "Jetson AGX Thor"],
+)  # fmt: skip
+def test_gpus_that_people_have_are_known(name: str) -> None:
+    gpu = find_gpu(name)
+    assert gpu.reported_bytes > 6 * 2**30
+    assert gpu.source
