@@ -8,6 +8,8 @@ Legend: T tokens in step, B blocks, Hkv key/value heads, D head dim.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -177,5 +179,7 @@ class KVCache:
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return bytes of zero, which on the CPU take memory only once they are touched."""
     if device.type == "cpu":
-        return torch.from_numpy(np.zeros(shape, dtype=np.uint8))
+        # Not numpy's zeros: it asks for pages of 2 MiB, and each plane has some of every step.
+        pages = mmap.mmap(-1, math.prod(shape))
+        return torch.from_numpy(np.frombuffer(pages, dtype=np.uint8).reshape(shape))
     return torch.zeros(shape, dtype=torch.uint8, device=device)

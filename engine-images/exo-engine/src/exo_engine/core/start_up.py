@@ -32,15 +32,16 @@ class StartUp:
         self._seconds: dict[str, float] = {}
         self._current: tuple[str, float] | None = None
 
-    def begin(self, phase: str, detail: str | None = None) -> None:
+    def begin(self, phase: str, detail: str | None = None, *, since: float | None = None) -> None:
         """End the phase before and begin another.
 
         Args:
             phase: its name.
             detail: what to report, if it is not just the name.
+            since: when it began by the clock, if that was earlier.
         """
         self._end_phase()
-        self._current = (phase, self.clock.now())
+        self._current = (phase, self.clock.now() if since is None else since)
         self.report(detail or phase)
 
     def finish(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""The API process's side of the engine core: start it, talk to it, notice when it dies.
+"""The API process's side of the engine core: talk to it, notice when it dies.
 
-One `CoreLink` owns the child process and the socket to it. Requests go out as frames; the outputs of
+One `CoreLink` adopts the child process and the socket to it. Requests go out as frames; the outputs of
 each step come back in one frame and are dealt to the `RequestStream` that waits for them. When the
 core ends, every stream gets an error and `wait_closed()` returns why.
 """
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.errors import InternalError, OutOfMemory
+from exo_engine.server.core_start import StartedCore
 from exo_engine.server.frames import ConnectionEnded, encode, read_frame
 from exo_engine.server.messages import (
     CoreInfo,
@@ -119,19 +118,11 @@ class CoreLink:
         """The core's process id, once it is started."""
         return self._process.pid if self._process else None
 
-    async def start(self, config: EngineConfig, *, log_level: str) -> None:
-        """Start the core process and give it its configuration."""
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "exo_engine.server.core_process"]
-        command += ["--socket", str(theirs.fileno()), "--parent", str(os.getpid())]
-        command += ["--log-level", log_level]
-        with theirs:
-            # From the main thread: the kernel's "parent died" means the thread that started it.
-            self._process = subprocess.Popen(  # noqa: ASYNC220  (vfork; a few milliseconds)
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
-        logger.info("started the engine core", extra={"core_pid": self._process.pid})
-        await self.attach(ours, config)
+    async def adopt(self, core: StartedCore, config: EngineConfig) -> None:
+        """Give a core process its configuration; it is this link's from now on."""
+        self._process = core.process
+        logger.info("started the engine core", extra={"core_pid": core.process.pid})
+        await self.attach(core.connection, config)
 
     async def attach(self, connection: socket.socket, config: EngineConfig) -> None:
         """Talk to a core at the other end of `connection`."""

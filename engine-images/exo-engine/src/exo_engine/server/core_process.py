@@ -1,6 +1,6 @@
 """The engine-core process: owns the model, steps it, and tells the API process what came out.
 
-Started only by `exo_engine.server.core_link`, with one end of a socket pair. It never outlives the
+Started only by `exo_engine.server.core_start`, with one end of a socket pair. It never outlives the
 API process: the kernel kills it when its parent dies (PR_SET_PDEATHSIG), and it ends by itself when
 the socket closes. Signals from a terminal or a process group are the API process's business and
 ignored here. A start that fails is told in a `failed` frame, with the exit status to end with.
@@ -9,6 +9,7 @@ ignored here. A start that fails is told in a `failed` frame, with the exit stat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import logging
@@ -17,8 +18,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
+from exo_engine.clock import Clock
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
@@ -33,6 +36,7 @@ from exo_engine.server.messages import (
     unpack_config,
     unpack_request,
 )
+from exo_engine.server.torch_import import import_torch
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
@@ -63,6 +67,7 @@ CoreFactory = Callable[[EngineConfig, Callable[[str], None]], tuple[Core, CoreIn
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the core on the socket that the API process opened."""
+    begun = Clock().now()
     parser = argparse.ArgumentParser(prog="exo-engine core", allow_abbrev=False)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -72,7 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     _die_with_parent(options.parent)
     configure_logging(options.log_level)
-    return serve(FrameSocket(socket.socket(fileno=options.socket)), _build_core)
+    link = FrameSocket(socket.socket(fileno=options.socket))
+    # While the API process imports its own; what goes wrong here goes wrong once more below, and is told.
+    with contextlib.suppress(Exception):
+        import_torch()
+    return serve(link, partial(_build_core, begun=begun))
 
 
 def serve(link: FrameSocket, build: CoreFactory) -> int:
@@ -126,10 +135,12 @@ def _apply(core: Core, messages: Iterable[Message]) -> list[list[Any]]:
     return refused
 
 
-def _build_core(config: EngineConfig, progress: Callable[[str], None]) -> tuple[Core, CoreInfo]:
+def _build_core(
+    config: EngineConfig, progress: Callable[[str], None], *, begun: float
+) -> tuple[Core, CoreInfo]:
     start_up = StartUp(progress)
     if config.simulation is None:  # whose phases are its own
-        start_up.begin("loading PyTorch")
+        start_up.begin("loading PyTorch", since=begun)
     from exo_engine.core.engine import EngineCore  # imports torch, so not before it is needed
 
     core = EngineCore(config, start_up=start_up)

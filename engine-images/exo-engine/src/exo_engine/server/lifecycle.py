@@ -22,6 +22,7 @@ from exo_engine.core.request import EngineStats
 from exo_engine.errors import CoreFailed, InternalError
 from exo_engine.server.app import build_app
 from exo_engine.server.core_link import CoreFailure, CoreLink
+from exo_engine.server.core_start import StartedCore
 from exo_engine.server.listener import accept, address_of, listening_socket
 from exo_engine.server.metrics import Metrics
 from exo_engine.server.service import Service
@@ -34,7 +35,7 @@ _LAST_WORDS_SECONDS = 1.0
 _STATS_SECONDS = 10.0
 
 
-async def serve(command: ServeCommand) -> int:
+async def serve(command: ServeCommand, core: StartedCore) -> int:
     """Run one server until it is told to end or its core dies; return the exit status.
 
     Raises:
@@ -57,7 +58,7 @@ async def serve(command: ServeCommand) -> int:
         try:
             await accept(runner, listener)
             logger.info("listening", extra={"address": address_of(listener, options)})
-            await link.start(command.engine, log_level=options.log_level)
+            await link.adopt(core, command.engine)
             return await _live(service, stop)
         finally:
             service.phase = "draining"

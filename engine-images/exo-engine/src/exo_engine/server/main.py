@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from exo_engine.arguments import PrintCommand, ServeCommand, parse
 from exo_engine.errors import EngineError, InternalError, ModelUnusable
+from exo_engine.server.core_start import start_core
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +48,20 @@ def _serve(command: ServeCommand) -> int:
             f"cannot load the model {model_dir}: {found}",
             hint="Give the directory of a downloaded model.",
         )
-    # Not needed for --help and --version, which should answer at once.
-    import uvloop
-
-    from exo_engine.server.lifecycle import serve
-    from exo_engine.server.logs import configure_logging
-
-    configure_logging(command.server.log_level)
     _raise_descriptor_limit()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(command))
+    core = start_core(command.server.log_level)
+    try:
+        # Not needed for --help and --version, which should answer at once.
+        import uvloop
+
+        from exo_engine.server.lifecycle import serve
+        from exo_engine.server.logs import configure_logging
+
+        configure_logging(command.server.log_level)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(command, core))
+    finally:
+        core.end()
 
 
 def _raise_descriptor_limit() -> None:

@@ -1,0 +1,60 @@
+"""A start imports little, begins with the core, and takes memory for what is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from exo_engine.server import main as entry_point
+from exo_engine.server.core_start import start_core
+
+IMPORT = """
+import sys
+from exo_engine.server.torch_import import import_torch
+import_torch()
+import torch
+assert not hasattr(torch, "_meta_registrations") and "cuda.bindings" not in sys.modules
+before = len(torch._C._dispatch_get_registrations_for_dispatch_key("Meta"))
+import torch._meta_registrations
+after = len(torch._C._dispatch_get_registrations_for_dispatch_key("Meta"))
+print(after - before)
+"""
+
+
+def test_what_is_left_out_of_torch_comes_with_whoever_imports_it() -> None:
+    child = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True)
+    assert int(child.stdout) > 100
+
+
+def test_the_core_takes_memory_for_weights_used_cache_and_its_programs(
+    start_engine,
+) -> None:
+    flags = ["--max-num-seqs", "256", "--kv-cache-memory-bytes", str(2**28)]
+    measured = start_engine(*flags).wait_ready().http.get("/measurements").json()
+    cache = measured["kv_bytes_per_token"] * measured["kv_capacity_tokens"]
+    assert cache >= 2**26, "what is not touched is large enough to be missed"
+    # Of PyTorch's build for CUDA, whose libraries are 150 MiB of it.
+    assert measured["peak_rss_bytes"] < measured["weights_bytes"] + 530 * 10**6
+
+
+def test_a_core_that_nobody_gives_a_configuration_ends_with_its_parents_socket() -> None:
+    core = start_core("error")
+    core.connection.close()
+    assert core.process.wait(60) == 0
+
+
+def test_a_server_that_cannot_listen_leaves_no_core_behind(
+    model_dir: Path, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    cores = []
+
+    def watched(level: str):
+        cores.append(start_core(level))
+        return cores[0]
+
+    monkeypatch.setattr(entry_point, "start_core", watched)
+    flags = ["--uds", str(tmp_path / "missing" / "socket")]
+    assert entry_point.main(["serve", str(model_dir), *flags]) != 0
+    assert capsys.readouterr().err.startswith("exo-engine: error:")
+    assert cores[0].process.returncode is not None
