@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from exo_inference.controller.admission.world import find_family
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox, new_api_key
 from exo_inference.controller.stores.base import NewEvent, Recording, Store
 from exo_inference.platforms.base import InstanceTypeInfo
@@ -63,7 +64,7 @@ async def choose_engine(
         ObjectNotFound, VersionConflict: it changed meanwhile.
     """
     spec = deployment.spec
-    family = next((each for each in families if each.family == spec.gpu_type), None)
+    family = find_family(spec.gpu_type, families)
     if spec.engine.name is not None or family is None:
         return deployment
     engine = spec.engine.model_copy(update={"name": family.engine})

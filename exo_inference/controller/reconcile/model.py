@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from exo_inference.controller.admission.model import FindSource
+from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.reconcile.adoption import adopt_model
 from exo_inference.controller.reconcile.model_fetch import (
     FINAL_REASON,
@@ -25,7 +26,7 @@ from exo_inference.controller.reconcile.model_fetch import (
 )
 from exo_inference.controller.reconcile.model_status import release, wait_for_users, write_status
 from exo_inference.controller.reconcile.outcome import Outcome
-from exo_inference.controller.secret_box import TOKEN_SECRET, SecretBox
+from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import (
     ObjectNotFound,
     Store,
@@ -151,7 +152,7 @@ class ModelReconciler:
         """Resolve and fetch one model; the outcome, good or bad, is left in `fetch`."""
         uid, spec = model.metadata.uid, model.spec
         try:
-            token = await self._read_token(uid)
+            token = await read_hub_token(self._store, self._secret_box, None, model)
             source = self._find_source(spec.source)
             revision = spec.revision
             if not fetch.in_place:  # those have none
@@ -170,12 +171,6 @@ class ModelReconciler:
         except Exception as exc:  # a bug, here or in a library: it is retried, and must be seen
             logger.exception("fetching %s failed unexpectedly", spec.source)
             fetch.error = HubError(f"fetching {spec.source} failed unexpectedly: {exc!r}"[:300])
-
-    async def _read_token(self, uid: str) -> str | None:
-        sealed = await self._store.get_secret(uid, TOKEN_SECRET)
-        if sealed is None:
-            return None
-        return self._secret_box.decrypt(sealed, owner=uid, name=TOKEN_SECRET)
 
     async def _write_result(self, model: InferenceModel, fetch: Fetch) -> Outcome:
         uid = model.metadata.uid

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 import exo_inference
 from exo_inference.controller.admission.problems import Refused, choice_issue, not_found, refuse
+from exo_inference.controller.admission.world import find_family
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http import operations
 from exo_inference.controller.http.endpoints import endpoint_of, find_endpoint
@@ -96,7 +97,7 @@ async def get_engine_help(request: Request) -> Response:
 def usual_engine(families: Sequence[InstanceTypeInfo], gpu_type: str | None) -> str:
     """Return the engine of a family; without one, that of all GPUs if they agree."""
     if gpu_type is not None:
-        family = next((each for each in families if each.family == gpu_type), None)
+        family = find_family(gpu_type, families)
         if family is None:
             choices = sorted(each.family for each in families)
             raise refuse("GPU family not known", [choice_issue("gpu-type", gpu_type[:64], choices)])
