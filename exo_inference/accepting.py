@@ -35,8 +35,8 @@ class Connection(Protocol):
     """One connection of a client: an `asyncio.Protocol` that says whether it waits for a request.
 
     Attributes:
-        idle_since: when it last began to wait for a whole request head, in the loop's time; None while a
-            request is answered.
+        idle_since: when it last began to wait for its client, as for a whole request head, in the loop's time;
+            None while a request is answered.
         address: where it comes from.
     """
 

@@ -27,6 +27,7 @@ from exo_inference.state_dir import StateDir
 from tests.controller.conftest import Controller
 from tests.ports import free_port
 
+HALF_A_BODY = b"POST /v2/ai/model HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
 ZONES = b"GET /v2/zone HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -67,7 +68,7 @@ def test_each_of_many_is_answered(crowded: Controller) -> None:
     assert ask_all(crowded.port, 300) == {"HTTP/1.1 200": 300}
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /v2/zone HTT", ZONES])
+@pytest.mark.parametrize("sent", [b"", b"GET /v2/zone HTT", ZONES, HALF_A_BODY])
 def test_connections_that_ask_for_nothing_give_way(crowded: Controller, sent: bytes) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(20):

@@ -85,12 +85,14 @@ class Connection(H11Protocol):
     """One connection of a client.
 
     Attributes:
-        idle_since: when it last began to wait for a whole request head; None while a request is answered.
+        idle_since: when it last began to wait for a whole request head, or for a body; None while neither is
+            missing.
         address: where it comes from.
         made_by: knows how many there are.
     """
 
     _waiting: asyncio.TimerHandle | None = None
+    _body_since: float | None = None
     idle_since: float | None = None
     address = ""
     made_by: Connections | None = None
@@ -123,6 +125,9 @@ class Connection(H11Protocol):
         cycle = cast(RequestResponseCycle | None, self.cycle)  # None before the first request
         if cycle is not None and not cycle.response_complete:
             self._stop_waiting()
+            # Somebody without a key may begin a body too.
+            self._body_since = (self._body_since or self.loop.time()) if cycle.more_body else None
+            self.idle_since = self._body_since
             if self.made_by is not None and self.made_by.are_many:
                 cycle.default_headers = [*self.server_state.default_headers, _CLOSE]
 
