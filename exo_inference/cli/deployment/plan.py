@@ -36,6 +36,10 @@ _HELP_HINT = "Run `exo dedicated-inference deployment plan --help` for examples.
             "exo ai deployment plan --model-name meta-llama/Llama-3.1-70B-Instruct --compare",
         ),
         Example(
+            "Find the cheapest GPUs and replicas for a demand",
+            "exo ai deployment plan --model-name Qwen/Qwen3-8B --for 'requests=20/s input=1000 output=300 itl<=40ms'",
+        ),
+        Example(
             "Show the arithmetic for a model on disk",
             "exo ai deployment plan --model ./my-model --gpu-type gpurtx6000pro --explain",
         ),
@@ -100,6 +104,13 @@ _HELP_HINT = "Run `exo dedicated-inference deployment plan --help` for examples.
     flag_value=ALL_FAMILIES,
     help="Compare GPUs, separated by commas; without a value all families.",
 )
+@click.option(
+    "--for",
+    "demand",
+    metavar="<demand>",
+    help="Find the cheapest GPUs and replicas for a demand: 'requests=20/s input=1000 output=300 "
+    "ttft<=500ms itl<=40ms', the limits only if wanted.",
+)
 @click.option("--explain", is_flag=True, help="Show the arithmetic with its sources.")
 @click.option("--offline", is_flag=True, help="Ask neither the control plane nor the Hub.")
 @pass_session
@@ -117,6 +128,7 @@ def plan(
     engine: str | None,
     gpu_file: Path | None,
     compare: str | None,
+    demand: str | None,
     explain: bool,
     offline: bool,
 ) -> int:
@@ -131,7 +143,7 @@ def plan(
     wanted = WantedDeployment(
         name=name,
         model=asked_model(model_id, model_name),
-        gpu_type=gpu_type or None,
+        gpu_type=(gpu_type or None) if demand is None else None,
         gpu_count=gpu_count,
         replicas=replicas,
         engine=engine,
@@ -142,7 +154,8 @@ def plan(
         wanted,
         model_path=model_path,
         gpu_file=gpu_file,
-        compare=compare,
+        compare=compare if demand is None else compare or gpu_type or ALL_FAMILIES,
+        demand=demand,
         explain=explain,
         offline=offline,
     )

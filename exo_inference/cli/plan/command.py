@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -11,6 +12,9 @@ from rich.text import Text
 from exo_inference.cli.plan import words
 from exo_inference.cli.plan.command_line import CommandLine, name_for
 from exo_inference.cli.plan.comparison import compare, table
+from exo_inference.cli.plan.demand import Demand, answers, parse_demand
+from exo_inference.cli.plan.demand import as_json as demand_json
+from exo_inference.cli.plan.demand import table as demand_table
 from exo_inference.cli.plan.fields import PLAN, as_json
 from exo_inference.cli.plan.options import PlanOptions
 from exo_inference.cli.plan.planners import find_planner, read_gpu_file
@@ -32,6 +36,8 @@ _RUNS = (PlanVerdict.FITS, PlanVerdict.TIGHT)
 def run(session: Session, options: PlanOptions) -> int:
     """Plan, print the plan or the comparison, and return the exit code."""
     output = session.output(PLAN.field_names, configured=False)
+    if options.demand is not None:
+        return _run_demand(session, output, options, parse_demand(options.demand))
     planner, wanted = find_planner(session, options), options.wanted
     if options.compare is not None:
         extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
@@ -47,6 +53,23 @@ def run(session: Session, options: PlanOptions) -> int:
     if plan.verdict == PlanVerdict.TIGHT:
         session.remark(f"warning: {words.tight_warning(plan)}")
     return 0 if plan.verdict in _RUNS else REFUSED
+
+
+def _run_demand(session: Session, output: Output, options: PlanOptions, demand: Demand) -> int:
+    """Plan on all GPUs for requests of the demand's length, and print what holds it."""
+    flags = options.wanted.engine_parameters or ()
+    if not any(flag.startswith("--max-model-len") for flag in flags):
+        flags = (*flags, f"--max-model-len={demand.length}")
+    options = replace(options, wanted=replace(options.wanted, engine_parameters=flags))
+    planner = find_planner(session, options)
+    extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
+    plans = compare(planner, options, extra)
+    found = answers(plans, demand)
+    if output.is_structured:
+        output.print_value([demand_json(each) for each in found])
+    else:
+        print_page(demand_table(found, demand, plans[0].model or "the model"))
+    return 0 if found else REFUSED
 
 
 def print_plan(

@@ -1,0 +1,194 @@
+"""`deployment plan --for`: the cheapest GPUs and replicas that hold a demand.
+
+Reckoned from each plan's speeds at their pessimistic end. A replica that decodes `b` requests at once spends
+`ttft` on each prompt meanwhile, so of `r` requests a second the share `r * ttft` of its time goes to prompts:
+`r = b / (output * itl + b * ttft)`, and the time between tokens grows to `itl / (1 - r * ttft)`. Arrivals that come in
+bursts wait; that is not in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from exo_inference.cli.plan import words
+from exo_inference.cli.plan.report import align
+from exo_inference.cli.rendering.terminal import harmless
+from exo_inference.errors import UsageError
+from exo_inference.wire import DeploymentPlan, PlanVerdict
+
+_HINT = "For example --for 'requests=20/s input=1000 output=300 ttft<=500ms itl<=40ms'."
+_MOST = 10**7
+_WORD = re.compile(
+    r"(requests|input|output)=(\d{1,9}(?:\.\d{1,6})?)(/s)?|(ttft|itl)<=(\d{1,9}(?:\.\d{1,6})?)(ms|s)"
+)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is asked of a deployment.
+
+    Attributes:
+        requests: per second.
+        input_tokens, output_tokens: of each request.
+        ttft, itl: the most seconds to the first token and between tokens; infinite where not asked for.
+    """
+
+    requests: float
+    input_tokens: int
+    output_tokens: int
+    ttft: float = math.inf
+    itl: float = math.inf
+
+    @property
+    def length(self) -> int:
+        """Tokens of a request, as a context that an engine is set to: a multiple of 1,024."""
+        return -(-(self.input_tokens + self.output_tokens) // 1024) * 1024
+
+
+def parse_demand(text: str) -> Demand:
+    """Return a demand.
+
+    Raises:
+        UsageError: a word is not known, is there twice or is missing, or a number is out of range.
+    """
+    found: dict[str, float] = {}
+    for word in text.split():
+        match = _WORD.fullmatch(word)
+        if match is None:
+            raise UsageError(f"--for has {word!r:.60}, which is no part of a demand", hint=_HINT)
+        name = match.group(1) or match.group(4)
+        if name in found:
+            raise UsageError(f"--for says {name} twice", hint=_HINT)
+        if (match.group(3) is not None) != (name == "requests") and match.group(1):
+            raise UsageError(
+                f"--for has {word!r:.60}: requests are per second, tokens are not", hint=_HINT
+            )
+        scale = 0.001 if match.group(6) == "ms" else 1.0
+        found[name] = float(match.group(2) or match.group(5)) * scale
+    missing = [name for name in ("requests", "input", "output") if name not in found]
+    if missing:
+        raise UsageError(f"--for lacks {' and '.join(missing)}", hint=_HINT)
+    if (
+        not all(0 < value <= _MOST for value in found.values())
+        or min(found["input"], found["output"]) < 1
+    ):
+        raise UsageError(f"--for has a number outside of 1 token to {_MOST:,}", hint=_HINT)
+    return Demand(
+        found["requests"], int(found["input"]), int(found["output"]),
+        found.get("ttft", math.inf), found.get("itl", math.inf),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One kind of replica, and how many hold the demand.
+
+    Attributes:
+        batch: requests that each replica decodes at once.
+        requests: that each replica holds per second.
+        ttft, itl: seconds, at the pessimistic end.
+        usd_per_hour: of all replicas; None where no price is known.
+    """
+
+    plan: DeploymentPlan
+    replicas: int
+    batch: int
+    requests: float
+    ttft: float
+    itl: float
+    usd_per_hour: float | None
+
+
+def answer(plan: DeploymentPlan, demand: Demand) -> Answer | None:
+    """Return how many replicas of this plan hold the demand, or None where none does."""
+    if plan.verdict != PlanVerdict.FITS or plan.speed is None:
+        return None
+    ttft = _first_token(plan, demand.input_tokens)
+    room = plan.kv_capacity_tokens // (demand.input_tokens + demand.output_tokens)
+    best: Answer | None = None
+    for each in plan.speed.batches:
+        plain = each.inter_token_seconds_high or each.inter_token_seconds
+        rate = each.batch / (demand.output_tokens * plain + each.batch * ttft)
+        slowed = plain / (1 - rate * ttft)
+        holds = each.batch <= room and slowed <= demand.itl and ttft <= demand.ttft
+        if holds and (best is None or rate > best.requests):
+            replicas = math.ceil(demand.requests / rate)
+            price = None if plan.usd_per_hour is None else replicas * plan.usd_per_hour
+            best = Answer(plan, replicas, each.batch, rate, ttft, slowed, price)
+    return best
+
+
+def _first_token(plan: DeploymentPlan, length: int) -> float:
+    """Return the time of a prompt, between those of the lengths that the plan has."""
+    assert plan.speed is not None
+    points = [
+        (each.num_tokens, each.ttft_seconds_high or each.ttft_seconds)
+        for each in plan.speed.prompts
+    ]
+    below = [point for point in points if point[0] <= length]
+    above = [point for point in points if point[0] >= length]
+    if not below or not above:
+        tokens, seconds = (above or below)[0 if above else -1]
+        return seconds * max(1.0, length / tokens)
+    (low, first), (high, last) = below[-1], above[0]
+    return first if high == low else first + (last - first) * (length - low) / (high - low)
+
+
+def answers(plans: Sequence[DeploymentPlan], demand: Demand) -> list[Answer]:
+    """Return what holds the demand, the cheapest first; without a price last."""
+    found = [each for each in (answer(plan, demand) for plan in plans) if each is not None]
+    return sorted(
+        found,
+        key=lambda each: (
+            math.inf if each.usd_per_hour is None else each.usd_per_hour,
+            each.replicas * each.plan.gpu_count,
+        ),
+    )
+
+
+def as_json(each: Answer) -> dict[str, object]:
+    """Return an answer as a script reads it."""
+    return {
+        "gpu_type": each.plan.gpu_type,
+        "gpu_count": each.plan.gpu_count,
+        "replicas": each.replicas,
+        "requests_per_second_per_replica": each.requests,
+        "requests_at_once_per_replica": each.batch,
+        "ttft_seconds": each.ttft,
+        "inter_token_seconds": each.itl,
+        "usd_per_hour": each.usd_per_hour,
+        "parameters": each.plan.parameters,
+    }
+
+
+_HEADS = ("GPUs", "replicas", "requests/s each", "at once", "TTFT", "ITL", "USD/h")
+
+
+def table(found: Sequence[Answer], demand: Demand, model: str) -> list[Text]:
+    """Return the answers as lines."""
+    title = (
+        f"{model} for {demand.requests:g} requests per second of {demand.input_tokens:,} + "
+        f"{demand.output_tokens:,} tokens"
+    )
+    if not found:
+        return [Text(harmless(f"{title}: nothing holds that"), "bold")]
+    rows = [
+        (
+            f"{each.plan.gpu_count} × {each.plan.gpu_type}", f"{each.replicas}", f"{each.requests:.2f}",
+            f"{each.batch}", words.seconds(each.ttft), words.seconds(each.itl), words.usd(each.usd_per_hour),
+        )
+        for each in found
+    ]  # fmt: skip
+    notes = (
+        "At the pessimistic end of each plan's speed; a replica's time is shared by prompts and decoding,",
+        "and requests come evenly. USD per hour of all replicas.",
+    )
+    return [
+        Text(harmless(title), "bold"), *align(_HEADS, rows, left=1), Text(),
+        *(Text(f"  {note}", "dim") for note in notes),
+    ]  # fmt: skip
