@@ -131,11 +131,12 @@ def _exo(version: Version, _: str) -> EngineRules:
         cpu_batch=(1024, 64),
         logit_bytes=12,
         groups_hybrids=True,
+        reports_by_concurrency=True,
         group_tolerance=1.5,  # exo_engine/attention/cache_plan.py
         chooses_cache_type=True,
         cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
         cpu_dtype="float32",
-        families=frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"}),
+        families=frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe"}),
         shrinks_length=True,
         caps_cache=True,
         prints_exactly=True,

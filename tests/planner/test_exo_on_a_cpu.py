@@ -63,3 +63,36 @@ def test_int8_takes_a_byte_per_weight_of_linear_layers(
     expected = size * (NUM_PARAMETERS - 6 * linear) + 6 * (linear + 4 * rows)
     assert found.weights_bytes_per_gpu == pytest.approx(expected, rel=1e-4)
     assert found.problems == ()
+
+
+WINDOWS = {
+    "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 256,
+    "layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 3,
+}  # fmt: skip
+HYBRID = {
+    "model_type": "qwen3_5_text", "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "block", "per_token"),
+    [
+        pytest.param({}, [], 16, 6 * 2 * 2 * 32 * 4, id="one kind"),
+        pytest.param({}, ["--kv-cache-dtype=int8"], 16, 6 * 2 * 2 * (32 + 4), id="scales"),
+        pytest.param({}, ["--kv-cache-dtype=bfloat16"], 16, 6 * 2 * 2 * 32 * 2, id="16 bits"),
+        pytest.param(WINDOWS, [], 16, 3 * 2 * 2 * 32 * 4, id="windows"),
+        # A state has 3 x 192 inputs of the convolution and 4 x 16 x 32 numbers, a token's row 512 bytes.
+        pytest.param(HYBRID, [], 32, 2 * 2 * 2 * 32 * 4, id="states"),
+    ],
+)
+def test_the_cache_is_laid_out_as_the_engine_does(
+    changes: dict[str, object], flags: list[str], block: int, per_token: int
+) -> None:
+    """`per_token`: over the layers of one group, of which `exo_engine.attention.cache_plan` says how many."""
+    model = read_architecture({**CONFIG, **changes}, name="tiny")
+    settings = settings_of([*flags, "--kv-cache-memory-bytes=64M"], engine="exo")
+    found = plan(model, cpu_as_gpu(16 * 2**30), 1, settings)
+    assert not [problem.detail for problem in found.problems]
+    assert (found.kv_block_size, found.num_kv_blocks) == (block, 2**26 // (block * per_token))

@@ -20,6 +20,8 @@ def spec_from_config(reader: ConfigReader) -> DecoderSpec:
     head_dim = llama.read_head_dim(reader, _DEFAULT_HEAD_DIM)
     if int(head_dim * rope.rotary_part) % 2:
         raise reader.unusable("head_dim", head_dim, "one of which an even number is turned")
+    if not reader.boolean("attn_output_gate", True):
+        raise reader.unusable("attn_output_gate", False, "true")
     return replace(
         spec,
         architecture="Qwen3_5ForCausalLM",
