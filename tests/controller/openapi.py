@@ -80,7 +80,7 @@ def schema_for(method: str, path: str, status: int) -> dict[str, Any]:
         if method == additive and form.fullmatch(path):
             method = like
     for template, operations in document()["paths"].items():
-        if _matches(template, path) and method.lower() in operations:
+        if method.lower() in operations and _matches(template, path):
             answers = operations[method.lower()]["responses"]
             if str(status) in answers:
                 found = answers[str(status)]["content"]["application/json"]["schema"]
@@ -90,8 +90,12 @@ def schema_for(method: str, path: str, status: int) -> dict[str, Any]:
 
 
 def _matches(template: str, path: str) -> bool:
-    pattern = re.sub(r"\\\{[a-z]+\\\}", "[^/]+", re.escape(template))
-    return re.fullmatch(pattern, path) is not None
+    return _pattern(template).fullmatch(path) is not None
+
+
+@cache
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{[a-z]+\\\}", "[^/]+", re.escape(template)))
 
 
 def check_answer(method: str, path: str, status: int, body: Any) -> None:

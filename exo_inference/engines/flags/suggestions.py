@@ -7,6 +7,7 @@ of older releases, and words that people use instead of vLLM's.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Collection
 
 MEANINGS = {
@@ -187,8 +188,12 @@ def _by_beginning(bare: str, known: Collection[str]) -> str | None:
 def _by_likeness(bare: str, known: Collection[str], cutoff: float) -> str | None:
     # The dashes, which all have, would make short names look alike.
     names = {name.lstrip("-"): name for name in known}
-    near = difflib.get_close_matches(bare, names, n=1, cutoff=cutoff)
-    return names[near[0]] if near else None
+    return names.get(_nearest(bare, tuple(names), cutoff))
+
+
+@functools.lru_cache(maxsize=64)  # a command line is read several times on its way
+def _nearest(bare: str, names: tuple[str, ...], cutoff: float) -> str:
+    return next(iter(difflib.get_close_matches(bare, names, n=1, cutoff=cutoff)), "")
 
 
 def _by_words(bare: str, known: Collection[str]) -> str | None:
