@@ -20,8 +20,8 @@ settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-# A real Kubernetes API for tests of both packages' tests; starts nothing until a test asks for it.
-pytest_plugins = ["tests.kubernetes_api"]
+# A real Kubernetes API for tests of both packages' tests starts nothing until a test asks for it.
+pytest_plugins = ["tests.scheduling", "tests.kubernetes_api"]
 
 
 @pytest.hookimpl(wrapper=True)

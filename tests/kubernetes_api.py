@@ -11,6 +11,9 @@ aggregated. `kubernetes_cluster` is a whole cluster with a node that runs contai
 
 Tests that use either, directly or through another fixture, get the marker by themselves and are left
 out unless asked for (`pytest -m kubernetes`). Where something is missing they are skipped and say what.
+
+With `pytest -n 2 --dist loadfile` one process runs all modules of the whole cluster (`tests.scheduling` names
+them); each process has an API server of its own for the other modules.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from scripts.kubernetes import binaries
 from scripts.kubernetes.api_server import ApiServer
 from scripts.kubernetes.client import ApiClient
 from scripts.kubernetes.control import CLUSTER_VARIABLE, Control
+from tests.scheduling import group_of
 from tests.skipping import skip_check
 
 _FIXTURES = {"kubernetes_server", "kubernetes_control"}
@@ -151,8 +155,11 @@ def kubernetes_control() -> Control:
 
 
 @pytest.fixture
-def kubernetes_cluster(kubernetes_control: Control, tmp_path: Path) -> Iterator[KubernetesCluster]:
+def kubernetes_cluster(
+    request: pytest.FixtureRequest, kubernetes_control: Control, tmp_path: Path
+) -> Iterator[KubernetesCluster]:
     """A fresh namespace of the cluster; it is deleted at the end, with what is in it."""
+    assert group_of(request.node.nodeid) == "cluster", "name the module in tests/scheduling.py"
     namespace = _new_name()
     client = ApiClient.from_kubeconfig(Path(os.environ["KUBECONFIG"]))
     client.create_namespace(namespace, _RESTRICTED)

@@ -1,0 +1,51 @@
+"""Pytest plugin: what of `pytest -n N --dist loadfile` runs in one process, and before everything else.
+
+Tests that share servers which take seconds to start wait more than they work. In one process the servers are
+started once, and at the beginning there is other work to do meanwhile; at the end all would wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+GROUPS = {
+    # They break the one whole cluster on purpose, so that no two of them may run at once.
+    "cluster": ("tests/kubernetes/", "tests/platforms/kubernetes/test_on_cluster.py"),
+    "control plane of this machine": ("tests/e2e/",),
+    "server of the engine": ("engine-images/exo-engine/tests/server/",),
+}
+"""By a name: how the paths of what shares a process begin."""
+ALONE = tuple(f"tests/kubernetes/test_{name}.py" for name in ("api_server", "bad_input", "chaos"))
+"""Needs an API server only."""
+
+
+def group_of(nodeid: str) -> str | None:
+    """Return the group of a test, or None."""
+    if nodeid.startswith(ALONE):
+        return None
+    return next((name for name, begins in GROUPS.items() if nodeid.startswith(begins)), None)
+
+
+@pytest.hookimpl(wrapper=True)  # after the order was drawn
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Let the groups begin."""
+    yield
+    names = [*GROUPS, None]
+    items.sort(key=lambda item: names.index(group_of(item.nodeid)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each group to one process, and the other modules to whichever is free."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class GroupScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid) or super()._split_scope(nodeid)
+
+    return GroupScheduling(config, log)
