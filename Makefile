@@ -14,6 +14,7 @@ WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); ech
 # A module stays in one process, so that its servers are started once; modules keep the order that was drawn.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(SEED),--random-order --random-order-seed=$(SEED))
 # Only files whose SHA-256 is in requirements/; then this repository, built with what is installed.
 LOCKED   := $(PIP) install --require-hashes --no-deps
 EDITABLE := $(PIP) install --no-deps --no-build-isolation
@@ -22,7 +23,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-slow test-equivalence test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -62,25 +63,34 @@ down: setup ## stop what `make demo` started, and delete it
 # Modules in another order each time, and the tests in each; SEED=N, which every run prints, repeats one. Each
 # of the WORKERS takes the next module when it is free, so that only WORKERS=0 repeats who comes after whom.
 test: setup-dev ## the default tests: offline, no GPU, under five minutes; SEED=N repeats an order
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --random-order $(if $(SEED),--random-order-seed=$(SEED))
+	@$(PYTEST) --random-order $(PARALLEL)
 
-test-repeat: setup-dev ## the default tests TIMES=5 times in other orders, beside LOAD=0 busy cores
-	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.repeat_tests --times $(or $(TIMES),5) --load $(or $(LOAD),0) \
-	  -- $(PARALLEL)
+test-repeat: setup-dev ## the tests of TIER=slow, equivalence, chaos or kubernetes, or the default ones, TIMES=5 times beside LOAD=0 busy cores
+	@$(BIN)/python -m scripts.repeat_tests --times $(or $(TIMES),5) --load $(or $(LOAD),0) \
+	  -- $(MAKE) --no-print-directory test$(if $(TIER),-$(TIER))
+
+# Hours: before a release.
+test-orders: setup-dev ## default tests five times, other tiers twice, each on a quiet machine and beside two busy cores
+	@failed=; for load in 0 2; do for tier in '' slow equivalence chaos kubernetes; do \
+	  $(MAKE) --no-print-directory test-repeat TIER=$$tier LOAD=$$load TIMES=$$([ "$$tier" ] && echo 2 || echo 5) \
+	    || failed="$$failed $${tier:-default}:LOAD=$$load"; \
+	done; done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not kubernetes' --timeout 600
+	@$(PYTEST) -m 'slow and not kubernetes' --timeout 600
 
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m equivalence --timeout 600 engine-images/exo-engine/tests/equivalence
+	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests/equivalence
 
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --timeout 900 -s
+	@$(PYTEST) -m chaos --timeout 900 -s
 
-# LAST_FAILED=1 runs again only what failed the last time.
+# With PROCESSES=2 one has all tests of the one cluster, and both take those of an API server, of which each has its
+# own: tests wait for daemons half of the time. LAST_FAILED=1 runs again only what failed the last time.
 test-kubernetes: setup-dev ## everything on a real Kubernetes, built once from Go modules; as root (10 minutes more, once)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine -- \
-	  $(abspath $(BIN))/python -m pytest -m 'kubernetes and not slow and not upgrade' --timeout 600 \
+	@$(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine -- \
+	  $(subst $(BIN),$(abspath $(BIN)),$(PYTEST)) -m 'kubernetes and not slow and not upgrade' --timeout 600 \
+	  $(if $(PROCESSES),-n $(PROCESSES) --dist loadfile --no-loadscope-reorder) \
 	  $(if $(LAST_FAILED),--last-failed --last-failed-no-failures none)
 
 # Both take too long for every change: before a release.

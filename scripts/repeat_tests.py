@@ -1,7 +1,9 @@
-"""Runs the default tests again and again, each time in another order: what `make test-repeat` calls.
+"""Runs tests again and again, each time in another order: what `make test-repeat` calls.
 
-With `--load N` that many processes keep a core busy meanwhile, as the tests have to pass beside other work.
-Every run says its seed, with which `make test SEED=N` repeats its order.
+    python -m scripts.repeat_tests --times 2 --load 2 -- make test-slow
+
+The command gets `SEED=N` as its last word. With `--load N` that many processes keep a core busy meanwhile, as
+tests have to pass beside other work. Every run says its seed, with which the command repeats its order.
 """
 
 from __future__ import annotations
@@ -12,13 +14,12 @@ import multiprocessing
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests so often; the status is 1 if any run failed."""
+    """Run the command so often; the status is 1 if any run failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -26,23 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--load", type=int, default=0, help="cores that are kept busy meanwhile (0)"
     )
-    parser.add_argument("pytest", nargs="*", help="more for pytest, after --")
+    parser.add_argument("command", nargs="+", help="what runs tests, after --")
     options = parser.parse_args(arguments)
     results = []
     with busy_cores(options.load):
         for number in range(1, options.times + 1):
             seed, start = random.randrange(1_000_000), time.monotonic()
             print(f"\n==== run {number} of {options.times}, seed {seed} ====", flush=True)
-            code = subprocess.call(
-                [
-                    sys.executable,
-                    "-m",
-                    "pytest",
-                    "--random-order",
-                    f"--random-order-seed={seed}",
-                    *options.pytest,
-                ]
-            )
+            code = subprocess.call([*options.command, f"SEED={seed}"])
             results.append((number, seed, code, time.monotonic() - start))
     print(f"\n==== {options.times} runs beside a load of {options.load} cores ====")
     for number, seed, code, seconds in results:
