@@ -66,15 +66,16 @@ def _blocks(
     ]
 
 
+def _usual_sizes(vision: ConfigFields) -> tuple[int, int, int, int, int]:
+    """Return hidden size, width of the feed-forward, layers, edge of a patch, and patches of an image."""
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch = vision.integer("num_hidden_layers"), vision.integer("patch_size")
+    return size, wide, count, patch, (vision.integer("image_size") // patch) ** 2
+
+
 def _siglip(vision: ConfigFields, text: int) -> Built:
     """SigLIP with Gemma 3's projector."""
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count, patch, image = (
-        vision.integer("num_hidden_layers"),
-        vision.integer("patch_size"),
-        vision.integer("image_size"),
-    )
-    patches = (image // patch) ** 2
+    size, wide, count, patch, patches = _usual_sizes(vision)
     weights = _blocks(size, wide, count, biases=True, norms=4)
     weights += [
         _matrix("patch_embedding", size, 3 * patch * patch),
@@ -87,13 +88,8 @@ def _siglip(vision: ConfigFields, text: int) -> Built:
 
 def _clip(vision: ConfigFields, text: int) -> Built:
     """CLIP with the two-layer projector of LLaVA 1.5."""
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count, patch, image = (
-        vision.integer("num_hidden_layers"),
-        vision.integer("patch_size"),
-        vision.integer("image_size"),
-    )
-    positions = (image // patch) ** 2 + 1  # a class token
+    size, wide, count, patch, patches = _usual_sizes(vision)
+    positions = patches + 1  # a class token
     weights = _blocks(size, wide, count, biases=True, norms=4)
     weights += [
         _matrix("patch_embedding", size, 3 * patch * patch),
@@ -122,9 +118,7 @@ _IDEFICS3_TILES = 17
 
 def _idefics3(vision: ConfigFields, text: int) -> Built:
     """SigLIP with one projection of neighbouring patches (Idefics 3, SmolVLM)."""
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count, patch = vision.integer("num_hidden_layers"), vision.integer("patch_size")
-    patches = (vision.integer("image_size") // patch) ** 2
+    size, wide, count, patch, patches = _usual_sizes(vision)
     joined = vision.integer("scale_factor") ** 2 * size
     weights = _blocks(size, wide, count, biases=True, norms=4)
     weights += [
@@ -137,12 +131,7 @@ def _idefics3(vision: ConfigFields, text: int) -> Built:
 
 def _pixtral(vision: ConfigFields, text: int) -> Built:
     """Pixtral with the patch merger of Mistral Small 3.1 and Ministral 3."""
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count, patch, image = (
-        vision.integer("num_hidden_layers"),
-        vision.integer("patch_size"),
-        vision.integer("image_size"),
-    )
+    size, wide, count, patch, patches = _usual_sizes(vision)
     weights = _blocks(size, wide, count, biases=False, norms=2, gated=True)
     weights += [
         _matrix("patch_conv", size, 3 * patch * patch),
@@ -151,7 +140,7 @@ def _pixtral(vision: ConfigFields, text: int) -> Built:
         _matrix("linear_1", text, size, part="projector"),
         _matrix("linear_2", text, text, part="projector"),
     ]
-    return weights, VisionShape(size, wide, count, (image // patch) ** 2)
+    return weights, VisionShape(size, wide, count, patches)
 
 
 _QWEN_MAX_PATCHES = 65536
@@ -195,24 +184,19 @@ def _qwen3_vl(vision: ConfigFields, text: int) -> Built:
 
 
 def _llama4(vision: ConfigFields, text: int) -> Built:
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count, patch, image = (
-        vision.integer("num_hidden_layers"),
-        vision.integer("patch_size"),
-        vision.integer("image_size"),
-    )
+    size, wide, count, patch, patches = _usual_sizes(vision)
     out = vision.integer("projector_output_dim", 4096)
     projector_in = vision.integer("projector_input_dim", 4096)
-    patches = (image // patch) ** 2 + 1
+    positions = patches + 1
     weights = _blocks(size, wide, count, biases=True, norms=4)
     weights += [
         _matrix("patch_embedding", size, 3 * patch * patch),
-        _vectors(size + patches * size + 4 * size),
+        _vectors(size + positions * size + 4 * size),
         _matrix("adapter.fc1", projector_in, size * 4),
         _matrix("adapter.fc2", out, projector_in),
         _matrix("projector", text, out, part="projector"),
     ]
-    return weights, VisionShape(size, wide, count, patches * 17)  # 16 tiles and the whole
+    return weights, VisionShape(size, wide, count, positions * 17)  # 16 tiles and the whole
 
 
 def _moonvit(vision: ConfigFields, text: int) -> Built:
