@@ -369,6 +369,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         async_scheduling=values["async_scheduling"],
         scheduling_policy=values["scheduling_policy"],
         max_logprobs=values["max_logprobs"],
+        executor_backend=values["distributed_executor_backend"],
         num_threads=values["cpu_threads"],
         simulation=values["simulation"],
     )

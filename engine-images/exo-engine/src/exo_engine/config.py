@@ -23,6 +23,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DEVICE_CHOICES = ("auto", "cpu", "cuda")
 POLICY_CHOICES = ("fcfs", "priority")
+EXECUTOR_CHOICES = ("uni", "mp")
 KV_CACHE_DTYPE_CHOICES = ("auto", *KV_FORMATS, "fp8")
 _KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 _DTYPE_ALIASES = {"float": "float32", "half": "float16"}
@@ -79,6 +80,8 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     """Of the KV cache. auto: that of the activations. fp8_e4m3 and int8 store a scale per token and
     head, and halve the cache of 16-bit models or better."""
+    executor_backend: str = "uni"
+    """uni: steps are computed in the engine's own process. mp: in another one."""
     num_threads: int | None = None
     """Threads for CPU kernels; None leaves torch's own choice (OMP_NUM_THREADS, cores)."""
     simulation: Simulation | None = None
@@ -199,6 +202,7 @@ def _check_ranges(config: EngineConfig) -> None:
         ("dtype", config.dtype, DTYPE_CHOICES),
         ("device", config.device, DEVICE_CHOICES),
         ("scheduling-policy", config.scheduling_policy, POLICY_CHOICES),
+        ("distributed-executor-backend", config.executor_backend, EXECUTOR_CHOICES),
         ("kv-cache-dtype", config.kv_cache_dtype, KV_CACHE_DTYPE_CHOICES),
         ("attention-backend", config.attention_backend, ("auto", *BACKENDS)),
     ):

@@ -270,6 +270,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
         only_reason=_ONE_GPU,
         description="Copies of the model within one server. Only 1 in this version.",
     ),
+    Flag(
+        name="distributed-executor-backend",
+        kind="enum",
+        section="ParallelConfig",
+        default="uni",
+        choices=("uni", "mp"),
+        description="Where steps are computed: `uni` in the engine's own process, `mp` in another one.",
+    ),
     # ---- DeviceConfig -----------------------------------------------------------------------
     Flag(
         name="device",

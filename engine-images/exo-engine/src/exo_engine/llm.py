@@ -83,6 +83,10 @@ class LLM:
         """The core underneath, for those who step it themselves."""
         return self._core
 
+    def close(self) -> None:
+        """Let go of the model; nothing else may be called afterwards."""
+        self._core.close()
+
     def stats(self) -> EngineStats:
         """Return the core's counters."""
         return self._core.stats()

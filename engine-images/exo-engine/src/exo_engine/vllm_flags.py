@@ -80,7 +80,7 @@ _WORDS: Final[dict[str, str]] = {
         data-parallel-rpc-port data-parallel-size-local data-parallel-start-rank
         dbo-decode-token-threshold dbo-prefill-token-threshold dcp-comm-backend
         dcp-kv-cache-interleave-size dcp-q-replicate decode-context-parallel-size device-ids
-        disable-custom-all-reduce disable-nccl-for-dp-synchronization distributed-executor-backend
+        disable-custom-all-reduce disable-nccl-for-dp-synchronization
         distributed-timeout-seconds dp-sync-interval elastic-ep-max-dp-size
         enable-batch-sharded-sampling enable-dbo enable-elastic-ep enable-ep-weight-filter
         enable-eplb enable-expert-parallel enable-fault-tolerance enable-hc-sp

@@ -10,8 +10,8 @@ import msgpack
 import pytest
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
+from exo_engine.frames import ConnectionEnded, FrameSocket, encode
 from exo_engine.sampling_params import SamplingParams
-from exo_engine.server.frames import ConnectionEnded, FrameSocket, encode
 from exo_engine.server.messages import (
     Refusal,
     pack,
@@ -56,6 +56,17 @@ def test_end_of_the_other_process_is_noticed() -> None:
             receiver.receive(is_waiting=True)
         with pytest.raises(ConnectionEnded):
             receiver.send("progress", "x")
+
+
+def test_last_words_of_the_other_process_are_heard() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with ours:
+            FrameSocket(ours).send("failed", "no room")
+        receiver = FrameSocket(theirs)
+        assert receiver.receive(is_waiting=True) == [("failed", "no room")]
+        with pytest.raises(ConnectionEnded):
+            receiver.receive(is_waiting=True)
 
 
 def test_request_survives() -> None:

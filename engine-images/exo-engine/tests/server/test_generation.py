@@ -13,11 +13,11 @@ import pytest
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.errors import OutOfMemory, PromptTooLong
+from exo_engine.frames import FrameSocket
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.core_process import Core, serve
-from exo_engine.server.frames import FrameSocket
 from exo_engine.server.generation import Delta, Generation
 from exo_engine.server.messages import CoreInfo
 from exo_engine.server.metrics import Metrics

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from exo_engine.config import EngineConfig, ResolvedConfig
 from exo_engine.core.executor import Executor
-from exo_engine.core.loading import LoadedCore, load, make_scheduler
+from exo_engine.core.executor_process import ProcessExecutor
+from exo_engine.core.loading import LoadedCore, load_here, make_scheduler
 from exo_engine.core.measurements import Measurements
 from exo_engine.core.pipeline import Pipeline
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
@@ -144,8 +145,6 @@ class EngineCore:
 
 
 def _load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
-    if config.simulation is None:
-        return load(config, start_up)
-    from exo_engine.simulation.loading import load_simulated  # not needed by a real deployment
-
-    return load_simulated(config, start_up)
+    if config.executor_backend == "mp":
+        return ProcessExecutor(config, start_up).loaded
+    return load_here(config, start_up)

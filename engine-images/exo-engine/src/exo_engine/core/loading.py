@@ -59,6 +59,19 @@ class LoadedCore:
     """Longest prompt whose own log-probabilities can be computed; None: any."""
 
 
+def load_here(config: EngineConfig, start_up: StartUp) -> LoadedCore:
+    """Load in this process what a configuration asks for, simulated or not.
+
+    Raises:
+        EngineError: as `load` and `load_simulated` do.
+    """
+    if config.simulation is None:
+        return load(config, start_up)
+    from exo_engine.simulation.loading import load_simulated  # not needed by a real deployment
+
+    return load_simulated(config, start_up)
+
+
 def load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
     """Load the model and make room for its cache.
 

@@ -20,8 +20,8 @@ from typing import Any
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.errors import InternalError, OutOfMemory
+from exo_engine.frames import ConnectionEnded, encode, read_frame
 from exo_engine.server.core_start import StartedCore
-from exo_engine.server.frames import ConnectionEnded, encode, read_frame
 from exo_engine.server.messages import (
     CoreInfo,
     Refusal,

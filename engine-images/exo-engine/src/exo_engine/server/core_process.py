@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
 import logging
-import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from exo_engine.clock import Clock
 from exo_engine.config import EngineConfig
+from exo_engine.core.parent import die_with_parent
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import EngineError, InternalError, OutOfMemory, RequestError
-from exo_engine.server.frames import ConnectionEnded, FrameSocket, Message
+from exo_engine.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.server.logs import configure_logging
 from exo_engine.server.messages import (
     CoreInfo,
@@ -37,8 +36,6 @@ from exo_engine.server.messages import (
     unpack_request,
 )
 from exo_engine.server.torch_import import import_torch
-
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 logger = logging.getLogger("exo_engine.server.core_process")  # not __main__, as which it runs
 
@@ -75,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _die_with_parent(options.parent)
+    die_with_parent(options.parent)
     configure_logging(options.log_level)
     link = FrameSocket(socket.socket(fileno=options.socket))
     # While the API process imports its own; what goes wrong here goes wrong once more below, and is told.
@@ -175,13 +172,6 @@ def _report(link: FrameSocket, exc: Exception) -> int:
         logger.error("the engine core broke", exc_info=exc)
     link.send("failed", [status, message, hint])
     return status
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process as soon as its parent is gone."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the kernel was asked
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Frames between the API process and the engine core: a length, then one msgpack message.
+"""Frames between processes of the engine: a length, then one msgpack message.
 
     | 4 bytes, big-endian: length n | n bytes: msgpack of [kind, payload] |
 
@@ -79,6 +79,8 @@ class FrameSocket:
             except OSError as exc:
                 raise ConnectionEnded from exc
             if not chunk:
+                if messages:  # the last words; the next call tells that nothing follows
+                    return messages
                 raise ConnectionEnded
             self._buffer += chunk
             messages += self._whole_messages()

@@ -1,0 +1,74 @@
+"""Steps that another process computes from frames alone give the same tokens."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from exo_engine.core.start_up import StartUp
+from exo_engine.errors import CoreFailed, ModelUnusable, OutOfMemory
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+
+OPTIONS = {
+    "dtype": "float32", "device": "cpu", "block_size": 4, "max_model_len": 88, "num_threads": 1,
+    "num_gpu_blocks_override": 24, "max_num_batched_tokens": 9, "max_num_seqs": 5,
+}  # fmt: skip
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=20, logprobs=2, prompt_logprobs=1),
+    SamplingParams(temperature=1.3, seed=1, max_tokens=20, repetition_penalty=1.3),
+    SamplingParams(temperature=1.3, seed=2, max_tokens=20, logit_bias={3: 5.0}, min_tokens=4),
+    SamplingParams(temperature=1.3, seed=3, max_tokens=20, stop_token_ids=(5, 6, 7)),
+    SamplingParams(temperature=0, max_tokens=20, bad_words=((1, 2), (3,))),
+]
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["sync", "async"])
+def test_tokens_are_those_of_this_process_in_scarce_blocks_and_chunks(
+    tiny_model, prompts, is_ahead
+):
+    path = tiny_model("qwen3").path
+    here = LLM(path, **OPTIONS)
+    told: list[str] = []
+    other = LLM(
+        path, **OPTIONS, executor_backend="mp", async_scheduling=is_ahead, progress=told.append
+    )
+    try:
+        assert "warming up" in told
+        assert other.core.executor.pid != os.getpid()
+        assert other.core.measurements.num_kv_blocks == here.core.measurements.num_kv_blocks
+        found, wanted = other.generate(prompts, PARAMS), here.generate(prompts, PARAMS)
+        assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+        assert [e.rank for e in found[0].logprobs] == [e.rank for e in wanted[0].logprobs]
+        assert len(found[0].prompt_logprobs) == len(wanted[0].prompt_logprobs)
+        other.core.check_integrity()
+        assert is_ahead or other.stats().num_preemptions_total > 0
+        assert other.stats().num_used_blocks == 0
+        _check_death(other, prompts)
+    finally:
+        other.close()
+
+
+def _check_death(llm: LLM, prompts) -> None:
+    """The end of the process is told, and no step is waited for in vain."""
+    os.kill(llm.core.executor.pid, signal.SIGKILL)
+    with pytest.raises(CoreFailed, match="the process that computes steps ended with SIGKILL"):
+        llm.generate(prompts, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"kv_cache_bytes": 10, "num_gpu_blocks_override": None}, OutOfMemory, "one KV block"),
+        ({"model_dir": Path("/nowhere")}, ModelUnusable, "nowhere"),
+    ],
+)
+def test_what_loading_raises_there_is_raised_here(tiny_model, changes, error, message):
+    from exo_engine.config import EngineConfig
+    from exo_engine.core.executor_process import ProcessExecutor
+
+    options = {"model_dir": tiny_model("qwen3").path, **OPTIONS, **changes}
+    with pytest.raises(error, match=message):
+        ProcessExecutor(EngineConfig(**options), StartUp())
