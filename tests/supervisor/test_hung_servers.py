@@ -189,7 +189,8 @@ async def test_server_killed_again_and_again_once_it_answers_is_started_at_once(
         with socket.create_connection(address, timeout=5):
             pass
     await pid_of(state, other_than=pid)
-    assert state.read_failure("gateway").attempts == 1
+    failure = state.read_failure("gateway")  # forgotten once it has run for half a second
+    assert failure is None or failure.attempts == 1
 
 
 async def test_supervisor_is_recorded_once_it_holds_what_adopted_servers_listen_on(server):

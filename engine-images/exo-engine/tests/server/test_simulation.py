@@ -86,7 +86,7 @@ def test_simulated_failure_ends_as_a_real_one(simulate: Start) -> None:
         "log": ["torch.OutOfMemoryError: CUDA out of memory."],
     }
     engine = simulate(fail=fail)
-    assert engine.wait_exit() == 71
+    assert engine.wait_exit(60) == 71
     assert engine.last_line == f"exo-engine: error: {fail['error']}"
     assert "\ntorch.OutOfMemoryError: CUDA out of memory.\n" in engine.log.read_text()
     assert not engine.socket.exists()
