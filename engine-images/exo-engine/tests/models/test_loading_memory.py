@@ -27,8 +27,14 @@ CONFIG = {
 # Objects, and pages that the C library's allocator keeps: none of them grows with the model.
 SLACK_BYTES = 6 * 2**20
 
+OPTIONS = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+}
+# Imports once, and loads in a process of its own for each of the options.
 CHILD = """
-import json, sys, threading
+import json, os, sys, threading
 from pathlib import Path
 import torch
 from safetensors import safe_open
@@ -41,7 +47,14 @@ def anonymous():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
 
-model, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+model = Path(sys.argv[1])
+for name, options in json.loads(sys.argv[2]).items():
+    if (pid := os.fork()) == 0:
+        break
+    if status := os.waitpid(pid, 0)[1]:
+        sys.exit(f"{name}: status {status}")
+else:
+    sys.exit()
 spec = read_spec(model)
 settings = resolve(EngineConfig(model, device="cpu", **options), limits_of(spec), has_cuda=False)
 torch.ones(64, 64) @ torch.ones(64, 64)
@@ -56,7 +69,7 @@ watcher.start()
 decoder = load_decoder(spec, settings, lambda detail: None)
 is_over.set()
 watcher.join()
-print(json.dumps([before, max(most, anonymous()), anonymous(), decoder.num_bytes]))
+print(json.dumps([name, [before, max(most, anonymous()), anonymous(), decoder.num_bytes]]))
 """
 
 
@@ -77,15 +90,17 @@ def model_dir(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"dtype": "bfloat16"}, {"quantization": "int8"}],
-    ids=["float32", "bfloat16", "int8"],
-)
-def test_nothing_of_the_checkpoint_stays_beside_the_weights(model_dir, options):
-    arguments = [sys.executable, "-c", CHILD, str(model_dir), json.dumps(options)]
+@pytest.fixture(scope="module")
+def measured(model_dir):
+    """Bytes before, at most and after, and of the weights, by the name of the options."""
+    arguments = [sys.executable, "-c", CHILD, str(model_dir), json.dumps(OPTIONS)]
     child = subprocess.run(arguments, check=True, capture_output=True, text=True)
-    before, most, after, num_bytes = json.loads(child.stdout)
+    return dict(json.loads(line) for line in child.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_nothing_of_the_checkpoint_stays_beside_the_weights(model_dir, measured, name):
+    before, most, after, num_bytes = measured[name]
     largest = max(entry.num_bytes for entry in read_checkpoint(model_dir).values())
     assert after - before > 0.9 * num_bytes, "what was measured is where the weights are"
     assert most - before <= num_bytes + largest + SLACK_BYTES
