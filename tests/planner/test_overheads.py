@@ -1,0 +1,56 @@
+"""Memory beside the cache: allocator pages, padded experts, the sampler."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
+from exo_inference.planner.memory import page_rest
+
+GIB, MIB = 2**30, 2**20
+
+
+def planned(name: str, gpu: str, count: int = 1, **flags: object) -> Plan:
+    return plan(find_model(name), find_gpu(gpu), count, EngineParameters(**flags))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("size", "rest"),
+    [(9 * MIB, 0), (31.5 * MIB, 0.5 * MIB), (259 * MIB, 1 * MIB), (24.5 * MIB, 0), (224 * MIB, 0)],
+)
+def test_a_page_is_not_split_for_a_rest_of_at_most_1_mib(size: float, rest: float) -> None:
+    assert page_rest(size) == rest
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "count", "version", "printed"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "T4", 1, "0.10.1", 14.2488),
+        ("Qwen/Qwen2-7B-Instruct", "A100-80GB", 2, "0.10.1", 7.1217),
+        ("Qwen/Qwen2.5-32B-Instruct", "RTX 3090", 4, "0.18.1", 15.39),
+        ("openai/gpt-oss-120b", "A100-80GB", 4, "0.10.1", 17.2217),
+        ("openai/gpt-oss-120b", "H100", 1, "0.14.1", 64.38),
+    ],
+)
+def test_weights_are_what_the_allocator_gives(
+    name: str, gpu: str, count: int, version: str, printed: float
+) -> None:
+    """As vLLM printed them ("Model loading took"); sources in docs/benchmarks/planner-starts.json."""
+    found = planned(name, gpu, count, engine_version=version, dtype="float16")
+    assert found.weights_bytes_per_gpu / GIB == pytest.approx(printed, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("version", "has_flashinfer", "logit_bytes"),
+    [("0.13.0", False, 38), ("0.13.0", True, 14), ("0.25.0", False, 14), ("0.33.0", False, 14)],
+)
+def test_a_sampler_that_does_not_sort_holds_about_a_third(
+    version: str, has_flashinfer: bool, logit_bytes: int
+) -> None:
+    found = planned(
+        "Qwen/Qwen3-8B", "H100", engine_version=version, has_flashinfer_sampler=has_flashinfer
+    )
+    part = found.component("activations")
+    assert part is not None
+    expected = max(logit_bytes * 1024 * 151_936, 0)
+    assert part.num_bytes == pytest.approx(expected, rel=0.02)
