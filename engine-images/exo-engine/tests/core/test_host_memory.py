@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from exo_engine.core.host_memory import free_host_bytes, total_host_bytes
+from exo_engine.core.host_memory import free_host_bytes, num_oom_kills, total_host_bytes
 
 GIB = 2**30
 V1 = "9:name=systemd:/\n4:cpu,memory:/docker/abc\n0::/\n"
@@ -75,3 +75,26 @@ def test_memory_is_that_of_the_control_group(
         (tmp_path / name).write_text(text)
     assert total_host_bytes(tmp_path) == total * GIB
     assert free_host_bytes(tmp_path) == free * GIB
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "count"),
+    [
+        pytest.param("", {}, None, id="no groups"),
+        pytest.param(V1, {}, None, id="v1, not told"),
+        pytest.param(
+            V1,
+            {f"{V1_OWN}/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"},
+            3,
+            id="v1",
+        ),
+        pytest.param(V2, {f"{V2_OWN}/memory.events": "max 9\noom 2\noom_kill 1\n"}, 1, id="v2"),
+        pytest.param(V2, {"sys/fs/cgroup/memory.events": "oom_kill 4\n"}, 4, id="v2, above"),
+    ],
+)
+def test_processes_killed_for_want_of_memory_are_counted(tmp_path, cgroup, files, count):
+    for name, text in {"proc/self/cgroup": cgroup, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert num_oom_kills(tmp_path) == count

@@ -379,6 +379,16 @@ def test_guesses_are_not_computed_where_a_state_could_not_take_them_back():
     assert step(scheduler)[0].num_tokens == 1
 
 
+def test_tokens_are_counted_in_the_step_that_computes_them():
+    scheduler = make(budget=8)
+    scheduler.add(request("a", 20, 3))
+    counts = []
+    while scheduler.has_unfinished():
+        step(scheduler)
+        counts.append(scheduler.stats().computed_tokens_total)
+    assert counts == [8, 16, 20, 21, 22]
+
+
 def test_abandoned_steps_start_over():
     scheduler = make()
     scheduler.add(request("a", 3, 4))

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 import safetensors.torch
+from exo_engine.core.host_memory import num_oom_kills
 
 from .conftest import MODEL, Engine, is_alive, write_tiny_model
 
@@ -161,7 +162,8 @@ def test_killed_core_ends_the_server_and_its_streams_with_an_error(start_engine:
         os.kill(engine.core_pid, signal.SIGKILL)
         rest = events(lines)
     assert rest[-1]["error"]["code"] == "engine_stopped"  # and no [DONE]: it is not whole
-    assert engine.wait_exit() == 71
+    # The kernel may say that it killed nobody for want of memory.
+    assert engine.wait_exit() == (71 if num_oom_kills() is None else 70)
     assert engine.last_line.startswith("exo-engine: error: the engine core was killed by signal 9")
     assert not engine.socket.exists()
 

@@ -31,6 +31,19 @@ def total_host_bytes(root: Path = ROOT) -> int:
     return min([total, *(limit for limit, _ in _limits(root))])
 
 
+def num_oom_kills(root: Path = ROOT) -> int | None:
+    """Return how many processes of this control group the kernel has killed for want of memory.
+
+    None where it does not say.
+    """
+    for version, group in _groups(root):
+        name = "memory.oom_control" if version == 1 else "memory.events"
+        count = _read_table(group / name).get("oom_kill")
+        if count is not None:
+            return count
+    return None
+
+
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
     """Yield the limit and the use of every control group that bounds this process's memory."""
     for version, group in _groups(root):

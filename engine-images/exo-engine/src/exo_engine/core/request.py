@@ -78,6 +78,8 @@ class EngineStats:
     """Prompt tokens computed or found in the cache."""
     generation_tokens_total: int = 0
     num_steps_total: int = 0
+    computed_tokens_total: int = 0
+    """Tokens that steps have computed, of prompts and of answers."""
 
     @property
     def kv_cache_usage(self) -> float:

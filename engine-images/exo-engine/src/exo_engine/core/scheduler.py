@@ -77,6 +77,7 @@ class Scheduler:
         self._num_prefix_hits = 0
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
+        self._num_computed_tokens = 0
         self._num_steps = 0
 
     # --- requests -----------------------------------------------------------------------------
@@ -136,6 +137,7 @@ class Scheduler:
             prompt_tokens_total=self._num_prompt_tokens,
             generation_tokens_total=self._num_generated_tokens,
             num_steps_total=self._num_steps,
+            computed_tokens_total=self._num_computed_tokens,
         )
 
     # --- one step -----------------------------------------------------------------------------
@@ -193,6 +195,7 @@ class Scheduler:
             result: what the runner gave for its frame.
         """
         self._num_steps += 1
+        self._num_computed_tokens += step.num_tokens
         outputs = []
         for item, each in zip(step.items.values(), result.sequences, strict=True):
             sequence = item.sequence

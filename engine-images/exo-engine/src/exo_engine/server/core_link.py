@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_engine.config import EngineConfig
+from exo_engine.core.host_memory import num_oom_kills
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.errors import InternalError, OutOfMemory
 from exo_engine.frames import ConnectionEnded, encode, read_frame
@@ -104,6 +105,7 @@ class CoreLink:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._reported: CoreFailure | None = None
+        self._oom_kills_before = num_oom_kills()
         self._is_closing = False
         self._closed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -178,7 +180,9 @@ class CoreLink:
         finally:
             status = await self._reap()
             if not self._is_closing:
-                self.failure = self._reported or _failure_from_status(status)
+                self.failure = self._reported or _failure_from_status(
+                    status, self._oom_kills_before
+                )
             self._end_streams()
             if self._writer is not None:
                 self._writer.close()
@@ -238,18 +242,27 @@ def _error_output(request_id: str, failure: CoreFailure | None) -> StepOutput:
     )
 
 
-def _failure_from_status(status: int | None) -> CoreFailure:
+def _failure_from_status(status: int | None, oom_kills_before: int | None) -> CoreFailure:
     """Explain a core that died without a word."""
     if status == -signal.SIGKILL:
-        return CoreFailure(
-            OutOfMemory.exit_code,
-            "the engine core was killed by signal 9",
-            "If the kernel's log says that memory ran out: a smaller --max-model-len or KV cache "
-            "needs less.",
-        )
+        return _killed(oom_kills_before, num_oom_kills())
     if status is not None and status < 0:
         name = signal.Signals(-status).name
         return CoreFailure(InternalError.exit_code, f"the engine core was ended by {name}")
     return CoreFailure(
         status or InternalError.exit_code, f"the engine core ended with status {status}"
+    )
+
+
+def _killed(oom_kills_before: int | None, oom_kills: int | None) -> CoreFailure:
+    """Say what the kernel's count of processes killed for want of memory tells."""
+    message = "the engine core was killed by signal 9"
+    hint = "A smaller --max-model-len or KV cache needs less memory."
+    if oom_kills_before is None or oom_kills is None:
+        guess = f"If the kernel's log says that memory ran out: {hint[0].lower()}{hint[1:]}"
+        return CoreFailure(OutOfMemory.exit_code, message, guess)
+    if oom_kills > oom_kills_before:
+        return CoreFailure(OutOfMemory.exit_code, f"{message}: memory ran out", hint)
+    return CoreFailure(
+        InternalError.exit_code, f"{message}, and not by the kernel for want of memory"
     )

@@ -132,7 +132,7 @@ class Metrics:
         self._queries.inc(stats.prefix_cache_queries_total - last.prefix_cache_queries_total)
         self._hits.inc(stats.prefix_cache_hits_total - last.prefix_cache_hits_total)
         if stats.num_steps_total > last.num_steps_total:
-            self._step_tokens.observe(num_prompt + num_generated)
+            self._step_tokens.observe(stats.computed_tokens_total - last.computed_tokens_total)
 
     def observe_request(self, num_choices: int) -> None:
         """Count a request as it comes in."""
