@@ -79,6 +79,8 @@ _RULES = """## How it is graded
 - What is derived from the engines' source: weights with the allocator's pages, the profile run (sampler, one step,
   image encoder), blocks and groups. What is measured, and then its spread is its band: captured graphs, and memory
   outside PyTorch by how GPUs are joined.
+- How constants are grouped and how bands are formed was decided with the graded half's figures in view; its starts set
+  no value. Of the starts found later, those whose name begins with `web-` were found after that but for the bands.
 - llm-d-planner publishes 0.89 % for weights and 0.34 % for KV memory, on its own H100 runs; they
   are not among the starts here.
 - Constants of one family: the padding of gpt-oss's experts and Gemma 4's largest image item, both as vLLM has them.
