@@ -139,7 +139,8 @@ class KVCache:
 
         What is masked out must be finite all the same: zero times NaN is NaN.
         """
-        self.pool.index_fill_(1, blocks, 0)
+        if len(blocks):
+            self.pool.view(torch.int32).index_fill_(1, blocks, 0)  # bytes take eight times as long
 
     def _rows(self, plane: Tensor, layer: AttentionLayer) -> Tensor:
         """View a plane (blocks, page_bytes) as rows (blocks * n, Hkv, numbers of a head)."""
