@@ -235,13 +235,20 @@ def _host_bandwidth(key: str, entry: Mapping[str, Any]) -> float:
     return _CHIP_LINKS.get(key, (entry.get("pcie_gbps") or 16) * 1e9)
 
 
-def cpu_as_gpu(free_bytes: int, *, bandwidth: float = 40e9, gflops: float = 500.0) -> Gpu:
+def cpu_as_gpu(
+    free_bytes: int,
+    *,
+    bandwidth: float = 40e9,
+    gflops: float = 500.0,
+    has_bfloat16: bool = False,
+) -> Gpu:
     """Return a machine's CPU in the form of a GPU, for exo-engine.
 
     Args:
         free_bytes: memory that can be used.
         bandwidth: of main memory, bytes per second.
         gflops: of all cores, in fp32.
+        has_bfloat16: whether they multiply it in hardware; where nobody knows, plans count float32.
     """
     return Gpu(
         key="cpu",
@@ -250,7 +257,7 @@ def cpu_as_gpu(free_bytes: int, *, bandwidth: float = 40e9, gflops: float = 500.
         reported_bytes=free_bytes,
         bandwidth=bandwidth,
         tflops={"fp16": gflops / 1000, "bf16": gflops / 1000},
-        native=frozenset({"fp16", "bf16"}),
+        native=frozenset({"fp16", "bf16"} if has_bfloat16 else {"fp16"}),
         host_bandwidth=bandwidth,
         max_count=1,
         source="the machine",

@@ -134,7 +134,8 @@ def arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
     if gpu.vendor == "cpu" and inputs.dtype == "float32":
         return "fp32", (gpu.tflops.get("bf16") or 0.0) * 1e12  # what is known of a CPU is its fp32
     is_half = inputs.dtype in ("float16", "half")
-    wanted = "fp16" if is_half or not gpu.supports("bf16") else "bf16"
+    has_bf16 = gpu.supports("bf16") or gpu.vendor == "cpu"
+    wanted = "fp16" if is_half or not has_bf16 else "bf16"
     rate = gpu.tflops.get(wanted) or gpu.tflops.get("fp16") or 0.0
     return wanted, rate * 1e12
 

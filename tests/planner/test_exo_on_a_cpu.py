@@ -32,6 +32,14 @@ def test_exo_engine_on_a_cpu_holds_its_parameters_in_float32(has_headers: bool) 
     assert found.weights_bytes_per_gpu == pytest.approx(2 * NUM_PARAMETERS, rel=1e-4)
 
 
+def test_exo_engine_holds_bfloat16_where_checkpoint_and_processor_have_it() -> None:
+    cpu = cpu_as_gpu(16 * 2**30, has_bfloat16=True)
+    for dtype, num_bytes in (("bfloat16", 2), ("float16", 4), ("float32", 4)):
+        model = read_architecture({**CONFIG, "torch_dtype": dtype}, name="tiny")
+        found = plan(model, cpu, 1, settings_of([], engine="exo"))
+        assert found.weights_bytes_per_gpu == pytest.approx(num_bytes * NUM_PARAMETERS, rel=1e-4)
+
+
 @pytest.mark.parametrize("num_blocks", [100, 9000], ids=["fewer", "more than sequences use"])
 def test_exo_engine_on_a_cpu_has_the_blocks_asked_for(num_blocks: int) -> None:
     flags = [f"--num-gpu-blocks-override={num_blocks}", "--kv-cache-memory-bytes=1G"]

@@ -9,8 +9,9 @@ from exo_engine.errors import ConfigurationError
 LIMITS = ModelLimits(max_position_embeddings=2048, checkpoint_dtype="bfloat16")
 
 
-def settle(*, has_cuda=False, limits=LIMITS, **options):
-    return resolve(EngineConfig(Path("model"), **options), limits, has_cuda=has_cuda)
+def settle(*, has_cuda=False, has_bfloat16=False, limits=LIMITS, **options):
+    config = EngineConfig(Path("model"), **options)
+    return resolve(config, limits, has_cuda=has_cuda, has_bfloat16=has_bfloat16)
 
 
 def test_auto_on_a_cpu():
@@ -32,6 +33,16 @@ def test_auto_on_cuda():
 )
 def test_auto_dtype_on_cuda_follows_the_checkpoint(checkpoint, dtype):
     assert settle(has_cuda=True, limits=ModelLimits(2048, checkpoint)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "dtype"),
+    [("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "float32"), (None, "float32")],
+)
+def test_auto_dtype_on_a_cpu_is_bfloat16_where_checkpoint_and_processor_have_it(checkpoint, dtype):
+    limits = ModelLimits(2048, checkpoint)
+    assert settle(limits=limits, has_bfloat16=True).dtype == dtype
+    assert settle(limits=limits).dtype == "float32"
 
 
 def test_steps_are_scheduled_ahead_on_cuda_unless_somebody_says_otherwise():

@@ -19,6 +19,7 @@ from exo_inference.cli.text_files import read_text_file
 from exo_inference.engine_names import default_engine
 from exo_inference.errors import AuthenticationFailed, ExoError, HubError, UsageError
 from exo_inference.host_memory import read_host_memory
+from exo_inference.host_processor import has_bfloat16
 from exo_inference.planner import (
     Architecture,
     Gpu,
@@ -74,7 +75,7 @@ class LocalPlanner:
     def _judge(self, gpu_type: str, gpu_count: int, *, with_advice: bool) -> Judgement:
         wanted, engine = self.wanted, engine_for(self.wanted, gpu_type)
         if gpu_type == CPU:  # of this machine, within the limit of the container
-            gpu = cpu_as_gpu(read_host_memory().total_bytes)
+            gpu = cpu_as_gpu(read_host_memory().total_bytes, has_bfloat16=has_bfloat16())
         else:
             gpu = find_gpu(gpu_type, extra=self.extra)
         subject = Subject(

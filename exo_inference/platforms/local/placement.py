@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exo_inference.engine_names import GPU_ENGINE
+from exo_inference.host_processor import has_bfloat16
 from exo_inference.planner import cpu_as_gpu
 from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
 from exo_inference.platforms.gpu_families import CPU_FAMILY, describe_gpu
@@ -185,7 +186,7 @@ def _describe_cpu(records: Sequence[ReplicaRecord], room: HostRoom) -> InstanceT
         f"{format_size(room.total_bytes)} of memory are left for replicas"
     )
     free = max(0, room.num_cores - used)
-    cpu = cpu_as_gpu(room.total_bytes)
+    cpu = cpu_as_gpu(room.total_bytes, has_bfloat16=has_bfloat16())
     return InstanceTypeInfo(CPU_FAMILY, room.num_cores, free, text, gpu=cpu, largest_node=1)
 
 

@@ -42,7 +42,8 @@ class EngineConfig:
     model_dir: Path
     """Directory with config.json and the safetensors files."""
     dtype: str = "auto"
-    """Of weights and activations. auto: the checkpoint's own, float32 on a CPU."""
+    """Of weights and activations. auto: the checkpoint's own; on a CPU that is bfloat16 where the
+    processor has it in hardware, else float32."""
     quantization: str | None = None
     """Format that linear layers are converted to while they are loaded; None: as the checkpoint is."""
     device: str = "auto"
@@ -126,13 +127,16 @@ class ResolvedConfig:
     num_threads: int | None
 
 
-def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> ResolvedConfig:
+def resolve(
+    config: EngineConfig, limits: ModelLimits, *, has_cuda: bool, has_bfloat16: bool = False
+) -> ResolvedConfig:
     """Settle every "auto" and refuse what contradicts itself.
 
     Args:
         config: what the user asked for.
         limits: what the model allows.
         has_cuda: whether torch sees a CUDA device.
+        has_bfloat16: whether the processor multiplies bfloat16 in hardware.
 
     Raises:
         ConfigurationError: a value is out of range, or asks for what is not there.
@@ -141,7 +145,7 @@ def resolve(config: EngineConfig, limits: ModelLimits, *, has_cuda: bool) -> Res
     device = _resolve_device(config.device, has_cuda=has_cuda)
     max_model_len = _resolve_max_model_len(config.max_model_len, limits)
     max_num_seqs, budget = _resolve_step_size(config, device, max_model_len)
-    dtype = _resolve_dtype(config.dtype, limits, device)
+    dtype = _resolve_dtype(config.dtype, limits, device, has_bfloat16=has_bfloat16)
     return ResolvedConfig(
         model_dir=config.model_dir,
         dtype=dtype,
@@ -250,11 +254,13 @@ def _resolve_step_size(config: EngineConfig, device: str, max_model_len: int) ->
     return num_seqs, budget
 
 
-def _resolve_dtype(dtype: str, limits: ModelLimits, device: str) -> DType:
+def _resolve_dtype(dtype: str, limits: ModelLimits, device: str, *, has_bfloat16: bool) -> DType:
     name = _DTYPE_ALIASES.get(dtype, dtype)
     if name == "auto":
+        name = limits.checkpoint_dtype or "bfloat16"
         # A CPU without bf16 units is slower in 16 bits than in 32, and float32 needs no caveats.
-        name = "float32" if device == "cpu" else (limits.checkpoint_dtype or "bfloat16")
+        if device == "cpu" and not (limits.checkpoint_dtype == "bfloat16" and has_bfloat16):
+            name = "float32"
         if device == "cuda" and name == "float32":
             name = "bfloat16"
     if name == "float32":

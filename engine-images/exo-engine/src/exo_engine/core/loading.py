@@ -17,6 +17,7 @@ from exo_engine.attention.layer import Reach
 from exo_engine.config import EngineConfig, ResolvedConfig, resolve
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.executor import DirectExecutor, Executor, StepRunner, ThreadExecutor
+from exo_engine.core.host_memory import has_bfloat16
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import (
     DeviceMemory,
@@ -81,7 +82,12 @@ def load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
     """
     start_up.begin("reading configuration")
     spec = read_spec(config.model_dir)
-    settings = resolve(config, limits_of(spec), has_cuda=torch.cuda.is_available())
+    settings = resolve(
+        config,
+        limits_of(spec),
+        has_cuda=torch.cuda.is_available(),
+        has_bfloat16=has_bfloat16(),
+    )
     settings = replace(settings, block_size=fitting_block_size(spec, settings))
     try:
         return _load_on_device(

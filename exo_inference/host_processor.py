@@ -1,0 +1,21 @@
+"""What the machine's processor computes in hardware. Plans for engines on the CPU ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exo_inference.host_memory import ROOT
+
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""As the kernel names them: products of bfloat16 in x86's vectors and tiles, and in ARM's vectors."""
+
+
+def has_bfloat16(root: Path = ROOT) -> bool:
+    """Whether the processor multiplies bfloat16 by itself; not where the kernel does not say."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    names = (line.partition(":") for line in lines)
+    features = (rest for name, _, rest in names if name.strip() in ("flags", "Features"))
+    return bool(_BFLOAT16 & set(next(features, "").split()))
