@@ -76,6 +76,8 @@ def test_many_sequences_raise_the_default_budget():
         ({"device": "cuda"}, "finds no CUDA device"),
         ({"device": "tpu"}, "--device must be one of"),
         ({"scheduling_policy": "lifo"}, "--scheduling-policy"),
+        ({"long_prefill_tokens": 0}, "--long-prefill-token-threshold must be 1 or more"),
+        ({"long_prefill_tokens": 9, "enable_chunked_prefill": False}, "chunked prefill is off"),
         ({"attention_backend": "magic"}, "--attention-backend"),
         ({"max_logprobs": -1}, "--max-logprobs"),
         (

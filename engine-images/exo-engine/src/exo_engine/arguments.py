@@ -366,6 +366,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         seed=values["seed"],
         enable_prefix_caching=values["enable_prefix_caching"],
         enable_chunked_prefill=values["enable_chunked_prefill"],
+        long_prefill_tokens=values["long_prefill_token_threshold"],
         async_scheduling=values["async_scheduling"],
         scheduling_policy=values["scheduling_policy"],
         max_logprobs=values["max_logprobs"],

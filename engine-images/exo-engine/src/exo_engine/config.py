@@ -70,6 +70,8 @@ class EngineConfig:
     """Keep finished blocks and reuse them for prompts that begin the same."""
     enable_chunked_prefill: bool = True
     """Let one prompt span several steps. Off: a prompt must fit into one step's budget."""
+    long_prefill_tokens: int | None = None
+    """Most tokens of one prompt in a step; None: as many as the step's budget leaves."""
     async_scheduling: bool | None = None
     """Schedule the next step while one is computed; None: on CUDA, not on a CPU."""
     scheduling_policy: str = "fcfs"
@@ -118,6 +120,7 @@ class ResolvedConfig:
     seed: int
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
+    long_prefill_tokens: int | None
     async_scheduling: bool
     scheduling_policy: SchedulingPolicy
     max_logprobs: int
@@ -161,6 +164,7 @@ def resolve(
         seed=config.seed,
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_tokens=config.long_prefill_tokens,
         async_scheduling=device == "cuda"
         if config.async_scheduling is None
         else config.async_scheduling,
@@ -190,9 +194,16 @@ def _check_ranges(config: EngineConfig) -> None:
         ("max-num-seqs", config.max_num_seqs),
         ("max-num-batched-tokens", config.max_num_batched_tokens),
         ("num-threads", config.num_threads),
+        ("long-prefill-token-threshold", config.long_prefill_tokens),
     ):
         if value is not None and value < 1:
             raise ConfigurationError(f"--{param} must be 1 or more, got {value}", param=param)
+    if config.long_prefill_tokens is not None and not config.enable_chunked_prefill:
+        raise ConfigurationError(
+            "--long-prefill-token-threshold cuts prompts, but chunked prefill is off",
+            param="long-prefill-token-threshold",
+            hint="Leave chunked prefill on, or the threshold out.",
+        )
     if not 0.0 < config.gpu_memory_utilization <= 1.0:
         raise ConfigurationError(
             f"--gpu-memory-utilization must be in (0, 1], got {config.gpu_memory_utilization}",

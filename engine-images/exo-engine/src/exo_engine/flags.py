@@ -216,6 +216,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
         description="Spread long prompts over several steps, so that answers in progress go on.",
     ),
     Flag(
+        name="long-prefill-token-threshold",
+        kind="integer",
+        section="SchedulerConfig",
+        minimum=1,
+        description="Most tokens of one prompt in a step, so that answers in progress and shorter prompts "
+        "wait less for long ones. Left out: as many as the step's budget leaves.",
+    ),
+    Flag(
         name="async-scheduling",
         kind="boolean",
         section="SchedulerConfig",

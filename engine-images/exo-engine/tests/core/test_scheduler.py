@@ -110,6 +110,14 @@ def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_meanwhile():
     ]
 
 
+def test_long_prompts_leave_the_rest_of_a_step_to_others():
+    scheduler = make(budget=16, long_prefill_tokens=5)
+    for name, length in (("long", 12), ("short", 3)):
+        scheduler.add(request(name, length, 2))
+    sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(3)]
+    assert sizes == [{"long": 5, "short": 3}, {"short": 1, "long": 5}, {"long": 2}]
+
+
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it_whole():
     scheduler = make(budget=8, enable_chunked_prefill=False, max_model_len=8)
     scheduler.add(request("a", 5, 2))

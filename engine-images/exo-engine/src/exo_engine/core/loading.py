@@ -167,6 +167,7 @@ def make_scheduler(
         max_model_len=config.max_model_len,
         policy=config.scheduling_policy,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        long_prefill_tokens=config.long_prefill_tokens,
         seed=config.seed,
         eos_token_ids=frozenset(spec.eos_token_ids),
     )

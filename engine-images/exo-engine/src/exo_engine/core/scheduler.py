@@ -51,6 +51,8 @@ class SchedulerLimits:
     max_model_len: int
     policy: SchedulingPolicy = "fcfs"
     enable_chunked_prefill: bool = True
+    long_prefill_tokens: int | None = None
+    """Most tokens of one prompt in a step; None: the whole budget."""
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
 
@@ -292,6 +294,7 @@ class Scheduler:
         left = self.limits.max_num_batched_tokens - step.num_tokens
         if sequence.num_uncomputed > left and not self.limits.enable_chunked_prefill:
             return 0
+        left = min(left, self.limits.long_prefill_tokens or left)
         num_tokens = min(sequence.num_uncomputed + len(sequence.proposed), left)
         return self._cut_for_states(sequence, num_tokens)
 
