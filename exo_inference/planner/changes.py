@@ -80,6 +80,8 @@ def single_changes(wanted: Wanted, before: Plan, others: tuple[Gpu, ...]) -> Ite
         yield from _eager_changes(wanted, before)
     if rules.quantizes:
         yield from _weight_changes(wanted)
+    elif rules.advised_quantization is not None:
+        yield from _smaller_weights(wanted, rules.advised_quantization)
     yield from _family_changes(wanted, before, others)
 
 
@@ -215,6 +217,14 @@ def _weight_changes(wanted: Wanted) -> Iterator[Change]:
         quality = SLIGHTLY if bits >= 8 else LESS
         cost = 3.1 if bits >= 8 else 4.5
         yield Change("checkpoint", cost, effect, replace(wanted, model=sibling), quality)
+
+
+def _smaller_weights(wanted: Wanted, quantization: str) -> Iterator[Change]:
+    """Yield the one way in which an engine makes weights smaller."""
+    if wanted.model.quantization is None and not wanted.parameters.quantization:
+        effect = f"weights quantized to {quantization.upper()} while loading: a byte for each"
+        changed = wanted.with_flags(quantization=quantization)
+        yield Change("quantization", 3.0, effect, changed, SLIGHTLY)
 
 
 def _has_online_4_bit(wanted: Wanted) -> bool:

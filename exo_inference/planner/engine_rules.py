@@ -55,6 +55,7 @@ class EngineRules:
         pads_experts: a kernel pads experts in MXFP4 (vLLM's Marlin).
         profiles_encoder: the profile run encodes images.
         quantizes: it reads quantized weights, and quantizes plain ones while loading in several ways.
+        advised_quantization: value of --quantization that makes plain weights smaller while loading.
         chooses_cache_type: the cache may have another type than activations.
         cache_scale_bytes: of each head's keys, and values, of a token in one byte per number; where that
             is so, any device converts such a cache.
@@ -100,6 +101,7 @@ class EngineRules:
     pads_experts: bool = False
     profiles_encoder: bool = False
     quantizes: bool = False
+    advised_quantization: str | None = None
     chooses_cache_type: bool = False
     cache_scale_bytes: int = 0
     halves_float32: bool = False
@@ -135,6 +137,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         group_tolerance=1.5,  # exo_engine/attention/cache_plan.py
         chooses_cache_type=True,
         cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
+        advised_quantization="int8",
         cpu_dtype="float32",
         families=frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe"}),
         shrinks_length=True,

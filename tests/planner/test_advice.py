@@ -31,7 +31,8 @@ from tests.planner.flags import settings_of
 GIB = 2**30
 MINISTRAL = "mistralai/Ministral-3-8B-Instruct-2512"
 EXO_FLAGS = {
-    "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization", "--kv-cache-dtype"}  # fmt: skip
+    "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization", "--kv-cache-dtype",
+    "--quantization"}  # fmt: skip
 
 
 def applied(

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from exo_inference.planner import cpu_as_gpu, find_gpu, plan, read_architecture
+from exo_inference.planner import (
+    advise,
+    cpu_as_gpu,
+    find_gpu,
+    find_model,
+    plan,
+    read_architecture,
+)
 from exo_inference.planner.model.checkpoint import with_total_bytes
 from tests.planner.flags import settings_of
 
@@ -104,3 +111,9 @@ def test_the_cache_is_laid_out_as_the_engine_does(
     found = plan(model, cpu_as_gpu(16 * 2**30), 1, settings)
     assert not [problem.detail for problem in found.problems]
     assert (found.kv_block_size, found.num_kv_blocks) == (block, 2**26 // (block * per_token))
+
+
+def test_int8_is_advised_where_weights_are_too_large() -> None:
+    model = find_model("Qwen/Qwen3-8B")
+    advised = advise(model, cpu_as_gpu(24 * 2**30), 1, settings_of([], engine="exo"))
+    assert any(option == "--quantization=int8" for each in advised for option in each.flags)
