@@ -64,6 +64,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3-half-windowed": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3-moe": ("Qwen3Moe", {**_MIXTURE, "head_dim": 16, "norm_topk_prob": True}),
     "qwen3.5": (
         "Qwen3_5",

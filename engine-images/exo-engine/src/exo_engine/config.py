@@ -170,9 +170,7 @@ def resolve(
         else config.async_scheduling,
         scheduling_policy="priority" if config.scheduling_policy == "priority" else "fcfs",
         max_logprobs=config.max_logprobs,
-        attention_backend="reference"
-        if config.attention_backend == "auto"
-        else config.attention_backend,
+        attention_backend=config.attention_backend,
         kv_cache_dtype=_KV_CACHE_DTYPE_ALIASES.get(config.kv_cache_dtype, config.kv_cache_dtype)
         if config.kv_cache_dtype != "auto"
         else dtype,

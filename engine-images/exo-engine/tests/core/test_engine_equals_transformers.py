@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from exo_engine.kernels.library import PATHS, VARIABLE, available_paths
 from exo_engine.llm import LLM
 from exo_engine.models.config_file import FAMILIES as ARCHITECTURES
 from exo_engine.sampling_params import SamplingParams
@@ -122,12 +123,21 @@ def test_sharded_checkpoint_gives_the_same_tokens(tiny_model, prompts, tmp_path)
     assert [c.token_ids for c in completions] == [model.greedy(p, NUM_TOKENS) for p in prompts]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bit_output_is_close_to_the_oracles(tiny_model, prompts, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "kernels"),
+    [("float16", "off"), ("bfloat16", "off"), *(("bfloat16", path) for path in PATHS)],
+)
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_sixteen_bit_output_is_close_to_the_oracles(
+    tiny_model, prompts, family, dtype, kernels, monkeypatch
+):
     """The first token's likeliest candidates agree, within the precision there is."""
-    model = tiny_model("qwen3")
+    if kernels not in ("off", *available_paths()):
+        pytest.skip(f"this machine or build has no kernels for {kernels}")
+    model = tiny_model(family)
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=3)
     exact = LLM(model.path, **OPTIONS).generate(prompts, params)
+    monkeypatch.setenv(VARIABLE, kernels)
     rough = LLM(model.path, **{**OPTIONS, "dtype": dtype}).generate(prompts, params)
     for a, b in zip(exact, rough, strict=True):
         assert dict(b.logprobs[0].top)[a.token_ids[0]] == pytest.approx(

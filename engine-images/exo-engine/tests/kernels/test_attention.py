@@ -23,6 +23,7 @@ class Case:
     page_size: int
     sequences: list[tuple[int, int]]
     window: int | None = None
+    chunk: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
     expected: Tensor = field(init=False)
@@ -71,6 +72,8 @@ class Case:
         seen = torch.arange(len(keys)) <= positions
         if self.window is not None:
             seen &= torch.arange(len(keys)) > positions - self.window
+        if self.chunk is not None:
+            seen &= torch.arange(len(keys)) >= positions // self.chunk * self.chunk
         logits = logits.masked_fill(~seen, -math.inf)
         if self.sinks is not None:
             column = self.sinks.double().view(-1, 1, 1).expand(-1, len(queries), 1)
@@ -103,6 +106,7 @@ class Case:
             contexts,
             scale=self.head_dim**-0.5,
             window=self.window,
+            chunk=self.chunk,
             soft_cap=self.soft_cap,
             sinks=self.sinks,
         )
@@ -117,6 +121,7 @@ CASES = {
     "odd heads": Case((3, 3), 80, 16, [(33, 33)]),
     "window": Case((8, 2), 64, 16, [(700, 1), (90, 60), (5, 5)], window=20),
     "window of one": Case((2, 1), 16, 16, [(20, 20)], window=1),
+    "chunk": Case((8, 2), 64, 16, [(700, 1), (90, 60), (288, 1), (289, 1)], chunk=288),
     "soft cap": Case((8, 2), 64, 16, [(100, 1), (40, 40)], soft_cap=5.0),
     "sinks": Case((8, 2), 64, 16, [(100, 1), (290, 40)], has_sinks=True),
     "many query heads": Case((32, 2), 64, 16, [(100, 3)], window=50, soft_cap=30.0, has_sinks=True),

@@ -14,16 +14,30 @@ if TYPE_CHECKING:
     from exo_engine.attention.layer import CachedLayer
 
 BACKENDS: Mapping[str, str] = {
+    "cpu": "exo_engine.attention.cpu:CpuAttention",
     "reference": "exo_engine.attention.reference:ReferenceAttention",
 }
 """Each backend by its name; loaded when it is used, as all of them import torch."""
 
 
 def create_backend(name: str, layers: Sequence[CachedLayer], cache: KVCache) -> AttentionBackend:
-    """Build the backend called `name` for a model's layers over a cache."""
+    """Build a backend for a model's layers over a cache.
+
+    Args:
+        name: one of `BACKENDS`; auto: the CPU's kernels where they can serve all layers.
+        layers: of the model.
+        cache: of keys and values.
+
+    Raises:
+        ConfigurationError: there is no such backend, or it cannot serve this model here.
+    """
+    if name == "auto":
+        from exo_engine.attention.cpu import CpuAttention
+
+        name = "cpu" if CpuAttention.can_serve(layers, cache) else "reference"
     if name not in BACKENDS:
         raise ConfigurationError(
-            f"there is no attention backend {name!r}, expected {', '.join(BACKENDS)}",
+            f"there is no attention backend {name!r}, expected {', '.join(('auto', *BACKENDS))}",
             param="attention-backend",
         )
     module, _, attribute = BACKENDS[name].partition(":")

@@ -9,11 +9,24 @@ Legend: T tokens in step, H heads, Hkv key/value heads, D head dim.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from exo_engine.attention.layout import StepLayout
 from exo_engine.attention.states import States
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """By which angles a step's queries and keys are turned; pairs are d and d + D / 2."""
+
+    cosines: Tensor
+    """(positions, D / 2) float32, of every position there may be."""
+    sines: Tensor
+    """Likewise."""
+    positions: Tensor
+    """(T,) int32."""
 
 
 class AttentionBackend(ABC):
@@ -52,3 +65,27 @@ class AttentionBackend(ABC):
         Returns:
             (T, H, D), of the queries' dtype.
         """
+
+    def attend_merged(
+        self,
+        layer: int,
+        merged: Tensor,
+        rotation: Rotation,
+        *,
+        norms: tuple[Tensor, Tensor] | None = None,
+        eps: float = 0.0,
+    ) -> Tensor | None:
+        """Norm of heads, rotation and `attend` in one, where a backend has that for this layer.
+
+        Args:
+            layer: index of the layer.
+            merged: (T, (H + 2 Hkv) D): queries, keys and values after one another, as they were projected.
+            rotation: applied to queries and keys.
+            norms: weights (D,) of the norms of query and key heads, which come first; None: none.
+            eps: of the norms.
+
+        Returns:
+            (T, H, D); None: the layer is to be computed in steps.
+        """
+        del layer, merged, rotation, norms, eps
+        return None

@@ -93,6 +93,16 @@ class KVCache:
         """Return the group whose blocks hold what a layer reads."""
         return self._groups[layer]
 
+    def holds(self, dtype: torch.dtype) -> bool:
+        """Whether keys and values come, are stored, and go as `dtype`."""
+        return self._dtype == dtype and self._format.name == str(dtype).removeprefix("torch.")
+
+    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return the bytes of a layer's keys and of its values, each (blocks, page bytes)."""
+        source = self._layers[layer].kv_layer
+        _, place = self._plan.place(layer if source is None else source)
+        return self.pool[2 * place], self.pool[2 * place + 1]
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (T, Hkv, D) of one layer at `slots` (T,) int64."""
         for plane, states in zip(self._planes[layer], (keys, values), strict=True):

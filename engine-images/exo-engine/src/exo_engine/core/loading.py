@@ -36,6 +36,7 @@ from exo_engine.core.runner import ModelRunner
 from exo_engine.core.scheduler import Scheduler, SchedulerLimits
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import OutOfMemory
+from exo_engine.kernels.library import kernels_for
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
@@ -137,6 +138,8 @@ def load_decoder(
     """
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
+    if (kernels := kernels_for(DTYPES[settings.dtype], torch.device(settings.device))) is not None:
+        kernels.set_num_threads(torch.get_num_threads())
     entries = check_checkpoint(settings.model_dir, spec, settings.weight_format)
     check_weights_fit(_make_decoder(spec, settings, "meta").num_bytes, settings)
     decoder = _make_decoder(spec, settings, settings.device)

@@ -43,6 +43,7 @@ def attend(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -58,6 +59,7 @@ def attend(
         contexts: (S) int32, tokens of each sequence up to and including its last one of this step.
         scale: of the logits.
         window: a token sees so many tokens including itself; None: all before it.
+        chunk: a token sees those of its chunk, which begin at multiples of this; None: all before.
         soft_cap: logits become `cap * tanh(logits / cap)`.
         sinks: (H) float32, a logit per head that takes part in the sum alone.
 
@@ -91,6 +93,7 @@ def attend(
         head_dim=head_dim,
         page_size=page_size,
         window=window or 0,
+        chunk=chunk or 0,
         scale=scale,
         soft_cap=soft_cap or 0.0,
     )

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from exo_engine.errors import ConfigurationError
 
 PATHS = ("avx512_bf16", "avx512", "avx2", "plain")
@@ -57,6 +59,7 @@ class AttentionCall(ctypes.Structure):
         ("head_dim", ctypes.c_int),
         ("page_size", ctypes.c_int),
         ("window", ctypes.c_int),
+        ("chunk", ctypes.c_int),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
     )
@@ -159,6 +162,16 @@ def chosen_kernels() -> Kernels | None:
             hint=f"Leave {VARIABLE} out to take what is best.",
         )
     return load_path(wanted)
+
+
+def kernels_for(dtype: torch.dtype, device: torch.device) -> Kernels | None:
+    """Return the kernels for numbers of `dtype` on `device`; None: compute with PyTorch.
+
+    The device `meta` gets what the CPU gets, so that sizes are right before anything is loaded.
+    """
+    if dtype != torch.bfloat16 or device.type not in ("cpu", "meta"):
+        return None
+    return chosen_kernels()
 
 
 @cache

@@ -18,6 +18,11 @@ _BLOCK = 64
 _SLAB_ROWS = 1024
 
 
+def packed_shape(num_outputs: int, num_inputs: int) -> tuple[int, ...]:
+    """Return the shape of a matrix's packed form: outputs are filled up to whole blocks."""
+    return (-(-num_outputs // _BLOCK), num_inputs // 2, _BLOCK, 2)
+
+
 class PackedMatrix:
     """A matrix (outputs, inputs); the number of inputs is even.
 
@@ -32,17 +37,13 @@ class PackedMatrix:
         self.num_outputs = num_outputs
         self.num_inputs = num_inputs
         self._kernels = kernels
-        num_blocks = -(-num_outputs // _BLOCK)
-        self._packed = torch.empty(num_blocks, num_inputs // 2, _BLOCK, 2, dtype=torch.bfloat16)
-        self._packed[-1] = 0  # outputs that fill up the last block
+        shape = packed_shape(num_outputs, num_inputs)
+        self.storage = torch.empty(shape, dtype=torch.bfloat16)
+        """The packed form."""
+        self.storage[-1] = 0  # outputs that fill up the last block
         self._call = LinearCall(
-            packed=self._packed.data_ptr(), num_inputs=num_inputs, num_outputs=num_outputs
+            packed=self.storage.data_ptr(), num_inputs=num_inputs, num_outputs=num_outputs
         )
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the packed form."""
-        return self._packed.nbytes
 
     def fill(self, first: int, rows: Tensor) -> None:
         """Take `rows` (n, inputs) of any number type as outputs [first, first + n)."""
@@ -55,7 +56,7 @@ class PackedMatrix:
                 slab.stride(0),
                 len(slab),
                 self.num_inputs,
-                self._packed.data_ptr(),
+                self.storage.data_ptr(),
                 first + start,
             )
 
@@ -66,13 +67,15 @@ class PackedMatrix:
 
         Args:
             inputs: contiguous.
-            bias: (outputs,) float32.
+            bias: (outputs,) bf16.
             dtype: of the result, bfloat16 or float32; sums are float32 either way.
 
         Returns:
             (T, outputs).
         """
         check(inputs, torch.bfloat16, len(inputs), self.num_inputs)
+        if bias is not None:
+            check(bias, torch.bfloat16, self.num_outputs)
         outputs = torch.empty(len(inputs), self.num_outputs, dtype=dtype)
         is_float = dtype == torch.float32
         call = self._call
@@ -89,6 +92,6 @@ class PackedMatrix:
         check(ids, torch.int64, len(ids))
         rows = torch.empty(len(ids), self.num_inputs, dtype=torch.bfloat16)
         self._kernels.unpack_rows(
-            self._packed.data_ptr(), self.num_inputs, ids.data_ptr(), len(ids), rows.data_ptr()
+            self.storage.data_ptr(), self.num_inputs, ids.data_ptr(), len(ids), rows.data_ptr()
         )
         return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from exo_engine.attention.base import AttentionBackend
+from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.layers.base import Context
 from exo_engine.layers.norm import Norm
 from exo_engine.layers.rope import rotate
@@ -50,19 +50,29 @@ class Attention:
         self._query_norm = query_norm
         self._key_norm = key_norm
 
-    def __call__(
-        self, merged: Tensor, angles: tuple[Tensor, Tensor], backend: AttentionBackend
-    ) -> Tensor:
+    def __call__(self, merged: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Attend a step's tokens.
 
         Args:
             merged: (T, (H + 2 Hkv) D), with gates 2 H: queries, keys and values after one another.
-            angles: cosine and sine, each (T, 1, D).
+            rotation: of queries and keys.
             backend: its `begin` has been called for this step.
 
         Returns:
             (T, H D).
         """
+        attended = None
+        if not self._has_gate:
+            norms, eps = None, 0.0
+            if self._query_norm is not None and self._key_norm is not None:
+                norms, eps = (self._query_norm.weight, self._key_norm.weight), self._query_norm.eps
+            attended = backend.attend_merged(self._index, merged, rotation, norms=norms, eps=eps)
+        if attended is None:
+            attended = self._attend(merged, rotation, backend)
+        return attended.flatten(1)
+
+    def _attend(self, merged: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
+        """Do in steps what `attend_merged` does in one: (T, H, D)."""
         heads = merged.view(len(merged), -1, self._head_dim)
         queries, keys, values = torch.split(heads, self._split, dim=1)
         if self._key_norm is not None:
@@ -72,6 +82,6 @@ class Attention:
             queries, gates = queries.reshape(len(merged), self._num_heads, -1).chunk(2, dim=-1)
         if self._query_norm is not None:
             queries = self._query_norm(queries)
-        queries, keys = rotate(queries, *angles), rotate(keys, *angles)
+        queries, keys = rotate(queries, rotation), rotate(keys, rotation)
         attended = backend.attend(self._index, queries, keys, values)
-        return (attended if gates is None else attended * gates.sigmoid()).flatten(1)
+        return attended if gates is None else attended * gates.sigmoid()

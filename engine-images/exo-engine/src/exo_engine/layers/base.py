@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.library import Kernels, kernels_for
 from exo_engine.weight_formats.base import Stored, WeightFormat
 
 
@@ -39,6 +40,11 @@ class Context:
             raise ConfigurationError(f"{size} cannot be shared evenly by {self.num_ranks} ranks")
         each = size // self.num_ranks
         return slice(self.rank * each, (self.rank + 1) * each)
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """What computes on this device where PyTorch need not."""
+        return kernels_for(self.dtype, self.device)
 
     def empty(self, *shape: int) -> Tensor:
         """Return a tensor of the model's number format with nothing in it."""

@@ -5,9 +5,14 @@ Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from exo_engine.kernels.linear import PackedMatrix, packed_shape
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.weight_formats.base import Stored
 
@@ -17,17 +22,29 @@ class Embedding(Layer):
 
     def __init__(self, context: Context, name: str, vocab_size: int, hidden_size: int) -> None:
         super().__init__(context)
-        self.weight = context.empty(vocab_size, hidden_size)  # (V, E)
-        stored = Stored((vocab_size, hidden_size))
-        self.slots[f"{name}.weight"] = Slot(stored, self.weight.copy_)
+        shape = (vocab_size, hidden_size)
+        kernels = context.kernels if hidden_size % 2 == 0 else None
+        self._packed = None
+        if kernels is None or context.device.type == "meta":
+            self.weight = context.empty(*(shape if kernels is None else packed_shape(*shape)))
+            load: Callable[[Tensor], object] = self.weight.copy_
+        else:
+            self._packed = PackedMatrix(kernels, *shape)
+            self.weight = self._packed.storage
+            load = partial(self._packed.fill, 0)
+        self.slots[f"{name}.weight"] = Slot(Stored(shape), load)
 
     def look_up(self, token_ids: Tensor) -> Tensor:
-        """Return (T, E) for token ids (T,) integers."""
+        """Return (T, E) for token ids (T,), integers."""
+        if self._packed is not None:
+            return self._packed.rows(token_ids.long())
         return F.embedding(token_ids, self.weight)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Return how well each token's row fits hidden states (N, E): (N, V)."""
-        return F.linear(hidden, self.weight)
+        """Return how well each token's row fits hidden states (N, E): (N, V) float32."""
+        if self._packed is not None:
+            return self._packed.multiply(hidden.contiguous(), dtype=torch.float32)
+        return F.linear(hidden, self.weight).float()
 
     @property
     def num_bytes(self) -> int:

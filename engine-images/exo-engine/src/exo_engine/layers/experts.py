@@ -56,6 +56,7 @@ class Experts(Layer):
             GatedMLP(inside, f"{name}.experts.{index}", hidden_size, inner_size)
             for index in range(num_experts)
         ]
+        self._kernels = context.kernels
         self._num_chosen = num_chosen
         self._normalizes = normalizes
         self._parts = inside.layers
@@ -76,7 +77,8 @@ class Experts(Layer):
         order = experts.argsort(stable=True)
         sizes = experts.bincount(minlength=len(self._experts)).tolist()
         inputs = hidden[order // self._num_chosen]
-        inner = gate(self._multiply([expert.gate_up for expert in self._experts], inputs, sizes))
+        merged = self._multiply([expert.gate_up for expert in self._experts], inputs, sizes)
+        inner = gate(merged, self._kernels)
         results = self._multiply([expert.down for expert in self._experts], inner, sizes)
         outputs = torch.empty_like(results)
         outputs[order] = results

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from exo_engine.kernels.library import Kernels
+from exo_engine.kernels.pointwise import silu_and_multiply
 from exo_engine.layers.base import Context
 from exo_engine.layers.linear import Linear
 
@@ -32,6 +34,7 @@ class GatedMLP:
         *,
         has_bias: bool = False,
     ) -> None:
+        self._kernels = context.kernels
         parts = {f"{name}.gate_proj": inner_size, f"{name}.up_proj": inner_size}
         self.gate_up = Linear.column(context, parts, hidden_size, has_bias=has_bias)
         self.down = Linear.row(
@@ -40,10 +43,12 @@ class GatedMLP:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return (T, E) for hidden states (T, E)."""
-        return self.down(gate(self.gate_up(hidden)))
+        return self.down(gate(self.gate_up(hidden), self._kernels))
 
 
-def gate(merged: Tensor) -> Tensor:
+def gate(merged: Tensor, kernels: Kernels | None) -> Tensor:
     """Return silu of the first half of `merged` (T, 2 I) times the second: (T, I)."""
+    if kernels is not None:
+        return silu_and_multiply(kernels, merged)
     gates, values = merged.chunk(2, dim=-1)
     return F.silu(gates) * values

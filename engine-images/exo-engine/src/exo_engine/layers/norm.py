@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from exo_engine.kernels.pointwise import add_and_normalise
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.weight_formats.base import Stored
 
@@ -18,12 +19,26 @@ class Norm(Layer):
         super().__init__(context)
         self._offset = offset
         self.weight = context.empty(size)
-        self._eps = eps
+        self.eps = eps
+        self._kernels = context.kernels
         self.slots[f"{name}.weight"] = Slot(Stored((size,)), self.weight.copy_)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return `states` (..., size), normalised."""
-        return F.rms_norm(states, self.weight.shape, self.weight, self._eps)
+        return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
+
+    def add(self, states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return `states + update`, and that normalised; `states` may be overwritten.
+
+        Args:
+            states: (T, size).
+            update: likewise; None: nothing is added.
+        """
+        if self._kernels is not None:
+            return states, add_and_normalise(self._kernels, states, update, self.weight, self.eps)
+        if update is not None:
+            states = states + update
+        return states, self(states)
 
     def finish(self) -> None:
         """See `Layer.finish`: add what a checkpoint leaves out of the weight."""

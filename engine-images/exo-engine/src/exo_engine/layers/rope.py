@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from exo_engine.attention.base import Rotation
 from exo_engine.models.spec import RopeSpec
 
 
@@ -21,25 +22,24 @@ class RotaryEmbedding:
     ) -> None:
         frequencies = inverse_frequencies(spec, head_dim)  # (D/2,)
         angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-        angles = torch.cat((angles, angles), dim=-1)  # (P, D)
-        self._cos = (angles.cos() * spec.attention_factor).to(device)
-        self._sin = (angles.sin() * spec.attention_factor).to(device)
+        self._cosines = (angles.cos() * spec.attention_factor).to(device)  # (P, D/2)
+        self._sines = (angles.sin() * spec.attention_factor).to(device)
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine, each (T, 1, D) of `dtype`, for `positions` (T,) integers."""
-        cos = self._cos.index_select(0, positions).to(dtype).unsqueeze(1)
-        sin = self._sin.index_select(0, positions).to(dtype).unsqueeze(1)
-        return cos, sin
+    def at(self, positions: Tensor) -> Rotation:
+        """Return what turns a step's queries and keys, at `positions` (T,) int32."""
+        return Rotation(self._cosines, self._sines, positions)
 
 
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn `states` (T, H, D) by the angles whose cosine and sine (T, 1, D or less) are given."""
-    turned = cos.shape[-1]
-    if turned < states.shape[-1]:
-        rest = states[..., turned:]
-        return torch.cat((rotate(states[..., :turned], cos, sin), rest), dim=-1)
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-second, first), dim=-1) * sin
+def rotate(states: Tensor, rotation: Rotation) -> Tensor:
+    """Turn `states` (T, H, D) by the angles of their positions; those may be of the first numbers only."""
+    cos, sin = (
+        table.index_select(0, rotation.positions).to(states.dtype).unsqueeze(1)
+        for table in (rotation.cosines, rotation.sines)
+    )
+    turned = 2 * cos.shape[-1]
+    first, second = states[..., :turned].chunk(2, dim=-1)
+    parts = (first * cos - second * sin, second * cos + first * sin, states[..., turned:])
+    return torch.cat(parts, dim=-1)
 
 
 def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from exo_engine.attention.base import AttentionBackend
+from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.layers import Attention, Context, Embedding, Experts, GatedMLP, Layer, Linear, Norm
 from exo_engine.layers.delta_net import GatedDeltaNet
 from exo_engine.layers.rope import RotaryEmbedding
@@ -59,12 +59,17 @@ class DecoderLayer:
         self.mlp = _make_mlp(context, spec, index)
 
     def __call__(
-        self, hidden: Tensor, angles: tuple[Tensor, Tensor], backend: AttentionBackend
-    ) -> Tensor:
-        """Return hidden states (T, E) after the layer."""
-        attended = self.attention(self.qkv(self.input_norm(hidden)), angles, backend)
-        hidden = hidden + self.output(attended)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        self,
+        hidden: Tensor,
+        update: Tensor | None,
+        rotation: Rotation,
+        backend: AttentionBackend,
+    ) -> tuple[Tensor, Tensor]:
+        """Return hidden states (T, E) and what is to be added to them; the layer got them so, too."""
+        hidden, normalised = self.input_norm.add(hidden, update)
+        update = self.output(self.attention(self.qkv(normalised), rotation, backend))
+        hidden, normalised = self.mlp_norm.add(hidden, update)
+        return hidden, self.mlp(normalised)
 
 
 class DeltaLayer:
@@ -82,12 +87,18 @@ class DeltaLayer:
         self.mlp = _make_mlp(context, spec, index)
 
     def __call__(
-        self, hidden: Tensor, angles: tuple[Tensor, Tensor], backend: AttentionBackend
-    ) -> Tensor:
-        """Return hidden states (T, E) after the layer."""
-        del angles  # positions are in the order of the states
-        hidden = hidden + self.mixer(self.input_norm(hidden), backend.states)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        self,
+        hidden: Tensor,
+        update: Tensor | None,
+        rotation: Rotation,
+        backend: AttentionBackend,
+    ) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.__call__`."""
+        del rotation  # positions are in the order of the states
+        hidden, normalised = self.input_norm.add(hidden, update)
+        update = self.mixer(normalised, backend.states)
+        hidden, normalised = self.mlp_norm.add(hidden, update)
+        return hidden, self.mlp(normalised)
 
 
 def _make_layer(context: Context, spec: DecoderSpec, index: int) -> DecoderLayer | DeltaLayer:
@@ -151,22 +162,23 @@ class Decoder:
 
         Args:
             token_ids: (T,) integers.
-            positions: (T,) integers, of each token in its sequence.
+            positions: (T,) int32, of each token in its sequence.
             attention: a backend whose `begin` has been called for this step.
 
         Returns:
             (T, E): final hidden states, normalised.
         """
         assert self._rotary is not None, "set_num_positions() comes first"
-        angles = self._rotary.at(positions, self.dtype)
+        rotation = self._rotary.at(positions)
         hidden = self.embedding.look_up(token_ids)
+        update = None
         for layer in self.layers:
-            hidden = layer(hidden, angles, attention)
-        return self.final_norm(hidden)
+            hidden, update = layer(hidden, update, rotation, attention)
+        return self.final_norm.add(hidden, update)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits (N, V) for hidden states (N, E)."""
-        return self.head.project(hidden).float()
+        return self.head.project(hidden)
 
     @property
     def num_bytes(self) -> int:

@@ -1,4 +1,7 @@
-"""Plain numbers: the checkpoint's, in the number format of the computation."""
+"""Plain numbers: the checkpoint's, in the number format of the computation.
+
+Where there are kernels for it, they lie as these read them (`kernels/linear.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from exo_engine.kernels.library import kernels_for
+from exo_engine.kernels.linear import PackedMatrix, packed_shape
 from exo_engine.weight_formats.base import Share, Stored, WeightFormat
 
 
@@ -17,7 +22,14 @@ class Plain(WeightFormat):
     def __init__(
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
+        kernels = kernels_for(dtype, device) if columns % 2 == 0 else None
+        self._packed = None
+        if kernels is None or device.type == "meta":
+            shape = (rows, columns) if kernels is None else packed_shape(rows, columns)
+            self._weight = torch.empty(shape, dtype=dtype, device=device)
+        else:
+            self._packed = PackedMatrix(kernels, rows, columns)
+            self._weight = self._packed.storage
 
     @classmethod
     def stored(cls, rows: int, columns: int) -> Mapping[str, Stored]:
@@ -26,13 +38,19 @@ class Plain(WeightFormat):
 
     def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
         """See `WeightFormat.load`."""
-        self.weight[share.target].copy_(tensor[share.rows, share.columns])
+        source = tensor[share.rows, share.columns]
+        if self._packed is not None:
+            self._packed.fill(share.target.start, source)
+        else:
+            self._weight[share.target].copy_(source)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
-        return F.linear(inputs, self.weight, bias)
+        if self._packed is not None:
+            return self._packed.multiply(inputs.contiguous(), bias)
+        return F.linear(inputs, self._weight, bias)
 
     @property
     def num_bytes(self) -> int:
         """See `WeightFormat.num_bytes`."""
-        return self.weight.nbytes
+        return self._weight.nbytes

@@ -36,8 +36,15 @@ struct AttentionCall {
   long page_stride;           // numbers from page to page, of keys as of values
   int kv_heads, group, head_dim, page_size;
   int window;                 // a token sees so many, itself included; 0: all before it
+  int chunk;                  // a token sees those of its own chunk, chunks begin at 0; 0: all before it
   float scale, soft_cap;      // soft_cap 0: none
 };
+
+// The first position that the token at `position` sees.
+inline long first_seen(const AttentionCall& call, long position) {
+  if (call.chunk > 0) return position / call.chunk * call.chunk;
+  return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
+}
 
 struct Row {
   const Bf16* query;
@@ -200,7 +207,7 @@ inline Tile tile_of(const AttentionCall& call, const Piece& piece) {
     const long token = (piece.first_row + r) / call.group;
     const int head = piece.head * call.group + (int)((piece.first_row + r) % call.group);
     const long at = ((first + token) * call.kv_heads * call.group + head) * call.head_dim, past = offset + token + 1;
-    tile.rows[r] = {call.queries + at, call.window > 0 && past > call.window ? past - call.window : 0, past};
+    tile.rows[r] = {call.queries + at, first_seen(call, past - 1), past};
     tile.outputs[r] = call.outputs + at;
     tile.head_index[r] = head;
   }
@@ -215,8 +222,8 @@ void for_each_piece(const AttentionCall& call, const Body& body) {
     for (long row = 0; row < tokens * call.group; row += kTileRows) {
       const long left = tokens * call.group - row;
       const int rows = left < kTileRows ? (int)left : kTileRows;
-      const long low = offset + row / call.group + 1 - call.window, past = offset + (row + rows - 1) / call.group + 1;
-      const long first = call.window > 0 && low > 0 ? low / kSegment : 0, last = (past - 1) / kSegment;
+      const long past = offset + (row + rows - 1) / call.group + 1;
+      const long first = first_seen(call, offset + row / call.group) / kSegment, last = (past - 1) / kSegment;
       for (int head = 0; head < call.kv_heads; head++)
         for (long segment = first; segment <= last; segment++)
           body(Piece{sequence, row, head, rows, segment, segment == first, segment == last},

@@ -25,7 +25,7 @@ inline long rounded_up(long value, long step) { return (value + step - 1) / step
 struct LinearCall {
   const Bf16* inputs;  // (rows, num_inputs)
   const Bf16* packed;
-  const float* bias;   // (num_outputs) or null
+  const Bf16* bias;    // (num_outputs) or null
   Bf16* outputs;       // (rows, num_outputs), or null
   float* floats;       // the same as float32, where `outputs` is null
   long rows, num_inputs, num_outputs;
@@ -36,7 +36,7 @@ inline void store_outputs(const LinearCall& call, long row, long output, int cou
   for (int v = 0; v * kLanes < count; v++) store(numbers + v * kLanes, sums[v]);
   long at = row * call.num_outputs + output;
   for (int i = 0; i < count; i++) {
-    float number = numbers[i] + (call.bias ? call.bias[output + i] : 0.0f);
+    float number = numbers[i] + (call.bias ? widen_one(call.bias[output + i]) : 0.0f);
     if (call.outputs) call.outputs[at + i] = narrow_one(number);
     else call.floats[at + i] = number;
   }

@@ -1,0 +1,157 @@
+"""Attention by the CPU kernels: keys and values in the kernels' own order, read in place.
+
+Pages lie where the cache has them, but each in the order that `kernels/attention.py` reads, so nobody else
+reads or writes them; copying and clearing whole blocks stays the cache's.
+
+Legend: T tokens in step, H heads, Hkv key/value heads, D head dim, P pages, B tokens of a page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from exo_engine.attention.base import AttentionBackend, Rotation
+from exo_engine.attention.kv_cache import KVCache
+from exo_engine.attention.layer import AttentionLayer, CachedLayer
+from exo_engine.attention.layout import StepLayout
+from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.attention import attend, can_attend, page_shapes
+from exo_engine.kernels.library import Kernels, kernels_for
+from exo_engine.kernels.pointwise import rotate_and_store
+
+# What parts of long contexts, shared among threads, may take before they are put together.
+_SCRATCH_BYTES = 2**26
+
+
+class CpuAttention(AttentionBackend):
+    """`AttentionBackend` on `kernels.attention`."""
+
+    def __init__(self, layers: Sequence[CachedLayer], cache: KVCache) -> None:
+        kernels = _kernels_for(layers, cache)
+        if kernels is None:
+            raise ConfigurationError(
+                "attention backend 'cpu' needs the compiled kernels, a model and a cache in "
+                "bfloat16, heads of a multiple of 16 numbers and of 256 at most, and blocks of a "
+                "multiple of 16 tokens",
+                param="attention-backend",
+                hint="Leave --attention-backend out, or use reference.",
+            )
+        self._kernels: Kernels = kernels
+        self._layers = dict(_attention_layers(layers))
+        self._cache = cache
+        self._pages = {index: self._view_pages(index) for index in self._layers}
+        self._layout: StepLayout | None = None
+
+    @staticmethod
+    def can_serve(layers: Sequence[CachedLayer], cache: KVCache) -> bool:
+        """Whether this machine has kernels for all of the layers over this cache."""
+        return _kernels_for(layers, cache) is not None
+
+    def begin(self, layout: StepLayout) -> None:
+        """See `AttentionBackend.begin`."""
+        self._layout = layout
+
+    def scratch_bytes(self) -> int:
+        """See `AttentionBackend.scratch_bytes`."""
+        return _SCRATCH_BYTES
+
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        if self._layers[layer].kv_layer is None:
+            self._store(layer, keys, values)
+        return self._attend(layer, queries.contiguous(), sinks)
+
+    def attend_merged(
+        self,
+        layer: int,
+        merged: Tensor,
+        rotation: Rotation,
+        *,
+        norms: tuple[Tensor, Tensor] | None = None,
+        eps: float = 0.0,
+    ) -> Tensor | None:
+        """See `AttentionBackend.attend_merged`."""
+        spec = self._layers[layer]
+        turns_all = 2 * rotation.cosines.shape[1] == spec.head_dim
+        if spec.kv_layer is not None or spec.has_sinks or not turns_all:
+            return None
+        queries = rotate_and_store(
+            self._kernels,
+            merged,
+            spec.num_heads,
+            *self._pages[layer],
+            rotation.cosines,
+            rotation.sines,
+            rotation.positions,
+            self._step.slots[self._cache.group_of(layer)],
+            norms=norms,
+            eps=eps,
+        )
+        return self._attend(layer, queries, None)
+
+    @property
+    def _step(self) -> StepLayout:
+        assert self._layout is not None, "begin() comes first"
+        return self._layout
+
+    def _attend(self, layer: int, queries: Tensor, sinks: Tensor | None) -> Tensor:
+        spec, step = self._layers[layer], self._step
+        source = layer if spec.kv_layer is None else spec.kv_layer
+        return attend(
+            self._kernels,
+            queries,
+            *self._pages[source],
+            step.block_tables[self._cache.group_of(layer)],
+            step.query_starts,
+            step.context_lens,
+            scale=spec.scale,
+            window=spec.reach.window,
+            chunk=spec.reach.chunk,
+            soft_cap=spec.soft_cap,
+            sinks=None if sinks is None else sinks.float(),
+        )
+
+    def _store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values (T, Hkv, D), turned already."""
+        key_pages, value_pages = self._pages[layer]
+        slots = self._step.slots[self._cache.group_of(layer)]
+        block_size = self._cache.block_size
+        pages, places = slots // block_size, slots % block_size
+        key_pages[pages, :, :, places] = keys.reshape(*keys.shape[:2], -1, 2)
+        value_pages[pages, :, places // 2, :, places % 2] = values
+
+    def _view_pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See a layer's pages (P, bytes) as the kernels do."""
+        spec = self._layers[layer]
+        shapes = page_shapes(spec.num_kv_heads, spec.head_dim, self._cache.block_size)
+        planes = (plane.view(torch.bfloat16) for plane in self._cache.planes(layer))
+        keys, values = (
+            plane[:, : math.prod(shape)].view(-1, *shape)
+            for plane, shape in zip(planes, shapes, strict=True)
+        )
+        return keys, values
+
+
+def _attention_layers(layers: Sequence[CachedLayer]) -> Iterator[tuple[int, AttentionLayer]]:
+    for index, layer in enumerate(layers):
+        if isinstance(layer, AttentionLayer):
+            yield index, layer
+
+
+def _kernels_for(layers: Sequence[CachedLayer], cache: KVCache) -> Kernels | None:
+    is_readable = cache.holds(torch.bfloat16) and all(
+        can_attend(layer.head_dim, cache.block_size) for _, layer in _attention_layers(layers)
+    )
+    return kernels_for(torch.bfloat16, cache.device) if is_readable else None

@@ -1,0 +1,56 @@
+"""With the CPU kernels a request has the same bits however it is scheduled."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from exo_engine.kernels.library import VARIABLE, available_paths
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+
+OPTIONS = {"dtype": "bfloat16", "device": "cpu", "block_size": 16, "max_model_len": 80}
+SCHEDULES = {
+    "together": {},
+    "in chunks": {"max_num_batched_tokens": 16},
+    "two at a time": {"max_num_seqs": 2},
+    "preempted": {"num_gpu_blocks_override": 16, "enable_prefix_caching": False},
+    "on three threads": {"num_threads": 3},
+}
+
+pytestmark = pytest.mark.skipif(not available_paths(), reason="built without a compiler")
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    numbers = random.Random(11)
+    shared = [numbers.randrange(100) for _ in range(40)]
+    own = [[numbers.randrange(100) for _ in range(numbers.randint(1, 60))] for _ in range(6)]
+    return [*own, *([*shared, *tail[:9]] for tail in own[:3])]
+
+
+def run(path, prompts, **options):
+    """Tokens and log-probabilities of each prompt, which are drawn with seeds of their own."""
+    llm = LLM(path, **{**OPTIONS, **options})
+    params = [
+        SamplingParams(temperature=0.8, max_tokens=12, logprobs=2, seed=index, ignore_eos=True)
+        for index in range(len(prompts))
+    ]
+    completions = llm.generate(prompts, params)
+    return [(each.token_ids, each.logprobs) for each in completions], llm
+
+
+@pytest.mark.parametrize("path", available_paths())
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-half-windowed", "qwen3-moe"])
+def test_bits_do_not_depend_on_the_schedule(tiny_model, prompts, family, path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, path)
+    model = tiny_model(family).path
+    alone, _ = run(model, prompts, max_num_seqs=1, enable_prefix_caching=False)
+    for name, options in SCHEDULES.items():
+        scheduled, llm = run(model, prompts, **options)
+        assert scheduled == alone, name
+        if name == "preempted":
+            assert llm.stats().num_preemptions_total > 0
+        if name == "together":  # and again, from what the prefix cache kept
+            again, _ = run(model, prompts, **options)
+            assert again == alone
