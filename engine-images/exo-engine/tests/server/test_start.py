@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from exo_engine.server import main as entry_point
 from exo_engine.server.core_start import start_core
 
@@ -44,6 +46,16 @@ def test_a_core_that_nobody_gives_a_configuration_ends_with_its_parents_socket()
     assert core.process.wait(60) == 0
 
 
+@pytest.fixture
+def _own_logging():
+    """An entry point sends all log lines to what is stderr while it runs; undo that for other tests."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.mark.usefixtures("_own_logging")
 def test_a_server_that_cannot_listen_leaves_no_core_behind(
     model_dir: Path, monkeypatch, tmp_path: Path, capsys
 ) -> None:
