@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from exo_engine.kernels.library import Kernels
@@ -74,3 +76,13 @@ def test_what_a_kernel_would_misread_is_refused(kernels: Kernels) -> None:
     for inputs in (_random(2, 30), _random(2, 32).float(), _random(32, 2).T):
         with pytest.raises(AssertionError, match="expected a contiguous"):
             matrix.multiply(inputs)
+
+
+def test_a_forked_process_has_threads_of_its_own(kernels: Kernels) -> None:
+    matrix = PackedMatrix(kernels, 200, 64)
+    matrix.fill(0, _random(200, 64))
+    inputs = _random(3, 64)
+    expected = matrix.multiply(inputs)
+    if (child := os.fork()) == 0:
+        os._exit(0 if torch.equal(matrix.multiply(inputs), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -7,12 +7,14 @@ extern "C" {
 
 struct exo_kernels {
   void (*linear)(const void* call);
-  void (*pack)(const uint16_t* matrix, long stride, long rows, long num_inputs, uint16_t* packed, long output);
-  void (*unpack_rows)(const uint16_t* packed, long num_inputs, const int64_t* ids, long count, uint16_t* rows);
+  void (*pack)(const uint16_t* matrix, long stride, long rows, long num_inputs, uint16_t* packed,
+               long output);
+  void (*unpack_rows)(const uint16_t* packed, long num_inputs, const int64_t* ids, long count,
+                      uint16_t* rows);
   void (*attend)(const void* call);
-  void (*add_and_normalise)(uint16_t* states, const uint16_t* update, const uint16_t* weight, uint16_t* outputs, long rows, long size, float eps);
+  void (*add_and_normalise)(uint16_t* states, const uint16_t* update, const uint16_t* weight,
+                            uint16_t* outputs, long rows, long size, float eps);
   void (*silu_and_multiply)(const uint16_t* inputs, uint16_t* outputs, long rows, long size);
   void (*rotate_and_store)(const void* call);
 };
-
 }

@@ -1,8 +1,9 @@
-// The library's surface: which sets of instructions it has, which of them this processor has, and the threads.
+// The library's surface: which sets of instructions it has, which of them this processor has, and the
+// threads.
+#include <cstring>
+
 #include "kernels.h"
 #include "threads.h"
-
-#include <cstring>
 
 #define EXO_DECLARE(path) extern "C" const exo_kernels exo_kernels_##path
 EXO_DECLARE(plain);

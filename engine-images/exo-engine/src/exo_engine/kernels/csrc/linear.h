@@ -1,7 +1,7 @@
 // Products with matrices of bf16 that are stored as the dot-product instruction reads them.
 //
-// Packed form of a matrix (outputs, inputs): blocks of 64 outputs; in a block, for each pair of inputs, the pair's two
-// weights for each of the 64 outputs. Outputs and inputs are filled up with zeros.
+// Packed form of a matrix (outputs, inputs): blocks of 64 outputs; in a block, for each pair of inputs, the
+// pair's two weights for each of the 64 outputs. Outputs and inputs are filled up with zeros.
 //
 //     packed[output / 64][input / 2][output % 64][input % 2]
 //
@@ -15,7 +15,7 @@
 namespace {
 
 constexpr long kBlock = 64;
-constexpr long kUnit = 16;                    // outputs; threads share a matrix by units
+constexpr long kUnit = 16;  // outputs; threads share a matrix by units
 constexpr int kUnitVectors = kUnit / kLanes;
 constexpr int kMaxUnits = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;  // of a tile, and
 constexpr int kMaxRows = kLanes == 16 ? 6 : 2;                     // its rows: what registers hold
@@ -25,9 +25,9 @@ inline long rounded_up(long value, long step) { return (value + step - 1) / step
 struct LinearCall {
   const Bf16* inputs;  // (rows, num_inputs)
   const Bf16* packed;
-  const Bf16* bias;    // (num_outputs) or null
-  Bf16* outputs;       // (rows, num_outputs), or null
-  float* floats;       // the same as float32, where `outputs` is null
+  const Bf16* bias;  // (num_outputs) or null
+  Bf16* outputs;     // (rows, num_outputs), or null
+  float* floats;     // the same as float32, where `outputs` is null
   long rows, num_inputs, num_outputs;
 };
 
@@ -37,8 +37,10 @@ inline void store_outputs(const LinearCall& call, long row, long output, int cou
   long at = row * call.num_outputs + output;
   for (int i = 0; i < count; i++) {
     float number = numbers[i] + (call.bias ? widen_one(call.bias[output + i]) : 0.0f);
-    if (call.outputs) call.outputs[at + i] = narrow_one(number);
-    else call.floats[at + i] = number;
+    if (call.outputs)
+      call.outputs[at + i] = narrow_one(number);
+    else
+      call.floats[at + i] = number;
   }
 }
 
@@ -66,8 +68,10 @@ void multiply_tile(const LinearCall& call, long row, long output) {
     long at = (row + r) * call.num_outputs + output;
     if (count == Units * kUnit && !call.bias) {
       for (int v = 0; v < kVectors; v++) {
-        if (call.outputs) store(call.outputs + at + v * kLanes, narrow(sums[r][v]));
-        else store(call.floats + at + v * kLanes, sums[r][v]);
+        if (call.outputs)
+          store(call.outputs + at + v * kLanes, narrow(sums[r][v]));
+        else
+          store(call.floats + at + v * kLanes, sums[r][v]);
       }
     } else {
       store_outputs(call, row + r, output, (int)count, sums[r]);
@@ -92,11 +96,16 @@ inline void multiply_units(const LinearCall& call, long output, int units) {
   long row = 0;
   for (; row + kMaxRows <= call.rows; row += kMaxRows) multiply_rows<kMaxRows>(call, row, output, units);
   switch (call.rows - row) {
-    case 1: return multiply_rows<1>(call, row, output, units);
-    case 2: return multiply_rows<kMaxRows < 2 ? 1 : 2>(call, row, output, units);
-    case 3: return multiply_rows<kMaxRows < 3 ? 1 : 3>(call, row, output, units);
-    case 4: return multiply_rows<kMaxRows < 4 ? 1 : 4>(call, row, output, units);
-    case 5: return multiply_rows<kMaxRows < 5 ? 1 : 5>(call, row, output, units);
+    case 1:
+      return multiply_rows<1>(call, row, output, units);
+    case 2:
+      return multiply_rows < kMaxRows<2 ? 1 : 2>(call, row, output, units);
+    case 3:
+      return multiply_rows < kMaxRows<3 ? 1 : 3>(call, row, output, units);
+    case 4:
+      return multiply_rows < kMaxRows<4 ? 1 : 4>(call, row, output, units);
+    case 5:
+      return multiply_rows < kMaxRows<5 ? 1 : 5>(call, row, output, units);
   }
 }
 
@@ -119,11 +128,13 @@ inline void pack(const Bf16* matrix, long stride, long rows, long num_inputs, Bf
   for_each_part(past_block - first_block, 2, [&](long part, long past) {
     for (; part < past; part++) {
       Bf16* block = packed + (first_block + part) * kBlock * num_inputs;
-      long from = (first_block + part) * kBlock - output;  // the row of the block's first output; may be before 0
+      long from =
+          (first_block + part) * kBlock - output;  // the row of the block's first output; may be before 0
       long low = from < 0 ? -from : 0, high = rows - from < kBlock ? rows - from : kBlock;
       for (long pair = 0; pair < num_inputs / 2; pair++)
         for (long lane = low; lane < high; lane++)
-          memcpy(block + (pair * kBlock + lane) * 2, matrix + (from + lane) * stride + pair * 2, 2 * sizeof(Bf16));
+          memcpy(block + (pair * kBlock + lane) * 2, matrix + (from + lane) * stride + pair * 2,
+                 2 * sizeof(Bf16));
     }
   });
 }

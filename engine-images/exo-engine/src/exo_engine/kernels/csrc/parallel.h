@@ -1,4 +1,5 @@
-// Shares a loop among the threads: `for_each_part(n, body)` calls body(first, past) for consecutive parts of [0, n).
+// Shares a loop among the threads: `for_each_part(n, body)` calls body(first, past) for consecutive parts of
+// [0, n).
 #pragma once
 
 #include "threads.h"

@@ -1,4 +1,5 @@
-// What lies between the products of a layer, each pass over a step's tokens done once. Numbers are bf16, sums float32.
+// What lies between the products of a layer, each pass over a step's tokens done once. Numbers are bf16, sums
+// float32.
 #pragma once
 
 #include "parallel.h"
@@ -30,15 +31,18 @@ inline void scale_row(const Bf16* row, const Bf16* weight, float scale, long siz
   for (; i < size; i++) outputs[i] = narrow_one(widen_one(row[i]) * scale * widen_one(weight[i]));
 }
 
-// states (rows, size) += update, in place, where there is an update; outputs = states, normalised, times weight.
-inline void add_and_normalise(Bf16* states, const Bf16* update, const Bf16* weight, Bf16* outputs, long rows, long size, float eps) {
+// states (rows, size) += update, in place, where there is an update; outputs = states, normalised, times
+// weight.
+inline void add_and_normalise(Bf16* states, const Bf16* update, const Bf16* weight, Bf16* outputs, long rows,
+                              long size, float eps) {
   for_each_part(rows, least_rows(size), [&](long row, long past) {
     for (; row < past; row++) {
       Bf16* state = states + row * size;
       long i = 0;
       if (update) {
         for (; i + kLanes <= size; i += kLanes)
-          store(state + i, narrow(widen(load<Bf16s>(state + i)) + widen(load<Bf16s>(update + row * size + i))));
+          store(state + i,
+                narrow(widen(load<Bf16s>(state + i)) + widen(load<Bf16s>(update + row * size + i))));
         for (; i < size; i++) state[i] = narrow_one(widen_one(state[i]) + widen_one(update[row * size + i]));
       }
       scale_row(state, weight, inverse_rms(state, size, eps), size, outputs + row * size);
@@ -67,15 +71,15 @@ inline void silu_and_multiply(const Bf16* inputs, Bf16* outputs, long rows, long
 }
 
 struct RotateCall {
-  const Bf16* merged;         // (tokens, heads + 2 kv_heads, D): queries, keys, values
-  const Bf16* query_weight;   // (D) or null: of the norm of each head before it is turned
+  const Bf16* merged;        // (tokens, heads + 2 kv_heads, D): queries, keys, values
+  const Bf16* query_weight;  // (D) or null: of the norm of each head before it is turned
   const Bf16* key_weight;
-  const float* cosines;       // (positions, D / 2)
+  const float* cosines;  // (positions, D / 2)
   const float* sines;
-  const int32_t* positions;   // (tokens)
-  const int64_t* slots;       // (tokens): page * page_size + place in it
-  Bf16* queries;              // (tokens, heads, D)
-  Bf16* keys;                 // pages, as in attention.h
+  const int32_t* positions;  // (tokens)
+  const int64_t* slots;      // (tokens): page * page_size + place in it
+  Bf16* queries;             // (tokens, heads, D)
+  Bf16* keys;                // pages, as in attention.h
   Bf16* values;
   long tokens, page_stride;
   int heads, kv_heads, head_dim, page_size;
@@ -112,7 +116,8 @@ inline void store_key(const RotateCall& call, const Bf16* key, long page, long p
 }
 
 inline void store_value(const RotateCall& call, const Bf16* value, long page, long place, int head) {
-  Bf16* to = call.values + page * call.page_stride + (long)head * call.page_size * call.head_dim + place / 2 * call.head_dim * 2 + place % 2;
+  Bf16* to = call.values + page * call.page_stride + (long)head * call.page_size * call.head_dim +
+             place / 2 * call.head_dim * 2 + place % 2;
   for (int dim = 0; dim < call.head_dim; dim++) to[dim * 2] = value[dim];
 }
 
@@ -128,7 +133,8 @@ inline void rotate_and_store(const RotateCall& call) {
              call.queries + (token * call.heads + head) * call.head_dim);
       for (int head = 0; head < call.kv_heads; head++) {
         Bf16 turned[512];
-        turn(call, merged + (call.heads + head) * call.head_dim, call.key_weight, call.positions[token], turned);
+        turn(call, merged + (call.heads + head) * call.head_dim, call.key_weight, call.positions[token],
+             turned);
         store_key(call, turned, page, place, head);
         store_value(call, merged + (call.heads + call.kv_heads + head) * call.head_dim, page, place, head);
       }

@@ -1,9 +1,12 @@
 #include "threads.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -22,18 +25,19 @@ constexpr auto kSpin = std::chrono::microseconds(40);
 
 class Pool {
  public:
+  explicit Pool(int num_threads) : num_threads_(num_threads) {}
+
+  int num_threads() const { return num_threads_; }
+
   void resize(int num_threads) {
     std::lock_guard<std::mutex> lock(call_);
     num_threads_ = std::clamp(num_threads, 1, kMaxThreads);
-    while (static_cast<int>(workers_.size()) < num_threads_ - 1) {
-      int thread = static_cast<int>(workers_.size()) + 1;
-      workers_.emplace_back([this, thread, seen = turn_.load()] { serve(thread, seen); });
-    }
   }
 
   void run(Task task, void* context) {
     std::lock_guard<std::mutex> lock(call_);
     if (num_threads_ == 1) return task(context, 0, 1);
+    start_missing();
     task_ = task;
     context_ = context;
     shared_by_ = num_threads_;
@@ -41,10 +45,22 @@ class Pool {
     turn_.fetch_add(1, std::memory_order_release);
     turn_.notify_all();
     task(context, 0, shared_by_);
-    for (int left; (left = unfinished_.load(std::memory_order_acquire)) != 0;) await_change(unfinished_, left);
+    for (int left; (left = unfinished_.load(std::memory_order_acquire)) != 0;)
+      await_change(unfinished_, left);
   }
 
  private:
+  void start_missing() {
+    while (static_cast<int>(workers_.size()) < num_threads_ - 1) {
+      int thread = static_cast<int>(workers_.size()) + 1;
+      try {
+        workers_.emplace_back([this, thread, seen = turn_.load()] { serve(thread, seen); });
+      } catch (const std::system_error&) {  // no more threads are to be had
+        num_threads_ = thread;
+      }
+    }
+  }
+
   void serve(int thread, unsigned seen) {
     for (;;) {
       await_change(turn_, seen);
@@ -68,7 +84,7 @@ class Pool {
 
   std::mutex call_;
   std::vector<std::thread> workers_;
-  int num_threads_ = 1;
+  int num_threads_;
   Task task_ = nullptr;
   void* context_ = nullptr;
   int shared_by_ = 1;
@@ -77,15 +93,16 @@ class Pool {
 };
 
 // Never destroyed: its threads may be waiting when the process ends.
-Pool& pool() {
-  static Pool* the_pool = new Pool;
-  return *the_pool;
-}
+Pool* the_pool = new Pool(1);
+
+// A process that was forked has none of its parent's threads.
+[[maybe_unused]] const int registered =
+    pthread_atfork(nullptr, nullptr, [] { the_pool = new Pool(the_pool->num_threads()); });
 
 }  // namespace
 
-void set_num_threads(int num_threads) { pool().resize(num_threads); }
+void set_num_threads(int num_threads) { the_pool->resize(num_threads); }
 
-void run_on_threads(Task task, void* context) { pool().run(task, context); }
+void run_on_threads(Task task, void* context) { the_pool->run(task, context); }
 
 }  // namespace exo

@@ -1,4 +1,5 @@
-// Threads that share one kernel call: each takes a fixed part of the work, so results do not depend on timing.
+// Threads that share one kernel call: each takes a fixed part of the work, so results do not depend on
+// timing.
 #pragma once
 
 namespace exo {

@@ -9,8 +9,9 @@
 #include <immintrin.h>
 #endif
 
-// Everything is in an unnamed namespace: this header is compiled once per set of instructions, and the linker must not
-// take one's function for another's. For the same reason nothing of the standard library's templates is used.
+// Everything is in an unnamed namespace: this header is compiled once per set of instructions, and the linker
+// must not take one's function for another's. For the same reason nothing of the standard library's templates
+// is used.
 namespace {
 
 #if defined(__AVX512F__)
@@ -25,7 +26,8 @@ typedef uint16_t Bf16;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
-typedef uint32_t Pairs __attribute__((vector_size(kLanes * 4)));  // two bf16 each; the first is the lower half
+typedef uint32_t Pairs
+    __attribute__((vector_size(kLanes * 4)));  // two bf16 each; the first is the lower half
 typedef uint16_t Bf16s __attribute__((vector_size(kLanes * 2)));
 
 template <class V>
@@ -72,8 +74,9 @@ inline Bf16 narrow_one(float value) {
   return (Bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// a * b + c, rounded once where there is an instruction for it. The compiler makes none of its own (-ffp-contract=off): it
-// would in one function and not in another, and the same numbers would get other bits.
+// a * b + c, rounded once where there is an instruction for it. The compiler makes none of its own
+// (-ffp-contract=off): it would in one function and not in another, and the same numbers would get other
+// bits.
 inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -118,8 +121,9 @@ inline float largest(Floats values) {
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 
-// e to the power of values, within 2 units of the last place for -87 to 88 and flat beyond; NaN stays NaN: 2^n times a polynomial
-// on [-ln 2 / 2, ln 2 / 2] (coefficients 1/k!, degree 6), after Cody and Waite's splitting of ln 2.
+// e to the power of values, within 2 units of the last place for -87 to 88 and flat beyond; NaN stays NaN:
+// 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (coefficients 1/k!, degree 6), after Cody and Waite's
+// splitting of ln 2.
 inline Floats exponential(Floats values) {
   values = smaller(splat(88.0f), larger(splat(-87.0f), values));
   Floats turns = values * 1.44269504f;
@@ -129,8 +133,7 @@ inline Floats exponential(Floats values) {
   rest = multiply_add(count, splat(2.12194440e-4f), rest);
   Floats result = splat(1.0f / 720);
   const float coefficients[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-  for (float coefficient : coefficients)
-    result = multiply_add(result, rest, splat(coefficient));
+  for (float coefficient : coefficients) result = multiply_add(result, rest, splat(coefficient));
   return result * (Floats)((whole + 127) << 23);
 }
 
