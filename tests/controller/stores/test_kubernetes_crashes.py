@@ -18,6 +18,7 @@ from exo_inference.controller.stores.base import (
     VersionConflict,
 )
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore, secrets
+from exo_inference.controller.stores.kubernetes.records import Effect
 from exo_inference.resources import InferenceDeployment, OperationSubject
 from exo_inference.wire import Operation, OperationState, Reference
 from tests.charts.service_accounts import kubeconfig_of
@@ -198,7 +199,7 @@ async def test_a_refused_change_leaves_the_secret_as_it_was(
     subject = OperationSubject(kind=KIND.KIND, name="chat", uid=UID)
 
     async def change() -> None:
-        async with store._companions.before(recording("other"), subject, is_new=False):
+        async with store._companions.before(recording("other"), subject, Effect.CHANGE):
             assert await store.get_secret(UID, "api-key") == b"other"
             raise VersionConflict("it changed meanwhile")
 
