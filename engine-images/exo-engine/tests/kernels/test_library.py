@@ -38,11 +38,14 @@ def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
         library.chosen_kernels()
 
 
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["missing", "damaged"])
 def test_without_the_library_pytorch_computes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_damaged: bool
 ) -> None:
     monkeypatch.delenv(library.VARIABLE, raising=False)
-    monkeypatch.setattr(library, "_LIBRARY", tmp_path / "missing.so")
+    monkeypatch.setattr(library, "_LIBRARY", tmp_path / "libexo_kernels.so")
+    if is_damaged:
+        (tmp_path / "libexo_kernels.so").write_bytes(b"\x7fELF of something else")
     library._load_library.cache_clear()
     try:
         assert library.chosen_kernels() is None

@@ -6,6 +6,7 @@ The choice is the processor's best, or what `EXO_ENGINE_CPU_KERNELS` names: one 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 
 from exo_engine.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 PATHS = ("avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
@@ -178,7 +181,11 @@ def kernels_for(dtype: torch.dtype, device: torch.device) -> Kernels | None:
 def _load_library() -> ctypes.CDLL | None:
     if not _LIBRARY.exists():
         return None
-    library = ctypes.CDLL(str(_LIBRARY))
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+    except OSError as exc:  # damaged, or of another kind of machine
+        logger.warning("cannot load the CPU kernels, so PyTorch computes: %s", exc)
+        return None
     library.exo_path.restype = ctypes.c_char_p
     library.exo_path.argtypes = (ctypes.c_int,)
     library.exo_load.restype = _pointer
