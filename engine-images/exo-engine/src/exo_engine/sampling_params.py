@@ -53,6 +53,10 @@ class SamplingParams:
     """Only these tokens may come; None: all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token ids of words: the last one of a word may not follow the others in the answer."""
+    structured_outputs: str | None = None
+    """A grammar that the answer keeps to, as `structured_output.grammars` makes it; None: any text.
+
+    End-of-sequence comes only where the grammar accepts, and the answer ends where nothing may follow."""
 
     def __post_init__(self) -> None:
         _require_range("temperature", self.temperature, 0.0, math.inf)
@@ -85,6 +89,7 @@ class SamplingParams:
         for token_id, bias in (self.logit_bias or {}).items():
             _require(-100.0 <= bias <= 100.0, "logit_bias", {token_id: bias}, "from -100 to 100")
         _require(self.allowed_token_ids != (), "allowed_token_ids", "none", "a token id or more")
+        _require(self.structured_outputs != "", "structured_outputs", "empty", "a grammar")
         _require(() not in self.bad_words, "bad_words", "a word without", "a token or more each")
 
     @property

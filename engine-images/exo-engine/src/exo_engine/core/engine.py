@@ -111,6 +111,10 @@ class EngineCore:
                 )
 
     def _check_params(self, params: SamplingParams) -> None:
+        if params.structured_outputs is not None:
+            raise InvalidSamplingParams(
+                "answers that keep to a grammar are not offered yet", param="structured_outputs"
+            )
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
             if asked is not None and asked > self.config.max_logprobs:
