@@ -13,7 +13,6 @@ import pytest
 
 from exo_inference import errors
 from exo_inference.cli import main as main_module
-from exo_inference.cli.control_plane.status import NOT_RUNNING
 
 from .conftest import Exo
 from .fake_api import FakeApi
@@ -25,7 +24,7 @@ def test_the_page_documents_exactly_the_codes_there_are() -> None:
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.M)}
     classes = [value for value in vars(errors).values() if isinstance(value, type)]
     raised = {kind.exit_code for kind in classes if issubclass(kind, errors.ExoError)}
-    assert documented == {0, main_module.INTERRUPTED, NOT_RUNNING} | raised
+    assert documented == {0, main_module.INTERRUPTED} | raised
 
 
 @pytest.mark.parametrize(

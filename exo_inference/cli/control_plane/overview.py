@@ -58,9 +58,14 @@ class Overview:
         return any(process.pid for process in self.servers)
 
     @property
+    def has_engines(self) -> bool:
+        """Whether any engine runs."""
+        return any(process.pid for process in self.processes if process.role == "engine")
+
+    @property
     def state(self) -> str:
         """`running`, `stopped`, or `degraded` for what is between: see processes and losses."""
-        if not any(process.pid for process in self.processes):
+        if not self.has_servers and not self.has_engines:
             return "stopped"
         return "running" if self.answers and not self.losses else "degraded"
 

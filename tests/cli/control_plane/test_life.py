@@ -64,7 +64,7 @@ def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.Monkey
         f"error: no control plane is running in {state.root}\nRun `exo dedicated-inference up`.\n"
     )
     stopped = exo("ai", "status", "-O", "json")
-    assert stopped.code == 3
+    assert stopped.code == 4
     assert json.loads(stopped.out)["endpoint"] == status["endpoint"]
     for url in (status["endpoint"], status["gateway"]):
         port = int(url.split(":")[2].split("/")[0])
@@ -73,7 +73,7 @@ def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.Monkey
             listener.bind(("127.0.0.1", port))
     monkeypatch.delenv("EXO_STATE_DIR")
     by_file = exo("-C", str(state.config_file), "ai", "status", "-O", "json")
-    assert (by_file.code, json.loads(by_file.out)["endpoint"]) == (3, status["endpoint"])
+    assert (by_file.code, json.loads(by_file.out)["endpoint"]) == (4, status["endpoint"])
     named = exo("ai", "model", "list", "--state-dir", str(state.root))
     assert named.err.endswith(f"Run `exo dedicated-inference up --state-dir '{state.root}'`.\n")
 
@@ -224,7 +224,7 @@ def test_paused_is_said_and_ends_with_the_next_up(exo: Exo, state: StateDir) -> 
 
 def test_status_and_down_where_nothing_ever_ran(exo: Exo, state: StateDir) -> None:
     status = exo("ai", "status")
-    assert status.code == 3
+    assert status.code == 4
     assert "| State           | stopped" in status.out
     assert "Run `exo dedicated-inference up`." in status.err
     down = exo("ai", "down", "--purge", "-f")

@@ -79,12 +79,14 @@ def test_unreadable_records_are_no_processes(state: StateDir) -> None:
     assert [process.state for process in find_servers(state)] == ["not running"] * 3
 
 
-def test_a_replica_without_a_record_is_listed(
+def test_a_replica_without_a_record_is_listed_and_alone_no_control_plane(
     exo: Exo, state: StateDir, sleeper: subprocess.Popen[bytes]
 ) -> None:
     status = exo("ai", "status", "-O", "json")
-    assert status.code == 0
-    stray = json.loads(status.out)["processes"][-1]
+    found = json.loads(status.out)
+    assert (status.code, found["state"]) == (4, "degraded")
+    assert status.err == "Engines alone run. Run `exo dedicated-inference up`.\n"
+    stray = found["processes"][-1]
     assert (stray["name"], stray["pid"]) == ("chat-0", sleeper.pid)
     sleeper.kill()
     sleeper.wait()
