@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import pytest
 
 from exo_inference.controller.http.endpoints import endpoint_of, find_endpoint
@@ -20,8 +22,11 @@ OWN = (
 @pytest.mark.parametrize(
     ("headers", "endpoint"),
     [
-        pytest.param({"Host": "localhost:1234"}, "http://localhost:1234/v2", id="forwarded port"),
-        pytest.param({"Host": "[::1]:99"}, "http://[::1]:99/v2", id="forwarded port, IPv6"),
+        pytest.param({"Host": "localhost:PORT"}, "http://localhost:PORT/v2", id="by name"),
+        pytest.param({"Host": "[::1]:PORT"}, "http://[::1]:PORT/v2", id="IPv6"),
+        pytest.param({"Host": "localhost:1"}, None, id="another's port"),
+        pytest.param({"Host": "127.0.0.1"}, None, id="another's port, unnamed"),
+        pytest.param({"Host": "[::1]:0PORT"}, None, id="a port in another spelling"),
         pytest.param({"Host": "evil.example"}, None, id="a stranger's host"),
         pytest.param({"Host": "10.9.8.7:80"}, None, id="a stranger's address"),
         pytest.param({"Host": "localhost.evil.example"}, None, id="begins like ours"),
@@ -38,10 +43,13 @@ OWN = (
 def test_on_one_machine_it_is_where_the_request_came_to(
     idle_controller: Controller, headers: dict[str, str], endpoint: str | None
 ) -> None:
+    port = str(urlsplit(idle_controller.endpoint).port)
+    headers = {name: value.replace("PORT", port) for name, value in headers.items()}
     answer = idle_controller.call("GET", "/v2/zone", headers=headers)
     (zone,) = answer.json()["zones"]
     assert answer.headers["cache-control"] == "no-store"
-    assert zone["api-endpoint"] == (endpoint or idle_controller.endpoint)
+    expected = endpoint.replace("PORT", port) if endpoint else idle_controller.endpoint
+    assert zone["api-endpoint"] == expected
 
 
 @pytest.mark.parametrize(
@@ -60,6 +68,10 @@ def test_on_one_machine_it_is_where_the_request_came_to(
         (["api.example.com.evil.example"], True, None),
         ([""], False, None),
         (["127.3.2.1:8080"], True, "http://127.3.2.1:8080/v2"),
+        (["127.0.0.1:8079"], False, "http://127.0.0.1:8079/v2"),
+        (["127.0.0.1:9000"], False, None),
+        (["10.96.0.7:9000"], False, None),
+        (["127.0.0.1:9000", "exo-controller:8080"], False, "http://exo-controller:8080/v2"),
         (["10.96.0.7"], False, "http://10.96.0.7/v2"),
         (["[fd00::7]:8080"], False, "http://[fd00::7]:8080/v2"),
         (["8.8.8.8"], False, None),
@@ -68,7 +80,7 @@ def test_on_one_machine_it_is_where_the_request_came_to(
 def test_in_a_cluster_it_is_a_name_that_was_configured(
     hosts: list[str], is_https: bool, endpoint: str | None
 ) -> None:
-    assert find_endpoint(hosts, OWN, is_https=is_https) == endpoint
+    assert find_endpoint(hosts, OWN, [8079], is_https=is_https) == endpoint
 
 
 def test_an_ipv6_address_has_brackets() -> None:

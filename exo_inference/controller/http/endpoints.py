@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
 _HOST = re.compile(
@@ -18,23 +18,28 @@ _HOST = re.compile(
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
-def find_endpoint(hosts: Sequence[str], own: Sequence[str], *, is_https: bool) -> str | None:
+def find_endpoint(
+    hosts: Sequence[str], own: Sequence[str], listening: Collection[int], *, is_https: bool
+) -> str | None:
     """Return the endpoint that a client used, if it is one of ours.
 
     Args:
         hosts: what the request says its host is, the most outer one first.
         own: base URLs of the API, without their path.
+        listening: the ports that this process listens on.
         is_https: a proxy says that it was reached by HTTPS; that is believed of our own names.
     """
+    ports = {str(port) for port in listening} | {_port_of(base) for base in own}
     for host in hosts:
         found = _HOST.fullmatch(host)
         if found is None:
             continue
         name, port = found["name"].lower(), found["port"]
-        # A forwarded port, or this very machine; in a pod, the address of the Service or of a node,
-        # which the pod does not know. Neither is a place where a stranger waits for requests.
+        # This very machine; in a pod, the address of the Service, which the pod does not know.
         if is_loopback(name) or (own and _is_private(name)):
-            return f"http://{name}{f':{port}' if port else ''}/v2"
+            if (port or _DEFAULT_PORTS["http"]) in ports:
+                return f"http://{name}{f':{port}' if port else ''}/v2"
+            continue
         for base in own:
             if _is_same(base, name, port, is_https=is_https):
                 scheme = "https" if is_https else urlsplit(base).scheme
@@ -64,6 +69,11 @@ def _parse(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(name.strip("[]"))
     except ValueError:
         return None
+
+
+def _port_of(base: str) -> str:
+    known = urlsplit(base)
+    return str(known.port or _DEFAULT_PORTS[known.scheme])
 
 
 def _is_same(base: str, name: str, port: str | None, *, is_https: bool) -> bool:

@@ -183,7 +183,8 @@ def _find_endpoint(request: Request, own: Sequence[str]) -> str:
     headers = request.headers
     hosts = (_first(headers.get("x-forwarded-host")), headers.get("host", ""))
     is_https = _first(headers.get("x-forwarded-proto")) == "https"
-    if (found := find_endpoint(hosts, own, is_https=is_https)) is not None:
+    address, port = request.scope.get("server") or ("127.0.0.1", 80)
+    if (found := find_endpoint(hosts, own, [port], is_https=is_https)) is not None:
         return found
     if own:  # in a pod, whose own address clients seldom reach
         raise Refused(
@@ -192,7 +193,6 @@ def _find_endpoint(request: Request, own: Sequence[str]) -> str:
             f"{headers.get('host', '')[:256]!r} is not a name of this control plane",
             hint="Set controller.publicEndpoint of its chart to the URL that clients use.",
         )
-    address, port = request.scope.get("server") or ("127.0.0.1", 80)
     return endpoint_of(address, port)
 
 
