@@ -17,7 +17,7 @@ from typing import Any
 from exo_inference.errors import StoreError
 from exo_inference.gateway.endpoints import doubted_replicas, service_of, sort_endpoints
 from exo_inference.gateway.models.replicas import read_models
-from exo_inference.gateway.table import Deployment, Table, make_deployment, make_keys
+from exo_inference.gateway.table import Deployment, Table, make_deployment, make_keys, make_table
 from exo_inference.kubernetes_api.client import KubernetesApi
 from exo_inference.kubernetes_api.identity import Age, Claim, Claims, identify, is_uuid
 from exo_inference.kubernetes_api.informer import Informer
@@ -228,13 +228,7 @@ class ClusterTables:
         renamed = sorted((e for e in entries if e.is_renamed), key=lambda e: e.age, reverse=True)
         ranked = [*renamed, *(e for e in entries if not e.is_renamed)]
         deployments = [entry.deployment for entry in ranked]
-        return Table(
-            version=version,
-            by_id={d.id: d for d in deployments},
-            by_name={d.name: d for d in deployments},
-            public_keys=make_keys(self._scoped_keys(PUBLIC_SCOPE)),
-            replicas={r.name: r for d in deployments for r in d.replicas},
-        )
+        return make_table(version, deployments, make_keys(self._scoped_keys(PUBLIC_SCOPE)))
 
     def _read(self, uid: str) -> _Entry | None:
         """Return what is known of a deployment; None where there is none, or it is going."""

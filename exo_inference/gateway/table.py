@@ -24,6 +24,10 @@ POLL_SECONDS = 0.05
 """How often the file is looked at. A stat costs microseconds; a change is seen within this time."""
 
 
+EVERY_DEPLOYMENT = ""
+"""Stands for the id of a deployment where a key opens all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """An accepted key: its id, and the SHA-256 of its value."""
@@ -113,13 +117,18 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The whole table, indexed. An id wins over an equal name."""
+    """The whole table, indexed; `make_table` makes it. An id wins over an equal name.
+
+    `opened_by` has, for the digest of each key, what it opens: the id of the key by that of the deployment, or
+    by `EVERY_DEPLOYMENT`.
+    """
 
     version: int
     by_id: Mapping[str, Deployment]
     by_name: Mapping[str, Deployment]
-    public_keys: tuple[Key, ...] = ()
-    replicas: Mapping[str, Replica] = field(default_factory=dict)
+    public_keys: tuple[Key, ...]
+    replicas: Mapping[str, Replica]
+    opened_by: Mapping[bytes, Mapping[str, str]]
 
     def find(self, name_or_id: str) -> Deployment | None:
         """Return the deployment that a path names."""
@@ -139,12 +148,26 @@ def parse_table(text: str | bytes) -> Table:
         where = ".".join(str(part) for part in problem["loc"])
         raise ValueError(f"{where or 'document'}: {problem['msg']}") from exc
     deployments = [make_deployment(route) for route in parsed.routes]
+    return make_table(parsed.version, deployments, make_keys(parsed.public_keys))
+
+
+def make_table(
+    version: int, deployments: Sequence[Deployment], public_keys: tuple[Key, ...]
+) -> Table:
+    """Return the table of deployments; of several that have one name, the last gets it."""
+    by_id = {d.id: d for d in deployments}
+    opened_by: dict[bytes, dict[str, str]] = {}
+    # A deployment's own key comes before those that others make: one with its hash takes none of its usage.
+    for scope, keys in (*((d.id, d.keys) for d in by_id.values()), (EVERY_DEPLOYMENT, public_keys)):
+        for key in keys:
+            opened_by.setdefault(key.digest, {}).setdefault(scope, key.id)
     return Table(
-        version=parsed.version,
-        by_id={d.id: d for d in deployments},
+        version=version,
+        by_id=by_id,
         by_name={d.name: d for d in deployments},
-        public_keys=make_keys(parsed.public_keys),
+        public_keys=public_keys,
         replicas={r.name: r for d in deployments for r in d.replicas},
+        opened_by=opened_by,
     )
 
 
