@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from exo_inference.controller.stores import schema
 from exo_inference.controller.stores.base import (
     ObjectNotFound,
     Recording,
@@ -235,8 +236,12 @@ async def test_a_closed_store_says_so(path: Path) -> None:
         await store.list(InferenceDeployment)
 
 
-async def test_hashes_of_api_keys_written_by_an_older_version_are_kept(path: Path) -> None:
-    store = await SqliteStore.open(path)
+async def test_hashes_of_api_keys_written_by_an_older_version_are_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        store = await SqliteStore.open(path)
     key = InferenceApiKey(
         metadata=ObjectMeta(name="k"),
         spec=ApiKeySpec(display_name="k", scope="public", sha256="ab" * 32),
@@ -246,7 +251,6 @@ async def test_hashes_of_api_keys_written_by_an_older_version_are_kept(path: Pat
     with sqlite3.connect(path) as db:
         db.execute("UPDATE objects SET spec = json_remove(spec, '$.sha256')")
         db.execute("UPDATE objects SET status = ?", (f'{{"sha256": "{"ab" * 32}"}}',))
-        db.execute("PRAGMA user_version = 1")
     db.close()
     store = await SqliteStore.open(path)
     assert await store.get(InferenceApiKey, made.metadata.uid) == made
