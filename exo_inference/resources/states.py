@@ -22,9 +22,22 @@ _PROGRESS = {
 _REPLACING = ("Recovering", "Updating", "Scaling")
 """Why replicas come to a deployment that has had all that were asked for."""
 
+_SCALED_TO_0 = "scaled to 0"
+
 
 def deployment_state(deployment: InferenceDeployment) -> tuple[DeploymentState, str]:
-    """Return the state of a deployment and what to say about it."""
+    """Return the state of a deployment and what to say about it.
+
+    One that is scaled to 0 says so wherever else it stands, as nothing comes of that before it is scaled up.
+    """
+    state, details = _state_of(deployment)
+    is_said = _SCALED_TO_0 in details or deployment.metadata.deletion_timestamp is not None
+    if wanted_replicas(deployment) or is_said:
+        return state, details
+    return state, f"{details}; {_SCALED_TO_0}"
+
+
+def _state_of(deployment: InferenceDeployment) -> tuple[DeploymentState, str]:
     metadata, status = deployment.metadata, deployment.status
     conditions = status.conditions
     if metadata.deletion_timestamp is not None:

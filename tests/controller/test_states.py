@@ -59,6 +59,38 @@ SETTLED_2 = assess(deployment(replicas=2), replica("a"), replica("b"))
         pytest.param(
             assess(scaled(SETTLED, 0)), "ready", "scaled to 0", id="scaled to nothing is ready"
         ),
+        pytest.param(
+            scaled(SETTLED, 0), "scaling", "from 1 to 0 replicas; scaled to 0", id="0 asked"
+        ),
+        pytest.param(
+            scaled(assess(deployment(), replica("a", "starting")), 0),
+            "scaling",
+            "from 1 to 0 replicas; scaled to 0",
+            id="0 asked before it ever served",
+        ),
+        pytest.param(
+            assess(
+                scaled(assess(deployment(), replica("a", "starting")), 0), replica("a", "draining")
+            ),
+            "deploying",
+            "scaled to 0: 1 finishing their requests",
+            id="scaled to nothing before it ever served",
+        ),
+        pytest.param(
+            deployment(replicas=0, observed=0),
+            "creating",
+            "scaled to 0",
+            id="nothing from the beginning",
+        ),
+        pytest.param(
+            deployment(
+                conditions=[condition("ModelReady", False, "ModelNotReady", "downloading")],
+                replicas=0,
+            ),
+            "preparing",
+            "downloading; scaled to 0",
+            id="nothing, and its model is on its way",
+        ),
         pytest.param(edited(SETTLED), "updating", "waiting", id="update recorded"),
         pytest.param(
             assess(edited(SETTLED), replica("a", current=False), replica("b", "starting")),

@@ -242,7 +242,7 @@ def _explain(replicas: Sequence[ObservedReplica], wanted: int) -> str:
         parts.append(f"{old} of the previous version still serving")
     if draining:
         parts.append(f"{draining} finishing their requests")
-    head = f"ready {ready} of {wanted}"
+    head = f"ready {ready} of {wanted}" if wanted else "scaled to 0"
     if wanted == 1 and ready == 0 and parts:
         return "; ".join(parts)
     return f"{head}: {'; '.join(parts)}" if parts else head
