@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from exo_inference.cli.chat_hold import telling_of_hold
 from exo_inference.cli.chat_stream import (
     ChatEndpoint,
     ChatOptions,
@@ -158,7 +159,7 @@ def chat(
             "stdin holds no prompt", hint="Give the prompt as an argument, or pipe it in."
         )
     asked = conversation.with_question(question)
-    reply = _ask(endpoint, asked, options, print_pieces=not output.is_for_programs)
+    reply = _ask(session, endpoint, asked, options, print_pieces=not output.is_for_programs)
     if output.is_for_programs:
         output.show(REPLY.record(reply))
     _print_stats(reply, stats)
@@ -183,7 +184,8 @@ def _reach(session: Session, deployment: str, limit_seconds: float) -> ChatEndpo
                 hint=f"Run `exo dedicated-inference deployment show {found.name}`.",
             )
         key = client.deployments.reveal_api_key(found.id)
-    return ChatEndpoint(found.deployment_url, key, found.model.name or found.name, found.name)
+    model = found.model.name or found.name
+    return ChatEndpoint(found.deployment_url, key, model, found.name, found.id)
 
 
 def _converse(
@@ -210,7 +212,7 @@ def _converse(
             conversation.messages.clear()
         elif question:
             try:
-                reply = _ask(endpoint, conversation.with_question(question), options)
+                reply = _ask(session, endpoint, conversation.with_question(question), options)
             except KeyboardInterrupt:
                 click.echo("\n(interrupted)", err=True)
                 continue
@@ -219,6 +221,7 @@ def _converse(
 
 
 def _ask(
+    session: Session,
     endpoint: ChatEndpoint,
     messages: Sequence[Message],
     options: ChatOptions,
@@ -231,7 +234,7 @@ def _ask(
     on and is asked.
     """
     try:
-        return _ask_once(endpoint, messages, options, print_pieces=print_pieces)
+        return _ask_once(session, endpoint, messages, options, print_pieces=print_pieces)
     except ModelNotServed:
         served = read_served_model(endpoint)
         if served in ("", endpoint.model):
@@ -241,10 +244,12 @@ def _ask(
         f"not in effect, see `exo dedicated-inference deployment show {endpoint.deployment}`)",
         err=True,
     )
-    return _ask_once(replace(endpoint, model=served), messages, options, print_pieces=print_pieces)
+    other = replace(endpoint, model=served)
+    return _ask_once(session, other, messages, options, print_pieces=print_pieces)
 
 
 def _ask_once(
+    session: Session,
     endpoint: ChatEndpoint,
     messages: Sequence[Message],
     options: ChatOptions,
@@ -253,9 +258,11 @@ def _ask_once(
 ) -> Reply:
     reply = Reply()
     try:
-        for piece in stream_chat(endpoint, messages, options, reply):
-            if print_pieces:
-                print_data(piece)
+        with telling_of_hold(session, endpoint.deployment_id) as begin:
+            for piece in stream_chat(endpoint, messages, options, reply):
+                begin()
+                if print_pieces:
+                    print_data(piece)
     finally:
         if print_pieces and reply.text and not reply.text.endswith("\n"):
             click.echo()

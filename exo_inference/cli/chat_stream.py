@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from exo_inference.cli.rendering.terminal import harmless
 from exo_inference.errors import (
     ApiError,
     AuthenticationFailed,
@@ -37,13 +38,14 @@ class ChatEndpoint:
         url: base URL, ending in `/v1`.
         key: Bearer key.
         model: the name the server knows its model by.
-        deployment: the name of what is asked.
+        deployment, deployment_id: name and id of what is asked.
     """
 
     url: str
     key: str = field(repr=False)
     model: str
     deployment: str = ""
+    deployment_id: str = ""
 
 
 class ModelNotServed(ApiError):
@@ -66,6 +68,7 @@ class Reply:
         text: what has come so far.
         finish_reason: why it ended, as the server says.
         num_prompt_tokens, num_completion_tokens: the server's count, None where it gives none.
+        held: seconds that the gateway held the question for a replica, as it says; empty where it did not.
         started, first_piece, ended: moments on the monotonic clock; None where not reached.
     """
 
@@ -73,6 +76,7 @@ class Reply:
     finish_reason: str | None = None
     num_prompt_tokens: int | None = None
     num_completion_tokens: int | None = None
+    held: str = ""
     started: float = field(default_factory=time.monotonic)
     first_piece: float | None = None
     ended: float | None = None
@@ -90,6 +94,8 @@ class Reply:
                 parts.append(f"{(count - 1) / generating:.1f} tokens/s")
         if self.num_prompt_tokens is not None:
             parts.append(f"prompt {self.num_prompt_tokens} tokens")
+        if self.held:
+            parts.append(f"waited {self.held} s for a replica")
         return ", ".join(parts)
 
 
@@ -133,6 +139,7 @@ def stream_chat(
             if answer.status_code != 200:
                 answer.read()
                 raise _refusal(answer, endpoint)
+            reply.held = harmless(answer.headers.get("x-exo-held-seconds", ""))[:16]
             yield from _pieces(answer, reply)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         what = "the answer broke off" if reply.text else f"cannot reach {endpoint.url}"

@@ -193,7 +193,7 @@ def wait_until_scaled(
 def _standing(item: Model | Deployment) -> str:
     from exo_inference.wire import Model
 
-    return _model_standing(item) if isinstance(item, Model) else _deployment_standing(item)
+    return _model_standing(item) if isinstance(item, Model) else deployment_standing(item)
 
 
 def _model_standing(model: Model) -> str:
@@ -207,7 +207,7 @@ def _model_standing(model: Model) -> str:
     return ": ".join(parts)
 
 
-def _deployment_standing(deployment: Deployment) -> str:
+def deployment_standing(deployment: Deployment) -> str:
     """Say in one line where a deployment stands."""
     parts = [str(deployment.state)]
     if deployment.ready_replicas is not None and deployment.replicas:

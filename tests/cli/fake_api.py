@@ -103,6 +103,7 @@ class FakeApi:
     requests: list[Recorded] = field(default_factory=list)
     operation: dict[str, Any] = field(default_factory=lambda: {"state": "success"})
     logs: list[dict[str, Any]] = field(default_factory=list)
+    chat_headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -265,6 +266,8 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
             data = canned or (text + "data: [DONE]\n\n").encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
+            for name, value in api.chat_headers.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

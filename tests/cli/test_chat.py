@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ def test_the_prompt_may_come_from_stdin_and_flags_are_sent(exo: Exo, api: FakeAp
         {"role": "user", "content": "Why?"},
     ]
     assert (sent["max_tokens"], sent["temperature"]) == (5, 0.0)
+
+
+def test_stats_say_how_long_the_question_was_held(exo: Exo, api: FakeApi) -> None:
+    api.add_deployment("demo")
+    api.chat_headers = {"X-Exo-Held-Seconds": "4.2"}
+    result = exo("ai", "chat", "demo", "Why?", "--stats")
+    assert result.err.endswith(", prompt 7 tokens, waited 4.2 s for a replica\n")
 
 
 def test_a_gateway_that_is_forwarded_is_asked_in_place_of_the_urls_own(
@@ -120,6 +128,32 @@ def test_it_waits_until_the_deployment_is_ready(
     result = exo("ai", "chat", "demo", "hello")
     assert (result.code, result.out) == (0, ANSWER + "\n")
     assert "deploying: loading weights 43 %" in result.err
+
+
+def test_it_says_what_a_question_waits_for_that_the_gateway_holds(
+    exo: Exo, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only replica dies after the deployment was found ready."""
+    monkeypatch.setattr("exo_inference.cli.chat_hold.LOOK_SECONDS", 0.001)
+    found = api.add_deployment("demo", ready_replicas=1)
+    lost = found | {"ready-replicas": 0, "state-details": "loading weights 43 %"}
+    looks = [lost, lost, lost | {"state-details": "warming up"}, found]
+    said = threading.Event()
+
+    def look(_: object) -> tuple[int, Any]:
+        if len(looks) == 1:  # what the look before found has been said
+            said.set()
+        return 200, looks.pop(0) if len(looks) > 1 else looks[0]
+
+    def hold(_: object) -> None:
+        api.answers[f"GET /v2/ai/deployment/{found['id']}"] = look
+        assert said.wait(30)
+
+    api.answers["chat"] = hold
+    result = exo("ai", "chat", "demo", "hello")
+    assert (result.code, result.out) == (0, ANSWER + "\n")
+    where = "(waiting for a replica: ready (0/1 replicas ready): "
+    assert result.err == f"{where}loading weights 43 %)\n{where}warming up)\n"
 
 
 def test_it_ends_with_8_when_the_deployment_cannot_become_ready(exo: Exo, api: FakeApi) -> None:
