@@ -14,6 +14,7 @@
     │   └── DuplicateRequest       the request id is already in use
     ├── InternalError              the engine broke one of its own promises (exit 70)
     ├── TemplateRefused            in `tokenizer`: the chat template refuses a conversation
+    ├── NoProcess                  in `server`: a request needs a process that cannot be started now
     └── ApiError                   in `server`: an answer with an HTTP error status
 
 Exceptions of torch, safetensors and the file system are mapped once, where they appear, and kept as

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 from exo_engine.errors import ConfigurationError
+from exo_engine.server.api_errors import from_engine
 from exo_engine.server.pools import template_pool
+from exo_engine.server.pools.process_pool import NoProcess
 from exo_engine.server.pools.template_pool import TemplatePool
 from exo_engine.tokenizer import ChatTemplate, TemplateRefused
 
@@ -112,6 +115,36 @@ async def test_a_process_that_is_killed_costs_no_request(pool: TemplatePool) -> 
             await process.wait()
         assert await pool.render(USER) == "<user>hiX<s>"
         assert pool.pool.num_processes == 1
+
+
+async def test_without_descriptors_what_runs_answers_all(
+    pool: TemplatePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A further process is a help in need, and none of it no reason to refuse a request."""
+    (process,) = pool.pool.processes
+
+    async def start(*_: object, **__: object) -> None:
+        os.kill(process.pid, signal.SIGCONT)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert await asyncio.gather(*(pool.render(USER) for _ in range(3))) == ["<user>hiX<s>"] * 3
+
+
+async def test_a_request_without_a_process_is_told_to_come_again(
+    pool: TemplatePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    (process,) = pool.pool.processes
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(NoProcess, match="Too many open files") as caught:
+        await pool.render(USER)
+    refused = from_engine(caught.value)
+    assert (refused.status, refused.headers) == (503, {"Retry-After": "1"})
 
 
 async def test_a_conversation_that_ends_its_process_is_tried_twice_and_refused(

@@ -19,6 +19,7 @@ from exo_engine.errors import ConfigurationError, ModelUnusable
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.encoding import Encoder
 from exo_engine.server.pools import tokenizer_pool
+from exo_engine.server.pools.process_pool import NoProcess
 from exo_engine.server.pools.tokenizer_pool import TextRefused, TokenizerPool
 from exo_engine.tokenizer import Tokenizer, tokenizer_process
 
@@ -289,10 +290,10 @@ async def test_what_is_asked_when_the_pool_closes_fails_and_starts_nothing(
     await asyncio.sleep(0)  # one is being answered, the others wait for a process
     await pool.close()
     for task in asked:
-        with pytest.raises((TextRefused, ConfigurationError)):
+        with pytest.raises((TextRefused, NoProcess)):
             await task
     assert not pool.pool.processes
-    with pytest.raises(ConfigurationError, match="this engine is ending"):
+    with pytest.raises(NoProcess, match="this engine is ending"):
         await pool.encode_all(["a"], add_special_tokens=True)
 
 

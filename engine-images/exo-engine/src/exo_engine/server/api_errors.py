@@ -11,6 +11,7 @@ from typing import Any
 
 from exo_engine.errors import EngineError, RequestError
 from exo_engine.server.messages import Refusal
+from exo_engine.server.pools.process_pool import NoProcess
 from exo_engine.tokenizer import TemplateRefused
 
 STARTING_HEADER = "x-exo-starting"
@@ -77,6 +78,8 @@ def from_engine(error: EngineError) -> ApiError:
         return error
     if isinstance(error, RequestError):
         return bad_request(error.message, error.param, error.code)
+    if isinstance(error, NoProcess):
+        return ApiError(503, error.message, code="no_process", headers={"Retry-After": "1"})
     if isinstance(error, TemplateRefused):
         return bad_request(error.message, "messages", "chat_template_error")
     return ApiError(500, error.message, code="internal_error")

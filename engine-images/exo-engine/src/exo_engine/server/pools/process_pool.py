@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+from exo_engine.errors import ConfigurationError, EngineError
 from exo_engine.foreign_files import shown
 from exo_engine.tokenizer.confined import PREFIX, pack
+
+logger = logging.getLogger(__name__)
 
 MAX_PROCESSES = 4
 MAX_ANSWER_BYTES = 128 * 2**20
@@ -40,6 +44,10 @@ class Ended(Exception):
     def __init__(self, reason: str, *, may_be_innocent: bool = False) -> None:
         super().__init__(reason)
         self.may_be_innocent = may_be_innocent
+
+
+class NoProcess(EngineError):
+    """A request cannot be served now: the machine has nothing left for its process, or the engine is ending."""
 
 
 class NotStarted(Exception):
@@ -119,13 +127,18 @@ class ProcessPool:
 
         Raises:
             Ended: there is none.
-            NotStarted
+            NoProcess: there is no process for it, though there was one; no fault of the request's.
+            ConfigurationError: a new process finds other files than the first one did.
         """
         # Goes on when the client hangs up: the process would answer the next request with this.
         task = asyncio.create_task(self._ask(frame, allowed), name=f"ask-{self._module}")
         self._running.add(task)
         task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except NotStarted as exc:
+            kind = ConfigurationError if exc.document else NoProcess
+            raise kind(f"the engine can start no process for this request: {exc}") from exc
 
     async def close(self) -> None:
         """End all processes; what was asked of them fails, and nothing is started any more."""
@@ -168,7 +181,12 @@ class ProcessPool:
                 async with asyncio.timeout(_PATIENCE_SECONDS):
                     return await self._idle.get()
             if self._num_reserved < MAX_PROCESSES:
-                return await self._start()
+                try:
+                    return await self._start()
+                except NotStarted as exc:  # as without descriptors or memory
+                    if not self.processes:
+                        raise
+                    logger.warning("no further process for requests: %s", shown(str(exc)))
 
     async def _start(self) -> Process:
         self._check_open()

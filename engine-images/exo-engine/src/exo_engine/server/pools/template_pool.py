@@ -52,7 +52,7 @@ class TemplatePool:
             await self.pool.open()
         except NotStarted as exc:
             raise ConfigurationError(
-                _words(exc),
+                str(exc) if exc.document else f"cannot use the chat template: {exc}",
                 param="chat-template",
                 hint="Bring another one with --chat-template.",
             ) from exc
@@ -70,6 +70,7 @@ class TemplatePool:
 
         Raises:
             TemplateRefused: the template raised an error, or took too much.
+            NoProcess: nothing can render it now.
         """
         request = {
             "messages": list(messages),
@@ -87,8 +88,6 @@ class TemplatePool:
             raise TemplateRefused("the conversation is nested too deeply to be rendered") from exc
         try:
             document, text = await self.pool.ask(frame, _ALLOWED)
-        except NotStarted as exc:
-            raise TemplateRefused(_words(exc)) from exc
         except Ended as exc:
             raise TemplateCostly(
                 f"the model's chat template cannot render this conversation: {exc}"
@@ -101,7 +100,3 @@ class TemplatePool:
     async def close(self) -> None:
         """End all processes."""
         await self.pool.close()
-
-
-def _words(exc: NotStarted) -> str:
-    return str(exc) if exc.document else f"cannot use the chat template: {exc}"

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from exo_engine.errors import ConfigurationError, EngineError, ModelUnusable
+from exo_engine.errors import EngineError, ModelUnusable
 from exo_engine.foreign_files import shown
 from exo_engine.server.pools.process_pool import Allowance, Ended, NotStarted, ProcessPool
 from exo_engine.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ class TokenizerPool:
 
         Raises:
             TextRefused: the tokenizer breaks on one of them, or takes too much.
-            ConfigurationError: no process can be had.
+            NoProcess: nothing can tokenize them now.
         """
         parts = [text.encode() for text in texts]
         data = b"".join(parts)
@@ -99,8 +99,6 @@ class TokenizerPool:
         allowed = Allowance(seconds, _WALL_SECONDS_EACH * seconds)
         try:
             document, body = await self.pool.ask(pack(request, data), allowed)
-        except NotStarted as exc:
-            raise ConfigurationError(f"cannot start the tokenizer: {exc}") from exc
         except Ended as exc:
             raise TextRefused(f"the model's tokenizer cannot take this text: {exc}") from exc
         if "error" in document:
