@@ -27,7 +27,13 @@ from exo_inference.platforms.kubernetes.nodes import GpuNode, affinity_of, gpu_n
 from exo_inference.platforms.kubernetes.placement import choose_release, surge_note
 from exo_inference.platforms.kubernetes.replicas import observe_pod
 from exo_inference.platforms.kubernetes.step import Live, read_live
-from exo_inference.platforms.kubernetes.values import IN_PLACE, SURGE, build_release, merged
+from exo_inference.platforms.kubernetes.values import (
+    IN_PLACE,
+    SURGE,
+    Release,
+    build_release,
+    merged,
+)
 from tests.desired_deployments import altered, desired_deployment
 from tests.platforms.kubernetes.recorded import node, pod, unscheduled
 from tests.platforms.kubernetes.test_step import NOW
@@ -169,16 +175,22 @@ def test_release_names_are_stable_and_short_enough_for_helm(uid: str) -> None:
     assert release_name(uid) != release_name(uid + "2")
 
 
+def rendered(release: Release, values: str, home: Path) -> dict[str, Any]:
+    """Return the Deployment that the real Helm makes of the values, which are as text."""
+    done = subprocess.run(
+        [find_helm({"PATH": ""}), "template", release.name, str(CHARTS / "inference-deployment"), "-f", "-"],
+        input=values, capture_output=True, text=True, check=True,
+        env={"HOME": str(home)},
+    )  # fmt: skip
+    items: list[dict[str, Any]] = list(yaml.safe_load_all(done.stdout))
+    return next(item for item in items if item["kind"] == "Deployment")
+
+
 def test_the_chart_takes_the_values(tmp_path: Path) -> None:
     """Rendered by the real Helm, with and without GPUs."""
     for desired in (DESIRED, altered(DESIRED, gpu_type="cpu", engine="exo")):
         release = choose_release(desired, PlatformValues(), None, (), find_nodes, chart_version="1")
-        rendered = subprocess.run(
-            [find_helm({"PATH": ""}), "template", release.name, str(CHARTS / "inference-deployment"), "-f", "-"],
-            input=json.dumps(release.values), capture_output=True, text=True, check=True,
-            env={"HOME": str(tmp_path)},
-        ).stdout  # fmt: skip
-        found = next(i for i in yaml.safe_load_all(rendered) if i["kind"] == "Deployment")
+        found = rendered(release, json.dumps(release.values), tmp_path)
         live = read_live(found)
         assert live is not None
         assert (live.spec_hash, live.pods_hash) == (release.spec_hash, release.pods_hash)
@@ -192,6 +204,15 @@ def test_the_chart_takes_the_values(tmp_path: Path) -> None:
         assert changed.values["deployment"]["name"] == "another"
 
 
+def test_variables_of_an_engine_reach_its_container(tmp_path: Path) -> None:
+    env = [{"name": "EXO_ENGINE_CPU_KERNELS", "value": "off"}]
+    given = PlatformValues(engines={"exo": {"engine": {"env": env}}})
+    release = build_release(altered(DESIRED, gpu_type="cpu", engine="exo"), given)
+    found = rendered(release, json.dumps(release.values), tmp_path)
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    assert env[0] in container["env"]
+
+
 @pytest.mark.parametrize(
     "text",
     ["𝕏😀", "a\u2028b\ufeff", "\\ud835\\udd4f", "{{ .Release.Name }}", '{{ fail "x" }}', "a\nb: 'c' #"],
@@ -199,15 +220,9 @@ def test_the_chart_takes_the_values(tmp_path: Path) -> None:
 def test_any_text_of_a_flag_comes_through_helm_as_it_is(tmp_path: Path, text: str) -> None:
     flags = (f"--chat-template={text}",)
     release = build_release(altered(DESIRED, engine_parameters=flags), PlatformValues())
-    rendered = subprocess.run(
-        [find_helm({"PATH": ""}), "template", release.name, str(CHARTS / "inference-deployment"), "-f", "-"],
-        input=as_yaml(release.values), capture_output=True, text=True, check=True,
-        env={"HOME": str(tmp_path)},
-    ).stdout  # fmt: skip
-    found = yaml.safe_load(
-        next(line for line in rendered.splitlines() if PARAMETERS_ANNOTATION in line)
-    )
-    assert read_flags(found[PARAMETERS_ANNOTATION]) == flags
+    found = rendered(release, as_yaml(release.values), tmp_path)
+    annotations = found["spec"]["template"]["metadata"]["annotations"]
+    assert read_flags(annotations[PARAMETERS_ANNOTATION]) == flags
 
 
 # -- nodes and strategies
