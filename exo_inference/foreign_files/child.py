@@ -114,14 +114,20 @@ class Child:
             return self._process
         self.close()
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C in a terminal is for those who ask
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C in a terminal is for those who ask
+            )
+        except OSError as error:  # of this machine, not of the files
+            raise ReadingFailed(
+                f"the process that reads the model's files cannot be started: {error.strerror or error}",
+                hint="The machine may be short of memory or of open files; it is tried again.",
+            ) from error
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
         with contextlib.suppress(OSError):  # it has ended already
             os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)

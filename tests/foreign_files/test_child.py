@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -46,6 +47,20 @@ def obedient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Child:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(child_module, "_MODULE", "obedient")
     return Child()
+
+
+def test_a_machine_without_descriptors_is_no_fault_of_the_files(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(child_module.subprocess, "Popen", refuse)
+        with pytest.raises(ReadingFailed, match="cannot be started: Too many open files"):
+            child.ask("describe_model", {})
+    with pytest.raises(ForeignFileError):
+        child.ask("describe_model", {"path": "/nowhere", "name": None, "is_strict": False})
 
 
 def test_priority_is_lower_while_python_starts(
