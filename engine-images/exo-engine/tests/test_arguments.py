@@ -242,12 +242,12 @@ def test_commands_that_only_print() -> None:
 
 def test_engine_config_has_no_field_that_the_command_line_forgets() -> None:
     given = serve("--max-model-len", "1").engine
-    assert {each.name for each in dataclasses.fields(given)} - {"attention_backend"} == {
+    assert {each.name for each in dataclasses.fields(given)} == {
         "model_dir", "dtype", "quantization", "device", "block_size", "num_gpu_blocks_override",
         "gpu_memory_utilization", "kv_cache_bytes", "max_model_len", "max_num_seqs",
         "max_num_batched_tokens", "seed", "enable_prefix_caching", "enable_chunked_prefill",
         "async_scheduling", "executor_backend", "long_prefill_tokens", "scheduling_policy", "max_logprobs", "num_threads", "simulation",
-        "kv_cache_dtype",
+        "kv_cache_dtype", "attention_backend",
     }  # fmt: skip
 
 

@@ -360,6 +360,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         gpu_memory_utilization=values["gpu_memory_utilization"],
         kv_cache_bytes=values["kv_cache_memory_bytes"],
         kv_cache_dtype=values["kv_cache_dtype"],
+        attention_backend=values["attention_backend"],
         max_model_len=values["max_model_len"],
         max_num_seqs=values["max_num_seqs"],
         max_num_batched_tokens=values["max_num_batched_tokens"],

@@ -79,7 +79,7 @@ class EngineConfig:
     max_logprobs: int = 20
     """Most log-probabilities a request may ask for per token."""
     attention_backend: str = "auto"
-    """auto: the fastest that this machine has. reference: plain torch."""
+    """auto: the fastest that can serve the model on this device; or a name of `attention.BACKENDS`."""
     kv_cache_dtype: str = "auto"
     """Of the KV cache. auto: that of the activations. fp8_e4m3 and int8 store a scale per token and
     head, and halve the cache of 16-bit models or better."""

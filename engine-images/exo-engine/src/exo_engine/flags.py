@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from exo_engine.attention import BACKENDS
 from exo_engine.flag import Flag
 from exo_engine.server_flags import SERVER_FLAGS
 from exo_engine.weight_formats import formats_made_at_load
@@ -125,6 +126,16 @@ FLAGS: Final[tuple[Flag, ...]] = (
         default="auto",
         choices=("auto", "generate"),
         description="What the model is used for. This engine generates text.",
+    ),
+    Flag(
+        name="attention-backend",
+        kind="enum",
+        section="AttentionConfig",
+        default="auto",
+        choices=("auto", *BACKENDS),
+        description="What computes attention. `auto` takes the fastest that can serve the model on this "
+        "device: `triton` on a GPU, `cpu` (compiled kernels, bfloat16) on a CPU, `reference` (plain "
+        "PyTorch) elsewhere.",
     ),
     # ---- LoadConfig -------------------------------------------------------------------------
     Flag(

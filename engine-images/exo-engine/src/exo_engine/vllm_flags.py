@@ -10,9 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 _WORDS: Final[dict[str, str]] = {
-    "the attention kernel is chosen by the device": """
-        attention-backend
-    """,
     "the KV cache has one form in this version": """
         calculate-kv-scales enable-mamba-shared-prefix-checkpoint kv-cache-dtype-skip-layers
         kv-offloading-backend kv-offloading-size kv-sharing-fast-prefill mamba-block-size

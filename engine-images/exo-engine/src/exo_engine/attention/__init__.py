@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 BACKENDS: Mapping[str, str] = {
     "cpu": "exo_engine.attention.cpu:CpuAttention",
     "reference": "exo_engine.attention.reference:ReferenceAttention",
+    "triton": "exo_engine.attention.triton:TritonAttention",
 }
 """Each backend by its name; loaded when it is used, as all of them import torch."""
 
@@ -24,7 +26,7 @@ def create_backend(name: str, layers: Sequence[CachedLayer], cache: KVCache) -> 
     """Build a backend for a model's layers over a cache.
 
     Args:
-        name: one of `BACKENDS`; auto: the CPU's kernels where they can serve all layers.
+        name: one of `BACKENDS`; auto: the device's kernels where they can serve all layers.
         layers: of the model.
         cache: of keys and values.
 
@@ -32,14 +34,35 @@ def create_backend(name: str, layers: Sequence[CachedLayer], cache: KVCache) -> 
         ConfigurationError: there is no such backend, or it cannot serve this model here.
     """
     if name == "auto":
-        from exo_engine.attention.cpu import CpuAttention
-
-        name = "cpu" if CpuAttention.can_serve(layers, cache) else "reference"
+        name = _best(layers, cache)
     if name not in BACKENDS:
         raise ConfigurationError(
             f"there is no attention backend {name!r}, expected {', '.join(('auto', *BACKENDS))}",
             param="attention-backend",
         )
+    if name == "triton" and not _has_triton():
+        raise ConfigurationError(
+            "attention backend 'triton' needs the Python package triton, which is not there",
+            param="attention-backend",
+        )
     module, _, attribute = BACKENDS[name].partition(":")
     backend: AttentionBackend = getattr(importlib.import_module(module), attribute)(layers, cache)
     return backend
+
+
+def _best(layers: Sequence[CachedLayer], cache: KVCache) -> str:
+    """Return the fastest backend that can serve these layers over this cache."""
+    if cache.device.type == "cpu":
+        from exo_engine.attention.cpu import CpuAttention
+
+        return "cpu" if CpuAttention.can_serve(layers, cache) else "reference"
+    if _has_triton():
+        from exo_engine.attention.triton import TritonAttention
+
+        if TritonAttention.can_serve(layers, cache):
+            return "triton"
+    return "reference"
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

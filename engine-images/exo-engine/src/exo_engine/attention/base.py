@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,6 +35,8 @@ class AttentionBackend(ABC):
 
     states: States
     """Of layers that are no attention, in the same cache; the runner sets and begins them."""
+    needs_cleared_blocks: ClassVar[bool] = True
+    """Whether it multiplies what it masks out, which must be finite then."""
 
     @abstractmethod
     def begin(self, layout: StepLayout) -> None:

@@ -71,6 +71,11 @@ class KVCache:
         return len(self._plan.groups)
 
     @property
+    def kv_format(self) -> KVFormat:
+        """How numbers are stored."""
+        return self._format
+
+    @property
     def has_states(self) -> bool:
         """Whether some layer keeps a state."""
         return bool(self._states)

@@ -138,7 +138,8 @@ class ModelRunner:
         if batch.unknown_rows.size:
             chosen = self._chosen[self._to_device(batch.unknown_slots)]
             inputs.token_ids[self._to_device(batch.unknown_rows)] = chosen
-        self._cache.clear(inputs.layout.fresh_blocks)
+        if self._attention.needs_cleared_blocks:
+            self._cache.clear(inputs.layout.fresh_blocks)
         self._attention.begin(inputs.layout)
         self._attention.states.begin(inputs.layout)
         return self._decoder.forward(inputs.token_ids, inputs.positions, self._attention)

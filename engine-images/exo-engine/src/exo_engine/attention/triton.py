@@ -1,0 +1,205 @@
+"""Attention by the Triton kernels: pages in the kernels' own order, read in place.
+
+Pages lie where the cache has them, but each in the order that `kernels/triton/pages.py` says, so nobody else
+reads or writes them; copying whole blocks stays the cache's. Single tokens are one launch and what splits
+contexts, everything else is a second one.
+
+Legend: T tokens in step, H heads, Hkv key/value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from exo_engine.attention.base import AttentionBackend, Rotation
+from exo_engine.attention.kv_cache import KVCache
+from exo_engine.attention.layer import AttentionLayer, CachedLayer
+from exo_engine.attention.layout import StepLayout
+from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.triton.attention import (
+    MAX_HEAD_DIM,
+    Part,
+    plan_attention,
+    scratch_bytes,
+)
+from exo_engine.kernels.triton.launch import IS_INTERPRETED, Target
+from exo_engine.kernels.triton.pages import Pages, can_hold
+from exo_engine.kernels.triton.store import Turn, plan_storing
+
+# What the parts of split contexts may take: sequences are fewer than this many, or contexts are not split.
+_MOST_SPLIT_SEQUENCES = 64
+_LONGEST_CONTEXT = 2**17
+
+
+class TritonAttention(AttentionBackend):
+    """`AttentionBackend` on `kernels.triton`.
+
+    Args:
+        layers: of the model.
+        cache: of keys and values.
+        is_fixed: whether a token's result has the same bits whatever else is in the step.
+    """
+
+    needs_cleared_blocks = False
+
+    def __init__(
+        self, layers: Sequence[CachedLayer], cache: KVCache, *, is_fixed: bool = False
+    ) -> None:
+        problem = _problem(layers, cache)
+        if problem is not None:
+            raise ConfigurationError(
+                f"attention backend 'triton' {problem}",
+                param="attention-backend",
+                hint="Leave --attention-backend out, or use reference.",
+            )
+        self._layers = dict(_attention_layers(layers))
+        self._cache = cache
+        self._is_fixed = is_fixed
+        self._target = Target.of(cache.device)
+        self._pages = {index: self._view_pages(index) for index in self._layers}
+        self._layout: StepLayout | None = None
+        self._parts: dict[int, list[Part]] = {}
+
+    @staticmethod
+    def can_serve(layers: Sequence[CachedLayer], cache: KVCache) -> bool:
+        """Whether there are kernels for all of the layers over this cache, on a GPU."""
+        return cache.device.type == "cuda" and _problem(layers, cache) is None
+
+    def begin(self, layout: StepLayout) -> None:
+        """See `AttentionBackend.begin`."""
+        self._layout = layout
+        self._parts = {
+            group: list(_parts(layout, group)) for group in range(len(layout.block_tables))
+        }
+
+    def scratch_bytes(self) -> int:
+        """See `AttentionBackend.scratch_bytes`."""
+        return max(
+            (
+                scratch_bytes(
+                    layer, _MOST_SPLIT_SEQUENCES, _LONGEST_CONTEXT, is_fixed=self._is_fixed
+                )
+                for layer in self._layers.values()
+            ),
+            default=0,
+        )
+
+    def attend(
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        if self._layers[layer].kv_layer is None:
+            plan_storing(
+                _joined(keys), _joined(values), self._pages[layer], self._slots(layer)
+            ).run()
+        return self._attend(layer, _joined(queries), sinks)
+
+    def attend_merged(
+        self,
+        layer: int,
+        merged: Tensor,
+        rotation: Rotation,
+        *,
+        norms: tuple[Tensor, Tensor] | None = None,
+        eps: float = 0.0,
+    ) -> Tensor | None:
+        """See `AttentionBackend.attend_merged`."""
+        spec = self._layers[layer]
+        if spec.kv_layer is not None or spec.has_sinks:
+            return None
+        heads = merged.view(len(merged), -1, spec.head_dim)
+        sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        queries, keys, values = torch.split(heads, sizes, dim=1)
+        turned = torch.empty(queries.shape, dtype=merged.dtype, device=merged.device)
+        plan_storing(
+            keys,
+            values,
+            self._pages[layer],
+            self._slots(layer),
+            queries=queries,
+            turned=turned,
+            turn=Turn(rotation.cosines, rotation.sines, rotation.positions, norms, eps),
+        ).run()
+        return self._attend(layer, turned, None)
+
+    def _attend(self, layer: int, queries: Tensor, sinks: Tensor | None) -> Tensor:
+        spec = self._layers[layer]
+        source = layer if spec.kv_layer is None else spec.kv_layer
+        output = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        for part in self._parts[self._cache.group_of(layer)]:
+            for launch in plan_attention(
+                spec,
+                queries,
+                self._pages[source],
+                part,
+                output,
+                self._target,
+                sinks=None if sinks is None else sinks.float(),
+                is_fixed=self._is_fixed,
+            ):
+                launch.run()
+        return output
+
+    def _slots(self, layer: int) -> Tensor:
+        assert self._layout is not None, "begin() comes first"
+        return self._layout.slots[self._cache.group_of(layer)]
+
+    def _view_pages(self, layer: int) -> Pages:
+        spec = self._layers[layer]
+        return Pages.view(
+            self._cache.planes(layer),
+            self._cache.kv_format,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            page_size=self._cache.block_size,
+        )
+
+
+def _parts(layout: StepLayout, group: int) -> Iterator[Part]:
+    """Yield single tokens, and the rest."""
+    num_sequences, num_decodes = len(layout.context_lens), layout.num_decodes
+    num_tokens = len(layout.slots[group])
+    common = (layout.block_tables[group], layout.query_starts, layout.context_lens)
+    if num_decodes:
+        yield Part(*common, 0, num_decodes, num_decodes, layout.max_context_len, uniform_tokens=1)
+    if num_sequences > num_decodes:
+        rest = (num_sequences - num_decodes, num_tokens - num_decodes)
+        yield Part(*common, num_decodes, *rest, layout.max_context_len)
+
+
+def _joined(states: Tensor) -> Tensor:
+    """Return states (T, H, D) whose heads follow one another."""
+    is_joined = states.stride(2) == 1 and states.stride(1) == states.shape[2]
+    return states if is_joined else states.contiguous()
+
+
+def _attention_layers(layers: Sequence[CachedLayer]) -> Iterator[tuple[int, AttentionLayer]]:
+    for index, layer in enumerate(layers):
+        if isinstance(layer, AttentionLayer):
+            yield index, layer
+
+
+def _problem(layers: Sequence[CachedLayer], cache: KVCache) -> str | None:
+    """Return why it cannot serve these layers, or None."""
+    if cache.device.type != "cuda" and not IS_INTERPRETED:
+        return f"needs a GPU, and the model is on device {cache.device.type!r}"
+    found = dict(_attention_layers(layers))
+    largest = max((layer.head_dim for layer in found.values()), default=0)
+    if largest > MAX_HEAD_DIM:
+        return f"has heads of {MAX_HEAD_DIM} numbers at most, and this model's have {largest}"
+    sizes = [layer.num_kv_heads * layer.head_dim for layer in found.values()]
+    if not all(can_hold(1, size, cache.block_size) for size in sizes):
+        return (
+            f"needs pages of a multiple of 4 numbers, found {math.gcd(*sizes) * cache.block_size}"
+        )
+    return None

@@ -1,0 +1,197 @@
+"""How attention over pages is launched: tiles, and into how many segments contexts are split.
+
+Legend: T tokens in step, S sequences, H heads, D head dim, M rows of a tile, N keys of a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exo_engine.attention.layer import AttentionLayer
+from exo_engine.kernels.triton.attention_kernels import attend_pages, combine_segments
+from exo_engine.kernels.triton.launch import IS_INTERPRETED, Launch, Target, tile_of
+from exo_engine.kernels.triton.pages import Pages
+
+MAX_HEAD_DIM = 256
+FIXED_SEGMENT = 512
+"""Tokens of a segment where results must not depend on the batch."""
+_MAX_SEGMENTS = 64
+_FIXED_ROWS = 64
+# Programs per processor that hide each other's waits.
+_PROGRAMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Sequences of a step that are computed in one launch."""
+
+    tables: Tensor
+    """(S, M) int32, of the layer's cache group."""
+    query_starts: Tensor
+    """(S + 1,) int32."""
+    context_lens: Tensor
+    """(S,) int32."""
+    first_sequence: int
+    num_sequences: int
+    num_tokens: int
+    """Of these sequences."""
+    max_context: int
+    uniform_tokens: int = 0
+    """Tokens that each of them has, if all have as many; 0: they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How the work of one part is cut."""
+
+    rows: int
+    keys: int
+    tokens: int
+    segment: int
+    segments: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_tiles(
+    layer: AttentionLayer, part: Part, target: Target, *, item_bytes: int, is_fixed: bool
+) -> Tiles:
+    """Decide how to cut a part's work.
+
+    Args:
+        layer: whose attention it is.
+        part: the sequences.
+        target: the GPU.
+        item_bytes: of a number of a query.
+        is_fixed: cut in the same places whatever the batch is.
+    """
+    group = layer.num_heads // layer.num_kv_heads
+    width = tile_of(layer.head_dim, 16) * item_bytes
+    is_short = bool(part.uniform_tokens) and part.uniform_tokens * group <= 64
+    if is_fixed:
+        rows = tile_of(group, _FIXED_ROWS)
+    elif is_short:
+        rows = tile_of(part.uniform_tokens * group, 16)
+    else:
+        rows = tile_of(group, 128 if width <= 256 and target.shared_bytes > 131072 else 64)
+    keys = 64 if width <= 256 else 32 if width <= 512 else 16
+    tokens = part.uniform_tokens if is_short else max(1, rows // group)
+    segments = _num_segments(layer, part, target, keys, is_fixed=is_fixed) if is_short else 1
+    return Tiles(
+        rows=rows,
+        keys=keys,
+        tokens=tokens,
+        segment=FIXED_SEGMENT if is_fixed else 0,
+        segments=segments,
+        num_warps=8 if rows >= 128 else 4,
+        num_stages=3 if is_short and not is_fixed else 2,
+    )
+
+
+def _num_segments(
+    layer: AttentionLayer, part: Part, target: Target, keys: int, *, is_fixed: bool
+) -> int:
+    """Return into how many segments contexts are split."""
+    reach = layer.reach
+    longest = min(part.max_context, reach.window or reach.chunk or part.max_context)
+    if is_fixed:  # what a window begins with may lie in a segment before
+        extra = longest < part.max_context
+        return -(-longest // FIXED_SEGMENT) + extra
+    wanted = _PROGRAMS * target.num_processors // (part.num_sequences * layer.num_kv_heads)
+    return max(1, min(wanted, _MAX_SEGMENTS, longest // (2 * keys)))
+
+
+def scratch_bytes(
+    layer: AttentionLayer, num_tokens: int, max_context: int, *, is_fixed: bool
+) -> int:
+    """Return the most bytes that the segments of a step with `num_tokens` sequences take."""
+    segments = -(-max_context // FIXED_SEGMENT) + 1 if is_fixed else _MAX_SEGMENTS
+    return num_tokens * layer.num_heads * segments * (layer.head_dim + 2) * 4
+
+
+def plan_attention(
+    layer: AttentionLayer,
+    queries: Tensor,
+    pages: Pages,
+    part: Part,
+    output: Tensor,
+    target: Target,
+    *,
+    sinks: Tensor | None = None,
+    is_fixed: bool = False,
+) -> list[Launch]:
+    """Return what attends the queries of a part over pages, in order.
+
+    Args:
+        layer: whose attention it is.
+        queries: (T, H, D); those of the whole step.
+        pages: where keys and values are.
+        part: which sequences.
+        output: (T, H, D), contiguous, of the queries' dtype.
+        target: the GPU.
+        sinks: (H,) float32.
+        is_fixed: a token's result has the same bits whatever else is in the step.
+    """
+    tiles = choose_tiles(layer, part, target, item_bytes=queries.element_size(), is_fixed=is_fixed)
+    is_uniform = part.uniform_tokens == tiles.tokens and part.uniform_tokens > 0
+    is_split = tiles.segments > 1
+    num_tokens = part.num_tokens if is_split else 0
+    shape = (num_tokens, layer.num_heads, tiles.segments)
+    sums = torch.empty((*shape, layer.head_dim), dtype=torch.float32, device=queries.device)
+    stats = torch.empty((*shape, 2), dtype=torch.float32, device=queries.device)
+    common: dict[str, Any] = {
+        "partial_sums": sums if is_split else output,
+        "partial_stats": stats if is_split else output,
+        "output": output,
+        "sinks": output if sinks is None else sinks,
+        "context_lens": part.context_lens,
+        "HEADS": layer.num_heads,
+        "DIM": layer.head_dim,
+        "DIM_TILE": tile_of(layer.head_dim, 16),
+        "N": tiles.keys,
+        "TOKENS": tiles.tokens,
+        "SEGMENT": tiles.segment,
+        "SEGMENTS": tiles.segments,
+        "WINDOW": layer.reach.window or 0,
+        "CHUNK": layer.reach.chunk or 0,
+        "HAS_SINKS": sinks is not None,
+    }
+    num_sequences = part.num_sequences
+    num_tiles = num_sequences if is_uniform else part.num_tokens // tiles.tokens + num_sequences
+    own = {
+        "queries": queries,
+        "keys": pages.keys,
+        "values": pages.values,
+        "key_scales": pages.key_scales,
+        "value_scales": pages.value_scales,
+        "tables": part.tables,
+        "query_starts": part.query_starts,
+        "first_sequence": part.first_sequence,
+        "num_sequences": part.first_sequence + num_sequences,
+        "query_stride": queries.stride(0),
+        "page_stride": pages.keys.stride(0),
+        "scale_stride": pages.key_scales.stride(0),
+        "table_stride": part.tables.stride(0),
+        "scale": layer.scale,
+        "soft_cap": layer.soft_cap or 1.0,
+        "KV_HEADS": layer.num_kv_heads,
+        "PAGE": pages.page_size,
+        "M": tiles.rows,
+        "HAS_CAP": layer.soft_cap is not None,
+        "STORED": pages.stored,
+        "HAS_E4M3": target.has_e4m3,
+        "IS_UNIFORM": is_uniform,
+        "IS_INTERPRETED": IS_INTERPRETED,
+    }
+    grid = (num_tiles, layer.num_kv_heads, tiles.segments)
+    options = (tiles.num_warps, tiles.num_stages, not is_fixed)
+    launches = [Launch(attend_pages, grid, {**common, **own}, *options)]
+    if is_split:
+        rest = {**common, "SEGMENTS_TILE": tile_of(tiles.segments)}
+        rows = (part.num_tokens, layer.num_heads)
+        launches.append(Launch(combine_segments, rows, rest, 2, 1, not is_fixed))
+    return launches

@@ -1,0 +1,313 @@
+"""Attention over pages: one kernel for one token or many, whole contexts or segments of them.
+
+A program has a tile of rows, which are the query heads of one key/value head for some tokens of one sequence,
+and goes over the keys that they see, tile by tile, with a running maximum and sum (Milakov and
+Gimelshein 2018; Dao 2022). Where contexts are split, each program has one segment and `combine_segments`
+puts them together. Tiles begin at multiples of their size, so what is in one depends on the
+position alone. Scores are in base 2.
+
+Legend: T tokens, S sequences, H heads, G query heads per key/value head, D head dim, P pages, B tokens
+of a page, M rows of a tile, N keys of a tile, C segments. A page is (Hkv, B, D) numbers, and where these
+are scaled (Hkv, B) float32 behind them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from exo_engine.kernels.triton.numbers import decode_e4m3, multiply
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attend_pages(
+    queries,  # (T, H, D), rows of `query_stride`
+    keys,  # (P, page_stride) numbers
+    values,
+    key_scales,  # (P, scale_stride) float32: the same bytes
+    value_scales,
+    output,  # (T, H, D)
+    partial_sums,  # (T, H, C, D) float32, if split
+    partial_stats,  # (T, H, C, 2) float32: maximum and sum
+    sinks,  # (H,) float32
+    tables,  # (S, table_stride) int32
+    query_starts,  # (S + 1,) int32
+    context_lens,  # (S,) int32
+    first_sequence,
+    num_sequences,
+    query_stride,
+    page_stride,
+    scale_stride,
+    table_stride,
+    scale,
+    soft_cap,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    TOKENS: tl.constexpr,  # of a tile; all that a sequence has if IS_UNIFORM
+    SEGMENT: tl.constexpr,  # tokens of a segment; 0: contexts are split into SEGMENTS equal parts
+    SEGMENTS: tl.constexpr,  # 1: not split
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    STORED: tl.constexpr,  # "plain", "e4m3" or "int8"
+    HAS_E4M3: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """Attend the tokens of sequences [first_sequence, num_sequences)."""
+    index = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    group: tl.constexpr = HEADS // KV_HEADS
+    if IS_UNIFORM:
+        sequence = first_sequence + index
+        first_token = 0
+    else:
+        sequence, first_token = _find_tile(
+            query_starts, index, first_sequence, num_sequences, TOKENS
+        )
+    query_start = tl.load(query_starts + sequence)
+    num_queries = tl.load(query_starts + sequence + 1) - query_start
+    context = tl.load(context_lens + sequence)
+    if first_token < num_queries:
+        rows = tl.arange(0, M)
+        dims = tl.arange(0, DIM_TILE)
+        tokens = first_token + rows // group
+        heads = kv_head * group + rows % group
+        is_row = (rows < TOKENS * group) & (tokens < num_queries)
+        positions = context - num_queries + tokens
+        places = (query_start + tokens).to(tl.int64)
+        is_number = is_row[:, None] & (dims < DIM)[None, :]
+        own = tl.load(
+            queries + places[:, None] * query_stride + (heads * DIM)[:, None] + dims[None, :],
+            mask=is_number,
+            other=0.0,
+        )
+        seen_from = _first_seen(positions, WINDOW, CHUNK)
+        begin = _first_seen(context - num_queries + first_token, WINDOW, CHUNK)
+        end = tl.minimum(context, context - num_queries + first_token + TOKENS)
+        origin, length = _segments(begin, end, N, SEGMENT, SEGMENTS)
+        table = tables + sequence.to(tl.int64) * table_stride
+        in_page = kv_head * (PAGE * DIM)
+        scales_in_page = (KV_HEADS * PAGE * DIM) // 4 + kv_head * PAGE
+        number_type: tl.constexpr = queries.dtype.element_ty
+
+        maxima = tl.full((M,), float("-inf"), tl.float32)
+        sums = tl.zeros((M,), tl.float32)
+        totals = tl.zeros((M, DIM_TILE), tl.float32)
+        segment = tl.program_id(2)
+        if SEGMENTS > 1 or SEGMENT == 0:
+            stop = origin + (segment + 1) * length
+            maxima, sums, totals = _attend_segment(
+                own, maxima, sums, totals, origin + segment * length, tl.minimum(stop, end),
+                begin, end, positions, seen_from, table, keys, values, key_scales, value_scales,
+                in_page, scales_in_page, page_stride, scale_stride, scale, soft_cap,
+                number_type, DIM, DIM_TILE, PAGE, M, N, HAS_CAP, STORED, HAS_E4M3, IS_INTERPRETED,
+            )  # fmt: skip
+        else:  # all segments, one after the other, as `combine_segments` puts them together
+            for start in range(origin, end, SEGMENT):
+                new_maxima, new_sums, new_totals = _attend_segment(
+                    own, tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32),
+                    tl.zeros((M, DIM_TILE), tl.float32), start, tl.minimum(start + SEGMENT, end),
+                    begin, end, positions, seen_from, table, keys, values, key_scales, value_scales,
+                    in_page, scales_in_page, page_stride, scale_stride, scale, soft_cap,
+                    number_type, DIM, DIM_TILE, PAGE, M, N, HAS_CAP, STORED, HAS_E4M3, IS_INTERPRETED,
+                )  # fmt: skip
+                maxima, before, after = _weigh(maxima, new_maxima)
+                sums = sums * before + new_sums * after
+                totals = totals * before[:, None] + new_totals * after[:, None]
+
+        if SEGMENTS > 1:
+            if origin + segment * length < end:
+                part = (places * HEADS + heads) * SEGMENTS + segment
+                tl.store(partial_stats + part * 2, maxima, mask=is_row)
+                tl.store(partial_stats + part * 2 + 1, sums, mask=is_row)
+                tl.store(partial_sums + part[:, None] * DIM + dims[None, :], totals, mask=is_number)
+        else:
+            if HAS_SINKS:
+                sink = tl.load(sinks + heads, mask=is_row, other=0.0) * LOG2_E
+                maxima, before, after = _weigh(maxima, sink)
+                sums = sums * before + after
+                totals = totals * before[:, None]
+            sums = tl.where(sums == 0, 1.0, sums)  # what fills a batch up has no keys
+            place = (places * HEADS + heads)[:, None] * DIM + dims[None, :]
+            tl.store(output + place, (totals / sums[:, None]).to(number_type), mask=is_number)
+
+
+@triton.jit
+def combine_segments(
+    partial_sums,  # (T, H, C, D) float32
+    partial_stats,  # (T, H, C, 2) float32
+    output,  # (T, H, D)
+    sinks,  # (H,) float32
+    context_lens,  # (S,) int32
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    N: tl.constexpr,
+    TOKENS: tl.constexpr,  # of each sequence
+    SEGMENT: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    SEGMENTS_TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Put the segments of one token and head together.
+
+    Segments of a fixed size go one after the other, as `attend_pages` goes over all of them in one program.
+    """
+    head = tl.program_id(1)
+    context = tl.load(context_lens + tl.program_id(0) // TOKENS)
+    begin = _first_seen(context - TOKENS, WINDOW, CHUNK)
+    origin, length = _segments(begin, context, N, SEGMENT, SEGMENTS)
+    num_segments = tl.cdiv(context - origin, length)
+    row = tl.program_id(0).to(tl.int64) * HEADS + head
+    dims = tl.arange(0, DIM_TILE)
+    is_dim = dims < DIM
+    if SEGMENT > 0:
+        # Vectors of one number: the arithmetic of `attend_pages`.
+        maximum = tl.full((1,), float("-inf"), tl.float32)
+        total = tl.zeros((1,), tl.float32)
+        sums = tl.zeros((DIM_TILE,), tl.float32)
+        for segment in range(num_segments):
+            part = row * SEGMENTS + segment
+            new_maximum = tl.load(partial_stats + part * 2 + tl.arange(0, 1))
+            new_total = tl.load(partial_stats + part * 2 + 1 + tl.arange(0, 1))
+            new_sums = tl.load(partial_sums + part * DIM + dims, mask=is_dim, other=0.0)
+            maximum, before, after = _weigh(maximum, new_maximum)
+            total = total * before + new_total * after
+            sums = sums * before + new_sums * after
+    else:
+        segments = tl.arange(0, SEGMENTS_TILE)
+        is_segment = segments < num_segments
+        parts = row * SEGMENTS + segments
+        maxima = tl.load(partial_stats + parts * 2, mask=is_segment, other=float("-inf"))
+        totals = tl.load(partial_stats + parts * 2 + 1, mask=is_segment, other=0.0)
+        found = tl.load(
+            partial_sums + parts[:, None] * DIM + dims[None, :],
+            mask=is_segment[:, None] & is_dim[None, :],
+            other=0.0,
+        )
+        maximum = tl.max(maxima, axis=0)
+        maximum = tl.where(num_segments > 0, maximum, 0.0)
+        weights = tl.exp2(maxima - maximum)
+        total = tl.sum(totals * weights, axis=0) + tl.zeros((1,), tl.float32)
+        sums = tl.sum(found * weights[:, None], axis=0)
+        maximum = maximum + tl.zeros((1,), tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head + tl.arange(0, 1)) * LOG2_E
+        maximum, before, after = _weigh(maximum, sink)
+        total = total * before + after
+        sums = sums * before
+    total = tl.where(total == 0, 1.0, total)
+    tl.store(output + row * DIM + dims, (sums / total).to(output.dtype.element_ty), mask=is_dim)
+
+
+@triton.jit
+def _attend_segment(
+    own, maxima, sums, totals, start, stop, begin, end, positions, seen_from,
+    table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
+    scale, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+    PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HAS_CAP: tl.constexpr,
+    STORED: tl.constexpr, HAS_E4M3: tl.constexpr, IS_INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Go over the keys [start, stop), of which those in [begin, end) may be read."""
+    dims = tl.arange(0, DIM_TILE)
+    is_dim = dims < DIM
+    for first in range(start, stop, N):
+        places = first + tl.arange(0, N)
+        is_held = (places >= begin) & (places < end)
+        pages = tl.load(table + places // PAGE, mask=is_held, other=0).to(tl.int64)
+        rows = pages * page_stride + in_page + (places % PAGE) * DIM
+        scale_rows = pages * scale_stride + scales_in_page + places % PAGE
+        is_number = is_held[:, None] & is_dim[None, :]
+        offsets = rows[:, None] + dims[None, :]
+        stored = tl.load(keys + offsets, mask=is_number, other=0)
+        scores = multiply(
+            own,
+            tl.trans(_as_numbers(stored, number_type, STORED, HAS_E4M3)),
+            tl.zeros((M, N), tl.float32),
+            IS_INTERPRETED,
+        )
+        scores = scores * scale
+        if STORED != "plain":
+            scores = scores * tl.load(key_scales + scale_rows, mask=is_held, other=0.0)[None, :]
+        if HAS_CAP:  # tanh(x) = 1 - 2 / (1 + exp(2 x))
+            turned = tl.exp2(scores * (2 * LOG2_E / soft_cap))
+            scores = soft_cap * (1 - 2 / (1 + turned))
+        is_seen = (places[None, :] <= positions[:, None]) & (places[None, :] >= seen_from[:, None])
+        scores = tl.where(is_seen & is_held[None, :], scores * LOG2_E, float("-inf"))
+        maxima, before, _ = _weigh(maxima, tl.max(scores, axis=1))
+        # A row that has seen nothing yet has no maximum.
+        weights = tl.exp2(scores - tl.where(maxima == float("-inf"), 0.0, maxima)[:, None])
+        sums = sums * before + tl.sum(weights, axis=1)
+        totals = totals * before[:, None]
+        if STORED != "plain":
+            weights = weights * tl.load(value_scales + scale_rows, mask=is_held, other=0.0)[None, :]
+        stored = tl.load(values + offsets, mask=is_number, other=0)
+        numbers = _as_numbers(stored, number_type, STORED, HAS_E4M3)
+        totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
+    return maxima, sums, totals
+
+
+@triton.jit
+def _segments(begin, end, N: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Return where the first segment begins, and the length of each."""
+    if SEGMENT > 0:
+        return begin // SEGMENT * SEGMENT, SEGMENT
+    origin = begin // N * N
+    return origin, tl.maximum(tl.cdiv(end - origin, SEGMENTS * N), 1) * N
+
+
+@triton.jit
+def _as_numbers(stored, number_type: tl.constexpr, STORED: tl.constexpr, HAS_E4M3: tl.constexpr):
+    if STORED == "e4m3":
+        return decode_e4m3(stored, number_type, HAS_E4M3)
+    if stored.dtype == number_type:
+        return stored
+    return stored.to(tl.float32).to(number_type)
+
+
+@triton.jit
+def _weigh(maxima, new_maxima):
+    """Return the larger maxima, and by what sums made with each of the two are to be multiplied."""
+    larger = tl.maximum(maxima, new_maxima)
+    base = tl.where(larger == float("-inf"), 0.0, larger)
+    return larger, tl.exp2(maxima - base), tl.exp2(new_maxima - base)
+
+
+@triton.jit
+def _first_seen(positions, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the first position that a token sees; `attention.layer.Reach` says it for the host."""
+    if WINDOW > 0:
+        return tl.maximum(positions - (WINDOW - 1), 0)
+    if CHUNK > 0:
+        return positions // CHUNK * CHUNK
+    return positions * 0
+
+
+@triton.jit
+def _find_tile(query_starts, index, low, high, TOKENS: tl.constexpr):
+    """Return the sequence of a tile, and which of its tokens is the tile's first.
+
+    A sequence of n tokens is given n // TOKENS + 1 tiles or one less: the tile before which it begins is
+    known from `query_starts` alone. A first token that the sequence does not have: nothing to do.
+    """
+    base = low
+    origin = tl.load(query_starts + low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        begins = (tl.load(query_starts + middle) - origin) // TOKENS + middle - base
+        is_after = begins <= index
+        low = tl.where(is_after, middle, low)
+        high = tl.where(is_after, high, middle)
+    begins = (tl.load(query_starts + low) - origin) // TOKENS + low - base
+    return low, (index - begins) * TOKENS
