@@ -119,6 +119,12 @@ class TinyModel:
         return tuple(output[0, len(prompt) :].tolist())
 
 
+@pytest.fixture(params=FAMILIES)
+def any_family(request: pytest.FixtureRequest) -> str:
+    """Each name in FAMILIES."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TinyModel]]:
     """Return a function from a name in FAMILIES to a model, built once per session."""

@@ -53,6 +53,21 @@ def test_without_the_library_pytorch_computes(
         library._load_library.cache_clear()
 
 
+def test_kernels_of_other_sources_are_not_called(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not library.available_paths():
+        pytest.skip("the package was built without a compiler")
+    monkeypatch.delenv(library.VARIABLE, raising=False)
+    monkeypatch.setattr(library, "_INTERFACE", -1)
+    library._load_library.cache_clear()
+    try:
+        assert library.chosen_kernels() is None
+        assert "compiled from other sources" in caplog.text
+    finally:
+        library._load_library.cache_clear()
+
+
 @pytest.mark.skipif("CI" not in os.environ, reason="only there the package was surely built anew")
 def test_a_machine_with_a_compiler_has_the_library() -> None:
     assert (shutil.which("c++") is None) == (library.available_paths() == ())

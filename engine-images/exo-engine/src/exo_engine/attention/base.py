@@ -9,6 +9,7 @@ Legend: T tokens in step, H heads, Hkv key/value heads, D head dim.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from exo_engine.attention.layout import StepLayout
 from exo_engine.attention.states import States
+from exo_engine.kernels.stack import StackLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +93,20 @@ class AttentionBackend(ABC):
             (T, H, D); None: the layer is to be computed in steps.
         """
         del layer, merged, rotation, norms, eps
+        return None
+
+    def run_layers(
+        self, layers: Sequence[StackLayer], states: Tensor, rotation: Rotation
+    ) -> Tensor | None:
+        """All layers of a model in one call, where a backend has that.
+
+        Args:
+            layers: the same in every step.
+            states: (T, E): what the first layer gets; changed, unless the result is None.
+            rotation: of queries and keys.
+
+        Returns:
+            (T, E), which is to be added to `states`; None: the layers are to be computed one by one.
+        """
+        del layers, states, rotation
         return None

@@ -20,8 +20,9 @@ from exo_engine.attention.layer import AttentionLayer, CachedLayer
 from exo_engine.attention.layout import StepLayout
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.attention import attend, can_attend, page_shapes
-from exo_engine.kernels.library import Kernels, kernels_for
+from exo_engine.kernels.library import AttentionCall, Kernels, RotateCall, kernels_for
 from exo_engine.kernels.pointwise import rotate_and_store
+from exo_engine.kernels.stack import Stack, StackLayer
 
 # What parts of long contexts, shared among threads, may take before they are put together.
 _SCRATCH_BYTES = 2**26
@@ -45,6 +46,7 @@ class CpuAttention(AttentionBackend):
         self._cache = cache
         self._pages = {index: self._view_pages(index) for index in self._layers}
         self._layout: StepLayout | None = None
+        self._stack: Stack | None = None
 
     @staticmethod
     def can_serve(layers: Sequence[CachedLayer], cache: KVCache) -> bool:
@@ -84,8 +86,7 @@ class CpuAttention(AttentionBackend):
     ) -> Tensor | None:
         """See `AttentionBackend.attend_merged`."""
         spec = self._layers[layer]
-        turns_all = 2 * rotation.cosines.shape[1] == spec.head_dim
-        if spec.kv_layer is not None or spec.has_sinks or not turns_all:
+        if not _is_merged(spec, rotation):
             return None
         queries = rotate_and_store(
             self._kernels,
@@ -100,6 +101,24 @@ class CpuAttention(AttentionBackend):
             eps=eps,
         )
         return self._attend(layer, queries, None)
+
+    def run_layers(
+        self, layers: Sequence[StackLayer], states: Tensor, rotation: Rotation
+    ) -> Tensor | None:
+        """See `AttentionBackend.run_layers`."""
+        if self._stack is None:
+            if not all(_is_merged(self._layers[layer.index], rotation) for layer in layers):
+                return None
+            calls = [self._calls(layer) for layer in layers]
+            self._stack = Stack(self._kernels, layers, calls)
+        step = self._step
+        return self._stack.run(
+            states,
+            (rotation.cosines, rotation.sines, rotation.positions),
+            tuple(zip(step.slots, step.block_tables, strict=True)),
+            step.query_starts,
+            step.context_lens,
+        )
 
     @property
     def _step(self) -> StepLayout:
@@ -122,6 +141,35 @@ class CpuAttention(AttentionBackend):
             soft_cap=spec.soft_cap,
             sinks=None if sinks is None else sinks.float(),
         )
+
+    def _calls(self, layer: StackLayer) -> tuple[RotateCall, AttentionCall, int]:
+        """Return how a layer turns heads and attends, whatever the step, and its cache group."""
+        spec, (keys, values) = self._layers[layer.index], self._pages[layer.index]
+        query_weight, key_weight = layer.head_norms or (None, None)
+        shared = {
+            "keys": keys.data_ptr(),
+            "values": values.data_ptr(),
+            "page_stride": keys.stride(0),
+            "kv_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "page_size": self._cache.block_size,
+        }
+        rotate = RotateCall(
+            query_weight=None if query_weight is None else query_weight.data_ptr(),
+            key_weight=None if key_weight is None else key_weight.data_ptr(),
+            heads=spec.num_heads,
+            eps=layer.head_eps,
+            **shared,
+        )
+        attention = AttentionCall(
+            group=spec.num_heads // spec.num_kv_heads,
+            window=spec.reach.window or 0,
+            chunk=spec.reach.chunk or 0,
+            scale=spec.scale,
+            soft_cap=spec.soft_cap or 0.0,
+            **shared,
+        )
+        return rotate, attention, self._cache.group_of(layer.index)
 
     def _store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (T, Hkv, D), turned already."""
@@ -148,6 +196,12 @@ def _attention_layers(layers: Sequence[CachedLayer]) -> Iterator[tuple[int, Atte
     for index, layer in enumerate(layers):
         if isinstance(layer, AttentionLayer):
             yield index, layer
+
+
+def _is_merged(layer: AttentionLayer, rotation: Rotation) -> bool:
+    """Whether `rotate_and_store` does all that this layer does with its heads."""
+    turns_all = 2 * rotation.cosines.shape[1] == layer.head_dim
+    return turns_all and layer.kv_layer is None and not layer.has_sinks
 
 
 def _kernels_for(layers: Sequence[CachedLayer], cache: KVCache) -> Kernels | None:

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 PATHS = ("avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
 VARIABLE = "EXO_ENGINE_CPU_KERNELS"
+_INTERFACE = 2
+"""`EXO_INTERFACE` of `csrc/kernels.h`."""
 _LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
@@ -100,6 +102,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "add_and_normalise": (*(_pointer,) * 4, _long, _long, ctypes.c_float),
     "silu_and_multiply": (_pointer, _pointer, _long, _long),
     "rotate_and_store": (ctypes.POINTER(RotateCall),),
+    "run_stack": (_pointer,),
 }
 """Those of `csrc/kernels.h`, in its order."""
 
@@ -114,6 +117,7 @@ class Kernels:
     add_and_normalise: Callable[..., None]
     silu_and_multiply: Callable[..., None]
     rotate_and_store: Callable[..., None]
+    run_stack: Callable[..., None]
 
     def __init__(self, path: str, library: ctypes.CDLL, table: int) -> None:
         self.path = path
@@ -185,6 +189,12 @@ def _load_library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError as exc:  # damaged, or of another kind of machine
         logger.warning("cannot load the CPU kernels, so PyTorch computes: %s", exc)
+        return None
+    if not hasattr(library, "exo_interface") or library.exo_interface() != _INTERFACE:
+        logger.warning(
+            "the CPU kernels were compiled from other sources, so PyTorch computes; "
+            "install exo-engine anew"
+        )
         return None
     library.exo_path.restype = ctypes.c_char_p
     library.exo_path.argtypes = (ctypes.c_int,)

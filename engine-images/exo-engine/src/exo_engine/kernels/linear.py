@@ -41,9 +41,10 @@ class PackedMatrix:
         self.storage = torch.empty(shape, dtype=torch.bfloat16)
         """The packed form."""
         self.storage[-1] = 0  # outputs that fill up the last block
-        self._call = LinearCall(
+        self.call = LinearCall(
             packed=self.storage.data_ptr(), num_inputs=num_inputs, num_outputs=num_outputs
         )
+        """What the kernel is to be told, but for inputs and outputs."""
 
     def fill(self, first: int, rows: Tensor) -> None:
         """Take `rows` (n, inputs) of any number type as outputs [first, first + n)."""
@@ -78,7 +79,7 @@ class PackedMatrix:
             check(bias, torch.bfloat16, self.num_outputs)
         outputs = torch.empty(len(inputs), self.num_outputs, dtype=dtype)
         is_float = dtype == torch.float32
-        call = self._call
+        call = self.call
         call.inputs = inputs.data_ptr()
         call.bias = None if bias is None else bias.data_ptr()
         call.outputs = None if is_float else outputs.data_ptr()

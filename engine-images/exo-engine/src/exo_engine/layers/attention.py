@@ -44,7 +44,7 @@ class Attention:
         num_kv = kv_heads.stop - kv_heads.start
         self._num_heads = heads.stop - heads.start
         self._split = [self._num_heads * (2 if has_gate else 1), num_kv, num_kv]
-        self._has_gate = has_gate
+        self.has_gate = has_gate
         self._index = index
         self._head_dim = head_dim
         self._query_norm = query_norm
@@ -62,14 +62,18 @@ class Attention:
             (T, H D).
         """
         attended = None
-        if not self._has_gate:
-            norms, eps = None, 0.0
-            if self._query_norm is not None and self._key_norm is not None:
-                norms, eps = (self._query_norm.weight, self._key_norm.weight), self._query_norm.eps
+        if not self.has_gate:
+            norms, eps = self.head_norms()
             attended = backend.attend_merged(self._index, merged, rotation, norms=norms, eps=eps)
         if attended is None:
             attended = self._attend(merged, rotation, backend)
         return attended.flatten(1)
+
+    def head_norms(self) -> tuple[tuple[Tensor, Tensor] | None, float]:
+        """Return the weights of the norms of query and key heads, if there are any, and their eps."""
+        if self._query_norm is None or self._key_norm is None:
+            return None, 0.0
+        return (self._query_norm.weight, self._key_norm.weight), self._query_norm.eps
 
     def _attend(self, merged: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Do in steps what `attend_merged` does in one: (T, H, D)."""
@@ -78,7 +82,7 @@ class Attention:
         if self._key_norm is not None:
             keys = self._key_norm(keys)
         gates = None
-        if self._has_gate:  # each head's gate follows its query
+        if self.has_gate:  # each head's gate follows its query
             queries, gates = queries.reshape(len(merged), self._num_heads, -1).chunk(2, dim=-1)
         if self._query_norm is not None:
             queries = self._query_norm(queries)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from exo_engine.kernels.library import LinearCall
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.weight_formats.base import Share, Stored
 
@@ -88,6 +89,15 @@ class Linear(Layer):
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return (T, outputs) for inputs (T, inputs)."""
         return self.matrix.multiply(inputs, self.bias)
+
+    def kernel_call(self) -> LinearCall | None:
+        """Return what the CPU kernels need to compute this layer; None: they cannot."""
+        found = self.matrix.kernel_call()
+        if found is None:
+            return None
+        call = LinearCall.from_buffer_copy(found)
+        call.bias = None if self.bias is None else self.bias.data_ptr()
+        return call
 
     def finish(self) -> None:
         """See `Layer.finish`."""

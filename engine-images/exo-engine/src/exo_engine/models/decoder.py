@@ -8,12 +8,13 @@ Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
+from exo_engine.kernels.stack import StackLayer
 from exo_engine.layers import Attention, Context, Embedding, Experts, GatedMLP, Layer, Linear, Norm
 from exo_engine.layers.delta_net import GatedDeltaNet
 from exo_engine.layers.rope import RotaryEmbedding
@@ -34,6 +35,7 @@ class DecoderLayer:
         if spec.has_qk_norm:
             norms["query_norm"] = norm(f"{attention}.q_norm", spec.head_dim)
             norms["key_norm"] = norm(f"{attention}.k_norm", spec.head_dim)
+        self.index = index
         self.input_norm = norm(f"{prefix}.input_layernorm", hidden)
         num_queries = 2 * query if spec.has_output_gate else query
         parts = {"q_proj": num_queries, "k_proj": kv, "v_proj": kv}
@@ -70,6 +72,18 @@ class DecoderLayer:
         update = self.output(self.attention(self.qkv(normalised), rotation, backend))
         hidden, normalised = self.mlp_norm.add(hidden, update)
         return hidden, self.mlp(normalised)
+
+    def stacked(self) -> StackLayer | None:
+        """Return the layer as the CPU kernels compute it among others; None where they cannot."""
+        if not isinstance(self.mlp, GatedMLP) or self.attention.has_gate:
+            return None
+        products = (self.qkv, self.output, self.mlp.gate_up, self.mlp.down)
+        calls = [call for each in products if (call := each.kernel_call()) is not None]
+        if len(calls) < len(products):
+            return None
+        head_norms, head_eps = self.attention.head_norms()
+        norms = self.input_norm.weight, self.mlp_norm.weight
+        return StackLayer(self.index, *norms, self.input_norm.eps, head_norms, head_eps, *calls)
 
 
 class DeltaLayer:
@@ -171,14 +185,25 @@ class Decoder:
         assert self._rotary is not None, "set_num_positions() comes first"
         rotation = self._rotary.at(positions)
         hidden = self.embedding.look_up(token_ids)
-        update = None
-        for layer in self.layers:
-            hidden, update = layer(hidden, update, rotation, attention)
+        update: Tensor | None = None
+        if self._stack is not None:
+            update = attention.run_layers(self._stack, hidden, rotation)
+        if update is None:
+            for layer in self.layers:
+                hidden, update = layer(hidden, update, rotation, attention)
         return self.final_norm.add(hidden, update)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits (N, V) for hidden states (N, E)."""
         return self.head.project(hidden)
+
+    @cached_property
+    def _stack(self) -> list[StackLayer] | None:
+        """All layers as the CPU kernels take them in one call; None where one is beyond them."""
+        found = [
+            layer.stacked() if isinstance(layer, DecoderLayer) else None for layer in self.layers
+        ]
+        return None if None in found else [layer for layer in found if layer is not None]
 
     @property
     def num_bytes(self) -> int:

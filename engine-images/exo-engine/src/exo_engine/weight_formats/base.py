@@ -15,6 +15,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from exo_engine.kernels.library import LinearCall
+
 FLOATS = ("F32", "F16", "BF16", "F64")
 """Plain numbers, as safetensors names them."""
 
@@ -74,6 +76,10 @@ class WeightFormat(ABC):
     @abstractmethod
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """Return inputs (T, columns) times the transposed matrix, plus bias (rows,): (T, rows)."""
+
+    def kernel_call(self) -> LinearCall | None:
+        """Return what the CPU kernels need to multiply with it; None: only `multiply` can."""
+        return None
 
     @classmethod
     def multiply_groups(

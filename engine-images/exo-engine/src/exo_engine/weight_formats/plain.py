@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from exo_engine.kernels.library import kernels_for
+from exo_engine.kernels.library import LinearCall, kernels_for
 from exo_engine.kernels.linear import PackedMatrix, packed_shape
 from exo_engine.weight_formats.base import Share, Stored, WeightFormat
 
@@ -49,6 +49,10 @@ class Plain(WeightFormat):
         if self._packed is not None:
             return self._packed.multiply(inputs.contiguous(), bias)
         return F.linear(inputs, self._weight, bias)
+
+    def kernel_call(self) -> LinearCall | None:
+        """See `WeightFormat.kernel_call`."""
+        return None if self._packed is None else self._packed.call
 
     @property
     def num_bytes(self) -> int:

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "pointwise.h"
+#include "stack.h"
 
 #define EXO_JOIN(a, b) a##b
 #define EXO_NAME(path) EXO_JOIN(exo_kernels_, path)
@@ -18,4 +19,5 @@ const exo_kernels EXO_NAME(EXO_PATH) = {
     add_and_normalise,
     silu_and_multiply,
     [](const void* call) { rotate_and_store(*static_cast<const RotateCall*>(call)); },
+    [](const void* call) { run_stack(*static_cast<const StackCall*>(call)); },
 };

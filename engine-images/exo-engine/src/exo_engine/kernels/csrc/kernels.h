@@ -1,7 +1,11 @@
-// The functions that each set of instructions has; see linear.h, attention.h, pointwise.h for what they do.
+// The functions that each set of instructions has; see linear.h, attention.h, pointwise.h, stack.h for what they
+// do.
 #pragma once
 
 #include <stdint.h>
+
+// Of the functions and their structures: goes up with any change of them, together with library.py's.
+#define EXO_INTERFACE 2
 
 extern "C" {
 
@@ -16,5 +20,6 @@ struct exo_kernels {
                             uint16_t* outputs, long rows, long size, float eps);
   void (*silu_and_multiply)(const uint16_t* inputs, uint16_t* outputs, long rows, long size);
   void (*rotate_and_store)(const void* call);
+  void (*run_stack)(const void* call);
 };
 }

@@ -67,4 +67,6 @@ EXO_EXPORT const exo_kernels* exo_load(const char* name) {
   return nullptr;
 }
 
+EXO_EXPORT int exo_interface() { return EXO_INTERFACE; }
+
 EXO_EXPORT void exo_set_num_threads(int num_threads) { exo::set_num_threads(num_threads); }
