@@ -57,6 +57,9 @@ class ServerOptions:
     chat_template: str | None = None
     chat_template_content_format: str = "auto"
     chat_template_variables: Mapping[str, Any] = field(default_factory=dict)
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    """How calls and reasoning stand in an answer: a name of a format, `none`, or by the template."""
     generation_config: str = "auto"
     generation_overrides: Mapping[str, Any] = field(default_factory=dict)
     response_role: str = "assistant"
@@ -330,6 +333,8 @@ def _server_options(model: str, values: Mapping[str, Any]) -> ServerOptions:
         chat_template=values["chat_template"],
         chat_template_content_format=values["chat_template_content_format"],
         chat_template_variables=values["default_chat_template_kwargs"] or {},
+        tool_call_parser=values["tool_call_parser"],
+        reasoning_parser=values["reasoning_parser"],
         generation_config=values["generation_config"],
         generation_overrides=values["override_generation_config"] or {},
         response_role=values["response_role"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from exo_engine.answer_formats import REASONING_PARSER_NAMES, TOOL_PARSER_NAMES
 from exo_engine.flag import Flag
 
 SERVER_FLAGS: Final[tuple[Flag, ...]] = (
@@ -62,6 +63,33 @@ SERVER_FLAGS: Final[tuple[Flag, ...]] = (
         section="Frontend",
         description="JSON object of variables for the chat template, which a request's "
         "chat_template_kwargs may override.",
+    ),
+    Flag(
+        name="enable-auto-tool-choice",
+        kind="boolean",
+        section="Frontend",
+        default=True,
+        description="Let the model call tools when it likes. Always on where a parser of calls is.",
+        only_values=(True,),
+        only_reason="to have calls left in the text, use --tool-call-parser none",
+    ),
+    Flag(
+        name="tool-call-parser",
+        kind="enum",
+        section="Frontend",
+        default="auto",
+        choices=("auto", "none", *TOOL_PARSER_NAMES),
+        description="How the model writes calls of tools, under vLLM's names. `auto` finds it in "
+        "the chat template; with `none`, calls stay in the text.",
+    ),
+    Flag(
+        name="reasoning-parser",
+        kind="enum",
+        section="Frontend",
+        default="auto",
+        choices=("auto", "none", *REASONING_PARSER_NAMES),
+        description="How the model marks its reasoning, under vLLM's names. `auto` finds it in the "
+        "chat template; with `none`, reasoning stays in the text.",
     ),
     Flag(
         name="response-role",

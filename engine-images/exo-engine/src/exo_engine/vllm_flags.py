@@ -93,9 +93,8 @@ _WORDS: Final[dict[str, str]] = {
         max-num-active-seqs max-num-partial-prefills max-num-queued-tokens max-num-scheduled-tokens
         prefill-schedule-interval scheduler-cls scheduler-reserve-full-isl stream-interval watermark
     """,
-    "answers are not parsed or constrained in this version": """
-        enable-auto-tool-choice reasoning-parser reasoning-parser-plugin tool-call-parser
-        tool-parser-plugin
+    "parsers of answers are those of this engine": """
+        reasoning-parser-plugin tool-parser-plugin
     """,
     "this engine has no such part": """
         additional-config aggregate-engine-logging attention-config aux-output-config

@@ -41,7 +41,10 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "role the template refuses": ({"messages": [{"role": "function", "content": "x"}]}, "messages"),
     "tools as text": ({"tools": "f"}, "tools"),
-    "tool without a name": ({"tools": [{"type": "function", "function": {}}]}, "tools[0]"),
+    "tool without a name": (
+        {"tools": [{"type": "function", "function": {}}]},
+        "tools[0].function.name",
+    ),
     "forced tool": (
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
         "tool_choice",

@@ -4,89 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from exo_engine.config import EngineConfig
-from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
-from exo_engine.errors import OutOfMemory, PromptTooLong
-from exo_engine.frames import FrameSocket
+from exo_engine.errors import OutOfMemory
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.core_link import CoreLink
-from exo_engine.server.core_process import Core, serve
 from exo_engine.server.generation import Delta, Generation
-from exo_engine.server.messages import CoreInfo
 from exo_engine.server.metrics import Metrics
 from exo_engine.server.sampling import Sampling
 from exo_engine.tokenizer import Tokenizer
 
-INFO = CoreInfo(300, 512, 4, 8, 16, "float32", "cpu", 0.9, True)
-CONFIG = EngineConfig(model_dir=Path("fake"))
-
-
-class FakeCore:
-    """Says the tokens of a script, one per step, to every request."""
-
-    def __init__(self, script: list[int]) -> None:
-        self.script = script
-        self.aborted: list[str] = []
-        self.step_error: Exception | None = None
-        self._positions: dict[str, int] = {}
-
-    def add_request(self, request: EngineRequest) -> None:
-        if len(request.prompt_token_ids) > 9:
-            raise PromptTooLong("too long for the fake", param="prompt")
-        self._positions[request.request_id] = 0
-
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        for each in request_ids:
-            self.aborted.append(each)
-            self._positions.pop(each, None)
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self._positions)
-
-    def step(self) -> list[RequestOutput]:
-        if self.step_error is not None:
-            raise self.step_error
-        outputs = []
-        for each, position in list(self._positions.items()):
-            is_last = position == len(self.script) - 1
-            reason = "length" if is_last else None
-            outputs.append(RequestOutput(each, (self.script[position],), None, reason))
-            self._positions[each] = position + 1
-            if is_last:
-                del self._positions[each]
-        return outputs
-
-    def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self._positions))
-
-
-@contextlib.asynccontextmanager
-async def linked(core: FakeCore) -> AsyncIterator[CoreLink]:
-    """A link to a fake core that runs the real loop in a thread."""
-
-    def build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[Core, CoreInfo]:
-        progress("loading weights 43 %")
-        return core, INFO
-
-    ours, theirs = socket.socketpair()
-    with theirs:
-        thread = threading.Thread(target=serve, args=(FrameSocket(theirs), build), daemon=True)
-        thread.start()
-        link = CoreLink()
-        await link.attach(ours, CONFIG)
-        await link.wait_ready()
-        try:
-            yield link
-        finally:
-            await link.close()
-            await asyncio.to_thread(thread.join)
+from .scripted_core import FakeCore, linked
 
 
 @pytest.fixture

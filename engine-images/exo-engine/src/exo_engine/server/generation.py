@@ -29,6 +29,8 @@ class Delta:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    text_ends: list[int] = field(default_factory=list)
+    """For each token, up to where the text was there after it."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     finish_reason: str | None = None
@@ -43,6 +45,8 @@ class Usage:
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
+    num_reasoning_tokens: int | None = None
+    """Of the completion; None: nothing marks them."""
 
 
 class Sequence:
@@ -75,9 +79,9 @@ class Sequence:
             is_end_token = (
                 output.stop_token_id is not None and position == len(output.token_ids) - 1
             )
-            if is_end_token and not self._is_stop_included:
-                continue
-            self._show(self._detokenizer.feed(token_id), delta)
+            if not is_end_token or self._is_stop_included:
+                self._show(self._detokenizer.feed(token_id), delta)
+            delta.text_ends.append(len(delta.text))
             if self.is_finished:
                 return
         if output.finish_reason is not None:

@@ -49,6 +49,7 @@ _CONVERSATION = frozenset(
         "messages",
         "tools",
         "tool_choice",
+        "parallel_tool_calls",
         "functions",
         "function_call",
         "chat_template",
@@ -72,7 +73,6 @@ HARMLESS = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "prediction",
-        "parallel_tool_calls",
         "mm_processor_kwargs",
         "media_io_kwargs",
         "length_penalty",
@@ -104,7 +104,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "kv_transfer_params": "moving the KV cache to or from another engine",
     "vllm_xargs": "vllm_xargs",
     "request_id": "request_id (use the header X-Request-Id)",
-    "include_reasoning": "leaving the reasoning out of an answer",
     "thinking_token_budget": "a budget for reasoning",
     "repetition_detection": "repetition_detection",
     "response_format": "response_format",
@@ -120,7 +119,6 @@ UNSUPPORTED: Mapping[str, str] = {
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),  # 0 asks for those of the prompt's own tokens
     "web_search_options": (),  # {} asks for it
-    "include_reasoning": (True,),
     "verbosity": ("medium",),
     "truncation_side": ("left", "right"),  # says nothing without truncate_prompt_tokens
 }
@@ -143,7 +141,14 @@ class KnownFields:
 CHAT = KnownFields(
     _SAMPLING
     | _CONVERSATION
-    | {"max_completion_tokens", "top_logprobs", "response_format", "modalities", "audio"}
+    | {
+        "max_completion_tokens",
+        "top_logprobs",
+        "response_format",
+        "modalities",
+        "audio",
+        "include_reasoning",
+    }
 )
 COMPLETIONS = KnownFields(_SAMPLING | {"prompt", "suffix"})
 TOKENIZE = KnownFields(

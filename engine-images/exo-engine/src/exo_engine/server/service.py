@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from exo_engine.arguments import ServerOptions
+from exo_engine.server.answer_parsing.formats import AnswerFormat, choose_format
 from exo_engine.server.api_errors import DRAINING_HEADER, STARTING_HEADER, ApiError, bad_request
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.encoding import Encoder
@@ -42,6 +43,7 @@ class TextTools:
     tokenizer: Tokenizer
     chat_template: TemplatePool | None
     defaults: SamplingDefaults
+    format: AnswerFormat
 
 
 def load_text_tools(options: ServerOptions) -> TextTools:
@@ -60,7 +62,10 @@ def load_text_tools(options: ServerOptions) -> TextTools:
             content_format=options.chat_template_content_format,
             variables=options.chat_template_variables,
         )
-    return TextTools(tokenizer, template, load_defaults(options))
+    form = choose_format(
+        sources, tools=options.tool_call_parser, reasoning=options.reasoning_parser
+    )
+    return TextTools(tokenizer, template, load_defaults(options), form)
 
 
 class Service:

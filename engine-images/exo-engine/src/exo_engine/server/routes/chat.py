@@ -8,11 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from exo_engine.server.api_errors import bad_request, not_supported
-from exo_engine.server.fields import Fields
-from exo_engine.server.generation import Delta, Generation
+from exo_engine.server.answer_parsing.pieces import Arguments, Call, Content, Piece, Reasoning, join
 from exo_engine.server.known_fields import CHAT, check_fields
-from exo_engine.server.routes.conversation import read_conversation
+from exo_engine.server.routes.chat_answer import AnswerDelta, ChatAnswer, begin_chat
 from exo_engine.server.routes.formats import (
     LogprobFormat,
     StreamOptions,
@@ -22,7 +20,6 @@ from exo_engine.server.routes.formats import (
 )
 from exo_engine.server.routes.requests import json_response, note_usage, read_request
 from exo_engine.server.routes.streaming import send_events
-from exo_engine.server.sampling import read_sampling
 from exo_engine.server.service import Service
 
 
@@ -33,106 +30,81 @@ class _Options:
     id: str
     model: str
     stream: StreamOptions
-    num_top_logprobs: int | None
 
 
 async def create_chat_completion(request: web.Request, service: Service) -> web.StreamResponse:
     """Answer one request."""
     fields = await read_request(request, service)
     check_fields(fields, CHAT)
-    model = service.check_model(fields)
-    _refuse_unsupported(fields)
-    limit_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
-    num_top_logprobs = _read_logprobs(fields, service.options.max_logprobs)
-    sampling = read_sampling(
-        fields,
-        service.text.defaults,
-        logprobs=num_top_logprobs,
-        prompt_logprobs=None,
-        max_tokens=fields.integer(limit_name, minimum=1),
-        tokenizer=service.text.tokenizer,
-        vocabulary_size=service.vocabulary_size,
-    )
     options = _Options(
         id=f"chatcmpl-{request['id']}",
-        model=model,
+        model=service.check_model(fields),
         stream=read_stream_options(fields, service.options),
-        num_top_logprobs=num_top_logprobs,
     )
-    prompt = await read_conversation(fields, service)
-    generation = service.begin([prompt], sampling, prompt_name="messages", limit_name=limit_name)
-    writer = _Writer(service, options, generation)
+    writer = _Writer(service, options, await begin_chat(fields, service))
     with note_usage(request, writer.usage):
         if options.stream.is_streaming:
             return await send_events(request, writer.events(), service.readers)
         return json_response(await writer.whole())
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    kind = Fields(fields.mapping("response_format"), prefix="response_format.").string("type")
-    if kind not in (None, "text"):
-        raise not_supported("response_format", f"response_format {kind[:40]!r}")
-    if fields.has("audio") or fields.values.get("modalities") not in (None, ["text"]):
-        raise not_supported("modalities", "output other than text")
-    if fields.values.get("echo"):
-        raise not_supported("echo", "echo on chat completions")
-
-
-def _read_logprobs(fields: Fields, maximum: int) -> int | None:
-    """Return how many alternatives to report, or None for no log probabilities."""
-    is_wanted = fields.boolean("logprobs")
-    num_top = fields.integer("top_logprobs", minimum=0, maximum=maximum)
-    if num_top and not is_wanted:
-        raise bad_request("top_logprobs is only allowed with logprobs: true", "top_logprobs")
-    return (num_top or 0) if is_wanted else None
-
-
 class _Writer:
-    """Turns deltas into messages."""
+    """Turns pieces of an answer into messages."""
 
-    def __init__(self, service: Service, options: _Options, generation: Generation) -> None:
+    def __init__(self, service: Service, options: _Options, answer: ChatAnswer) -> None:
         self._service = service
         self._options = options
-        self._generation = generation
+        self._answer = answer
+        self._form = service.text.format
         self._format = LogprobFormat(service.text.tokenizer, service.options)
+        self._num_calls = [0] * answer.num_choices
 
     def usage(self) -> dict[str, Any]:
         """Return the token counts so far."""
-        return format_usage(self._generation.usage, self._service.options)
+        return format_usage(self._answer.usage, self._service.options)
 
     async def whole(self) -> dict[str, Any]:
         """Return the complete answer."""
-        total = [Delta(each.index) for each in self._generation.sequences]
-        async for deltas in self._generation.run():
+        total = [AnswerDelta(index) for index in range(self._answer.num_choices)]
+        async for deltas in self._answer.run():
             for delta in deltas:
                 known = total[delta.index]
-                known.text += delta.text
+                known.pieces += delta.pieces
                 known.logprobs += delta.logprobs
                 known.finish_reason, known.stop_reason = delta.finish_reason, delta.stop_reason
         choices = [
-            {
-                "index": each.index,
-                "message": {
-                    "role": self._service.options.response_role,
-                    "content": each.text,
-                    "refusal": None,
-                },
-                **self._ending(each),
-            }
+            {"index": each.index, "message": self._message(each.pieces), **self._ending(each)}
             for each in total
         ]
         return {**self._body("chat.completion", choices), "usage": self.usage()}
 
+    def _message(self, pieces: list[Piece]) -> dict[str, Any]:
+        parts = join(pieces)
+        content = "".join(each.text for each in parts if isinstance(each, Content))
+        calls = [each for each in parts if isinstance(each, Call)]
+        reasoning = "".join(each.text for each in parts if isinstance(each, Reasoning))
+        message: dict[str, Any] = {
+            "role": self._service.options.response_role,
+            "content": content if content or not (calls or reasoning) else None,
+            "refusal": None,
+        }
+        if self._form.marks_reasoning:
+            message.update(_reasoning(reasoning or None))
+        if calls:
+            message["tool_calls"] = [self._call(each) for each in calls]
+        return message
+
     async def events(self) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Yield the events of a stream: roles first, then text, then the token counts."""
+        """Yield the events of a stream: roles first, then what is new, then the token counts."""
         stream = self._options.stream
         has_begun = False
-        async for deltas in self._generation.run():
+        async for deltas in self._answer.run():
             batch = []
             if not has_begun:
                 has_begun = True
-                batch = [self._opening(each.index) for each in self._generation.sequences]
-            batch += [self._chunk(each) for each in deltas if _is_worth_showing(each)]
+                batch = [self._opening(index) for index in range(self._answer.num_choices)]
+            for each in deltas:
+                batch += self._chunks(each)
             add_usage(batch, stream, self.usage)
             if batch:
                 yield batch
@@ -144,13 +116,41 @@ class _Writer:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._body("chat.completion.chunk", [choice])
 
-    def _chunk(self, delta: Delta) -> dict[str, Any]:
-        content = {"content": delta.text} if delta.text or not delta.finish_reason else {}
+    def _chunks(self, delta: AnswerDelta) -> list[dict[str, Any]]:
+        """Return a chunk for each piece; the last of them says how the answer ended."""
+        if not delta.is_worth_showing:
+            return []
+        pieces = join(delta.pieces)
+        chunks = [self._chunk(AnswerDelta(delta.index), piece) for piece in pieces[:-1]]
+        return [*chunks, self._chunk(delta, pieces[-1] if pieces else None)]
+
+    def _chunk(self, delta: AnswerDelta, piece: Piece | None) -> dict[str, Any]:
+        content: dict[str, Any] = {} if delta.finish_reason else {"content": ""}
+        if piece is not None:
+            content = self._delta(delta.index, piece)
         choice = {"index": delta.index, "delta": content, **self._ending(delta)}
         return self._body("chat.completion.chunk", [choice])
 
-    def _ending(self, delta: Delta) -> dict[str, Any]:
-        num_top = self._options.num_top_logprobs
+    def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, Content):
+            return {"content": piece.text}
+        if isinstance(piece, Reasoning):
+            return _reasoning(piece.text)
+        if isinstance(piece, Arguments):
+            function = {"arguments": piece.text}
+            return {"tool_calls": [{"index": self._num_calls[index] - 1, "function": function}]}
+        self._num_calls[index] += 1
+        return {"tool_calls": [{"index": self._num_calls[index] - 1, **self._call(piece)}]}
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        return {
+            "id": self._form.call_id(),
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+
+    def _ending(self, delta: AnswerDelta) -> dict[str, Any]:
+        num_top = self._answer.num_top_logprobs
         return {
             "logprobs": None if num_top is None else self._format.chat(delta.logprobs, num_top),
             "finish_reason": delta.finish_reason,
@@ -168,5 +168,6 @@ class _Writer:
         }
 
 
-def _is_worth_showing(delta: Delta) -> bool:
-    return bool(delta.text or delta.logprobs or delta.finish_reason)
+def _reasoning(text: str | None) -> dict[str, str | None]:
+    """Return the field of reasoning under both of the names that clients look for."""
+    return {"reasoning_content": text, "reasoning": text}

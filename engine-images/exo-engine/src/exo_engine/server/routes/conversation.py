@@ -9,20 +9,38 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import bad_request, from_engine, not_supported
 from exo_engine.server.fields import Fields
+from exo_engine.server.routes.tools import ToolUse, read_tools
 from exo_engine.server.service import Service
 
 _T = TypeVar("_T")
 _SMALL_MESSAGES = 100
+_END_CHARACTERS = 1000
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-async def read_conversation(fields: Fields, service: Service) -> list[int]:
-    """Return the token ids of the prompt that a chat request makes.
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The prompt that a request makes.
+
+    Attributes:
+        tokens: of the prompt.
+        end: the last of its text, which says whether reasoning is open.
+        tools: that the model may call.
+    """
+
+    tokens: list[int]
+    end: str
+    tools: ToolUse
+
+
+async def read_conversation(fields: Fields, service: Service) -> Conversation:
+    """Render the messages and tools of a request, and tokenize the result.
 
     Raises:
         ApiError: a message is wrong, or the model has no chat template or it refuses.
@@ -38,7 +56,7 @@ async def read_conversation(fields: Fields, service: Service) -> list[int]:
     messages = await _unhurried(
         fields, functools.partial(_read_messages, fields, service.max_model_len)
     )
-    tools = _read_tools(fields)
+    tools = read_tools(fields)
     is_continued = fields.boolean("continue_final_message")
     is_opened = fields.boolean("add_generation_prompt", not is_continued)
     if is_continued and is_opened:
@@ -49,16 +67,17 @@ async def read_conversation(fields: Fields, service: Service) -> list[int]:
     try:
         text = await template.render(
             messages,
-            tools=tools,
+            tools=tools.shown or None,
             add_generation_prompt=is_opened,
             continue_final_message=is_continued,
             variables=_read_variables(fields),
         )
     except EngineError as exc:
         raise from_engine(exc) from exc
-    return await service.encode(
+    tokens = await service.encode(
         text, add_special_tokens=fields.boolean("add_special_tokens"), param="messages"
     )
+    return Conversation(tokens, text[-_END_CHARACTERS:], tools)
 
 
 async def _unhurried(fields: Fields, work: Callable[[], _T]) -> _T:
@@ -114,6 +133,8 @@ def _read_message(value: Any, index: int) -> dict[str, Any]:
         raise fields.wrong("content", "a string or a list of text parts")
     if value.get("tool_calls") is not None:
         message["tool_calls"] = _read_tool_calls(fields)
+    if not message.get("tool_calls"):
+        message.pop("tool_calls", None)  # templates ask whether there are some, not how many
     return message
 
 
@@ -159,26 +180,3 @@ def _read_tool_call(call: Any, name: str) -> dict[str, Any]:
                 f"{name}.function.arguments must be JSON: {exc}", f"{name}.function.arguments"
             ) from exc
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _read_tools(fields: Fields) -> list[dict[str, Any]] | None:
-    for name in ("functions", "function_call"):
-        if fields.has(name):
-            raise not_supported(name, f"{name} (use tools)")
-    choice = fields.values.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise not_supported(
-            "tool_choice", "forcing a tool call (tool_choice other than auto or none)"
-        )
-    tools = fields.values.get("tools")
-    if tools is None:
-        return None
-    if not isinstance(tools, list):
-        raise fields.wrong("tools", "a list")
-    for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            name = f"tools[{index}]"
-            raise bad_request(f"{name} must be an object with a function and its name", name)
-    # Nothing keeps the model from calling a tool that it sees; so with `none` it sees none.
-    return tools if tools and choice != "none" else None

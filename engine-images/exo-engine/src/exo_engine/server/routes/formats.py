@@ -68,6 +68,8 @@ def format_usage(usage: Usage, options: ServerOptions) -> dict[str, Any]:
     }
     if options.has_prompt_tokens_details:
         body["prompt_tokens_details"] = {"cached_tokens": usage.num_cached_tokens}
+    if usage.num_reasoning_tokens is not None:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.num_reasoning_tokens}
     return body
 
 

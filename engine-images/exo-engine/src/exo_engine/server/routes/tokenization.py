@@ -17,7 +17,7 @@ async def tokenize(request: web.Request, service: Service) -> web.Response:
     service.check_model(fields)
     has_strings = fields.boolean("return_token_strs")
     if fields.has("messages"):
-        tokens = await read_conversation(fields, service)
+        tokens = (await read_conversation(fields, service)).tokens
     else:
         text = fields.string("prompt")
         if text is None:

@@ -1,0 +1,211 @@
+"""From a chat request to an answer that comes in pieces, for every route with conversations.
+
+`chat.py` writes the pieces as OpenAI's chat completions; other routes translate their requests into one of
+those, and write the same pieces in their own form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+from exo_engine.core.request import TokenLogprobs
+from exo_engine.server.answer_parsing.pieces import (
+    AnswerParser,
+    Arguments,
+    Call,
+    Content,
+    Piece,
+    Reasoning,
+)
+from exo_engine.server.api_errors import bad_request, not_supported
+from exo_engine.server.fields import Fields
+from exo_engine.server.generation import Delta, Generation, Usage
+from exo_engine.server.known_fields import CHAT, check_fields
+from exo_engine.server.routes.conversation import Conversation, read_conversation
+from exo_engine.server.sampling import Sampling, read_sampling
+from exo_engine.server.service import Service
+
+
+@dataclass(slots=True)
+class AnswerDelta:
+    """What is new in one choice."""
+
+    index: int
+    pieces: list[Piece] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def is_worth_showing(self) -> bool:
+        """Whether a client can see any of it."""
+        return bool(self.pieces or self.logprobs or self.finish_reason)
+
+
+class ChatAnswer:
+    """All choices of one request."""
+
+    def __init__(
+        self,
+        service: Service,
+        generation: Generation,
+        conversation: Conversation,
+        *,
+        num_top_logprobs: int | None,
+        has_reasoning: bool,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            service: of this process.
+            generation: of the request.
+            conversation: its prompt and tools.
+            num_top_logprobs: how many alternatives to report per token; None: no log probabilities.
+            has_reasoning: the client wants to see it.
+        """
+        self._format = service.text.format
+        self._generation = generation
+        self.num_top_logprobs = num_top_logprobs
+        self._readers = [
+            _ChoiceReader(service, conversation, has_reasoning=has_reasoning)
+            for _ in generation.sequences
+        ]
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers there are to the one prompt."""
+        return len(self._readers)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        usage = self._generation.usage
+        if self._format.marks_reasoning:
+            usage.num_reasoning_tokens = sum(each.num_reasoning_tokens for each in self._readers)
+        return usage
+
+    async def run(self) -> AsyncIterator[list[AnswerDelta]]:
+        """Yield what is new, step by step, until all choices have ended.
+
+        Raises:
+            ApiError: the core refused the request, or died.
+        """
+        async for deltas in self._generation.run():
+            yield [self._readers[each.index].take(each) for each in deltas]
+
+
+async def begin_chat(fields: Fields, service: Service) -> ChatAnswer:
+    """Read a chat request and prepare its answer.
+
+    Raises:
+        ApiError: something in it is wrong, or asks for what this engine does not offer.
+    """
+    check_fields(fields, CHAT)
+    _refuse_unsupported(fields)
+    limit_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
+    num_top_logprobs = _read_logprobs(fields, service.options.max_logprobs)
+    sampling = read_sampling(
+        fields,
+        service.text.defaults,
+        logprobs=num_top_logprobs,
+        prompt_logprobs=None,
+        max_tokens=fields.integer(limit_name, minimum=1),
+        tokenizer=service.text.tokenizer,
+        vocabulary_size=service.vocabulary_size,
+    )
+    has_reasoning = fields.boolean("include_reasoning", True)
+    conversation = await read_conversation(fields, service)
+    if conversation.tools.is_forced:
+        raise not_supported("tool_choice", "forcing a tool call")
+    sampling = _with_markers(sampling, conversation, service)
+    generation = service.begin(
+        [conversation.tokens], sampling, prompt_name="messages", limit_name=limit_name
+    )
+    return ChatAnswer(
+        service,
+        generation,
+        conversation,
+        num_top_logprobs=num_top_logprobs,
+        has_reasoning=has_reasoning,
+    )
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    kind = Fields(fields.mapping("response_format"), prefix="response_format.").string("type")
+    if kind not in (None, "text"):
+        raise not_supported("response_format", f"response_format {kind[:40]!r}")
+    if fields.has("audio") or fields.values.get("modalities") not in (None, ["text"]):
+        raise not_supported("modalities", "output other than text")
+    if fields.values.get("echo"):
+        raise not_supported("echo", "echo on chat completions")
+
+
+def _read_logprobs(fields: Fields, maximum: int) -> int | None:
+    """Return how many alternatives to report, or None for no log probabilities."""
+    is_wanted = fields.boolean("logprobs")
+    num_top = fields.integer("top_logprobs", minimum=0, maximum=maximum)
+    if num_top and not is_wanted:
+        raise bad_request("top_logprobs is only allowed with logprobs: true", "top_logprobs")
+    return (num_top or 0) if is_wanted else None
+
+
+def _with_markers(sampling: Sampling, conversation: Conversation, service: Service) -> Sampling:
+    """Leave special tokens in the text where calls or reasoning are marked by such."""
+    tokenizer = service.text.tokenizer
+    marks = service.text.format.marks(has_tools=bool(conversation.tools.tools))
+    ids = [tokenizer.token_id(mark) for mark in marks]
+    is_marked = any(each is not None and tokenizer.is_special(each) for each in ids)
+    return replace(sampling, skips_special_tokens=False) if is_marked else sampling
+
+
+class _ChoiceReader:
+    """Takes the text of one choice apart, and counts what of it was reasoning."""
+
+    def __init__(
+        self, service: Service, conversation: Conversation, *, has_reasoning: bool
+    ) -> None:
+        form, tools = service.text.format, conversation.tools
+        self._parser: AnswerParser | None = form.parser(
+            prompt=conversation.end, tools=tools.tools, forced=tools.forced_parser()
+        )
+        self._marks_reasoning = form.marks_reasoning
+        self._tools = tools
+        self._has_reasoning = has_reasoning
+        self._num_calls = 0
+        self.num_reasoning_tokens = 0
+
+    def take(self, delta: Delta) -> AnswerDelta:
+        """Return what is new, in pieces."""
+        pieces = [piece for piece in self._read(delta) if self._is_wanted(piece)]
+        is_calling = self._num_calls > 0 and self._tools.choice != "named"
+        reason = delta.finish_reason
+        return AnswerDelta(
+            delta.index,
+            pieces,
+            delta.logprobs,
+            "tool_calls" if reason == "stop" and is_calling else reason,
+            delta.stop_reason,
+        )
+
+    def _read(self, delta: Delta) -> list[Piece]:
+        if self._parser is None:
+            return [Content(delta.text)] if delta.text else []
+        pieces: list[Piece] = []
+        begin = 0
+        for end in delta.text_ends if self._marks_reasoning else ():
+            was_reasoning = self._parser.is_reasoning
+            pieces += self._parser.feed(delta.text[begin:end])
+            self.num_reasoning_tokens += was_reasoning and self._parser.is_reasoning
+            begin = end
+        pieces += self._parser.feed(delta.text[begin:])
+        if delta.finish_reason is not None:
+            pieces += self._parser.finish()
+        return pieces
+
+    def _is_wanted(self, piece: Piece) -> bool:
+        if isinstance(piece, Call):
+            self._num_calls += 1
+        if isinstance(piece, Call | Arguments):
+            return self._tools.is_parallel or self._num_calls == 1
+        return self._has_reasoning or not isinstance(piece, Reasoning)
