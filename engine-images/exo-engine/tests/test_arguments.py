@@ -65,7 +65,8 @@ def test_values_reach_both_sides() -> None:
         *("--kv-cache-memory-bytes", "4G", "--num-gpu-blocks-override", "77"),
         *("--max-num-seqs", "3", "--max_num_batched_tokens=2k", "--seed", "9"),
         *("--scheduling-policy", "priority", "--async-scheduling"),
-        *("--long-prefill-token-threshold", "300"),
+        *("--long-prefill-token-threshold", "300", "--max-num-partial-prefills", "4"),
+        *("--max-long-partial-prefills", "2"),
         *("--distributed-executor-backend", "mp", "--device", "cpu", "--cpu-threads", "2"),
         *("--max-logprobs", "5", "--shutdown-timeout", "7", "--max-num-queued-reqs", "11"),
         *("--override-generation-config", '{"temperature": 0}', "--log-level", "warning"),
@@ -81,6 +82,8 @@ def test_values_reach_both_sides() -> None:
         max_num_batched_tokens=2000,
         seed=9,
         long_prefill_tokens=300,
+        max_partial_prefills=4,
+        max_long_partial_prefills=2,
         async_scheduling=True,
         executor_backend="mp",
         scheduling_policy="priority",
@@ -246,7 +249,8 @@ def test_engine_config_has_no_field_that_the_command_line_forgets() -> None:
         "model_dir", "dtype", "quantization", "device", "block_size", "num_gpu_blocks_override",
         "gpu_memory_utilization", "kv_cache_bytes", "max_model_len", "max_num_seqs",
         "max_num_batched_tokens", "seed", "enable_prefix_caching", "enable_chunked_prefill",
-        "async_scheduling", "executor_backend", "long_prefill_tokens", "scheduling_policy", "max_logprobs", "num_threads", "simulation",
+        "async_scheduling", "executor_backend", "long_prefill_tokens", "max_partial_prefills",
+        "max_long_partial_prefills", "scheduling_policy", "max_logprobs", "num_threads", "simulation",
         "kv_cache_dtype", "attention_backend",
     }  # fmt: skip
 

@@ -78,6 +78,18 @@ def test_many_sequences_raise_the_default_budget():
         ({"scheduling_policy": "lifo"}, "--scheduling-policy"),
         ({"long_prefill_tokens": 0}, "--long-prefill-token-threshold must be 1 or more"),
         ({"long_prefill_tokens": 9, "enable_chunked_prefill": False}, "chunked prefill is off"),
+        ({"max_partial_prefills": 0}, "--max-num-partial-prefills must be 1 or more"),
+        ({"max_partial_prefills": 2, "enable_chunked_prefill": False}, "chunked prefill is off"),
+        ({"max_long_partial_prefills": 0}, "--max-long-partial-prefills must be 1 or more"),
+        ({"max_long_partial_prefills": 1}, "not which prompts are long"),
+        (
+            {
+                "max_long_partial_prefills": 3,
+                "max_partial_prefills": 2,
+                "long_prefill_tokens": 9,
+            },
+            "is 3, more than --max-num-partial-prefills 2",
+        ),
         ({"attention_backend": "magic"}, "--attention-backend"),
         ({"max_logprobs": -1}, "--max-logprobs"),
         (

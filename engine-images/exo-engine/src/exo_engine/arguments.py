@@ -373,6 +373,8 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         enable_prefix_caching=values["enable_prefix_caching"],
         enable_chunked_prefill=values["enable_chunked_prefill"],
         long_prefill_tokens=values["long_prefill_token_threshold"],
+        max_partial_prefills=values["max_num_partial_prefills"],
+        max_long_partial_prefills=values["max_long_partial_prefills"],
         async_scheduling=values["async_scheduling"],
         scheduling_policy=values["scheduling_policy"],
         max_logprobs=values["max_logprobs"],

@@ -62,8 +62,9 @@ class EngineConfig:
     max_num_seqs: int | None = None
     """Most sequences in one step; None: 64 on a CPU, 256 on CUDA, at most the token budget."""
     max_num_batched_tokens: int | None = None
-    """Token budget of one step; None: 1024 on a CPU, 8192 on CUDA (and at least max_num_seqs).
-    Longer prompts are computed in chunks."""
+    """Most tokens of one step; None: 1024 on a CPU, 8192 on CUDA (and at least max_num_seqs).
+    Longer prompts are computed in chunks. On a CPU a step beside answers in progress has fewer: as
+    many as measured times allow."""
     seed: int = 0
     """For requests without a seed of their own, together with their id."""
     enable_prefix_caching: bool = True
@@ -72,6 +73,10 @@ class EngineConfig:
     """Let one prompt span several steps. Off: a prompt must fit into one step's budget."""
     long_prefill_tokens: int | None = None
     """Most tokens of one prompt in a step; None: as many as the step's budget leaves."""
+    max_partial_prefills: int | None = None
+    """Most prompts of which a part is computed at a time; None: as many as the budget allows."""
+    max_long_partial_prefills: int | None = None
+    """Of those, how many may be longer than `long_prefill_tokens`; shorter ones pass them."""
     async_scheduling: bool | None = None
     """Schedule the next step while one is computed; None: on CUDA, not on a CPU."""
     scheduling_policy: str = "fcfs"
@@ -121,6 +126,8 @@ class ResolvedConfig:
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     long_prefill_tokens: int | None
+    max_partial_prefills: int | None
+    max_long_partial_prefills: int | None
     async_scheduling: bool
     scheduling_policy: SchedulingPolicy
     max_logprobs: int
@@ -165,6 +172,8 @@ def resolve(
         enable_prefix_caching=config.enable_prefix_caching,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_tokens=config.long_prefill_tokens,
+        max_partial_prefills=config.max_partial_prefills,
+        max_long_partial_prefills=config.max_long_partial_prefills,
         async_scheduling=device == "cuda"
         if config.async_scheduling is None
         else config.async_scheduling,
@@ -193,15 +202,12 @@ def _check_ranges(config: EngineConfig) -> None:
         ("max-num-batched-tokens", config.max_num_batched_tokens),
         ("num-threads", config.num_threads),
         ("long-prefill-token-threshold", config.long_prefill_tokens),
+        ("max-num-partial-prefills", config.max_partial_prefills),
+        ("max-long-partial-prefills", config.max_long_partial_prefills),
     ):
         if value is not None and value < 1:
             raise ConfigurationError(f"--{param} must be 1 or more, got {value}", param=param)
-    if config.long_prefill_tokens is not None and not config.enable_chunked_prefill:
-        raise ConfigurationError(
-            "--long-prefill-token-threshold cuts prompts, but chunked prefill is off",
-            param="long-prefill-token-threshold",
-            hint="Leave chunked prefill on, or the threshold out.",
-        )
+    _check_partial_prefills(config)
     if not 0.0 < config.gpu_memory_utilization <= 1.0:
         raise ConfigurationError(
             f"--gpu-memory-utilization must be in (0, 1], got {config.gpu_memory_utilization}",
@@ -223,6 +229,32 @@ def _check_ranges(config: EngineConfig) -> None:
             raise ConfigurationError(
                 f"--{param} must be one of {', '.join(choices)}, got {word!r}", param=param
             )
+
+
+def _check_partial_prefills(config: EngineConfig) -> None:
+    for param, value in (
+        ("long-prefill-token-threshold", config.long_prefill_tokens),
+        ("max-num-partial-prefills", config.max_partial_prefills),
+    ):
+        if value is not None and not config.enable_chunked_prefill:
+            raise ConfigurationError(
+                f"--{param} is about prompts in parts, but chunked prefill is off",
+                param=param,
+                hint=f"Leave chunked prefill on, or --{param} out.",
+            )
+    num_long, most = config.max_long_partial_prefills, config.max_partial_prefills
+    if num_long is not None and config.long_prefill_tokens is None:
+        raise ConfigurationError(
+            "--max-long-partial-prefills is set, but not which prompts are long",
+            param="max-long-partial-prefills",
+            hint="Set --long-prefill-token-threshold as well.",
+        )
+    if num_long is not None and most is not None and num_long > most:
+        raise ConfigurationError(
+            f"--max-long-partial-prefills is {num_long}, more than --max-num-partial-prefills {most}",
+            param="max-long-partial-prefills",
+            hint=f"Use {most} or less.",
+        )
 
 
 def _resolve_device(device: str, *, has_cuda: bool) -> Literal["cpu", "cuda"]:

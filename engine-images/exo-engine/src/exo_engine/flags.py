@@ -217,7 +217,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         section="SchedulerConfig",
         minimum=1,
         human=True,
-        description="Token budget of one step, shared by prompts and by sequences being answered.",
+        description="Most tokens of one step, shared by prompts and by sequences being answered. On a CPU "
+        "prompts get fewer beside answers in progress, by measured time.",
     ),
     Flag(
         name="enable-chunked-prefill",
@@ -233,6 +234,22 @@ FLAGS: Final[tuple[Flag, ...]] = (
         minimum=1,
         description="Most tokens of one prompt in a step, so that answers in progress and shorter prompts "
         "wait less for long ones. Left out: as many as the step's budget leaves.",
+    ),
+    Flag(
+        name="max-num-partial-prefills",
+        kind="integer",
+        section="SchedulerConfig",
+        minimum=1,
+        description="Most prompts of which a part is computed at a time; they share a step's budget. Left "
+        "out: as many as it allows, the first one getting what it can.",
+    ),
+    Flag(
+        name="max-long-partial-prefills",
+        kind="integer",
+        section="SchedulerConfig",
+        minimum=1,
+        description="How many prompts longer than --long-prefill-token-threshold may be computed in part at "
+        "a time; shorter ones pass those that wait. Left out: all.",
     ),
     Flag(
         name="async-scheduling",

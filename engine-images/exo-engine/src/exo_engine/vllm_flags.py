@@ -89,8 +89,8 @@ _WORDS: Final[dict[str, str]] = {
     """,
     "the scheduler has no such setting": """
         disable-chunked-mm-input disable-hybrid-kv-cache-manager
-        long-prefill-token-threshold-adaptive max-long-partial-prefills
-        max-num-active-seqs max-num-partial-prefills max-num-queued-tokens max-num-scheduled-tokens
+        long-prefill-token-threshold-adaptive
+        max-num-active-seqs max-num-queued-tokens max-num-scheduled-tokens
         prefill-schedule-interval scheduler-cls scheduler-reserve-full-isl stream-interval watermark
     """,
     "parsers of answers are those of this engine": """

@@ -43,6 +43,11 @@ def make(
     )
 
 
+def set_budget(scheduler: Scheduler, num_tokens: int) -> None:
+    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=num_tokens)
+    scheduler.budget.limits = scheduler.limits
+
+
 def request(name: str, num_prompt: int, max_tokens: int | None = 4, *, priority=0, **params):
     prompt = tuple(random.Random(name).randrange(50) for _ in range(num_prompt))
     return EngineRequest(name, prompt, SamplingParams(max_tokens=max_tokens, **params), priority)
@@ -116,6 +121,40 @@ def test_long_prompts_leave_the_rest_of_a_step_to_others():
         scheduler.add(request(name, length, 2))
     sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(3)]
     assert sizes == [{"long": 5, "short": 3}, {"short": 1, "long": 5}, {"long": 2}]
+
+
+def test_prompts_in_parts_share_a_step_and_no_more_of_them_than_asked_for_begin():
+    scheduler = make(budget=9, max_partial_prefills=2)
+    for name, length in (("a", 12), ("b", 8), ("c", 5)):
+        scheduler.add(request(name, length, 2))
+    sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(4)]
+    assert sizes == [
+        {"a": 5, "b": 4},
+        {"a": 5, "b": 4},
+        {"b": 1, "a": 2, "c": 5},
+        {"a": 1, "c": 1},
+    ]
+
+
+def test_a_prompt_that_would_stay_unfinished_waits_while_enough_others_are():
+    scheduler = make(budget=9, max_partial_prefills=1, long_prefill_tokens=4)
+    for name, length in (("a", 12), ("b", 8), ("c", 3)):
+        scheduler.add(request(name, length, 2))
+    sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(4)]
+    assert sizes == [{"a": 4}, {"a": 4}, {"a": 4, "b": 4}, {"a": 1, "b": 4, "c": 3}]
+
+
+def test_short_prompts_pass_long_ones_when_enough_of_those_are_under_way():
+    scheduler = make(budget=12, long_prefill_tokens=4, max_long_partial_prefills=1)
+    for name, length in (("long", 8), ("longer", 9), ("short", 3)):
+        scheduler.add(request(name, length, 2))
+    sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(3)]
+    assert sizes == [
+        {"long": 4, "short": 3},
+        {"short": 1, "long": 4, "longer": 4},
+        {"long": 1, "longer": 4},
+    ]
+    assert finish(scheduler).keys() == {"longer"}
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it_whole():
@@ -472,10 +511,10 @@ def test_sibling_takes_nothing_of_one_that_was_preempted_and_computes_its_prompt
     scheduler.schedule()
     scheduler.abandon()
     scheduler.add(second)
-    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=7)
+    set_budget(scheduler, 7)
     sizes = {name: (i.start, i.end) for name, i in step(scheduler)[0].items.items()}
     assert sizes == {"s0": (0, 7)}
-    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=32)
+    set_budget(scheduler, 32)
     sizes = {name: (i.start, i.end) for name, i in step(scheduler)[0].items.items()}
     assert sizes == {"s0": (7, 10), "s1": (0, 9)}
 

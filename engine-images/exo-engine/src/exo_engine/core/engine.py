@@ -17,6 +17,7 @@ from exo_engine.core.loading import LoadedCore, load_here, make_scheduler
 from exo_engine.core.measurements import Measurements
 from exo_engine.core.pipeline import Pipeline
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import InvalidSamplingParams, RequestError
 from exo_engine.models.spec import DecoderSpec
@@ -44,7 +45,9 @@ class EngineCore:
         self.config: ResolvedConfig = loaded.config
         self.measurements: Measurements = loaded.measurements
         self._max_scored_tokens = loaded.max_scored_tokens
-        self._scheduler = make_scheduler(self.spec, self.config, loaded.num_blocks, loaded.reaches)
+        self._scheduler = make_scheduler(
+            self.spec, self.config, loaded.num_blocks, loaded.reaches, _step_times(loaded)
+        )
         depth = 2 if self.config.async_scheduling else 1
         self._pipeline = Pipeline(self._scheduler, loaded.executor, depth)
         logger.info(
@@ -146,6 +149,12 @@ class EngineCore:
                 param="prompt_logprobs",
                 hint="Shorten the prompt, or leave prompt_logprobs out.",
             )
+
+
+def _step_times(loaded: LoadedCore) -> StepTimes | None:
+    """Have steps timed where their time follows their tokens: not on a GPU, nor a simulated one."""
+    is_cpu = loaded.config.device == "cpu" and not loaded.measurements.simulated
+    return StepTimes() if is_cpu and loaded.config.enable_chunked_prefill else None
 
 
 def _load(config: EngineConfig, start_up: StartUp) -> LoadedCore:

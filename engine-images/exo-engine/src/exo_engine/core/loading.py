@@ -33,7 +33,9 @@ from exo_engine.core.memory import (
 )
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.runner import ModelRunner
-from exo_engine.core.scheduler import Scheduler, SchedulerLimits
+from exo_engine.core.scheduler import Scheduler
+from exo_engine.core.scheduling.step_times import StepTimes
+from exo_engine.core.scheduling.token_budget import SchedulerLimits
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import OutOfMemory
 from exo_engine.kernels.library import kernels_for
@@ -162,6 +164,7 @@ def make_scheduler(
     config: ResolvedConfig,
     num_blocks: int,
     reaches: Sequence[Reach] | None = None,
+    times: StepTimes | None = None,
 ) -> Scheduler:
     """Return an empty scheduler over so many blocks, of the model's cache groups or of others."""
     limits = SchedulerLimits(
@@ -171,6 +174,8 @@ def make_scheduler(
         policy=config.scheduling_policy,
         enable_chunked_prefill=config.enable_chunked_prefill,
         long_prefill_tokens=config.long_prefill_tokens,
+        max_partial_prefills=config.max_partial_prefills,
+        max_long_partial_prefills=config.max_long_partial_prefills,
         seed=config.seed,
         eos_token_ids=frozenset(spec.eos_token_ids),
     )
@@ -180,7 +185,7 @@ def make_scheduler(
         enable_prefix_caching=config.enable_prefix_caching,
         reaches=cache_plan(spec, config).reaches if reaches is None else reaches,
     )
-    return Scheduler(limits, blocks)
+    return Scheduler(limits, blocks, times)
 
 
 def make_runner(decoder: Decoder, config: ResolvedConfig, num_blocks: int) -> ModelRunner:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
+from exo_engine.clock import Clock
 from exo_engine.core.executor import Executor
 from exo_engine.core.request import RequestOutput
 from exo_engine.core.scheduled import ScheduledStep
@@ -24,13 +25,19 @@ class Pipeline:
         scheduler: decides what each step computes.
         executor: computes it.
         depth: most steps on their way at once.
+        clock: what steps are timed with, for a scheduler that wants to know.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, depth: int, clock: Clock | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._depth = depth
-        self._submitted: deque[ScheduledStep] = deque()
+        self._clock = clock or Clock()
+        self._last_end = 0.0
+        # With the moment of each.
+        self._submitted: deque[tuple[ScheduledStep, float]] = deque()
 
     def has_unfinished(self) -> bool:
         """Whether another `step` has anything to do."""
@@ -56,13 +63,20 @@ class Pipeline:
         step = self.scheduler.schedule()
         if step.frame is None:
             return False
+        begun = self._clock.now()
         self.executor.submit(step.frame)
-        self._submitted.append(step)
+        self._submitted.append((step, begun))
         return True
 
     def _take_result(self) -> list[RequestOutput]:
-        step = self._submitted.popleft()
-        return self.scheduler.update(step, self.executor.result())
+        step, begun = self._submitted.popleft()
+        result = self.executor.result()
+        now = self._clock.now()
+        if self.scheduler.times is not None:
+            seconds = now - max(begun, self._last_end)
+            self.scheduler.times.take(step.num_decode_tokens, step.num_prompt_tokens, seconds)
+        self._last_end = now
+        return self.scheduler.update(step, result)
 
     def _abandon(self) -> None:
         """Forget the steps that have no result; their requests start over, should anybody go on."""

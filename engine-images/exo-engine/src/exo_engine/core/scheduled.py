@@ -27,6 +27,11 @@ class ScheduledSequence:
         """How much of the step's budget this takes."""
         return self.end - self.start
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it computes more than the last token and guesses of the next ones."""
+        return self.num_tokens > self.num_samples
+
 
 @dataclass(slots=True)
 class ScheduledStep:
@@ -38,17 +43,29 @@ class ScheduledStep:
     """By request id, in the order of the frame."""
     num_tokens: int = 0
     """Tokens in the step."""
+    num_prompt_tokens: int = 0
+    """Those of prompts."""
     preempted_ids: list[str] = field(default_factory=list)
     frame: StepFrame | None = None
     """What the runner gets; None while the step is made, and of one without items."""
 
+    @property
+    def num_decode_tokens(self) -> int:
+        """Those of sequences that are being answered."""
+        return self.num_tokens - self.num_prompt_tokens
+
     def add(self, item: ScheduledSequence) -> None:
         """Take one sequence in."""
         self.items[item.sequence.sequence_id] = item
-        self.num_tokens += item.num_tokens
+        self._count(item, 1)
 
     def drop(self, sequence_id: str) -> None:
         """Take a sequence out again, if it is in."""
         item = self.items.pop(sequence_id, None)
         if item is not None:
-            self.num_tokens -= item.num_tokens
+            self._count(item, -1)
+
+    def _count(self, item: ScheduledSequence, sign: int) -> None:
+        self.num_tokens += sign * item.num_tokens
+        if item.is_prompt:
+            self.num_prompt_tokens += sign * item.num_tokens

@@ -23,15 +23,15 @@ import heapq
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
-from exo_engine.config import SchedulingPolicy
 from exo_engine.core.arrivals import make_sequence
 from exo_engine.core.beginning import Beginning, find_beginning
 from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.scheduled import ScheduledSequence, ScheduledStep
+from exo_engine.core.scheduling.step_times import StepTimes
+from exo_engine.core.scheduling.token_budget import SchedulerLimits, TokenBudget
 from exo_engine.core.sequence import Sequence
 from exo_engine.core.siblings import Siblings, may_follow
 from exo_engine.core.slots import Slots
@@ -42,27 +42,22 @@ _MAX_PROPOSED = 64
 """Most tokens that can be guessed at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """The settings that bound a step and a request."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    policy: SchedulingPolicy = "fcfs"
-    enable_chunked_prefill: bool = True
-    long_prefill_tokens: int | None = None
-    """Most tokens of one prompt in a step; None: the whole budget."""
-    seed: int = 0
-    eos_token_ids: frozenset[int] = frozenset()
-
-
 class Scheduler:
-    """Queues of waiting and running sequences over one block manager."""
+    """Queues of waiting and running sequences over one block manager.
 
-    def __init__(self, limits: SchedulerLimits, blocks: BlockManager) -> None:
+    Args:
+        limits: the settings.
+        blocks: the cache's blocks.
+        times: told how long steps took, where prompts should give way to answers in progress.
+    """
+
+    def __init__(
+        self, limits: SchedulerLimits, blocks: BlockManager, times: StepTimes | None = None
+    ) -> None:
         self.limits = limits
         self.blocks = blocks
+        self.times = times
+        self.budget = TokenBudget(limits, blocks, times)
         self._demand = BlockDemand(blocks.reaches, blocks.block_size, limits.max_num_batched_tokens)
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []
@@ -177,6 +172,7 @@ class Scheduler:
         # the others stutter; rank still decides who gives up blocks.
         decoding = [sequence for sequence in self._running if sequence.num_uncomputed == 1]
         prefilling = [sequence for sequence in self._running if sequence.num_uncomputed > 1]
+        self.budget.begin(len(prefilling) + len(self._waiting))
         for sequence in decoding + prefilling:
             if self._is_stalled:
                 break
@@ -240,7 +236,7 @@ class Scheduler:
     # --- inside a step ------------------------------------------------------------------------
 
     def _schedule_running(self, sequence: Sequence, step: ScheduledStep) -> None:
-        num_tokens = self._affordable(sequence, step)
+        num_tokens = self.budget.affordable(sequence, step)
         if num_tokens == 0:
             return
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
@@ -260,24 +256,35 @@ class Scheduler:
         self._take_in(sequence, start, end, step)
 
     def _admit(self, step: ScheduledStep) -> None:
+        passed_over = []
         while self._waiting and len(self._running) < self.limits.max_num_seqs:
-            sequence = self._waiting[0][1]
-            beginning = find_beginning(sequence, self.blocks, self._demand)
-            is_alone = not self._running and not self._draining
-            if beginning.num_missing > beginning.num_free and not is_alone:
-                return
-            num_cached = beginning.num_computed
-            sequence.num_computed = sequence.num_done = num_cached
-            num_tokens = self._affordable(sequence, step)
-            if num_tokens == 0:
-                sequence.num_computed = sequence.num_done = 0
-                return
-            heapq.heappop(self._waiting)
-            beginning.open(sequence, self.blocks)
-            self._slots.take(sequence)
-            insort(self._running, sequence, key=lambda s: s.rank)
-            self._count_admitted(sequence, beginning)
-            self._take_in(sequence, num_cached, num_cached + num_tokens, step)
+            if self.budget.must_wait(self._waiting[0][1], self._running):
+                passed_over.append(heapq.heappop(self._waiting))
+            elif not self._admit_first(step):
+                break
+        for entry in passed_over:
+            heapq.heappush(self._waiting, entry)
+
+    def _admit_first(self, step: ScheduledStep) -> bool:
+        sequence = self._waiting[0][1]
+        beginning = find_beginning(sequence, self.blocks, self._demand)
+        is_alone = not self._running and not self._draining
+        if beginning.num_missing > beginning.num_free and not is_alone:
+            return False
+        num_cached = beginning.num_computed
+        sequence.num_computed = sequence.num_done = num_cached
+        num_tokens = self.budget.affordable(sequence, step)
+        is_partial = num_tokens < sequence.num_uncomputed
+        if num_tokens == 0 or (is_partial and not self.budget.may_be_left(self._running)):
+            sequence.num_computed = sequence.num_done = 0
+            return False
+        heapq.heappop(self._waiting)
+        beginning.open(sequence, self.blocks)
+        self._slots.take(sequence)
+        insort(self._running, sequence, key=lambda s: s.rank)
+        self._count_admitted(sequence, beginning)
+        self._take_in(sequence, num_cached, num_cached + num_tokens, step)
+        return True
 
     def _count_admitted(self, sequence: Sequence, beginning: Beginning) -> None:
         if sequence.was_admitted:
@@ -289,26 +296,6 @@ class Scheduler:
         sequence.num_cached_tokens = beginning.num_computed
         self._num_prefix_queries += sequence.num_prompt_tokens
         self._num_prefix_hits += beginning.num_computed
-
-    def _affordable(self, sequence: Sequence, step: ScheduledStep) -> int:
-        left = self.limits.max_num_batched_tokens - step.num_tokens
-        if sequence.num_uncomputed > left and not self.limits.enable_chunked_prefill:
-            return 0
-        left = min(left, self.limits.long_prefill_tokens or left)
-        num_tokens = min(sequence.num_uncomputed + len(sequence.proposed), left)
-        return self._cut_for_states(sequence, num_tokens)
-
-    def _cut_for_states(self, sequence: Sequence, num_tokens: int) -> int:
-        """End a chunk where a block ends, and before the last token, which is always computed.
-
-        So the state there can be found by others.
-        """
-        size, end = self.blocks.block_size, sequence.num_computed + num_tokens
-        is_wanted = self.blocks.has_states and self.blocks.caches_prefixes
-        beyond = (end - 1) % size + 1 if end == sequence.num_tokens else end % size
-        if not is_wanted or not self.limits.enable_chunked_prefill or beyond >= num_tokens:
-            return num_tokens
-        return num_tokens - beyond
 
     def _num_blocks_to_write(self, sequence: Sequence, start: int, end: int) -> int:
         return self.blocks.num_blocks_to_write(

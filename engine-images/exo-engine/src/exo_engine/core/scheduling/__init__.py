@@ -1,0 +1,1 @@
+"""How much of which sequence a step computes."""
