@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,6 @@ from exo_inference.engine_names import ENGINES, OWN_ENGINE
 from exo_inference.planner.model.families import FAMILIES
 
 PACKAGE = Path(exo_inference.__file__).parent
-TREES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-
 _LOOK_UPS = ("startswith", "endswith", "get", "removeprefix")
 
 TABLES = {
@@ -29,6 +25,21 @@ TABLES = {
     "resources/deployment.py": "digests that are stored leave out what was the default when the first were written",
 }
 """Where engines and families may be told apart by name, and why."""
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the code of each file: not before a test wants it, as every process collects this module."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+@cache
+def named() -> dict[str, str]:
+    """Return the texts that have a name."""
+    return {name: text for tree in trees().values() for name, text in _constants(tree)}
 
 
 def _asked(tree: ast.AST) -> Iterator[ast.AST]:
@@ -54,9 +65,6 @@ def _constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
                     yield target.id, node.value.value
 
 
-NAMED = {name: text for tree in TREES.values() for name, text in _constants(tree)}
-
-
 def _asked_names(tree: ast.AST) -> set[str]:
     """Return the texts that are asked for, also by the name of a constant."""
     parts = {part for node in _asked(tree) for part in ast.walk(node)}
@@ -64,7 +72,7 @@ def _asked_names(tree: ast.AST) -> set[str]:
         part.value
         for part in parts
         if isinstance(part, ast.Constant) and isinstance(part.value, str)
-    } | {NAMED[part.id] for part in parts if isinstance(part, ast.Name) and part.id in NAMED}
+    } | {named()[part.id] for part in parts if isinstance(part, ast.Name) and part.id in named()}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_every_way_to_ask_for_a_name_is_seen(code: str) -> None:
 def test_no_code_asks_for_an_engine_or_a_family_by_name() -> None:
     """Families in the planner alone: elsewhere quantization methods and fields are called the same."""
     found = {}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         families = FAMILIES.keys() if path.startswith("planner/") else set()
         if names := _asked_names(tree) & ({*ENGINES} | families):
             found[path] = names
@@ -93,7 +101,7 @@ def test_which_engine_is_the_usual_one_is_said_in_one_place() -> None:
     """`exo` apart: the program is called so, too."""
     found = {
         path
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and node.value in {*ENGINES} - {OWN_ENGINE}
     }

@@ -74,6 +74,7 @@ def test_broken_settings_are_named(exo: Exo, state: StateDir) -> None:
     assert str(state.settings_file) in result.err
 
 
+@pytest.mark.slow
 def test_damaged_settings_are_restored_from_their_copy_or_from_what_runs(
     exo: Exo, state: StateDir
 ) -> None:
@@ -111,6 +112,7 @@ def test_deleted_records_hide_nothing(exo: Exo, state: StateDir) -> None:
     assert exo("ai", "down").out == "The control plane is stopped.\n"
 
 
+@pytest.mark.slow
 def test_deleted_settings_are_restored_and_credentials_made_anew(exo: Exo, state: StateDir) -> None:
     assert up("-Q", "-z", "at-vie-2").code == 0
     before = status_of(exo)
@@ -142,6 +144,7 @@ def test_deleted_settings_are_restored_and_credentials_made_anew(exo: Exo, state
     assert exo("ai", "down").code == 0
 
 
+@pytest.mark.slow
 def test_a_deleted_state_directory_is_said_and_its_processes_are_found(
     exo: Exo, state: StateDir
 ) -> None:
@@ -176,6 +179,7 @@ def test_a_lost_secret_key_is_one_clear_error(exo: Exo, state: StateDir) -> None
     assert " ERROR " not in result.err
 
 
+@pytest.mark.slow
 def test_a_database_that_is_gone_is_said_before_another_is_begun(exo: Exo, state: StateDir) -> None:
     assert up("-Q").code == 0
     assert exo("ai", "down").code == 0
@@ -186,6 +190,7 @@ def test_a_database_that_is_gone_is_said_before_another_is_begun(exo: Exo, state
     assert exo("ai", "down").code == 0
 
 
+@pytest.mark.slow
 def test_a_dead_controller_beside_a_living_gateway_is_said(
     exo: Exo, state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

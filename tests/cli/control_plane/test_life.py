@@ -78,6 +78,7 @@ def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.Monkey
     assert named.err.endswith(f"Run `exo dedicated-inference up --state-dir '{state.root}'`.\n")
 
 
+@pytest.mark.slow
 def test_simulated_gpus_are_kept_shown_and_not_changed_while_it_runs(
     exo: Exo, state: StateDir
 ) -> None:
@@ -105,6 +106,7 @@ def test_simulated_gpus_are_kept_shown_and_not_changed_while_it_runs(
     assert exo("ai", "down").code == 0
 
 
+@pytest.mark.slow
 def test_down_ends_what_a_killed_supervisor_left(exo: Exo, state: StateDir) -> None:
     assert up("-Q").code == 0
     running = pids(status_of(exo))
@@ -134,6 +136,7 @@ def test_up_adopts_what_a_killed_supervisor_left(exo: Exo, state: StateDir) -> N
     assert exo("ai", "down").code == 0
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_a_signal_has_stopped_is_said_to_be(exo: Exo, state: StateDir) -> None:
     """It starts nothing again, so `up` must not wait for that, and `down` not for it."""
     assert up("-Q").code == 0
@@ -182,6 +185,7 @@ def test_serve_runs_in_the_foreground_until_a_signal(exo: Exo, state: StateDir) 
     assert find_all(state) == []
 
 
+@pytest.mark.slow
 def test_logs_are_private_under_any_umask(exo: Exo, state: StateDir) -> None:
     old = os.umask(0)
     try:
@@ -208,6 +212,7 @@ def test_the_file_of_the_environment_means_its_control_plane(
     assert status_of(exo)["state_dir"] != str(state.root)
 
 
+@pytest.mark.slow
 def test_paused_is_said_and_ends_with_the_next_up(exo: Exo, state: StateDir) -> None:
     first = up("--paused")
     assert first.code == 0, first

@@ -1,7 +1,7 @@
 """However the engine is set up, every request gets the tokens of `transformers` and plain sampling.
 
-A case takes one value of every axis. By default the cases hold every pair of two axes' values once;
-`make test-equivalence` runs all of them. In each case the requests of `REQUESTS` run together, one
+A case takes one value of every axis. The default tests hold every value once, the slow ones every pair of two
+axes' values; `make test-equivalence` runs all others. In each case the requests of `REQUESTS` run together, one
 for each sampling parameter, in float32, while NaN fills the blocks that nobody holds. An axis of one's
 own is an entry of `AXES`: its values, and the engine's options for each.
 """
@@ -96,29 +96,30 @@ REQUESTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-def pairwise(axes: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return few cases in which any two values of different axes meet."""
-    wanted = {
-        frozenset(((a, x), (b, y)))
-        for a, b in itertools.combinations(axes, 2)
-        for x in axes[a]
-        for y in axes[b]
-    }
-    chosen = []
+Case = tuple[str, ...]
+Combination = tuple[tuple[str, str], ...]
+
+
+def combinations(case: Case, size: int) -> set[Combination]:
+    """Return what a case combines: single values of axes, or pairs of them."""
+    return set(itertools.combinations(zip(AXES, case, strict=True), size))
+
+
+def few_with_every_combination(cases: list[Case], size: int) -> list[Case]:
+    """Return few of the cases, which combine all that all of them do."""
+    held = {case: combinations(case, size) for case in cases}
+    wanted, chosen = set().union(*held.values()), []
     while wanted:
-        best = max(itertools.product(*axes.values()), key=lambda case: len(wanted & pairs(case)))
-        wanted -= pairs(best)
+        best = max(held, key=lambda case: len(wanted & held[case]))
+        wanted -= held.pop(best)
         chosen.append(best)
     return chosen
 
 
-def pairs(case: tuple[str, ...]) -> set[frozenset[tuple[str, str]]]:
-    named = zip(AXES, case, strict=True)
-    return {frozenset(two) for two in itertools.combinations(named, 2)}
-
-
-PAIRWISE = pairwise(AXES)
-OTHERS = [case for case in itertools.product(*AXES.values()) if case not in PAIRWISE]
+CASES = list(itertools.product(*AXES.values()))
+PAIRWISE = few_with_every_combination(CASES, 2)
+SINGLE = few_with_every_combination(PAIRWISE, 1)
+OTHERS = [case for case in CASES if case not in PAIRWISE]
 
 
 def options_of(case: tuple[str, ...]) -> dict[str, Any]:
@@ -215,7 +216,11 @@ def check(case: tuple[str, ...], tiny_model, expected) -> None:
         assert stats.num_preemptions_total > 0
 
 
-@pytest.mark.parametrize("case", PAIRWISE, ids="-".join)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case in SINGLE else pytest.mark.slow) for case in PAIRWISE],
+    ids="-".join,
+)
 def test_tokens_are_those_of_transformers(case, tiny_model, expected):
     check(case, tiny_model, expected)
 
@@ -226,9 +231,12 @@ def test_tokens_are_those_of_transformers_in_every_other_case(case, tiny_model, 
     check(case, tiny_model, expected)
 
 
-def test_the_cases_hold_every_pair_of_values():
-    together = set().union(*map(pairs, PAIRWISE))
-    assert together == set().union(*map(pairs, itertools.product(*AXES.values())))
+@pytest.mark.parametrize(("chosen", "size"), [(SINGLE, 1), (PAIRWISE, 2)], ids=["values", "pairs"])
+def test_the_cases_hold_every_combination(chosen, size):
+    together, every = (
+        set().union(*(combinations(case, size) for case in cases)) for cases in (chosen, CASES)
+    )
+    assert together == every
 
 
 def test_every_parameter_makes_a_difference(expected, tiny_model, plain):
