@@ -35,10 +35,15 @@ from exo_inference.planner.engine_rules import PLANNED, rules_for
 from exo_inference.planner.gpu_catalog import GIB, MIB
 from exo_inference.planner.memory import Component
 from exo_inference.planner.overheads import (
+    ALONE,
     BAND,
     GRAPHS,
     GRAPHS_OF_STATES,
+    LINKED,
+    UNIFIED,
     Measured,
+    at_ranks,
+    doublings,
     graph_sizes,
     graphs_constant,
     outside_constant,
@@ -62,6 +67,7 @@ class Residual:
     Attributes:
         case, gpu, constant: which start, on which kind of GPU, and which constant it sets.
         outside: GiB, by what was printed for the rest.
+        doubled: how often the ranks on its NVLink switch are doubled from one.
         fixed_down, fixed_up: squares of the bands of the other components, in GiB.
         printed: KV memory in GiB.
     """
@@ -73,6 +79,7 @@ class Residual:
     fixed_down: float
     fixed_up: float
     printed: float
+    doubled: float = 0.0
 
 
 def _planned(case: Mapping[str, Any]) -> Plan | None:
@@ -142,7 +149,9 @@ def residuals(cases: Iterable[Mapping[str, Any]], graphs: Mapping[str, Measured]
     return found
 
 
-def _residual(case: Mapping[str, Any], result: Plan, printed: float, graphs: Measured) -> Residual:
+def _residual(
+    case: Mapping[str, Any], result: Plan, printed: float, graphs: Mapping[str, Measured]
+) -> Residual:
     assert result.basis is not None
     setting, stage = result.basis.setting, stated_stage(case)
     available = result.available_kv_bytes_per_gpu
@@ -171,7 +180,8 @@ def _residual(case: Mapping[str, Any], result: Plan, printed: float, graphs: Mea
             down += ((each.high - each.num_bytes) / GIB) ** 2
             up += ((each.num_bytes - each.low) / GIB) ** 2
     constant = outside_constant(setting.model, setting.ranks, setting.gpu)
-    return Residual(str(case["id"]), gpu_key(case), constant, left, down, up, printed)
+    doubled = doublings(setting.ranks, setting.gpu) if constant == LINKED else 0.0
+    return Residual(str(case["id"]), gpu_key(case), constant, left, down, up, printed, doubled)
 
 
 def _draft(parts: Mapping[str, Component]) -> float:
@@ -219,19 +229,38 @@ def derive(cases: Sequence[Mapping[str, Any]]) -> dict[str, Measured]:
 
 
 def outside_constants(left: Sequence[Residual]) -> dict[str, Measured]:
-    """Return what ranks hold outside PyTorch, by how they are joined."""
+    """Return what ranks hold outside PyTorch, by how they are joined; over a switch, by doublings."""
+    alone = [each.outside for each in left if each.constant == ALONE]
+    base = statistics.median(alone) if alone else 0.0
     groups: dict[str, list[float]] = {}
     for each in left:
-        groups.setdefault(each.constant, []).append(each.outside)
+        groups.setdefault(each.constant, []).append(_per_doubling(each, base))
     middles = {name: statistics.median(values) for name, values in groups.items()}
-    spread = [each.outside - middles[each.constant] for each in left]
-    return {name: _measured(values, spread) for name, values in sorted(groups.items())}
+    often = statistics.median([each.doubled for each in left if each.doubled] or [1.0])
+    found = {}
+    for name, values in sorted(groups.items()):
+        # What is shared with the CPU is shared with all that runs there: its spread is its own.
+        alike = [each for each in left if (each.constant == UNIFIED) == (name == UNIFIED)]
+        share = often if name == LINKED else 1.0
+        spread = [
+            (_per_doubling(each, base) - middles[each.constant]) * max(1.0, each.doubled) / share
+            for each in alike
+        ]
+        found[name] = _measured(values, spread)
+    return found
+
+
+def _per_doubling(one: Residual, base: float) -> float:
+    return (one.outside - base) / one.doubled if one.doubled else one.outside
 
 
 def _without(left: Sequence[Residual], one: Residual) -> Measured | None:
     """Return a start's constant, set on other kinds of GPU alone; None where there is none."""
-    others = [each for each in left if each.gpu != one.gpu]
-    return outside_constants(others).get(one.constant)
+    constants = outside_constants([each for each in left if each.gpu != one.gpu])
+    found = constants.get(one.constant)
+    if found is None or not one.doubled:
+        return found
+    return at_ranks(found, constants.get(ALONE, Measured(0.0, 0.0, 0.0, 0)), one.doubled)
 
 
 def _ratio(one: Residual, constant: Measured) -> float:

@@ -232,7 +232,8 @@ def _sized_names() -> Mapping[str, str]:
             short = short.removesuffix(ending)
         if re.search(r"-\d+(\.\d+)?b(-|$)", short) and short.count("-") >= 1:
             plain = [name for name in known if _bare_name(name) == name.rpartition("/")[2].lower()]
-            names.setdefault(short, (plain or known)[0])
+            if plain or short not in names:
+                names[short] = (plain or known)[0]
     return names
 
 

@@ -33,6 +33,8 @@ class KvSettings:
     context_parallel_size: int = 1
     state_element_bytes: int | None = None
     """Asked for by `--mamba-ssm-cache-dtype`; None: what the checkpoint says."""
+    scale_bytes: int = 0
+    """Of each head's keys, and values, of a token, where the cache has them."""
     caches_states: bool = False
     """Prefix caching asked for: a request keeps its newest state and the one before."""
 
@@ -122,8 +124,8 @@ def token_bytes(spec: KvSpec, settings: KvSettings) -> float:
         kept = (row + spec.index_bytes) / spec.compress_ratio if spec.compress_ratio else 0.0
         return row + kept
     heads = spec.heads_per_rank(settings.tensor_parallel_size)
-    scales = 2 * settings.rules.cache_scale_bytes if settings.dtype_bytes == 1 else 0
-    return heads * ((spec.key_dim + spec.value_dim) * settings.dtype_bytes + scales)
+    row = (spec.key_dim + spec.value_dim) * settings.dtype_bytes
+    return heads * (row + 2 * settings.scale_bytes)
 
 
 def _position_bytes(spec: KvSpec, settings: KvSettings) -> float:

@@ -8,6 +8,7 @@ the functions here. All sizes are bytes on one GPU.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -58,6 +59,9 @@ def measured(name: str) -> Measured:
 
 
 ALONE = "outside PyTorch, alone"
+UNIFIED = "outside PyTorch, memory shared with the CPU"
+LINKED = "outside PyTorch, per doubling of ranks on an NVLink switch"
+"""NCCL's buffers for multicast. That they grow with doublings was read off starts on two and on eight ranks."""
 GRAPHS, GRAPHS_OF_STATES = (
     "graph MiB per layer and size",
     "graph MiB per layer and size, with states",
@@ -104,13 +108,25 @@ def outside_constant(model: Architecture, ranks: Ranks, gpu: Gpu) -> str:
     if KvKind.COMPRESSED in kinds:
         return "outside PyTorch and workspaces of compressed attention"
     if gpu.is_unified:
-        return "outside PyTorch, memory shared with the CPU"
+        return UNIFIED
     if gpu.vendor == "amd":
         return "outside PyTorch, AMD"
     if ranks.tensor * ranks.pipeline == 1:
         return ALONE
-    name = "NVLink" if _linked_ranks(ranks.tensor, gpu) > 1 else "PCIe"
-    return f"outside PyTorch, {name}"
+    return LINKED if doublings(ranks, gpu) else "outside PyTorch, PCIe"
+
+
+def at_ranks(each: Measured, alone: Measured, doubled: float) -> Measured:
+    """Return a constant as it is where ranks are doubled so many times, each of which adds as much."""
+    if not doubled:
+        return each
+    value, low, high = (
+        base + doubled * size
+        for base, size in (
+            (alone.value, each.value), (alone.low, each.low), (alone.high, each.high),
+        )
+    )  # fmt: skip
+    return Measured(value, low, high, each.starts)
 
 
 def outside_component(model: Architecture, ranks: Ranks, rules: EngineRules, gpu: Gpu) -> Component:
@@ -127,13 +143,21 @@ def outside_component(model: Architecture, ranks: Ranks, rules: EngineRules, gpu
         )
     name = outside_constant(model, ranks, gpu)
     each = measured(name)
+    if name == LINKED:
+        each = at_ranks(each, measured(ALONE), doublings(ranks, gpu))
     value, low, high = (int(size * GIB) for size in (each.value, each.low, each.high))
     return Component("non_torch", value, low, high, f"{name}: middle of {each.starts} starts")
 
 
-def _linked_ranks(tensor: int, gpu: Gpu) -> int:
-    """Return how many ranks NVLink joins: all of them, or those of one machine of a larger replica."""
-    if gpu.is_linked(tensor):
-        return tensor
-    has_switch = gpu.has_nvlink and gpu.nvlink_size > 2  # bridges join two, and are not used beyond
-    return gpu.nvlink_size if has_switch else 1
+_MULTICAST = 9.0
+"""Compute capability from which switches multicast: NCCL then keeps NVLS buffers (its documentation of
+`NCCL_NVLS_ENABLE`: third-generation NVSwitch, Hopper and later)."""
+
+
+def doublings(ranks: Ranks, gpu: Gpu) -> float:
+    """Return how many times the ranks that a multicasting NVLink switch joins are doubled from one.
+
+    Cards that a bridge may join in pairs, and A100s, hold no more than over PCIe.
+    """
+    has_switch = gpu.has_nvlink and gpu.nvlink_size > 2 and (gpu.capability or 0) >= _MULTICAST
+    return math.log2(min(ranks.tensor, gpu.nvlink_size)) if has_switch else 0.0

@@ -95,15 +95,17 @@ def settle(
     tokens, seqs = _step_size(model, gpu, parameters, rules, length)
     speculation = read_speculation(model, parameters, draft)
     dtype = _run_dtype(model, gpu, parameters)
+    cache_bytes = _kv_bytes(model, parameters, dtype)
     kv = KvSettings(
         rules,
         tensor_parallel_size=ranks.tensor,
-        dtype_bytes=_kv_bytes(model, parameters, dtype),
+        dtype_bytes=cache_bytes,
         state_bytes=DTYPE_BYTES.get(dtype, 2),
         block_size=parameters.block_size or _default_block(model, rules),
         speculative_tokens=speculation.num_tokens,
         context_parallel_size=parameters.decode_context_parallel_size or 1,
         state_element_bytes=DTYPE_BYTES.get(parameters.mamba_ssm_cache_dtype or "auto"),
+        scale_bytes=_scale_bytes(rules, parameters, cache_bytes),
         caches_states=bool(parameters.enable_prefix_caching),
     )
     return Setting(
@@ -177,6 +179,16 @@ def _run_dtype(model: Architecture, gpu: Gpu, parameters: EngineParameters) -> s
     if model.dtype == "bfloat16" and not gpu.supports("bf16") and gpu.vendor != "cpu":
         return "float16"
     return model.dtype if model.dtype in DTYPE_BYTES else "bfloat16"
+
+
+def _scale_bytes(rules: EngineRules, parameters: EngineParameters, cache_bytes: float) -> int:
+    """Return the bytes of a scale: vLLM keeps one in float32 per token and head where the type says so.
+
+    Source: vLLM's v1/attention/ops/triton_quant_kv, `INT8_CONFIG`.
+    """
+    if (parameters.kv_cache_dtype or "").endswith("_per_token_head"):
+        return 4
+    return rules.cache_scale_bytes if cache_bytes == 1 else 0
 
 
 def _kv_bytes(model: Architecture, parameters: EngineParameters, dtype: str) -> float:

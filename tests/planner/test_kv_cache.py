@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.planner import Plan, find_gpu, find_model, plan
+from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
 from tests.planner.flags import settings_of
 
 GIB = 2**30
@@ -111,3 +111,13 @@ def test_the_longest_context_is_what_fits_to_the_block() -> None:
         name, 0.58, "0.26.0", 1, f"--max-model-len={result.largest_max_model_len + 1}"
     )
     assert more.max_concurrency < 1
+
+
+def test_a_cache_quantized_per_token_and_head_has_a_scale_for_each() -> None:
+    """VLLM 0.24.0 printed 71,872 tokens for 3.96 GiB of Qwen3-0.6B, and 37,056 in 16 bit."""
+    model, sizes = find_model("Qwen/Qwen3-0.6B"), {}
+    for kind in ("auto", "int8_per_token_head", "int8"):
+        flags = EngineParameters(engine_version="0.24.0", kv_cache_dtype=kind, max_model_len=2048)
+        sizes[kind] = plan(model, find_gpu("L4"), 1, flags).kv_bytes_per_token
+    assert sizes["int8"] == sizes["auto"] / 2
+    assert sizes["int8_per_token_head"] == sizes["int8"] + 28 * 8 * 2 * 4

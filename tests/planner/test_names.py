@@ -17,6 +17,7 @@ from exo_inference.planner.catalog_models import _further_models, load_models, r
         ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B-Instruct"),
         ("Qwen/Qwen3-VL-30B-A3B", "Qwen/Qwen3-VL-30B-A3B-Instruct"),
         ("NousResearch/Hermes-3-Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("google/gemma-4-26B-A4B-it-qat-q4_0-unquantized", "google/gemma-4-26B-A4B-it"),
     ],
 )
 def test_a_variant_or_fine_tune_has_the_weights_of_the_model_in_its_name(
@@ -24,6 +25,7 @@ def test_a_variant_or_fine_tune_has_the_weights_of_the_model_in_its_name(
 ) -> None:
     found = find_model(name)
     assert found.num_parameters == find_model(base).num_parameters
+    assert found.quantization == find_model(base).quantization
     assert found.name == name
     assert found.notes
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
-from exo_inference.planner.memory import page_rest
+from exo_inference.planner.engine_rules import rules_for
+from exo_inference.planner.memory import Ranks, page_rest
+from exo_inference.planner.overheads import doublings, outside_component
 
 GIB, MIB = 2**30, 2**20
 
@@ -54,3 +56,22 @@ def test_a_sampler_that_does_not_sort_holds_about_a_third(
     assert part is not None
     expected = max(logit_bytes * 1024 * 151_936, 0)
     assert part.num_bytes == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "doubled"),
+    [
+        ("H100", 2, 1), ("H100", 8, 3), ("H200", 16, 3),
+        ("A100-80GB", 8, 0),  # its switch does not multicast
+        ("RTX 3090", 2, 0),  # a bridge may join two, and seldom does
+        ("RTX 5090", 4, 0), ("H100", 1, 0),
+    ],
+)  # fmt: skip
+def test_buffers_for_multicast_grow_with_ranks_on_a_switch(
+    gpu: str, count: int, doubled: int
+) -> None:
+    assert doublings(Ranks(tensor=count), find_gpu(gpu)) == doubled
+    outside = outside_component(
+        find_model("Qwen/Qwen3-8B"), Ranks(tensor=count), rules_for("vllm", "0.24.0"), find_gpu(gpu)
+    )
+    assert (outside.num_bytes > 0.5 * GIB) is (doubled > 0)

@@ -102,3 +102,9 @@ def test_a_draft_named_eagle_is_a_head() -> None:
     )
     assert any("EAGLE-3 head yuhuili/" in note for note in named.notes)
     assert not any(problem.code == "draft-model" for problem in named.problems)
+
+
+def test_a_prediction_layer_of_nemotron_has_attention_and_experts() -> None:
+    model = find_model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16")
+    # What the published checkpoint has beyond the class without it (safetensors.total of the Hub).
+    assert sum(weight.num_elements for weight in model.mtp_weights) == 2_942_324_736

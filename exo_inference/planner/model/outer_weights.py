@@ -67,6 +67,23 @@ def outer_weights(
     return weights + vision_weights, shape, is_known
 
 
+def _like_last(fields: ConfigFields, family: Family, layers: list[Layer]) -> list[Weight]:
+    """Return the weights of one prediction layer: those of the model's last layer that attends.
+
+    Where attention and feed-forward are layers of their own (Nemotron-H), `mtp_hybrid_override_pattern` names both.
+    """
+    attends = next(
+        (each for each in reversed(layers) if each.kv and each.kv.kind is not KvKind.STATE),
+        layers[-1],
+    )
+    if family.layout != "pattern" or "E" not in (
+        fields.text("mtp_hybrid_override_pattern") or "*E"
+    ):
+        return list(attends.weights)
+    experts = next((each for each in reversed(layers) if each.uses_moe), None)
+    return [*attends.weights, *(experts.weights if experts is not None else ())]
+
+
 def mtp_weights(
     fields: ConfigFields, family: Family, layers: list[Layer]
 ) -> tuple[list[Weight], int]:
@@ -77,12 +94,8 @@ def mtp_weights(
     if not count or not layers:
         return [], 0
     hidden = fields.integer("hidden_size")
-    # The model's last layer that attends: prediction layers are built like it.
-    like = next(
-        (each for each in reversed(layers) if each.kv and each.kv.kind is not KvKind.STATE),
-        layers[-1],
-    )
-    weights = [replace(w, copies=w.copies * count, format=None) for w in like.weights]
+    built = _like_last(fields, family, layers)
+    weights = [replace(w, copies=w.copies * count, format=None) for w in built]
     weights.append(Weight("eh_proj", "mtp", hidden, 2 * hidden, count, Shard.REPLICATED))
     weights.append(Weight("mtp_norms", "norm", 3 * hidden, 1, count, Shard.REPLICATED))
     return weights, count

@@ -33,7 +33,7 @@ def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool]
     for names, build in _BUILDERS:
         if kind in names or vision.model_type in names:
             weights, shape = build(vision, hidden_text)
-            return weights, shape, True
+            return weights + _gemma4_audio(fields, hidden_text), shape, True
     weights, shape = _plain(vision, hidden_text)
     return weights, shape, False
 
@@ -234,6 +234,20 @@ def _gemma4(vision: ConfigFields, text: int) -> Built:
         vision.integer("default_output_length", 280) * vision.integer("pooling_kernel_size", 3) ** 2
     )
     return weights, VisionShape(size, wide, count, tokens)
+
+
+_GEMMA4_AUDIO = 304_824_608
+"""Of Gemma4AudioModel with the library's sizes, counted by instantiating it (transformers 5.23.0)."""
+
+
+def _gemma4_audio(fields: ConfigFields, text: int) -> list[Weight]:
+    """Return the audio encoder of Gemma 4 E2B and E4B, whose configs name no sizes of it."""
+    if fields.model_type != "gemma4" or not isinstance(fields.outer.get("audio_config"), Mapping):
+        return []
+    return [
+        Weight("audio_tower", "vision", _GEMMA4_AUDIO, 1, shard=Shard.REPLICATED),
+        _matrix("embed_audio", text, 1536, part="projector"),
+    ]
 
 
 def _gemma3n(text: int) -> tuple[list[Weight], VisionShape, bool]:
