@@ -63,6 +63,10 @@ class FrameSocket:
         except OSError as exc:
             raise ConnectionEnded from exc
 
+    def wait(self, seconds: float) -> None:
+        """Wait until something has come, at most so long."""
+        self._is_readable(seconds)
+
     def receive(self, *, is_waiting: bool) -> list[Message]:
         """Return the messages that have come.
 
@@ -86,11 +90,11 @@ class FrameSocket:
             messages += self._whole_messages()
         return messages
 
-    def _is_readable(self) -> bool:
+    def _is_readable(self, seconds: float = 0.0) -> bool:
         # poll, not select: a descriptor may be above select's limit of 1024.
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
-        return bool(poller.poll(0))
+        return bool(poller.poll(1000 * seconds))
 
     def _whole_messages(self) -> list[Message]:
         messages = []

@@ -22,8 +22,9 @@ from exo_engine.core.request import (
     TokenLogprobs,
 )
 from exo_engine.core.start_up import StartUp
-from exo_engine.errors import ConfigurationError
+from exo_engine.errors import ConfigurationError, InvalidSamplingParams
 from exo_engine.sampling_params import SamplingParams
+from exo_engine.structured_output.vocabulary import Vocabulary, vocabulary_of
 
 if TYPE_CHECKING:
     from exo_engine.tokenizer import Tokenizer
@@ -76,6 +77,7 @@ class LLM:
         self._core = EngineCore(config, start_up=StartUp(progress) if progress else None)
         self._model_dir = config.model_dir
         self._tokenizer: Tokenizer | None = None
+        self._is_vocabulary_told = False
         self._ids = itertools.count()
 
     @property
@@ -118,15 +120,30 @@ class LLM:
             for prompt, each in zip(texts_or_ids, params, strict=True):
                 token_ids = self._encode(prompt)
                 request_id = str(next(self._ids))
+                if each.structured_outputs is not None:
+                    self._tell_vocabulary()
                 self._core.add_request(EngineRequest(request_id, token_ids, each))
                 pending[request_id] = _Pending(token_ids, isinstance(prompt, str))
             while self._core.has_unfinished_requests():
                 for output in self._core.step():
+                    if output.fault is not None:
+                        raise InvalidSamplingParams(output.fault, param="structured_outputs")
                     pending[output.request_id].outputs.append(output)
         except BaseException:
             self._core.abort_requests(pending)
             raise
         return [self._finish(each) for each in pending.values()]
+
+    def _tell_vocabulary(self) -> None:
+        if not self._is_vocabulary_told:
+            spec = self._core.spec
+            found = vocabulary_of(self._get_tokenizer(), spec.vocab_size, spec.eos_token_ids)
+            self.use_vocabulary(found)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tell what tokens stand for, of a model that has no tokenizer beside it."""
+        self._core.use_vocabulary(vocabulary)
+        self._is_vocabulary_told = True
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

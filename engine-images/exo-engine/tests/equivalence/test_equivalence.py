@@ -8,12 +8,14 @@ own is an entry of `AXES`: its values, and the engine's options for each.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from exo_engine.config import EngineConfig, resolve
@@ -21,10 +23,17 @@ from exo_engine.core.memory import block_demand, cache_plan, fitting_block_size
 from exo_engine.llm import LLM
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.sampling_params import SamplingParams
+from exo_engine.structured_output import grammars
+from exo_engine.structured_output.vocabulary import Vocabulary
 
 MOST_TOKENS = 10
 VOCAB = 101
 BASE = {"dtype": "float32", "device": "cpu", "max_model_len": 72}
+# Every character that is printed is a token, and what JSON has most of, together.
+TOKENS = (*(bytes([32 + n]) for n in range(95)), b'{"', b'":', b'",', b"12", b"true", b'"}')
+RECORD = grammars.grammar(
+    grammars.json_rule({"type": "object", "additionalProperties": {"type": ["integer", "boolean"]}})
+)
 
 AXES: dict[str, dict[str, dict[str, Any]]] = {
     "family": {
@@ -75,6 +84,23 @@ REQUESTS: dict[str, tuple[int, dict[str, Any]]] = {
     "bad-words": (4, {"bad_words": tuple((a, b) for a in range(60) for b in range(0, VOCAB, 2))}),
     "logprobs": (17, {"logprobs": 3}),
     "prompt-logprobs": (33, {"prompt_logprobs": 1, "temperature": 0.0}),
+    "grammar": (17, {"structured_outputs": RECORD}),
+    "grammar-with-biases": (
+        33,
+        {
+            "structured_outputs": RECORD,
+            "temperature": 0.7,
+            "top_p": 0.95,
+            "logit_bias": {95: 3.0, 92: -2.0},
+            "frequency_penalty": 1.0,
+            "min_tokens": 3,
+            "logprobs": 2,
+        },
+    ),
+    "grammar-that-ends": (
+        60,
+        {"structured_outputs": grammars.grammar('"yes" | "n" /[o-q]{1,4}/'), "min_tokens": 9},
+    ),
     "everything": (
         33,
         {
@@ -94,6 +120,11 @@ REQUESTS: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
 }
+
+# The engine also runs where llguidance is not installed, and then has no grammars.
+HAS_GRAMMARS = importlib.util.find_spec("llguidance") is not None
+if not HAS_GRAMMARS:
+    REQUESTS = {name: each for name, each in REQUESTS.items() if not name.startswith("grammar")}
 
 
 Case = tuple[str, ...]
@@ -158,9 +189,38 @@ def compute(model, plain, prompt, params) -> tuple[int, ...]:
     while len(outputs) < MOST_TOKENS and not set(outputs[-1:]) & set(params.stop_token_ids):
         with torch.no_grad():
             logits = model.oracle(torch.tensor([[*prompt, *outputs]])).logits[0, -1:]
+        if params.structured_outputs is not None:
+            matcher = follow(params.structured_outputs, outputs)
+            if matcher.is_stopped():
+                break
+            bits = np.unpackbits(
+                np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"
+            )
+            logits[0, bits[:VOCAB] == 0] = -torch.inf
         row = plain.SamplingRow(params, prompt, outputs, params.seed, params.stop_token_ids)
         outputs.append(plain.sample(logits.float(), [row])[0].token_id)
     return tuple(outputs)
+
+
+def follow(grammar: str, outputs: list[int]) -> Any:
+    """Return a matcher, made anew, after an answer's tokens."""
+    import llguidance
+
+    spelling = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Spelling()))
+    matcher = llguidance.LLMatcher(spelling, grammar)
+    assert matcher.consume_tokens(outputs), matcher.get_error()
+    return matcher
+
+
+class Spelling:
+    """The tokens in the form that llguidance takes, with an end that the model does not have."""
+
+    tokens = (*TOKENS, b"<end>")
+    special_token_ids = (VOCAB,)
+    eos_token_id, bos_token_id = VOCAB, None
+
+    def __call__(self, text):
+        return []
 
 
 @pytest.fixture(scope="session")
@@ -197,6 +257,7 @@ def check(case: tuple[str, ...], tiny_model, expected) -> None:
     if "num_gpu_blocks_override" in options:
         options["num_gpu_blocks_override"] = fewest_blocks(path, options)
     llm = LLM(path, **options)
+    llm.use_vocabulary(Vocabulary(TOKENS, (), ()))
     if "executor_backend" not in options:  # another process's blocks are out of reach
         poison(llm)
     prompts, params = requests()
@@ -249,3 +310,4 @@ def test_every_parameter_makes_a_difference(expected, tiny_model, plain):
     assert tokens["greedy"] == tokens["greedy-again"]
     assert 6 < len(tokens["min-tokens"]) <= MOST_TOKENS
     assert len(tokens["stop-tokens"]) < MOST_TOKENS
+    assert not HAS_GRAMMARS or len(tokens["grammar-that-ends"]) < 6

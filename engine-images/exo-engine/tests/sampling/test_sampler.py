@@ -11,6 +11,7 @@ import pytest
 import torch
 from exo_engine.core.request import TokenLogprobs
 from exo_engine.sampling.logprobs import gather_logprobs
+from exo_engine.sampling.sampler import RowMask
 from exo_engine.sampling.sampler import sample as sample_slots
 from exo_engine.sampling.state import SamplingState
 from exo_engine.sampling_params import SamplingParams
@@ -207,8 +208,10 @@ def test_a_mask_has_a_bit_per_token_of_each_row():
     values = torch.zeros(2, 70)
     values[:, 3] = 9.0
     mask = torch.tensor([[-1, -1, -1], [0, -(2**31), 0]], dtype=torch.int32)
-    tokens = sample(values, [row(temperature=0), row(temperature=0)], mask)
+    tokens = sample(values.clone(), [row(temperature=0)] * 2, RowMask(None, mask))
     assert [token.token_id for token in tokens] == [3, 63]
+    only = RowMask(torch.tensor([1]), mask[1:])
+    assert [each.token_id for each in sample(values, [row(temperature=0)] * 2, only)] == [3, 63]
 
 
 def test_a_row_without_any_token_left_is_invalid():

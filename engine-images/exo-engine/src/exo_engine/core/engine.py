@@ -22,6 +22,8 @@ from exo_engine.core.start_up import StartUp
 from exo_engine.errors import InvalidSamplingParams, RequestError
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.sampling_params import SamplingParams
+from exo_engine.structured_output.preparation import Preparation
+from exo_engine.structured_output.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class EngineCore:
         )
         depth = 2 if self.config.async_scheduling else 1
         self._pipeline = Pipeline(self._scheduler, loaded.executor, depth)
+        self._preparation = Preparation(loaded.executor, self._scheduler.add)
         logger.info(
             "%s ready on %s in %s: %d KV blocks of %d tokens, sequences of up to %d tokens",
             self.spec.architecture,
@@ -78,15 +81,25 @@ class EngineCore:
         self._check_token_ids(request)
         self._check_params(request.params)
         self._check_scored_tokens(request)
-        self._scheduler.add(request)
+        grammar = request.params.structured_outputs
+        if grammar is None:
+            self._scheduler.add(request)
+        else:
+            self._preparation.hold(request, grammar)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tell what the model's tokens stand for; before the first request with a grammar."""
+        self.executor.use_vocabulary(vocabulary)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Drop requests; they give no further output. Unknown ids are ignored."""
+        request_ids = list(request_ids)
+        self._preparation.drop(request_ids)
         self._pipeline.abort(request_ids)
 
     def has_unfinished_requests(self) -> bool:
         """Whether another `step` has anything to do."""
-        return self._pipeline.has_unfinished()
+        return self._pipeline.has_unfinished() or len(self._preparation) > 0
 
     def step(self) -> list[RequestOutput]:
         """Compute one step and return what it added, per request that got anything.
@@ -94,7 +107,9 @@ class EngineCore:
         Raises:
             OutOfMemory: the device ran out of memory; the core cannot go on.
         """
-        return self._pipeline.step()
+        if len(self._preparation) and not self._pipeline.has_unfinished():
+            self._preparation.wait()
+        return [*self._preparation.release(), *self._pipeline.step()]
 
     def stats(self) -> EngineStats:
         """Return the counters as they stand."""
@@ -114,10 +129,6 @@ class EngineCore:
                 )
 
     def _check_params(self, params: SamplingParams) -> None:
-        if params.structured_outputs is not None:
-            raise InvalidSamplingParams(
-                "answers that keep to a grammar are not offered yet", param="structured_outputs"
-            )
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name)
             if asked is not None and asked > self.config.max_logprobs:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Protocol
 
 from exo_engine.core.step import StepFrame, StepResult
+
+if TYPE_CHECKING:
+    from exo_engine.structured_output.states import GrammarStates
+    from exo_engine.structured_output.vocabulary import Vocabulary
 
 Pending = Callable[[], StepResult]
 """A step that was begun; called once, it waits for the result."""
@@ -20,6 +24,10 @@ Pending = Callable[[], StepResult]
 
 class StepRunner(Protocol):
     """What an executor needs of a runner."""
+
+    @property
+    def grammars(self) -> GrammarStates:
+        """Where running answers are in their grammars."""
 
     def dispatch(self, frame: StepFrame) -> Pending:
         """Begin a step; frames come in the order in which they were made.
@@ -38,15 +46,43 @@ class Executor(Protocol):
     def result(self) -> StepResult:
         """Wait for the earliest step that was submitted and not asked for."""
 
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tell what tokens stand for; before the first grammar."""
+
+    def prepare(self, grammar: str) -> Future[None]:
+        """Compile a grammar beside the steps; the future fails with InvalidSamplingParams."""
+
+    def wait(self, prepared: Future[None], seconds: float) -> None:
+        """Wait for a grammar while there is no step to wait for, at most so long."""
+
     def close(self) -> None:
         """Let go of what the executor holds; steps that are not asked for are lost."""
 
 
-class DirectExecutor:
-    """Runs steps in the caller's thread."""
+class _LocalExecutor:
+    """What executors in this process share: the runner, and its grammars."""
 
     def __init__(self, runner: StepRunner) -> None:
         self.runner = runner
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """See `Executor.use_vocabulary`."""
+        self.runner.grammars.compiler.use(vocabulary)
+
+    def prepare(self, grammar: str) -> Future[None]:
+        """See `Executor.prepare`."""
+        return self.runner.grammars.compiler.prepare(grammar)
+
+    def wait(self, prepared: Future[None], seconds: float) -> None:
+        """See `Executor.wait`."""
+        wait([prepared], timeout=seconds)
+
+
+class DirectExecutor(_LocalExecutor):
+    """Runs steps in the caller's thread."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        super().__init__(runner)
         self._begun: deque[Pending] = deque()
 
     def submit(self, frame: StepFrame) -> None:
@@ -62,11 +98,11 @@ class DirectExecutor:
         self._begun.clear()
 
 
-class ThreadExecutor:
+class ThreadExecutor(_LocalExecutor):
     """Runs steps in a thread of its own, one after the other."""
 
     def __init__(self, runner: StepRunner) -> None:
-        self.runner = runner
+        super().__init__(runner)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="runner")
         self._begun: deque[Future[StepResult]] = deque()
 

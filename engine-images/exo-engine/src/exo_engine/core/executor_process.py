@@ -10,6 +10,7 @@ kernel kills it with that one's main thread, and it ends by itself when the sock
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import pickle
@@ -18,9 +19,12 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
@@ -38,10 +42,13 @@ from exo_engine.errors import (
     CoreFailed,
     EngineError,
     InternalError,
+    InvalidSamplingParams,
     ModelUnusable,
     OutOfMemory,
 )
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
+from exo_engine.structured_output.compiler import PARAM
+from exo_engine.structured_output.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from exo_engine.core.loading import LoadedCore
@@ -75,6 +82,7 @@ class ProcessExecutor:
         self._socket = ours
         self._link = FrameSocket(ours)
         self._received: deque[Message] = deque()
+        self._prepared: dict[str, Future[None]] = {}
         try:
             # Both ends are one installation on one machine; nobody else has the socket.
             self._send("config", pickle.dumps(config))
@@ -99,6 +107,38 @@ class ProcessExecutor:
             raise InternalError(f"expected the result of a step, got {kind!r}")
         return unpack_result(payload)
 
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """See `Executor.use_vocabulary`."""
+        self._send("vocabulary", vocabulary.pack())
+
+    def prepare(self, grammar: str) -> Future[None]:
+        """See `Executor.prepare`."""
+        if grammar not in self._prepared:
+            self._prepared[grammar] = Future()
+            self._send("grammar", grammar)
+        return self._prepared[grammar]
+
+    def wait(self, prepared: Future[None], seconds: float) -> None:
+        """See `Executor.wait`."""
+        self._link.wait(seconds)
+        try:
+            self._take_in(self._link.receive(is_waiting=False))
+        except ConnectionEnded:
+            raise self._died() from None
+
+    def _take_in(self, messages: Iterable[Message]) -> None:
+        """Keep messages, and tell of those grammars that they say are compiled."""
+        for kind, payload in messages:
+            if kind != "prepared":
+                self._received.append((kind, payload))
+                continue
+            grammar, refusal = payload
+            future = self._prepared.pop(grammar)
+            if refusal is None:
+                future.set_result(None)
+            else:
+                future.set_exception(InvalidSamplingParams(refusal, param=PARAM))
+
     def close(self) -> None:
         """End the process and wait for it."""
         self._socket.close()
@@ -121,7 +161,7 @@ class ProcessExecutor:
         """
         try:
             while not self._received:
-                self._received.extend(self._link.receive(is_waiting=True))
+                self._take_in(self._link.receive(is_waiting=True))
         except ConnectionEnded:
             raise self._died() from None
         kind, payload = self._received.popleft()
@@ -129,7 +169,7 @@ class ProcessExecutor:
             raise _error(*payload)
         return kind, payload
 
-    def _send(self, kind: str, payload: bytes) -> None:
+    def _send(self, kind: str, payload: Any) -> None:
         try:
             self._link.send(kind, payload)
         except ConnectionEnded:
@@ -183,13 +223,30 @@ def _serve(link: FrameSocket) -> None:
     told = {each.name: getattr(loaded, each.name) for each in fields(loaded)}
     del told["executor"]
     link.send("loaded", pickle.dumps(told))
+    sending, executor = Lock(), loaded.executor
     num_begun = 0
     while True:
-        for _, frame in link.receive(is_waiting=num_begun == 0):
-            loaded.executor.submit(unpack_frame(frame))
-            num_begun += 1
-        link.send("result", pack_result(loaded.executor.result()))
-        num_begun -= 1
+        for kind, content in link.receive(is_waiting=num_begun == 0):
+            if kind == "vocabulary":
+                executor.use_vocabulary(Vocabulary.unpack(content))
+            elif kind == "grammar":
+                tell = partial(_tell_prepared, link, sending, content)
+                executor.prepare(content).add_done_callback(tell)
+            else:
+                executor.submit(unpack_frame(content))
+                num_begun += 1
+        if num_begun:
+            packed = pack_result(executor.result())
+            with sending:
+                link.send("result", packed)
+            num_begun -= 1
+
+
+def _tell_prepared(link: FrameSocket, sending: Lock, grammar: str, prepared: Future[None]) -> None:
+    """Tell that a grammar is compiled, or why not; from the thread that compiles."""
+    failure = prepared.exception()
+    with sending, contextlib.suppress(ConnectionEnded):
+        link.send("prepared", [grammar, None if failure is None else str(failure)])
 
 
 def _error(name: str, message: str, hint: str | None, exit_code: int) -> EngineError:

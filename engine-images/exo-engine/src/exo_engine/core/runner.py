@@ -9,7 +9,7 @@ Legend: T tokens in step, S sequences in step, N rows that need logits, E hidden
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from exo_engine.models.decoder import Decoder
 from exo_engine.sampling.logprobs import gather_logprobs
 from exo_engine.sampling.sampler import Samples, sample
 from exo_engine.sampling.state import SamplingState
+from exo_engine.structured_output.states import Choice, GrammarStates
 
 # Rows of float32 logits held at once for prompt log-probabilities.
 _MAX_LOGIT_ROWS = 256
@@ -43,6 +44,49 @@ class _Choice:
     places: Ints
     """(N,): which of its tokens each one is."""
     samples: Samples
+    grammars: Choice | None
+    """Of those that have one."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What a step gave for one sequence, while it is put together."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    is_valid: bool = True
+    is_ended: bool = False
+    fault: str | None = None
+
+    @property
+    def is_going_on(self) -> bool:
+        return self.is_valid and not self.is_ended and self.fault is None
+
+    def stops(self, grammars: Choice | None, index: int, is_valid: bool) -> bool:
+        """Note how the choice at `index` went; return whether its token is none of the answer's."""
+        if grammars is None or index not in grammars.states:
+            self.is_valid = is_valid
+            return not is_valid
+        self.is_ended = index in grammars.ended
+        self.fault = grammars.faults.get(index)
+        is_empty = index in grammars.empty
+        self.is_valid = is_valid or is_empty or self.fault is not None
+        return is_empty or not is_valid or self.fault is not None
+
+    def result(
+        self, slot: int, epoch: int, prompt_logprobs: tuple[TokenLogprobs, ...]
+    ) -> SequenceResult:
+        is_good = self.is_valid and self.fault is None
+        return SequenceResult(
+            slot=slot,
+            epoch=epoch,
+            token_ids=tuple(self.token_ids) if is_good else (),
+            logprobs=tuple(self.logprobs) if self.logprobs and is_good else None,
+            is_valid=self.is_valid,
+            is_ended=self.is_ended,
+            fault=self.fault,
+            prompt_logprobs=prompt_logprobs,
+        )
 
 
 class ModelRunner:
@@ -73,6 +117,7 @@ class ModelRunner:
         self._batch = Batch(num_slots, num_groups=cache.num_groups, block_size=cache.block_size)
         vocab_size = decoder.spec.vocab_size
         self._sampling = SamplingState(num_slots, vocab_size, self._device)
+        self.grammars = GrammarStates(num_slots, vocab_size, self._device)
         # The last token that was chosen in each slot, for the step that follows at once.
         self._chosen = torch.zeros(num_slots, dtype=torch.int32, device=self._device)
         # Some configurations name a token that the vocabulary does not have.
@@ -116,6 +161,7 @@ class ModelRunner:
         self._batch.apply(frame)
         for slot in {*frame.removed.tolist(), *(added.slot for added in frame.added)}:
             self._sampling.remove(slot)
+            self.grammars.remove(slot)
         for added in frame.added:
             self._add(added)
 
@@ -128,6 +174,9 @@ class ModelRunner:
             output_ids=added.token_ids[added.num_prompt_tokens :].tolist(),
             stop_token_ids=(*self._eos_token_ids, *added.params.stop_token_ids),
         )
+        if added.params.structured_outputs is not None:
+            output_ids = added.token_ids[added.num_prompt_tokens :].tolist()
+            self.grammars.add(added.slot, added.params.structured_outputs, output_ids)
 
     def _forward(self, batch: BatchInputs) -> Tensor:
         """Run the step's tokens through the model: (T, E)."""
@@ -153,11 +202,12 @@ class ModelRunner:
             rows = inputs.query_starts[1:][members] - num_samples[members] + depth
             slots = inputs.slots[members]
             logits = self._decoder.logits(hidden[self._to_device(rows)])
-            samples = sample(logits, self._sampling, slots)
+            samples = sample(logits, self._sampling, slots, self.grammars.masks(slots))
             self._sampling.append(slots, samples.tokens)
             self._chosen[self._to_device(slots)] = samples.tokens.int()
             self._batch.expect(slots)
-            yield _Choice(members, self._batch.num_tokens[slots] - 1, samples)
+            grammars = self.grammars.note(slots, samples)
+            yield _Choice(members, self._batch.num_tokens[slots] - 1, samples, grammars)
             depth += 1
             is_guessed = num_samples[members] > depth
             members, rows = members[is_guessed], rows[is_guessed]
@@ -173,13 +223,12 @@ class ModelRunner:
         scored: dict[int, list[TokenLogprobs]],
     ) -> list[SequenceResult]:
         """Bring what was chosen to the host; return the result of each row."""
-        num_rows = len(inputs.slots)
         slots, ages = inputs.slots.tolist(), epochs.tolist()
-        tokens: list[list[int]] = [[] for _ in range(num_rows)]
-        logprobs: list[list[TokenLogprobs]] = [[] for _ in range(num_rows)]
-        is_valid = [True] * num_rows
+        answers = [_Answer() for _ in slots]
         for choice in choices:
             reports = choice.samples.reports()
+            if choice.grammars is not None and not choice.grammars.is_settled:
+                self.grammars.settle()
             chosen = zip(
                 choice.members.tolist(),
                 choice.places.tolist(),
@@ -187,22 +236,16 @@ class ModelRunner:
                 choice.samples.is_valid.tolist(),
                 strict=True,
             )
-            for index, (row, place, token_id, is_number) in enumerate(chosen):
+            for index, (row, place, token_id, is_valid) in enumerate(chosen):
                 self._batch.fill(slots[row], ages[row], place, token_id)
-                tokens[row].append(token_id)
-                if index in reports:
-                    logprobs[row].append(reports[index])
-                is_valid[row] = is_valid[row] and is_number
+                answer = answers[row]
+                if answer.is_going_on and not answer.stops(choice.grammars, index, is_valid):
+                    answer.token_ids.append(token_id)
+                    if index in reports:
+                        answer.logprobs.append(reports[index])
         return [
-            SequenceResult(
-                slot=slots[row],
-                epoch=ages[row],
-                token_ids=tuple(tokens[row]) if is_valid[row] else (),
-                logprobs=tuple(logprobs[row]) if logprobs[row] and is_valid[row] else None,
-                is_valid=is_valid[row],
-                prompt_logprobs=tuple(scored.get(slots[row], ())),
-            )
-            for row in range(num_rows)
+            answer.result(slot, epoch, tuple(scored.get(slot, ())))
+            for answer, slot, epoch in zip(answers, slots, ages, strict=True)
         ]
 
     def _to_device(self, values: Ints | Indices) -> Tensor:

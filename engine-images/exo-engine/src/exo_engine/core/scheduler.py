@@ -360,6 +360,9 @@ class Scheduler:
         if not result.is_valid:
             self._finish(sequence, is_trusted=False)
             return RequestOutput(sequence.sequence_id, finish_reason="error")
+        if result.fault is not None or (result.is_ended and not result.token_ids):
+            self._finish(sequence)
+            return sequence.closing(result.fault)
         num_tokens = len(result.token_ids)
         if not 1 <= num_tokens <= item.num_samples:
             raise InternalError(
@@ -383,12 +386,7 @@ class Scheduler:
         """Append tokens up to the one that ends the request."""
         num_before = len(sequence.token_ids)
         self._release_siblings(sequence)
-        reason, stop_token_id = None, None
-        for token_id in result.token_ids:
-            sequence.token_ids.append(token_id)
-            reason, stop_token_id = sequence.why_finished(self.limits.eos_token_ids)
-            if reason is not None:
-                break
+        reason, stop_token_id = sequence.append(result, self.limits.eos_token_ids)
         new = tuple(sequence.token_ids[num_before:])
         self._num_generated_tokens += len(new)
         num_known = min(num_computed, len(sequence.token_ids))

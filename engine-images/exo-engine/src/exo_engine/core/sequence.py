@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from exo_engine.core.request import EngineRequest, FinishReason, TokenLogprobs
+from exo_engine.core.request import EngineRequest, FinishReason, RequestOutput, TokenLogprobs
+from exo_engine.core.step import SequenceResult
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +101,29 @@ class Sequence:
         """
         is_full = self.num_tokens >= self.max_total_tokens
         return self.num_pending > 1 or (self.num_pending > 0 and is_full)
+
+    def append(
+        self, result: SequenceResult, eos_token_ids: frozenset[int]
+    ) -> tuple[FinishReason | None, int | None]:
+        """Append tokens up to the one that ends the request; return why it did, as `why_finished`."""
+        reason, stop_token_id = None, None
+        for token_id in result.token_ids:
+            self.token_ids.append(token_id)
+            reason, stop_token_id = self.why_finished(eos_token_ids)
+            if reason == "stop" or (reason is not None and not result.is_ended):
+                return reason, stop_token_id
+        return ("stop", None) if result.is_ended else (reason, stop_token_id)
+
+    def closing(self, fault: str | None) -> RequestOutput:
+        """Return the end of an answer that gets no further token, as its grammar is fulfilled or not."""
+        prompt_logprobs = self.prompt_logprobs
+        return RequestOutput(
+            self.sequence_id,
+            finish_reason="stop" if fault is None else "error",
+            num_cached_tokens=self.num_cached_tokens,
+            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            fault=fault,
+        )
 
     def why_finished(self, eos_token_ids: frozenset[int]) -> tuple[FinishReason | None, int | None]:
         """Return whether the last token ends the request, and the stop token if it is one."""

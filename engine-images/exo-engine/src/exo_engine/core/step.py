@@ -104,6 +104,10 @@ class SequenceResult:
     """One per token, where the request asked for them."""
     is_valid: bool = True
     """False when the model produced no finite logits; then there are no tokens."""
+    is_ended: bool = False
+    """The answer's grammar allows nothing after these tokens, of which there may be none."""
+    fault: str | None = None
+    """Why its grammar cannot be followed; then there are no tokens."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the prompt tokens that follow the ones just computed, where the request asked for them."""
 
@@ -164,6 +168,8 @@ def pack_result(result: StepResult) -> bytes:
             _pack_logprobs(each.logprobs),
             each.is_valid,
             _pack_logprobs(each.prompt_logprobs),
+            each.is_ended,
+            each.fault,
         ]
         for each in result.sequences
     ]
@@ -181,9 +187,20 @@ def unpack_result(data: bytes) -> StepResult:
                 tuple(token_ids),
                 None if logprobs is None else _unpack_logprobs(logprobs),
                 is_valid,
+                is_ended,
+                fault,
                 _unpack_logprobs(prompt_logprobs),
             )
-            for slot, epoch, token_ids, logprobs, is_valid, prompt_logprobs in msgpack.unpackb(data)
+            for (
+                slot,
+                epoch,
+                token_ids,
+                logprobs,
+                is_valid,
+                prompt_logprobs,
+                is_ended,
+                fault,
+            ) in msgpack.unpackb(data)
         )
     )
 

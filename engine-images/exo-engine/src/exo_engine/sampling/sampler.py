@@ -32,6 +32,8 @@ class Samples:
     """(N,) int64"""
     is_valid: Tensor
     """(N,) bool, False where the model produced no finite logits, or no token is allowed."""
+    is_finite: Tensor
+    """(N,) bool, False where the model produced no finite logits."""
     logprobs: LogprobTensors | None = None
     """Of the rows that ask for them."""
     reported_rows: Ints | None = None
@@ -43,8 +45,18 @@ class Samples:
         return dict(zip(self.reported_rows.tolist(), self.logprobs.reports(), strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class RowMask:
+    """Which tokens may follow, of some of a step's rows; M of them."""
+
+    rows: Tensor | None
+    """(M,) int64; None: all rows, in order."""
+    bits: Tensor
+    """(M, W) int32, a bit per token that is allowed, the lowest first; W may be more than needed."""
+
+
 def sample(
-    logits: Tensor, state: SamplingState, slots: Ints, mask: Tensor | None = None
+    logits: Tensor, state: SamplingState, slots: Ints, mask: RowMask | None = None
 ) -> Samples:
     """Choose one token per row. It is not appended to the state.
 
@@ -52,15 +64,15 @@ def sample(
         logits: (N, V) float32; overwritten.
         state: what the slots ask for.
         slots: (N,) the slot of each row.
-        mask: (N, ceil(V / 32)) int32, a bit per token that is allowed, the lowest first; None: all.
+        mask: of the rows with a grammar.
     """
     plan = state.plan(slots)
     raw = None if plan.reported is None else logits[plan.reported]
     # NaN anywhere in a row makes its maximum NaN; such a request ends, the others go on.
-    is_valid = torch.isfinite(logits.amax(dim=-1))
+    is_valid = is_finite = torch.isfinite(logits.amax(dim=-1))
     _adjust(logits, state, plan, mask)
     if mask is not None or plan.may_forbid_all:
-        is_valid &= logits.amax(dim=-1) > -math.inf
+        is_valid = is_finite & (logits.amax(dim=-1) > -math.inf)
     draws = plan.draws
     if draws is None:
         tokens = logits.max(dim=-1).indices
@@ -70,19 +82,23 @@ def sample(
         tokens = logits.max(dim=-1).indices
         tokens[draws.rows] = _draw(logits[draws.rows], state, draws)
     if raw is None:
-        return Samples(tokens, is_valid)
+        return Samples(tokens, is_valid, is_finite)
     reported = measure_logprobs(raw, tokens[plan.reported], plan.num_top.tolist())
-    return Samples(tokens, is_valid, reported, plan.reported_rows)
+    return Samples(tokens, is_valid, is_finite, reported, plan.reported_rows)
 
 
-def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan, mask: Tensor | None) -> None:
+def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan, mask: RowMask | None) -> None:
     """Apply what changes the likeliest token, in place."""
     if plan.allowed is not None:
         rows, table_rows = plan.allowed
         allowed = unpack_bits(state.masks.of_rows(table_rows), logits.shape[1])
         logits[rows] = logits[rows].masked_fill(~allowed, -math.inf)
     if mask is not None:
-        logits.masked_fill_(~unpack_bits(mask, logits.shape[1]), -math.inf)
+        forbidden = ~unpack_bits(mask.bits, logits.shape[1])
+        if mask.rows is None:
+            logits.masked_fill_(forbidden, -math.inf)
+        else:
+            logits[mask.rows] = logits[mask.rows].masked_fill_(forbidden, -math.inf)
     if plan.additions is not None:
         rows, token_ids, values = plan.additions
         logits.index_put_((rows, token_ids), values, accumulate=True)

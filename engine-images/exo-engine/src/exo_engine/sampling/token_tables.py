@@ -192,7 +192,11 @@ def pack_bits(token_ids: Seq[int], num_words: int) -> NDArray[np.int32]:
 
 
 def unpack_bits(words: Tensor, vocab_size: int) -> Tensor:
-    """Return whether each token's bit is set: (N, ceil(V / 32)) int32 to (N, V) bool."""
+    """Return whether each token's bit is set: (N, W) int32 to (N, V) bool."""
+    if words.device.type == "cpu":
+        bytes_ = words.contiguous().numpy().view(np.uint8)
+        unpacked = np.unpackbits(bytes_, axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(unpacked.view(np.bool_))
     shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=words.device)
     bits = (words.unsqueeze(-1) >> shifts) & 1
     return bits.flatten(1)[:, :vocab_size].bool()

@@ -15,6 +15,7 @@ from exo_engine.clock import Clock
 from exo_engine.core.executor import Pending, StepRunner
 from exo_engine.core.step import StepFrame
 from exo_engine.simulation.file import Simulation
+from exo_engine.structured_output.states import GrammarStates
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,11 @@ class PacedRunner:
         self._was_late = False
         self._last_slots: frozenset[int] = frozenset()
         self._last_end = 0.0
+
+    @property
+    def grammars(self) -> GrammarStates:
+        """See `StepRunner.grammars`."""
+        return self._runner.grammars
 
     def dispatch(self, frame: StepFrame) -> Pending:
         """See `StepRunner.dispatch`; returns when the step would be done."""

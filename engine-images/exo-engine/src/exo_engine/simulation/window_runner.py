@@ -35,6 +35,7 @@ from exo_engine.core.step import (
     TableChange,
     ints,
 )
+from exo_engine.structured_output.states import GrammarStates
 
 WINDOW_TOKENS: Final = 512
 _MAX_TOKENS_AT_ONCE: Final = 2048
@@ -101,6 +102,11 @@ class WindowRunner:
         self._batch = Batch(num_slots, num_groups=0, block_size=1)
         # By slot, least recently used first.
         self._seen: OrderedDict[int, _Seen] = OrderedDict()
+
+    @property
+    def grammars(self) -> GrammarStates:
+        """See `StepRunner.grammars`."""
+        return self._runner.grammars
 
     def dispatch(self, frame: StepFrame) -> Pending:
         """See `StepRunner.dispatch`; guesses are left aside."""
