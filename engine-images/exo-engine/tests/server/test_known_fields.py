@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
+import anthropic.types
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
 from exo_engine.server import known_fields
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
@@ -11,77 +17,59 @@ from exo_engine.server.known_fields import (
     COMPLETIONS,
     DETOKENIZE,
     HARMLESS,
+    MESSAGES,
+    MESSAGES_OUTPUT,
+    MESSAGES_THINKING,
+    MESSAGES_TOOL,
+    RESPONSES,
+    RESPONSES_REASONING,
+    RESPONSES_TEXT,
     STREAM_OPTIONS,
     TOKENIZE,
-    UNSUPPORTED,
     KnownFields,
     check_fields,
 )
-from openai.types import completion_create_params
+from openai.types import completion_create_params, shared_params
 from openai.types.chat import chat_completion_stream_options_param
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import ResponseTextConfigParam, response_create_params
 
-# Of vLLM 0.28's ChatCompletionRequest and CompletionRequest, beyond OpenAI's own.
-VLLM = [
-    "add_generation_prompt",
-    "add_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "cache_salt",
-    "chat_template",
-    "chat_template_kwargs",
-    "continue_final_message",
-    "documents",
-    "echo",
-    "ignore_eos",
-    "include_reasoning",
-    "include_stop_str_in_output",
-    "kv_transfer_params",
-    "length_penalty",
-    "logits_processors",
-    "media_io_kwargs",
-    "min_p",
-    "min_tokens",
-    "mm_processor_kwargs",
-    "priority",
-    "prompt_logprobs",
-    "repetition_detection",
-    "repetition_penalty",
-    "request_id",
-    "return_token_ids",
-    "return_tokens_as_token_ids",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "stop_token_ids",
-    "structural_tag",
-    "structured_outputs",
-    "thinking_token_budget",
-    "top_k",
-    "truncate_prompt_tokens",
-    "truncation_side",
-    "use_beam_search",
-    "vllm_xargs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
+DATA = json.loads(Path(__file__).with_name("data").joinpath("vllm_fields.json").read_text())
+"""Of vLLM's request types, read from its distribution; the date is in it."""
+
+ROUTES: dict[str, tuple[KnownFields, list[object]]] = {
+    "chat": (CHAT, [chat_create_params]),
+    "completions": (COMPLETIONS, [completion_create_params]),
+    "responses": (RESPONSES, [response_create_params]),
+    "messages": (MESSAGES, [message_create_params, message_count_tokens_params]),
+    "tokenize": (TOKENIZE, []),
+    "detokenize": (DETOKENIZE, []),
+}
+INNER = [
+    (STREAM_OPTIONS, chat_completion_stream_options_param.ChatCompletionStreamOptionsParam),
+    (STREAM_OPTIONS, response_create_params.StreamOptions),
+    (RESPONSES_TEXT, ResponseTextConfigParam),
+    (RESPONSES_REASONING, shared_params.Reasoning),
+    (MESSAGES_TOOL, anthropic.types.ToolParam),
+    (MESSAGES_THINKING, anthropic.types.ThinkingConfigEnabledParam),
+    (MESSAGES_THINKING, anthropic.types.ThinkingConfigAdaptiveParam),
+    (MESSAGES_OUTPUT, anthropic.types.OutputConfigParam),
 ]
 
-CHAT_ONLY = {
-    "add_generation_prompt",
-    "chat_template",
-    "chat_template_kwargs",
-    "continue_final_message",
-    "documents",
-    "include_reasoning",
-}
+
+def names_of(module: object) -> set[str]:
+    """Return the fields of all request types in a module of a client package."""
+    types = [
+        each
+        for name, each in vars(module).items()
+        if re.fullmatch(r"\w+Params(Base|\w*Streaming)?", name)
+    ]
+    return {name for each in types for name in getattr(each, "__annotations__", ())}
 
 
-def names_of(params: object) -> set[str]:
-    base = params.CompletionCreateParamsBase.__annotations__
-    return set(base) | set(params.CompletionCreateParamsStreaming.__annotations__)
+def all_names(route: str) -> set[str]:
+    _, modules = ROUTES[route]
+    return set(DATA["fields"][route]).union(*map(names_of, modules))
 
 
 def refusal(known: KnownFields, **values: object) -> ApiError | None:
@@ -93,30 +81,43 @@ def refusal(known: KnownFields, **values: object) -> ApiError | None:
 
 
 def is_listed(name: str, known: KnownFields) -> bool:
-    return name in known.honoured | known.harmless or name in UNSUPPORTED
+    return name in known.honoured | known.harmless or name in known.refused
 
 
-@pytest.mark.parametrize("name", sorted(names_of(chat_create_params) | set(VLLM)))
-def test_every_field_of_a_chat_is_in_a_list(name: str) -> None:
-    assert is_listed(name, CHAT), "honour it, refuse it by name, or say why it is harmless"
+@pytest.mark.parametrize(
+    ("route", "name"), [(route, name) for route in ROUTES for name in sorted(all_names(route))]
+)
+def test_every_field_of_every_client_and_of_vllm_is_in_a_list(route: str, name: str) -> None:
+    """A new release of a client package shows here what it has that this engine does not know."""
+    assert is_listed(name, ROUTES[route][0]), (
+        "honour it, refuse it by name, or say why it is harmless"
+    )
 
 
-@pytest.mark.parametrize("name", sorted(names_of(completion_create_params) | set(VLLM)))
-def test_every_field_of_a_completion_is_in_a_list(name: str) -> None:
-    assert is_listed(name, COMPLETIONS) or name in CHAT_ONLY
+@pytest.mark.parametrize(("known", "form"), INNER)
+def test_every_field_within_is_in_a_list(known: KnownFields, form: type) -> None:
+    assert [name for name in form.__annotations__ if not is_listed(name, known)] == []
 
 
-def test_every_stream_option_is_in_a_list() -> None:
-    options = chat_completion_stream_options_param.ChatCompletionStreamOptionsParam
-    for name in options.__annotations__:
-        assert is_listed(name, STREAM_OPTIONS)
+def test_types_of_clients_are_found() -> None:
+    """Renamed types would leave nothing to walk."""
+    assert {"messages", "tools", "stream"} <= names_of(chat_create_params)
+    assert {"prompt", "suffix", "stream"} <= names_of(completion_create_params)
+    assert {"input", "previous_response_id", "stream"} <= names_of(response_create_params)
+    assert {"messages", "thinking", "stream"} <= names_of(message_create_params)
 
 
-@pytest.mark.parametrize("known", [CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE, STREAM_OPTIONS])
+@pytest.mark.parametrize(
+    "known", [*[each for each, _ in ROUTES.values()], *[each for each, _ in INNER]]
+)
 def test_lists_do_not_contradict_each_other(known: KnownFields) -> None:
     assert not known.honoured & known.harmless
-    assert not known.harmless & set(UNSUPPORTED)
-    assert set(known_fields._NEUTRAL) <= set(UNSUPPORTED)
+    assert not known.harmless & set(known.refused)
+
+
+def test_neutral_values_are_those_of_refused_fields() -> None:
+    refused = set().union(*(known.refused for known, _ in ROUTES.values()))
+    assert set(known_fields._NEUTRAL) <= refused
 
 
 @pytest.mark.parametrize("known", [CHAT, COMPLETIONS], ids=["chat", "completions"])

@@ -61,6 +61,13 @@ class ApiError(EngineError):
             }
         }
 
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The same in the form of Anthropic's API."""
+        kind = "api_error" if self.status >= 500 else "invalid_request_error"
+        error = {"type": _TYPES.get(self.status, kind), "message": self.message}
+        return {"type": "error", "error": {**error, "param": self.param, "code": self.code}}
+
 
 def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """Return the error for a request that cannot be served as it is."""

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from exo_engine import __version__
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import ApiError, bad_request, from_engine
-from exo_engine.server.routes import chat, completions, tokenization
+from exo_engine.server.routes import anthropic_messages, chat, completions, responses, tokenization
 from exo_engine.server.routes.requests import json_response
 from exo_engine.server.service import Service
 
@@ -43,6 +43,9 @@ def build_app(service: Service) -> web.Application:
         ("GET", "/v1/models/{model:.+}", _model, False),
         ("POST", "/v1/completions", completions.create_completion, True),
         ("POST", "/v1/chat/completions", chat.create_chat_completion, True),
+        ("POST", "/v1/responses", responses.create_response, True),
+        ("POST", "/v1/messages", anthropic_messages.create_message, True),
+        ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, True),
         ("POST", "/tokenize", tokenization.tokenize, True),
         ("POST", "/detokenize", tokenization.detokenize, True),
     ):
@@ -62,7 +65,7 @@ async def _name_server(request: web.Request, response: web.StreamResponse) -> No
 def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         if request.path.startswith(("/v1/", "/tokenize", "/detokenize")):
-            service.check_key(request.headers.get("Authorization"))
+            service.check_key(_credentials(request))
         if not is_computing:
             return await route(request, service)
         service.check_open()
@@ -73,6 +76,12 @@ def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
             service.leave()
 
     return handle
+
+
+def _credentials(request: web.Request) -> str | None:
+    """Return what the client shows; Anthropic's clients have a header of their own for it."""
+    key = request.headers.get("X-Api-Key")
+    return request.headers.get("Authorization") or (key and f"Bearer {key}")
 
 
 def _with_errors_and_log(service: Service) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -112,7 +121,8 @@ async def _answer(request: web.Request, handler: _Handler) -> web.StreamResponse
         logger.error("a request failed unexpectedly", exc_info=exc, extra={"id": request["id"]})
         error = ApiError(500, "internal error; the log says more", code="internal_error")
     request["error"] = error.code
-    return json_response(error.body, status=error.status, headers=error.headers)
+    body = error.anthropic_body if request.path.startswith("/v1/messages") else error.body
+    return json_response(body, status=error.status, headers=error.headers)
 
 
 def _from_http(request: web.Request, exc: web.HTTPException) -> ApiError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from exo_engine.server.api_errors import bad_request, not_supported
@@ -78,6 +78,7 @@ HARMLESS = frozenset(
         "length_penalty",
         "early_stopping",
         "spaces_between_special_tokens",
+        "session_id",
     ]
 )
 """Accepted without effect: whatever they say, the answer is what the client may expect."""
@@ -113,6 +114,15 @@ UNSUPPORTED: Mapping[str, str] = {
     "verbosity": "verbosity",
     "web_search_options": "web search",
     "moderation": "moderation",
+    "mm_payload": "input other than text",
+    "return_mm_kwargs": "input other than text",
+    "watermarking": "watermarks",
+    "ec_transfer_params": "moving the encoder cache to or from another engine",
+    "logprob_token_ids": "logprob_token_ids (use logprobs)",
+    "return_prompt_text": "return_prompt_text (use /tokenize and /detokenize)",
+    "return_token_offsets": "return_token_offsets",
+    "routed_experts_prompt_start": "telling the experts of tokens",
+    "stream_interval": "stream_interval",
 }
 """What a client may ask OpenAI or vLLM for and not this engine, and how to call it in the refusal."""
 
@@ -120,6 +130,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),  # 0 asks for those of the prompt's own tokens
     "web_search_options": (),  # {} asks for it
     "verbosity": ("medium",),
+    "stream_interval": (1,),
+    "context": ("auto",),
+    "mode": ("standard",),
+    "speed": ("standard",),
     "truncation_side": ("left", "right"),  # says nothing without truncate_prompt_tokens
 }
 """Values of unsupported fields that ask for nothing, where they are not the empty ones and false."""
@@ -132,10 +146,12 @@ class KnownFields:
     Attributes:
         honoured: what the route reads; some values may still be refused.
         harmless: what has no effect and need not have one.
+        refused: what is refused by name, and how to call it.
     """
 
     honoured: frozenset[str]
     harmless: frozenset[str] = HARMLESS
+    refused: Mapping[str, str] = field(default_factory=lambda: UNSUPPORTED)
 
 
 CHAT = KnownFields(
@@ -155,6 +171,121 @@ TOKENIZE = KnownFields(
     _CONVERSATION | {"model", "prompt", "add_special_tokens", "return_token_strs"}
 )
 DETOKENIZE = KnownFields(frozenset({"model", "tokens"}))
+_RESPONSES_REFUSED = {
+    **UNSUPPORTED,
+    "background": "answering in the background",
+    "conversation": "a conversation that is kept (send it in input)",
+    "prompt": "a prompt that is kept",
+    "context_management": "managing the context",
+    "image": "compressing pictures",
+    "generate_summary": "summing reasoning up",
+    "enable_response_messages": "enable_response_messages",
+    "previous_input_messages": "previous_input_messages",
+    "context": "choosing the turns whose reasoning is seen",
+    "mode": "a mode of reasoning",
+}
+RESPONSES = KnownFields(
+    frozenset(
+        [
+            "model",
+            "input",
+            "instructions",
+            "max_output_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "stop",
+            "stop_token_ids",
+            "ignore_eos",
+            "logit_bias",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "stream",
+            "stream_options",
+            "text",
+            "reasoning",
+            "include",
+            "include_reasoning",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+            "truncation",
+            "top_logprobs",
+            "previous_response_id",
+            "priority",
+            "cache_salt",
+            "chat_template_kwargs",
+        ]
+    ),
+    # Limits and hints for tools of OpenAI's own, which are refused, and for its stores.
+    HARMLESS | {"max_tool_calls", "access_programs"},
+    _RESPONSES_REFUSED,
+)
+RESPONSES_TEXT = KnownFields(frozenset({"format"}), HARMLESS, _RESPONSES_REFUSED)
+RESPONSES_REASONING = KnownFields(frozenset({"effort", "summary"}), HARMLESS, _RESPONSES_REFUSED)
+_ANTHROPIC_HARMLESS = frozenset(
+    # What Anthropic caches, bills or traces by, and how long a model may think, which it decides itself.
+    [
+        "metadata",
+        "service_tier",
+        "cache_control",
+        "inference_geo",
+        "diagnostics",
+        "user_profile_id",
+        "workspace_id",
+        "budget_tokens",
+        "eager_input_streaming",
+    ]
+)
+_ANTHROPIC_REFUSED = {
+    **UNSUPPORTED,
+    "container": "a container",
+    "context_management": "managing the context",
+    "mcp_servers": "MCP servers",
+    "speed": "a speed of its own",
+    "allowed_callers": "calls by programs",
+    "defer_loading": "a tool that is loaded later",
+    "input_examples": "examples of a tool's input (put them into its description)",
+}
+MESSAGES = KnownFields(
+    frozenset(
+        [
+            "model",
+            "messages",
+            "max_tokens",
+            "system",
+            "temperature",
+            "top_p",
+            "top_k",
+            "stop_sequences",
+            "stream",
+            "tools",
+            "tool_choice",
+            "thinking",
+            "output_config",
+            "cache_salt",
+            "chat_template_kwargs",
+        ]
+    ),
+    _ANTHROPIC_HARMLESS,
+    _ANTHROPIC_REFUSED,
+)
+MESSAGES_TOOL = KnownFields(
+    frozenset({"name", "description", "input_schema", "strict", "type"}),
+    _ANTHROPIC_HARMLESS,
+    _ANTHROPIC_REFUSED,
+)
+MESSAGES_THINKING = KnownFields(
+    frozenset({"type", "display"}), _ANTHROPIC_HARMLESS, _ANTHROPIC_REFUSED
+)
+MESSAGES_OUTPUT = KnownFields(
+    frozenset({"effort", "format"}), _ANTHROPIC_HARMLESS, _ANTHROPIC_REFUSED
+)
 STREAM_OPTIONS = KnownFields(
     frozenset({"include_usage", "continuous_usage_stats"}), frozenset({"include_obfuscation"})
 )
@@ -169,7 +300,7 @@ def check_fields(fields: Fields, known: KnownFields) -> None:
     for name, value in fields.values.items():
         if value is None or name in known.honoured or name in known.harmless:
             continue
-        what = UNSUPPORTED.get(name)
+        what = known.refused.get(name)
         if what is None:
             raise _unknown(fields, name, known)
         if not _is_neutral(name, value):

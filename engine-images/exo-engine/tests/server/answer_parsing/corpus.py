@@ -7,6 +7,7 @@ calls were held against vLLM 0.32's parsers, see test_vllm_oracle.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 TOOLS: list[dict[str, Any]] = [
@@ -118,6 +119,17 @@ def _all(write: Any) -> list[Case]:
     calls = [(name, value) for name, value in zip(NAMES, VALUES[1:4], strict=True)]
     return [Case(write([call]), [call]) for call in calls] + [Case(write(calls), calls)]
 
+
+WRITERS: dict[str, Callable[[str, Any], str]] = {
+    "hermes": hermes,
+    "qwen3_xml": qwen_xml,
+    "llama3_json": llama_json,
+    "pythonic": lambda name, value: f"[{python_call(name, value)}]",
+    "mistral": mistral,
+    "deepseek_v3": lambda name, value: deepseek_v3([(name, value)]),
+    "deepseek_v31": lambda name, value: deepseek_v31([(name, value)]),
+}
+"""One call as a model writes it."""
 
 _TWO = [("get_weather", {"city": "Bern"}), ("now", {})]
 

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from exo_engine.errors import EngineError
-from exo_engine.server.api_errors import from_engine
+from exo_engine.server.api_errors import ApiError, from_engine
 from exo_engine.server.readers import Readers
 
 _HEADERS = {
@@ -25,9 +25,19 @@ _HEADERS = {
 
 
 async def send_events(
-    request: web.Request, events: AsyncGenerator[list[dict[str, Any]], None], readers: Readers
+    request: web.Request,
+    events: AsyncGenerator[list[dict[str, Any]], None],
+    readers: Readers,
+    *,
+    is_named: bool = False,
 ) -> web.StreamResponse:
     """Send events as they come, those of one step in one write.
+
+    Args:
+        request: to answer.
+        events: batches of them.
+        readers: watches a client that does not read.
+        is_named: each has its `type` as its name, and the last one is the end; without, `[DONE]` is.
 
     A stream that fails ends with the error and without `[DONE]`, so that nobody takes it for whole.
     A client that stops reading is hung up on, which ends its sequences.
@@ -36,7 +46,7 @@ async def send_events(
         EngineError: nothing was sent yet, and the first events could not be made.
     """
     response = web.StreamResponse(headers={**_HEADERS, "X-Request-Id": request["id"]})
-    end = b"data: [DONE]\n\n"
+    end = b"" if is_named else b"data: [DONE]\n\n"
 
     async def write(data: bytes) -> None:
         with readers.watch(request):
@@ -47,20 +57,31 @@ async def send_events(
             async for batch in events:
                 if not response.prepared:
                     await response.prepare(request)
-                await write(b"".join(_event(each) for each in batch))
+                await write(b"".join(_event(each, is_named=is_named) for each in batch))
         except EngineError as exc:
             if not response.prepared:
                 raise
             request["error"] = exc.message
-            end = _event(from_engine(exc).body)
+            end = _failure(from_engine(exc), is_named=is_named)
         if not response.prepared:
             await response.prepare(request)
-        await write(end)
+        if end:
+            await write(end)
         with readers.watch(request):
             await response.write_eof()
     return response
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def _event(value: dict[str, Any], *, is_named: bool) -> bytes:
+    name = f"event: {value['type']}\n" if is_named else ""
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {body}\n\n".encode(errors="replace")
+    return f"{name}data: {body}\n\n".encode(errors="replace")
+
+
+def _failure(error: ApiError, *, is_named: bool) -> bytes:
+    """Return the event of a stream that fails; a named one says both what OpenAI's and Anthropic's clients read."""
+    if not is_named:
+        return _event(error.body, is_named=False)
+    inner = error.body["error"]
+    flat = {"code": inner["code"], "message": inner["message"], "param": inner["param"]}
+    return _event({"type": "error", **flat, "error": inner}, is_named=True)
