@@ -184,6 +184,8 @@ class Reconciler:
                 if deployment.spec.model == obj.spec.source:
                     self._queue.add(Key("deployment", deployment.metadata.uid))
         elif isinstance(obj, InferenceDeployment):
+            if gone or uid not in self._kinds:
+                self._wake_keys(obj)
             self._kinds[uid] = "deployment"
             if self._is_news(obj) or self._deployments.is_foreign(obj) or gone:
                 self._queue.add(Key("deployment", uid))
@@ -193,6 +195,13 @@ class Reconciler:
             self._key_scopes.pop(uid, None)
             self._seen.pop(uid, None)
             self._kinds.pop(uid, None)
+
+    def _wake_keys(self, deployment: InferenceDeployment) -> None:
+        """Have keys looked at that a deployment which came or went gives something to open."""
+        metadata = deployment.metadata
+        scopes = self._key_scopes.values()
+        if self._is_cluster and (metadata.uid in scopes or metadata.object_name in scopes):
+            self._queue.add(Key("public-keys", ""))
 
     def _is_news(self, obj: Resource) -> bool:
         """Whether more than the status changed: status writes are the reconciler's own."""
