@@ -7,6 +7,7 @@ starting it again alone does not help, 1 otherwise. The last line on stderr says
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = read_settings(argv)
         set_up_logging()
         raise_descriptor_limit()
+        _look_for_garbage_seldom()
         if settings.cluster is not None:
             # Brings the client of the Kubernetes API, which one machine does without.
             from exo_inference.controller.cluster.server import serve_on_cluster
@@ -51,6 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ExoError as exc:
         return _fail(exc, 1)
     return 0
+
+
+def _look_for_garbage_seldom() -> None:
+    """Leave what was imported out of collections, and make them rarer.
+
+    A controller keeps thousands of objects that are no garbage and makes as many for one answer: with Python's own
+    bounds going through them took a sixth of the time of a list of 1,000 deployments.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _simulation(settings: ControllerSettings) -> Simulation:

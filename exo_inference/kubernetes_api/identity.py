@@ -147,7 +147,10 @@ class Claims:
 
     def holder(self, uid: str) -> Claim | None:
         """Return the object that has a uid."""
-        claims = (self._known[own] for own in self._by_uid.get(uid, ()))
+        owners = self._by_uid.get(uid, ())
+        if len(owners) == 1:
+            return self._known[next(iter(owners))]
+        claims = (self._known[own] for own in owners)
         return min(claims, key=lambda claim: claim.rank(uid), default=None)
 
     def rivals(self, own: str) -> list[str]:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exo_inference.controller.context import Context
 from exo_inference.controller.http.auth import FindSecret, Verifier
+from exo_inference.controller.http.listed import ListedDeployments
 from exo_inference.controller.http.middleware import RequestBoundary, ShareRefusal, SignatureGate
 from exo_inference.controller.http.refusals import RefusalLog
 from exo_inference.controller.http.replays import ReplayMemory
@@ -46,15 +47,16 @@ def create_app(
 
 
 class _Routes:
-    """The router, with the context in each request's scope."""
+    """The router, with the context and what was listed last in each request's scope."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._listed = ListedDeployments()
         # A redirect to the path without its slash would be followed with the old signature.
         self._router = Router(ROUTES, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["state"]["context"] = self._context
+            scope["state"].update(context=self._context, listed=self._listed)
             scope["app"] = self  # makes the router raise its 404 and 405 instead of answering them
         await self._router(scope, receive, send)

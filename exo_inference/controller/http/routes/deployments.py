@@ -18,6 +18,7 @@ from exo_inference.controller.admission.seals import admission_annotation
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http import operations, versions
 from exo_inference.controller.http.body import parse_object
+from exo_inference.controller.http.listed import listed_of
 from exo_inference.controller.http.routes.requests import answer, has_argument, load, route
 from exo_inference.controller.http.views import view_deployment
 from exo_inference.controller.secret_box import KEY_SECRET, new_api_key
@@ -122,9 +123,7 @@ async def list_deployments(request: Request) -> Response:
     if visibilities == ["public"]:
         return answer(DeploymentList())
     model_ids = await _model_ids(context)
-    deployments = await context.store.list(InferenceDeployment)
-    views = [view_deployment(item, model_ids, details=False) for item in deployments]
-    return answer(DeploymentList(deployments=views))
+    return listed_of(request).answer(await context.store.list(InferenceDeployment), model_ids)
 
 
 async def get_deployment(request: Request) -> Response:

@@ -8,7 +8,7 @@ twice. `store.py` reads it, `kubernetes_api/follower.py` fills it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -154,7 +154,9 @@ class Cache:
             self.observe(item)
         self.version = version if version < asked_at else max(self.version, version)
 
-    def _first(self, names: Iterable[str]) -> Stored | None:
+    def _first(self, names: Collection[str]) -> Stored | None:
+        if len(names) == 1:
+            return self._objects[next(iter(names))]
         claims = (self._objects[name] for name in names)
         # An object's own name outranks one that another was renamed to; then the older has it.
         is_alias = self.kind.KIND == "InferenceDeployment"
