@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from scripts.kubernetes.client import ApiError
+from scripts.kubernetes.client import ApiClient, ApiError
 from tests.charts.rendering import kinds, render
+from tests.charts.service_accounts import RELEASE, kubeconfig_of
 from tests.charts.test_on_api_server import collection
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes_api import KubernetesApi
@@ -46,8 +48,8 @@ class Tenant:
         }
         self.api.request("POST", self.path(), body)
 
-    def patch(self, name: str, body: Any, part: str = "") -> None:
-        self.api.client.request("PATCH", self.path(name) + part, body, MERGE)
+    def patch(self, name: str, body: Any, part: str = "", client: ApiClient | None = None) -> None:
+        (client or self.api.client).request("PATCH", self.path(name) + part, body, MERGE)
 
     def annotate(self, name: str, asks: str | None) -> None:
         self.patch(name, {"metadata": {"annotations": {ANNOTATION: asks}}})
@@ -59,7 +61,10 @@ def tenant(kubernetes_api: KubernetesApi) -> Iterator[Tenant]:
     namespace = kubernetes_api.namespace
     found = Tenant(kubernetes_api)
     found.create("before", "before/inference")  # there was no policy yet
-    objects = render("exo-inference", "--namespace", namespace, "--set", "crds.install=false")
+    objects = render(
+        "exo-inference",
+        *("--namespace", namespace, "--set", f"crds.install=false,fullnameOverride={RELEASE}"),
+    )
     policies = [item for item in objects if item["kind"].startswith("ValidatingAdmission")]
     for item in policies:
         kubernetes_api.request("POST", collection(item, namespace), item)
@@ -99,6 +104,63 @@ def test_an_id_is_a_uuid_and_stays(tenant: Tenant) -> None:
     tenant.patch("n0", {"spec": {"replicas": 2}})
     tenant.annotate("n0", None)
     tenant.annotate("n0", f"n0/{OTHER}")
+
+
+def account_with_all_but_identify(api: KubernetesApi) -> ApiClient:
+    """Return one who may write deployments and their status, as the controller may."""
+    namespace, name = api.namespace, "tenant"
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    rule = {
+        "apiGroups": ["inference.exo.dev"],
+        "resources": ["inferencedeployments", "inferencedeployments/status"],
+        "verbs": ["get", "list", "create", "update", "patch", "delete"],
+    }
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    metadata = {"name": name}
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    api.request("POST", path, {"metadata": metadata})
+    api.request("POST", f"{rbac}/roles", {"metadata": metadata, "rules": [rule]})
+    bound = {"metadata": metadata, "roleRef": role, "subjects": [subject]}
+    api.request("POST", f"{rbac}/rolebindings", bound)
+    return api.client.as_service_account(namespace, name)
+
+
+def wait_until_allowed(call: Callable[[], None]) -> None:
+    """Repeat what a role allows that does not hold yet."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ApiError):
+            call()
+            return
+        time.sleep(0.05)
+    call()
+
+
+READY = {"status": {"readyReplicas": 1}}
+
+
+def test_who_may_write_status_writes_no_identity(
+    tenant: Tenant, kubernetes_api: KubernetesApi
+) -> None:
+    """Else an older object takes over what another one is: the first that says an id has it."""
+    writer = account_with_all_but_identify(kubernetes_api)
+    kubeconfig_of("controller", kubernetes_api)
+    controller = kubernetes_api.client.as_service_account(
+        kubernetes_api.namespace, "exo-controller"
+    )
+    tenant.create("victim", None)
+    wait_until_allowed(lambda: tenant.patch("before", READY, "/status", writer))
+    for field in ("uid", "release", "url"):
+        for status in ({field: CHOSEN}, {field: CHOSEN, "readyReplicas": 2}):
+            with pytest.raises(ApiError, match="uid, release, url and path of a status"):
+                tenant.patch("before", {"status": status}, "/status", writer)
+    known = {"uid": CHOSEN, "release": f"exo-d-{CHOSEN}", "url": f"http://g/{CHOSEN}/v1"}
+    tenant.patch("victim", {"status": known}, "/status", controller)
+    tenant.patch("victim", READY, "/status", writer)
+    with pytest.raises(ApiError, match="uid, release, url and path of a status"):
+        tenant.patch("victim", {"status": {"uid": None}}, "/status", writer)
+    tenant.patch("victim", {"status": {"uid": OTHER}}, "/status")  # an administrator, as to restore
 
 
 def test_what_was_wrong_before_can_still_be_changed_and_mended(tenant: Tenant) -> None:
