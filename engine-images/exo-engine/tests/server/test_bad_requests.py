@@ -45,12 +45,7 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
         {"tools": [{"type": "function", "function": {}}]},
         "tools[0].function.name",
     ),
-    "forced tool": (
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
-        "tool_choice",
-    ),
     "old functions": ({"functions": [{"name": "f"}]}, "functions"),
-    "response format": ({"response_format": {"type": "json_object"}}, "response_format"),
     "response format as text": ({"response_format": "json"}, "response_format"),
     "template in the request": ({"chat_template": "x"}, "chat_template"),
     "documents as text": ({"documents": ["x"]}, "documents"),
@@ -141,7 +136,7 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
     "too many stops": ({"stop": ["x"] * 65}, "stop"),
     "long stop": ({"stop": "x" * 1025}, "stop"),
     "too many stop tokens": ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
-    "guided output": ({"guided_json": {"type": "object"}}, "guided_json"),
+    "guided output": ({"guided_json": 7}, "guided_json"),
     "beam search": ({"use_beam_search": True}, "use_beam_search"),
 }
 

@@ -33,6 +33,7 @@ from exo_engine.server.messages import (
     unpack_output,
     unpack_stats,
 )
+from exo_engine.structured_output.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class CoreLink:
         self._reading: asyncio.Task[None] | None = None
         self._reported: CoreFailure | None = None
         self._oom_kills_before = num_oom_kills()
+        self.is_vocabulary_told = False
         self._is_closing = False
         self._closed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -141,6 +143,12 @@ class CoreLink:
         """Wait until the core is gone; return why, or None after `close()`."""
         await self._closed.wait()
         return self.failure
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tell the core what tokens stand for, once; before the first request with a grammar."""
+        if not self.is_vocabulary_told and self._writer is not None:
+            self.is_vocabulary_told = True
+            self._writer.write(encode("vocabulary", vocabulary.pack()))
 
     def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
         """Give sequences to the core; their outputs come on one stream."""

@@ -36,6 +36,8 @@ from exo_engine.server.messages import (
     unpack_request,
 )
 from exo_engine.server.torch_import import import_torch
+from exo_engine.structured_output.compiler import PARAM
+from exo_engine.structured_output.vocabulary import Vocabulary
 
 logger = logging.getLogger("exo_engine.server.core_process")  # not __main__, as which it runs
 
@@ -45,6 +47,9 @@ class Core(Protocol):
 
     def add_request(self, request: EngineRequest) -> None:
         """Queue one request."""
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Take what tokens stand for; before the first request with a grammar."""
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Forget requests; unknown ids are ignored."""
@@ -108,11 +113,17 @@ def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
         refused = _apply(core, messages)
         outputs, is_idle = [], False
         if core.has_unfinished_requests():
-            outputs = [pack_output(output) for output in core.step()]
+            outputs = [pack_output(output, _refusal_of(output)) for output in core.step()]
             is_idle = not core.has_unfinished_requests()
         if messages or outputs or is_idle:
             link.send("step", [refused + outputs, pack(core.stats())])
         messages = link.receive(is_waiting=not core.has_unfinished_requests())
+
+
+def _refusal_of(output: RequestOutput) -> Refusal | None:
+    if output.fault is None:
+        return None
+    return Refusal(f"the answer's grammar: {output.fault}", "invalid_schema", PARAM)
 
 
 def _apply(core: Core, messages: Iterable[Message]) -> list[list[Any]]:
@@ -121,6 +132,9 @@ def _apply(core: Core, messages: Iterable[Message]) -> list[list[Any]]:
     for kind, payload in messages:
         if kind == "abort":
             core.abort_requests(payload)
+            continue
+        if kind == "vocabulary":
+            core.use_vocabulary(Vocabulary.unpack(payload))
             continue
         assert kind == "add", f"unknown command {kind!r}"
         try:

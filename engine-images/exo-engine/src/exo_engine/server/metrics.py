@@ -34,6 +34,7 @@ _REQUEST_SECONDS = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+_GRAMMAR_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _COUNTS_1_2_5 = tuple(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5))
 
@@ -74,6 +75,9 @@ class Metrics:
     def _init_histograms(self) -> None:
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_SECONDS
+        )
+        self._grammar = self._histogram(
+            "grammar_compilation_time_seconds", "To compile an unseen grammar.", _GRAMMAR_SECONDS
         )
         self._inter_token = self._histogram(
             "inter_token_latency_seconds", "Between two tokens.", _TOKEN_SECONDS
@@ -141,6 +145,10 @@ class Metrics:
     def observe_broken_output(self) -> None:
         """Count a request for which the model gave no numbers."""
         self._broken.inc()
+
+    def observe_grammar(self, seconds: float) -> None:
+        """Record how long a grammar took that was not known."""
+        self._grammar.observe(seconds)
 
     def observe_first_token(self, seconds: float) -> None:
         """Record the time to a sequence's first token."""

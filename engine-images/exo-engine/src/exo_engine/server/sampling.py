@@ -141,6 +141,7 @@ def read_sampling(
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             logit_bias=_read_logit_bias(fields, vocabulary_size),
+            allowed_token_ids=_read_allowed(fields, vocabulary_size),
         )
     except RequestError as exc:
         raise from_engine(exc) from exc
@@ -194,6 +195,13 @@ def _read_stop_token_ids(
     asked = fields.token_ids("stop_token_ids", vocabulary_size, most=_MAX_TOKEN_ENTRIES)
     own = () if fields.boolean("ignore_eos") else tokenizer.eos_token_ids
     return (*asked, *(each for each in own if 0 <= each < vocabulary_size and each not in asked))
+
+
+def _read_allowed(fields: Fields, vocabulary_size: int) -> tuple[int, ...] | None:
+    """Return the only tokens that may come; an empty list is refused, as in vLLM."""
+    if not fields.has("allowed_token_ids"):
+        return None
+    return fields.token_ids("allowed_token_ids", vocabulary_size, most=vocabulary_size)
 
 
 def _read_stop(fields: Fields) -> tuple[str, ...]:

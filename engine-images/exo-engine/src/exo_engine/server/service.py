@@ -13,21 +13,25 @@ import itertools
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from exo_engine.arguments import ServerOptions
 from exo_engine.server.answer_parsing.formats import AnswerFormat, choose_format
 from exo_engine.server.api_errors import DRAINING_HEADER, STARTING_HEADER, ApiError, bad_request
+from exo_engine.server.constraints import Constraint
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.encoding import Encoder
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Generation
 from exo_engine.server.metrics import Metrics
+from exo_engine.server.pools.grammar_pool import GrammarPool
 from exo_engine.server.pools.template_pool import TemplatePool
 from exo_engine.server.pools.tokenizer_pool import TokenizerPool
 from exo_engine.server.readers import Readers
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
+from exo_engine.structured_output.compiler import import_llguidance
+from exo_engine.structured_output.vocabulary import vocabulary_of
 from exo_engine.tokenizer import Tokenizer
 from exo_engine.tokenizer.chat_template import find_templates
 from exo_engine.tokenizer.tokenizer import is_own
@@ -86,6 +90,7 @@ class Service:
         self._encoding = asyncio.Semaphore(1)
         self.readers = Readers()
         self._tokenizer_pool: TokenizerPool | None = None
+        self._grammar_pool: GrammarPool | None = None
 
     @property
     def text(self) -> TextTools:
@@ -144,8 +149,9 @@ class Service:
 
     async def close(self) -> None:
         """End what this process started for tokenizer and template."""
-        if self._tokenizer_pool is not None:
-            await self._tokenizer_pool.close()
+        for pool in (self._tokenizer_pool, self._grammar_pool):
+            if pool is not None:
+                await pool.close()
         if self._text is not None and self._text.chat_template is not None:
             await self._text.chat_template.close()
 
@@ -271,6 +277,29 @@ class Service:
             self.text.tokenizer, self.max_model_len, self._encoding, self._tokenizer_pool
         )
         return await encoder.encode(texts, add_special_tokens=add_special_tokens, param=param)
+
+    async def constrain(self, sampling: Sampling, constraint: Constraint | None) -> Sampling:
+        """Have an answer keep to a constraint.
+
+        Raises:
+            ApiError: 400 if the constraint cannot be kept to.
+        """
+        if constraint is None:
+            return sampling
+        if self._grammar_pool is None:
+            import_llguidance()
+            options = self.options
+            self._grammar_pool = GrammarPool(
+                options.tokenizer_dir,
+                options.model_dir,
+                self.vocabulary_size,
+                self.metrics.observe_grammar,
+            )
+        grammar = await self._grammar_pool.check(constraint)
+        if not self.link.is_vocabulary_told:
+            tokenizer, size = self.text.tokenizer, self.vocabulary_size
+            self.link.use_vocabulary(await asyncio.to_thread(vocabulary_of, tokenizer, size))
+        return replace(sampling, params=replace(sampling.params, structured_outputs=grammar))
 
     def check_num_prompts(self, num_prompts: int, num_choices: int) -> None:
         """Refuse a request that asks for too many sequences at once.

@@ -57,9 +57,11 @@ class Compiler:
 
     Args:
         vocabulary_size: token ids of the model are below.
+        max_entries: most grammars to keep.
     """
 
-    def __init__(self, vocabulary_size: int) -> None:
+    def __init__(self, vocabulary_size: int, *, max_entries: int = _MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
         self._vocabulary_size = vocabulary_size
         self._vocabulary: Vocabulary | None = None
         self._tokenizer: llguidance.LLTokenizer | None = None
@@ -107,7 +109,7 @@ class Compiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # what the first token needs is built here, and shared
         if matcher.is_error():
-            raise InvalidSamplingParams(matcher.get_error().strip(), param=PARAM)
+            raise InvalidSamplingParams(_reason(matcher.get_error()), param=PARAM)
         grown = _resident_bytes() - before
         return matcher, max(_LEAST_BYTES, len(grammar), grown)
 
@@ -122,7 +124,7 @@ class Compiler:
         self._kept[grammar] = (matcher, num_bytes)
         self._num_bytes += num_bytes - replaced
         while len(self._kept) > 1 and (
-            len(self._kept) > _MAX_ENTRIES or self._num_bytes > _MAX_BYTES
+            len(self._kept) > self._max_entries or self._num_bytes > _MAX_BYTES
         ):
             _, (_, given_back) = self._kept.popitem(last=False)
             self._num_bytes -= given_back
@@ -161,6 +163,11 @@ def _make_tokenizer(
         wrapper, eos_token=list(vocabulary.end_ids or (size,))
     )
     return tokenizer
+
+
+def _reason(error: str) -> str:
+    """Return the library's words, or clearer ones for its code of a grammar without any text."""
+    return "no text can match it" if error.startswith("NoExtension") else error.strip()
 
 
 def _resident_bytes() -> int:

@@ -68,3 +68,8 @@ def regex_rule(pattern: str) -> str:
 
 ANY_TEXT = r"/(.|\n)*/"
 """A rule for any text without special tokens."""
+
+
+def with_options(lark: str) -> str:
+    """Return somebody's grammar with our options, which win over those that it names."""
+    return _HEAD + lark

@@ -276,6 +276,8 @@ class Process:
             if status == -signal.SIGXCPU:
                 text = f"it takes more than {allowed.processor_seconds} seconds of processor time"
                 raise Ended(text) from exc
+            if status == -signal.SIGPROF:  # a limit in parts of a second, which it set itself
+                raise Ended(self._ended) from exc
             has_begun = isinstance(exc, asyncio.IncompleteReadError) and bool(exc.partial)
             raise Ended(self._ended, may_be_innocent=status < 0 and not has_begun) from exc
 

@@ -19,12 +19,14 @@ from exo_engine.server.answer_parsing.pieces import (
     Reasoning,
 )
 from exo_engine.server.api_errors import bad_request, not_supported
+from exo_engine.server.constraints import read_constraint, schema_constraint
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Delta, Generation, Usage
 from exo_engine.server.known_fields import CHAT, check_fields
 from exo_engine.server.routes.conversation import Conversation, read_conversation
 from exo_engine.server.sampling import Sampling, read_sampling
 from exo_engine.server.service import Service
+from exo_engine.server.token_limits import with_bad_words
 
 
 @dataclass(slots=True)
@@ -116,8 +118,7 @@ async def begin_chat(fields: Fields, service: Service) -> ChatAnswer:
     )
     has_reasoning = fields.boolean("include_reasoning", True)
     conversation = await read_conversation(fields, service)
-    if conversation.tools.is_forced:
-        raise not_supported("tool_choice", "forcing a tool call")
+    sampling = await _constrained(fields, sampling, conversation, service)
     sampling = _with_markers(sampling, conversation, service)
     generation = service.begin(
         [conversation.tokens], sampling, prompt_name="messages", limit_name=limit_name
@@ -132,13 +133,24 @@ async def begin_chat(fields: Fields, service: Service) -> ChatAnswer:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    kind = Fields(fields.mapping("response_format"), prefix="response_format.").string("type")
-    if kind not in (None, "text"):
-        raise not_supported("response_format", f"response_format {kind[:40]!r}")
     if fields.has("audio") or fields.values.get("modalities") not in (None, ["text"]):
         raise not_supported("modalities", "output other than text")
     if fields.values.get("echo"):
         raise not_supported("echo", "echo on chat completions")
+
+
+async def _constrained(
+    fields: Fields, sampling: Sampling, conversation: Conversation, service: Service
+) -> Sampling:
+    """Keep the answer to a schema: of the tool that it must call, or what the request asks for."""
+    sampling = await with_bad_words(fields, sampling, service)
+    constraint = read_constraint(fields)
+    if conversation.tools.schema is not None:
+        if constraint is not None:
+            text = f"{constraint.param} is only possible without a forced tool call"
+            raise bad_request(text, constraint.param)
+        constraint = schema_constraint("tools", conversation.tools.schema)
+    return await service.constrain(sampling, constraint)
 
 
 def _read_logprobs(fields: Fields, maximum: int) -> int | None:

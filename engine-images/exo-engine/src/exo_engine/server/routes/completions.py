@@ -9,6 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from exo_engine.server.api_errors import ApiError, bad_request, not_supported
+from exo_engine.server.constraints import read_constraint
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Delta, Generation
 from exo_engine.server.known_fields import COMPLETIONS, check_fields
@@ -23,6 +24,7 @@ from exo_engine.server.routes.requests import json_response, note_usage, read_re
 from exo_engine.server.routes.streaming import send_events
 from exo_engine.server.sampling import Sampling, read_sampling
 from exo_engine.server.service import Service
+from exo_engine.server.token_limits import with_bad_words
 
 _DEFAULT_MAX_TOKENS = 16
 """Of OpenAI's reference and of vLLM; chat has no such limit."""
@@ -62,6 +64,8 @@ async def create_completion(request: web.Request, service: Service) -> web.Strea
         tokenizer=service.text.tokenizer,
         vocabulary_size=service.vocabulary_size,
     )
+    sampling = await with_bad_words(fields, sampling, service)
+    sampling = await service.constrain(sampling, read_constraint(fields))
     prompts = await _read_prompts(fields, service, sampling.num_choices)
     options = _Options(
         id=f"cmpl-{request['id']}",
