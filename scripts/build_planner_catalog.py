@@ -81,6 +81,7 @@ KEEP = frozenset(
         "mamba_ssm_cache_dtype",
         "mamba_ssm_dtype",
         "max_position_embeddings",
+        "max_window_layers",
         "mla_use_output_gate",
         "mlp_bias",
         "mlp_layer_types",

@@ -202,9 +202,7 @@ PLANNED = frozenset(_ENGINES)
 @lru_cache(maxsize=128)
 def rules_for(engine: str, version_text: str) -> EngineRules:
     """Return the rules of an engine version; an unreadable version counts as the newest."""
-    read = _ENGINES.get(
-        engine, _vllm
-    )  # others lay their memory out as vLLM does, as far as is known
+    read = _ENGINES.get(engine, _vllm)  # of other engines the weights alone are told
     return read(parse_version(version_text) or (0, 33, 0), version_text)
 
 

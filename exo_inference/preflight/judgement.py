@@ -33,7 +33,7 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import WrongSetting
 from exo_inference.planner.problem import Problem
 from exo_inference.preflight.flags import read_flags, read_settings
-from exo_inference.preflight.other_engines import plan_as_vllm
+from exo_inference.preflight.other_engines import size_weights
 
 _SIZES = frozenset({"tensor-parallel", "pipeline-parallel", "parallel-size"})
 _JUDGED_BY_FLAG_RULES = {
@@ -179,14 +179,8 @@ def _judge_other(
     """Judge what is not vLLM; nobody knows its ways out."""
     if subject.model is None or subject.gpu is None:
         return Judgement(subject, flag_problems=tuple(rules), notes=(_lack(subject),))
-    found = plan_as_vllm(
-        engine,
-        subject.flags,
-        reading,
-        subject.model,
-        subject.gpu,
-        subject.gpu_count,
-        subject.free_bytes,
+    found = size_weights(
+        engine, subject.flags, reading, subject.model, subject.gpu, subject.gpu_count
     )
     if isinstance(found, str):
         return Judgement(subject, flag_problems=tuple(rules), notes=(found,))

@@ -1,8 +1,8 @@
-"""What vLLM's arithmetic says of the memory that another engine needs. Pure.
+"""What can be said of the memory that an engine needs whose own rules are not known. Pure.
 
-`judgement.py` asks for the engines of `engines/cluster_engine.py`. Weights are the same bytes in every engine, and
-the KV cache of one token too; what an engine needs beside them is not. So only weights that are more than
-the GPU's memory refuse, and everything else is told and refuses nothing.
+`judgement.py` asks for the engines of `engines/cluster_engine.py`. Weights are the same bytes in every engine: where they
+are more than the GPU's memory, that refuses. What an engine needs beside them, and how large its cache becomes, is not
+sized: vLLM's figures would be another engine's.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def translate(engine: ClusterEngine, found: Mapping[str, Any]) -> dict[str, Any]
     """
     meaning = engine.meaning
     if meaning is None:
-        return f"memory was not judged: what {engine.title} needs of it is not known"
+        return f"not sized for {engine.title}: what it needs of memory is not known"
     other = _find_other(found, meaning)
     if other:
-        return f"memory was not judged: what {other} means for {engine.title}'s is not known"
+        return f"not sized for {engine.title}: what {other} means for its memory is not known"
     return {
         meaning.settings[name]: meaning.values.get(value, value)
         for name, value in found.items()
@@ -40,33 +40,40 @@ def translate(engine: ClusterEngine, found: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-def plan_as_vllm(
+def size_weights(
     engine: ClusterEngine,
     flags: Sequence[str],
     reading: Reading,
     model: Architecture,
     gpu: Gpu,
     gpu_count: int,
-    free_bytes: int | None,
 ) -> Plan | str:
-    """Return what can be said of the memory of a replica, or why nothing can."""
+    """Return the refusal of weights that are more than the memory; else what is known, in words."""
     settings = translate(engine, reading.values)
     if isinstance(settings, str):
         return settings
     try:
         parameters = EngineParameters.of(settings)
     except WrongSetting as error:
-        return f"memory was not judged: {error.text}"
-    found = plan(model, gpu, gpu_count, parameters, free_bytes=free_bytes)
-    own = EngineParameters(engine=engine.name, engine_version=engine.version, others=tuple(flags))
-    note = (
-        f"weights and KV cache as vLLM would lay them out; what {engine.title} needs beside them, and "
-        "how fast it is, was not judged"
+        return f"not sized for {engine.title}: {error.text}"
+    found = plan(model, gpu, gpu_count, parameters)
+    if found.basis is None:
+        return f"not sized for {engine.title}: {found.problems[0].detail}"
+    weights, total = found.weights_bytes_per_gpu, found.total_bytes_per_gpu
+    if weights <= total:
+        return (
+            f"not sized for {engine.title}: its weights take {weights / _GIB:.1f} GiB of the {total / _GIB:.1f} GiB "
+            "of each GPU; what it needs beside them, its cache and its speed are not known"
+        )
+    text = (
+        f"the weights alone take {weights / _GIB:.1f} GiB of each GPU, found {total / _GIB:.1f} GiB"
     )
-    verdict, problems = _conclude(found)
+    own = EngineParameters(engine=engine.name, engine_version=engine.version, others=tuple(flags))
+    empty = Plan(found.model, found.gpu, found.gpu_count, own, Verdict.REFUSED)
     return replace(
-        found, parameters=own, verdict=verdict, problems=problems, speed=None, basis=None,
-        notes=(note, *found.notes),
+        empty, problems=(Problem("memory", text),), ranks=found.ranks, total_bytes_per_gpu=total,
+        components=tuple(each for each in found.components if each.name == "weights"),
+        weights_bytes_per_gpu=weights, usd_per_hour=found.usd_per_hour,
     )  # fmt: skip
 
 
@@ -77,18 +84,3 @@ def _find_other(found: Mapping[str, Any], meaning: VllmMeaning) -> str:
         if name in meaning.settings and value in meaning.others:
             return f"--{name} {value}"
     return ""
-
-
-def _conclude(found: Plan) -> tuple[Verdict, tuple[Problem, ...]]:
-    weights, total = found.weights_bytes_per_gpu, found.total_bytes_per_gpu
-    if weights > total > 0:
-        text = f"the weights alone take {weights / _GIB:.1f} GiB of each GPU, found {total / _GIB:.1f} GiB"
-        return Verdict.REFUSED, (Problem("memory", text),)
-    told = tuple(
-        replace(problem, refuses=False, detail=f"as vLLM would see it, {problem.detail}")
-        for problem in found.problems
-    )
-    if found.verdict is not Verdict.REFUSED:
-        return found.verdict, told
-    is_memory = any(problem.code == "memory" for problem in found.problems)
-    return (Verdict.TIGHT if is_memory else Verdict.UNKNOWN), told

@@ -52,13 +52,21 @@ def kv_cache_bytes(measured: StartMeasurements) -> int | None:
     exo-engine caps the cache at what its sequences can use, and measures what was left before that;
     a plan tells what is left after it.
     """
-    parts = (measured.num_kv_blocks, measured.kv_block_size, measured.kv_bytes_per_token)
-    blocks, size, per_token = parts
-    available = measured.available_kv_bytes
-    if blocks is None or size is None or per_token is None:
+    blocks, block, available = (
+        measured.num_kv_blocks, _block_bytes(measured), measured.available_kv_bytes,
+    )  # fmt: skip
+    if blocks is None or block is None:
         return available
-    is_capped = available is None or available >= (blocks + 1) * size * per_token
-    return blocks * size * per_token if is_capped else available
+    is_capped = available is None or available >= (blocks + 1) * block
+    return blocks * block if is_capped else available
+
+
+def _block_bytes(measured: StartMeasurements) -> int | None:
+    """Return what one block takes: engines before `kv_block_bytes` are read as if all layers shared each block."""
+    size, per_token = measured.kv_block_size, measured.kv_bytes_per_token
+    if measured.kv_block_bytes is not None or size is None or per_token is None:
+        return measured.kv_block_bytes
+    return size * per_token
 
 
 def to_case(start: PlanStart) -> dict[str, Any]:

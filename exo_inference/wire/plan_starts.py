@@ -52,6 +52,7 @@ class StartMeasurements(WireModel):
     available_kv_bytes: Figure | None = None
     kv_bytes_per_token: Figure | None = None
     kv_block_size: Figure | None = None
+    kv_block_bytes: Figure | None = None
     num_kv_blocks: Figure | None = None
     kv_capacity_tokens: Figure | None = None
     device_total_bytes: Figure | None = None

@@ -84,3 +84,22 @@ def test_assumed_lengths_are_those_of_the_config_classes() -> None:
         if name in transformers.CONFIG_MAPPING:
             built = transformers.CONFIG_MAPPING[name]().get_text_config()
             assert (name, built.max_position_embeddings) == (name, length)
+
+
+@pytest.mark.parametrize(
+    ("flags", "windowed"),
+    [
+        ({"use_sliding_window": True, "max_window_layers": 20}, 8),
+        ({"use_sliding_window": True, "max_window_layers": 0}, 28),
+        ({"use_sliding_window": True}, 0),  # Qwen2Config: 28 layers look at everything
+        ({"use_sliding_window": False, "max_window_layers": 0}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_first_layers_of_qwen_look_at_everything(flags: dict[str, Any], windowed: int) -> None:
+    config = {
+        "model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "vocab_size": 151936,
+        "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "sliding_window": 4096,
+        **flags,
+    }  # fmt: skip
+    assert sum(layer.is_windowed for layer in read_architecture(config).layers) == windowed

@@ -1,4 +1,4 @@
-"""Engines whose memory is not vLLM's: what is said of it, and what never refuses."""
+"""Engines whose memory is not sized: what is said of them, and what never refuses."""
 
 from __future__ import annotations
 
@@ -23,26 +23,15 @@ def subject(engine: str, *flags: str, model: str = SMALL, count: int = 1) -> Sub
         ("tgi", ("--max-total-tokens", "8192")),
     ],
 )
-def test_weights_and_cache_are_planned_where_flags_mean_the_same(
-    engine: str, flags: tuple[str, ...]
-) -> None:
+def test_no_figure_of_vllm_is_told_for_another_engine(engine: str, flags: tuple[str, ...]) -> None:
     judgement = judge(subject(engine, *flags))
-    assert judgement.verdict is Verdict.FITS
-    assert judgement.plan is not None
-    assert judgement.plan.max_model_len == 8192
-    assert judgement.plan.weights_bytes_per_gpu > 14 * 2**30
-    assert (judgement.plan.speed, judgement.advice, judgement.improvements) == (None, (), ())
+    assert (judgement.verdict, judgement.plan) == (Verdict.UNKNOWN, None)
+    assert (judgement.advice, judgement.improvements) == ((), ())
+    (note,) = judgement.notes
+    assert note.startswith("not sized for ")
+    assert "its weights take 15.0 GiB of the 23.5 GiB of each GPU" in note
     told = to_wire(judgement)
     assert (told.engine, told.parameters) == (engine, list(flags))
-    assert "was not judged" in told.notes[0]
-
-
-def test_what_vllm_would_refuse_is_tight_and_refuses_nothing() -> None:
-    judgement = judge(subject("sglang"))  # 131072 tokens of one request are too many for vLLM
-    assert judgement.verdict is Verdict.TIGHT
-    assert judgement.plan_problems
-    assert not any(problem.refuses for problem in judgement.plan_problems)
-    assert judge(subject("vllm"), with_advice=False).verdict is Verdict.REFUSED
 
 
 def test_weights_that_are_more_than_the_memory_refuse() -> None:
@@ -51,6 +40,9 @@ def test_weights_that_are_more_than_the_memory_refuse() -> None:
     (problem,) = judgement.plan_problems
     assert (problem.code, problem.refuses) == ("memory", True)
     assert "the weights alone take" in problem.detail
+    assert judgement.plan is not None
+    assert [each.name for each in judgement.plan.components] == ["weights"]
+    assert (judgement.plan.kv_capacity_tokens, judgement.plan.speed) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +61,7 @@ def test_what_is_not_known_is_not_judged_and_refuses_nothing(
     judgement = judge(subject(engine, *flags, model=LARGE))
     assert judgement.verdict is Verdict.UNKNOWN
     assert judgement.plan_problems == ()
-    assert judgement.notes[0].startswith("memory was not judged: ")
+    assert judgement.notes[0].startswith("not sized for ")
     assert to_wire(judgement).engine == engine
 
 

@@ -11,7 +11,7 @@ from exo_inference.planner import cpu_as_gpu, find_gpu, find_model, plan
 from exo_inference.planner.accuracy.cases import parse_cases
 from exo_inference.planner.accuracy.grading import grade
 from exo_inference.preflight import Subject, judge, to_wire
-from exo_inference.preflight.starts import grade_starts, to_case
+from exo_inference.preflight.starts import grade_starts, kv_cache_bytes, to_case
 from exo_inference.wire import PlanStart, StartMeasurements, StartPrediction
 from tests.planner.flags import settings_of
 
@@ -54,6 +54,15 @@ def test_a_start_is_graded_by_what_was_predicted_for_it() -> None:
     )
     halved = make_start({**CPU, "weights_bytes": CPU["weights_bytes"] // 2})
     assert errors(halved)["weights, known checkpoint"] == pytest.approx(1.0)
+
+
+def test_a_block_of_a_mixed_model_serves_one_group_of_its_layers() -> None:
+    """Five windows to one full layer in six groups: a token takes a place in six blocks of 1 MiB."""
+    figures = {
+        "num_kv_blocks": 100, "kv_block_size": 16, "kv_bytes_per_token": 6 * 65536,
+        "kv_block_bytes": 2**20, "available_kv_bytes": 200 * 2**20,
+    }  # fmt: skip
+    assert kv_cache_bytes(StartMeasurements.model_validate(figures)) == 100 * 2**20
 
 
 def test_a_cache_that_was_capped_is_held_against_its_blocks() -> None:

@@ -32,6 +32,8 @@ class Family:
             the others have a function of their own in `layers.py`.
         others_are: kind of the layers that a list of attending ones leaves out.
         full_every: where only a window says which layers use it, each N-th attends to everything; 0: none.
+        full_first: where the config's class has windows only if asked for: layers that see everything before they
+            begin, unless `max_window_layers` says otherwise (transformers 5.23.0, Qwen2Config).
         windows_are: kind of the layers between them; chunks need no `sliding_window`.
         multi_query: one key-value head unless `multi_query` is false or `new_decoder_architecture` true;
             the latter has two norms.
@@ -72,6 +74,7 @@ class Family:
     layout: Literal["uniform", "pattern", "blocks", "compressed", "encoder_decoder"] = "uniform"
     others_are: Literal["", "mamba", "conv"] = ""
     full_every: int = 0
+    full_first: int = 0
     windows_are: Literal["sliding", "chunked"] = "sliding"
     multi_query: bool = False
     has_value_dim: bool = False
@@ -98,7 +101,7 @@ class Family:
 
 
 _LLAMA = Family()
-_QWEN2 = Family(qkv_bias=True, o_bias=False)
+_QWEN2 = Family(qkv_bias=True, o_bias=False, full_first=28)
 _QWEN3 = Family(qk_norm="head")
 _QWEN_MOE_GATE = replace(_QWEN3, gates_shared_experts=True)
 _LLAMA4 = Family(
@@ -118,11 +121,11 @@ _GEMMA4 = Family(
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA, "llava": _LLAMA, "llava_next": _LLAMA, "idefics3": _LLAMA, "smolvlm": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
     "smollm3": _LLAMA, "mixtral": _LLAMA, "phi3": _LLAMA, "nemotron-nas": Family(layout="blocks"), "llama4": _LLAMA4,
-    "llama4_text": _LLAMA4, "seed_oss": Family(qkv_bias=True, o_bias=False), "mimo": _QWEN2,
-    "qwen2": _QWEN2, "qwen2_moe": replace(_QWEN2, gates_shared_experts=True),
-    "qwen2_vl": Family(qkv_bias=True, o_bias=False, mrope=True),
-    "qwen2_5_vl": Family(qkv_bias=True, o_bias=False, mrope=True),
-    "qwen3": _QWEN3, "qwen3_moe": _QWEN3,
+    "llama4_text": _LLAMA4, "seed_oss": Family(qkv_bias=True, o_bias=False), "mimo": replace(_QWEN2, full_first=0),
+    "qwen2": _QWEN2, "qwen2_moe": replace(_QWEN2, full_first=0, gates_shared_experts=True),
+    "qwen2_vl": replace(_QWEN2, mrope=True),
+    "qwen2_5_vl": replace(_QWEN2, mrope=True),
+    "qwen3": replace(_QWEN3, full_first=28), "qwen3_moe": _QWEN3,
     "qwen3_vl": Family(qk_norm="head", mrope=True),
     "qwen3_vl_moe": Family(qk_norm="head", mrope=True),
     "qwen3_next": replace(_QWEN_MOE_GATE, gates_attention=True), "qwen3_5": Family(qk_norm="head", mrope=True, gates_attention=True),

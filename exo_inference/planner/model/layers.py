@@ -115,8 +115,12 @@ def _window_kinds(fields: ConfigFields, family: Family, count: int) -> list[str]
     every, kind = family.full_every, family.windows_are
     if kind == "sliding":
         window = fields.get("sliding_window")
-        if not window or not fields.flag("use_sliding_window", default=True):
+        first = family.full_first
+        if not window or not fields.flag("use_sliding_window", default=not first):
             return ["full"] * count
+        if first:
+            first = fields.integer("max_window_layers", first)
+            return ["sliding" if index >= first else "full" for index in range(count)]
         pattern = fields.get("sliding_window_pattern")
         if isinstance(pattern, int) and pattern > 1:
             every = pattern

@@ -270,6 +270,7 @@ def _measure(
         available_kv_bytes=budget.available_bytes,
         kv_bytes_per_token=plan.block_bytes * len(plan.groups) // plan.block_size,
         kv_block_size=config.block_size,
+        kv_block_bytes=plan.block_bytes,
         num_kv_blocks=budget.num_blocks,
         kv_capacity_tokens=capacity_tokens(plan, config, budget.num_blocks),
         device_total_bytes=at_start.total_bytes,

@@ -39,6 +39,8 @@ class Measurements:
     """What could have been used for the KV cache, before it was capped or rounded to blocks."""
     kv_bytes_per_token: int | None = None
     kv_block_size: int
+    kv_block_bytes: int | None = None
+    """Of one block of the pool, which serves one group of layers."""
     num_kv_blocks: int
     kv_capacity_tokens: int
     device_total_bytes: int | None = None
