@@ -122,6 +122,12 @@ def parse_version(text: str) -> Version | None:
     return int(match.group(1)), int(match.group(2)), int(match.group(3) or 0)
 
 
+_EXO_FAMILIES = frozenset({
+    "deepseek_v2", "deepseek_v3", "gemma2", "llama", "mistral", "qwen2", "qwen3", "qwen3_5_text",
+    "qwen3_moe",
+})  # fmt: skip
+
+
 def _exo(version: Version, _: str) -> EngineRules:
     return EngineRules(
         engine="exo",
@@ -139,7 +145,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
         advised_quantization="int8",
         cpu_dtype="float32",
-        families=frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe"}),
+        families=_EXO_FAMILIES,
         shrinks_length=True,
         caps_cache=True,
         prints_exactly=True,

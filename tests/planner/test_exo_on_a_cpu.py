@@ -89,6 +89,12 @@ HYBRID = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
 }  # fmt: skip
+LATENT = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": None,
+    "num_key_value_heads": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
+    "n_shared_experts": 1, "moe_intermediate_size": 64, "first_k_dense_replace": 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -100,6 +106,7 @@ HYBRID = {
         pytest.param(WINDOWS, [], 16, 3 * 2 * 2 * 32 * 4, id="windows"),
         # A state has 3 x 192 inputs of the convolution and 4 x 16 x 32 numbers, a token's row 512 bytes.
         pytest.param(HYBRID, [], 32, 2 * 2 * 2 * 32 * 4, id="states"),
+        pytest.param(LATENT, [], 16, 6 * (64 + 16) * 4, id="latents"),
     ],
 )
 def test_the_cache_is_laid_out_as_the_engine_does(

@@ -31,7 +31,7 @@ def make_cache(num_blocks: int, layers, name: str = "float32") -> KVCache:
 
 def attend_plainly(layer: AttentionLayer, queries, keys, values, first_position: int, sinks=None):
     """One query at a time, one head at a time."""
-    output = torch.empty_like(queries)
+    output = torch.empty(*queries.shape[:2], layer.value_dim)
     for row in range(len(queries)):
         position = first_position + row
         start = 0
@@ -57,6 +57,7 @@ LAYERS = {
     "chunk": [layer(reach=Reach(chunk=6))],
     "cap": [layer(soft_cap=0.7), layer(soft_cap=2.0, reach=Reach(window=7))],
     "sinks": [layer(has_sinks=True, reach=Reach(window=w)) for w in (None, 7)],
+    "latent": [layer(num_latent=6), layer(num_latent=5)],
     "shared": [layer(), layer(kv_layer=0), layer(reach=Reach(window=7))],
 }
 # (context, new tokens): decodes first
@@ -108,12 +109,18 @@ def test_any_mix_of_prompts_chunks_and_single_tokens(name, layers, limits, kv_dt
         new = torch.cat(
             [h[index, :, c - n :] for h, (c, n) in zip(histories, SHAPES, strict=True)], dim=1
         )
+        new = with_latents(each, new)
         output = backend.attend(index, queries, new[0], new[1], sinks=sinks)
         for row, (history, (context, num_new)) in enumerate(zip(histories, SHAPES, strict=True)):
             rows = slice(starts[row], starts[row + 1])
-            held = as_held(history[index], kv_dtype)
+            held = with_latents(each, as_held(history[index], kv_dtype))
             expected = attend_plainly(each, queries[rows], *held, context - num_new, sinks)
             torch.testing.assert_close(output[rows], expected, rtol=1e-4, atol=1e-5)
+
+
+def with_latents(layer: AttentionLayer, states):
+    """Keys and values; those of latent attention are a part of the keys."""
+    return states if not layer.num_latent else (states[0], states[0][..., : layer.num_latent])
 
 
 def as_held(states, kv_dtype: str):
@@ -137,6 +144,12 @@ def test_a_scaled_cache_takes_a_quarter_of_float32_and_the_scales(kv_dtype):
     per_token = 2 * KV_HEADS * DIM * 4
     assert plans[0].block_bytes == BLOCK * per_token
     assert plans[1].block_bytes == BLOCK * (per_token // 4 + 2 * KV_HEADS * 4)
+
+
+def test_latents_have_one_plane_each():
+    latent = AttentionLayer(HEADS, 1, 24, scale=1.0, num_latent=16)
+    plan = plan_cache([latent] * 3, BLOCK, KV_FORMATS["bfloat16"])
+    assert (plan.num_planes, plan.block_bytes) == (3, 3 * BLOCK * 24 * 2)
 
 
 def test_layers_of_other_sizes_share_a_pool():

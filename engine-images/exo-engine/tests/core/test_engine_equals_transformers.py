@@ -11,6 +11,10 @@ from exo_engine.models.config_file import FAMILIES as ARCHITECTURES
 from exo_engine.sampling_params import SamplingParams
 
 FAMILIES = [
+    "deepseek-v2",
+    "deepseek-v2-groups",
+    "deepseek-v3",
+    "gemma2",
     "llama",
     "llama3-tied",
     "llama-biases",
@@ -31,6 +35,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 # A window gives blocks back; where kinds are mixed, a layer of each has blocks of its own.
 SCARCE_BLOCKS = {
     "mistral-window": 11,
+    "gemma2": 40,
     "qwen2-half-windowed": 34,
     "qwen3-moe-some-layers": 11,
     "qwen3.5": 14,

@@ -37,6 +37,19 @@ def spec_of(tmp_path):
     return write_and_read
 
 
+DEEPSEEK = {
+    **LLAMA,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+}
+GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh"}
+
+
 def test_llama(spec_of):
     spec = spec_of()
     assert (spec.head_dim, spec.num_kv_heads, spec.windows) == (16, 2, (None, None))
@@ -104,6 +117,68 @@ def test_what_cannot_be_computed_is_refused_by_key(spec_of, tmp_path, changes, m
         spec_of(**changes)
     assert str(tmp_path / "config.json") in caught.value.message
     assert caught.value.exit_code == 78
+
+
+V3 = {"architectures": ["DeepseekV3ForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "message"),
+    [
+        (DEEPSEEK, {"attention_bias": True}, "attention_bias is True, expected false"),
+        (DEEPSEEK, {"mlp_bias": True}, "mlp_bias is True, expected false"),
+        (DEEPSEEK, {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, expected an even number"),
+        (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq is 2, expected 1"),
+        (DEEPSEEK, {"n_routed_experts": 10**6}, "n_routed_experts is 1000000, expected 32768 or"),
+        (DEEPSEEK, {"norm_topk_prob": True}, "norm_topk_prob is True, expected false"),
+        (DEEPSEEK, {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc', expected one of gre"),
+        (DEEPSEEK, {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid', expected softmax"),
+        (DEEPSEEK, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, expected at most 8"),
+        (
+            {**DEEPSEEK, **V3, "first_k_dense_replace": 0},
+            {"topk_method": "greedy"},
+            "topk_method is 'greedy', expected one of",
+        ),
+        (
+            {**DEEPSEEK, **V3, "first_k_dense_replace": 0},
+            {"n_group": 3},
+            "n_group is 3, expected a d",
+        ),
+        (
+            {**DEEPSEEK, **V3, "first_k_dense_replace": 0},
+            {"n_group": 8},
+            "n_group is 8, expected gro",
+        ),
+        (
+            {**DEEPSEEK, **V3, "first_k_dense_replace": 0},
+            {"topk_group": 5},
+            "topk_group is 5, expec",
+        ),
+        (GEMMA2, {"hidden_activation": "relu"}, "hidden_activation is 'relu', expected gelu_pyt"),
+        (GEMMA2, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        (GEMMA2, {"layer_types": ["full_attention"]}, "layer_types is .*, expected 2 of sliding_"),
+        (GEMMA2, {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0.0, expected a number"),
+    ],
+)
+def test_what_a_family_cannot_compute_is_refused_by_key(spec_of, base, changes, message):
+    with pytest.raises(ModelUnusable, match=message):
+        spec_of(base=base, **changes)
+
+
+def test_latent_attention_is_cached_as_one_row_per_token(spec_of):
+    spec = spec_of(base=DEEPSEEK)
+    plan = plan_cache(spec.attention_layers, 1, KV_FORMATS["bfloat16"])
+    assert plan.block_bytes == 2 * (512 + 64) * 2
+    assert spec.latent.query_rank is None
+    assert spec_of(base=DEEPSEEK, q_lora_rank=...).latent.query_rank == 1536
+
+
+def test_caps_and_windows_of_gemma_2_are_per_layer(spec_of):
+    first, second = spec_of(base=GEMMA2).attention_layers
+    assert (first.reach.window, first.soft_cap, first.scale) == (4096, 50.0, 256**-0.5)
+    assert (second.reach.window, second.soft_cap) == (None, 50.0)
+    uncapped = spec_of(base=GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (uncapped.soft_cap, uncapped.logit_cap) == (None, None)
 
 
 @pytest.mark.parametrize(

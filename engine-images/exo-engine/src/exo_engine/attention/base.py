@@ -68,7 +68,7 @@ class AttentionBackend(ABC):
             sinks: (H,): a score of each head that takes weight and gives no value.
 
         Returns:
-            (T, H, D), of the queries' dtype.
+            (T, H, D), of the queries' dtype; of latent attention as many numbers as values have.
         """
 
     def attend_merged(

@@ -16,8 +16,6 @@ from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach, State
 
 _GROUP_TOLERANCE = 1.5
 """The most frequent kind sets the group size while it has fewer layers than this times the rarest."""
-_PLANES = 2
-"""Keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,8 @@ class CachePlan:
     """How the pool is laid out: `num_planes` times a page of every block.
 
     A layer at place i of its group has its keys in plane 2 i and its values in plane 2 i + 1; a
-    state begins in the one and goes on in the other.
+    state begins in the one and goes on in the other. Where all attention is latent a layer has
+    one plane, i.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -43,6 +42,8 @@ class CachePlan:
     """Of one block in one plane; a multiple of every layer's row."""
     block_size: int
     """Tokens per block."""
+    planes_each: int = 2
+    """Planes of one layer."""
 
     @property
     def block_bytes(self) -> int:
@@ -61,6 +62,11 @@ class CachePlan:
                 return index, group.layers.index(layer)
         raise KeyError(layer)
 
+    def planes(self, layer: int) -> slice:
+        """Return the planes of a layer with a cache of its own."""
+        first = self.planes_each * self.place(layer)[1]
+        return slice(first, first + self.planes_each)
+
 
 def fit_block_size(layers: Sequence[CachedLayer], block_size: int, kv_format: KVFormat) -> int:
     """Return the multiple of `block_size` whose pages hold a state, so that both take one pool."""
@@ -68,7 +74,7 @@ def fit_block_size(layers: Sequence[CachedLayer], block_size: int, kv_format: KV
     rows = _row_bytes(layers, kv_format)
     if not states or not rows:
         return block_size
-    step = block_size * _PLANES * max(rows)
+    step = block_size * _num_planes(layers) * max(rows)
     return block_size * max(1, -(-max(states) // step))
 
 
@@ -87,10 +93,16 @@ def plan_cache(layers: Sequence[CachedLayer], block_size: int, kv_format: KVForm
     rows = _row_bytes(layers, kv_format)
     states = [layer.num_bytes for layer in layers if isinstance(layer, StateLayer)]
     step = math.lcm(4, *rows)
-    least = max(block_size * max(rows, default=0), -(-max(states, default=0) // _PLANES))
+    planes_each = _num_planes(layers)
+    least = max(block_size * max(rows, default=0), -(-max(states, default=0) // planes_each))
     page_bytes = -(-least // step) * step
-    num_places = max(len(group.layers) for group in groups)
-    return CachePlan(tuple(groups), _PLANES * num_places, page_bytes, block_size)
+    num_planes = planes_each * max(len(group.layers) for group in groups)
+    return CachePlan(tuple(groups), num_planes, page_bytes, block_size, planes_each)
+
+
+def _num_planes(layers: Sequence[CachedLayer]) -> int:
+    attention = [layer.num_planes for layer in layers if isinstance(layer, AttentionLayer)]
+    return max(attention, default=2)
 
 
 def _row_bytes(layers: Sequence[CachedLayer], kv_format: KVFormat) -> set[int]:

@@ -206,6 +206,7 @@ def _is_merged(layer: AttentionLayer, rotation: Rotation) -> bool:
 
 def _kernels_for(layers: Sequence[CachedLayer], cache: KVCache) -> Kernels | None:
     is_readable = cache.holds(torch.bfloat16) and all(
-        can_attend(layer.head_dim, cache.block_size) for _, layer in _attention_layers(layers)
+        can_attend(layer.head_dim, cache.block_size) and not layer.num_latent
+        for _, layer in _attention_layers(layers)
     )
     return kernels_for(torch.bfloat16, cache.device) if is_readable else None

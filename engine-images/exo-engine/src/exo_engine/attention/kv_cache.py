@@ -54,14 +54,16 @@ class KVCache:
         self._stored = getattr(torch, kv_format.name)
         self.pool = _zeros((plan.num_planes, num_blocks, plan.page_bytes), device)
         self._groups = [0] * len(layers)
-        self._planes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._planes: dict[int, list[Tensor]] = {}
         self._states: dict[int, Tensor] = {}
         for index, layer in enumerate(layers):
             source = index if layer.kv_layer is None else layer.kv_layer
-            self._groups[index], place = plan.place(source)
-            planes = self.pool[2 * place : 2 * place + 2]
+            self._groups[index], _ = plan.place(source)
+            planes = self.pool[plan.planes(source)]
             if isinstance(layer, AttentionLayer):
-                self._planes[index] = self._rows(planes[0], layer), self._rows(planes[1], layer)
+                self._planes[index] = [
+                    self._rows(each, layer) for each in planes[: layer.num_planes]
+                ]
             else:
                 self._states[index] = planes
 
@@ -89,7 +91,7 @@ class KVCache:
     def most_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values, as they are read, in the layer that has the most."""
         return max(
-            2 * layer.num_kv_heads * layer.head_dim * self._dtype.itemsize
+            layer.num_planes * layer.num_kv_heads * layer.head_dim * self._dtype.itemsize
             for layer in self._layers
             if isinstance(layer, AttentionLayer)
         )
@@ -105,12 +107,15 @@ class KVCache:
     def planes(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return the bytes of a layer's keys and of its values, each (blocks, page bytes)."""
         source = self._layers[layer].kv_layer
-        _, place = self._plan.place(layer if source is None else source)
-        return self.pool[2 * place], self.pool[2 * place + 1]
+        keys, values = self.pool[self._plan.planes(layer if source is None else source)]
+        return keys, values
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values (T, Hkv, D) of one layer at `slots` (T,) int64."""
-        for plane, states in zip(self._planes[layer], (keys, values), strict=True):
+        """Store keys and values (T, Hkv, D) of one layer at `slots` (T,) int64.
+
+        Values of latent attention are part of the keys already.
+        """
+        for plane, states in zip(self._planes[layer], (keys, values), strict=False):
             per_block = plane.shape[0] // self.num_blocks
             rows = slots
             if per_block != self.block_size:
@@ -119,8 +124,13 @@ class KVCache:
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and the values of `blocks` (B,), each (B * block_size, Hkv, D)."""
-        keys, values = (self._gather(plane, blocks) for plane in self._planes[layer])
-        return keys, values
+        keys, *values = (self._gather(plane, blocks) for plane in self._planes[layer])
+        return keys, values[0] if values else self._latent_values(layer, keys)
+
+    def _latent_values(self, layer: int, keys: Tensor) -> Tensor:
+        spec = self._layers[layer]
+        assert isinstance(spec, AttentionLayer), "only it has keys"
+        return keys[..., : spec.num_latent]
 
     def read_states(self, layer: int, blocks: Tensor) -> Tensor:
         """Return what `blocks` (B,) hold of a layer's states, (B, numbers) float32."""
@@ -130,10 +140,10 @@ class KVCache:
 
     def write_states(self, layer: int, blocks: Tensor, states: Tensor) -> None:
         """Store states (B, numbers) float32 of a layer in `blocks` (B,) int64."""
-        page_bytes = self._plan.page_bytes
-        padding = 2 * page_bytes // torch.float32.itemsize - states.shape[1]
+        page_bytes, num_planes = self._plan.page_bytes, self._plan.planes_each
+        padding = num_planes * page_bytes // torch.float32.itemsize - states.shape[1]
         padded = torch.nn.functional.pad(states, (0, padding)).view(torch.uint8)
-        planes = padded.view(len(blocks), 2, page_bytes).transpose(0, 1)
+        planes = padded.view(len(blocks), num_planes, page_bytes).transpose(0, 1)
         self._states[layer].index_copy_(1, blocks, planes)
 
     def _num_state_numbers(self, layer: int) -> int:

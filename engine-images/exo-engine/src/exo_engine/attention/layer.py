@@ -59,6 +59,19 @@ class AttentionLayer:
     """Each head has a score that takes weight and gives no value, as in gpt-oss."""
     kv_layer: int | None = None
     """Index of the earlier layer whose keys and values it reads, as in Gemma 3n; None: its own."""
+    num_latent: int | None = None
+    """Latent attention, as in DeepSeek-V2: values are the first so many numbers of the keys, which
+    alone are cached; None: values are cached beside the keys."""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value."""
+        return self.num_latent or self.head_dim
+
+    @property
+    def num_planes(self) -> int:
+        """How many tensors its cache has: keys and values, or one for both."""
+        return 1 if self.num_latent else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,8 @@ class StateLayer:
     """Of one sequence's state."""
     reach: Reach = Reach(is_state=True)
     kv_layer: None = None
+    num_planes: int = 1
+    """At least; it takes as many as there are."""
 
 
 CachedLayer = AttentionLayer | StateLayer

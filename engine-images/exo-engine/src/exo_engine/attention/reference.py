@@ -108,7 +108,8 @@ class ReferenceAttention(AttentionBackend):
         if spec.kv_layer is None:
             self._cache.write(layer, self._layout.slots[kind.group], keys, values)
         source = layer if spec.kv_layer is None else spec.kv_layer
-        plan, output = self._plans[kind], torch.empty_like(queries)
+        plan = self._plans[kind]
+        output = queries.new_empty(*queries.shape[:2], spec.value_dim)
         for batch in plan.decodes:
             found = self._cache.read(source, batch.blocks)
             output[batch.rows] = self._decode(spec, batch, queries[batch.rows], *found, sinks)
@@ -134,17 +135,17 @@ class ReferenceAttention(AttentionBackend):
         num_sequences = len(queries)
         # The G query heads of one key/value head take the place of G query positions.
         grouped = queries.view(num_sequences, layer.num_kv_heads, -1, layer.head_dim)
-        shape = (num_sequences, -1, *keys.shape[1:])
+        shape = (num_sequences, len(keys) // num_sequences, layer.num_kv_heads)
         attended = _attend(
             layer,
             grouped,
-            keys.view(shape)[:, : batch.num_keys].transpose(1, 2),
-            values.view(shape)[:, : batch.num_keys].transpose(1, 2),
+            keys.view(*shape, -1)[:, : batch.num_keys].transpose(1, 2),
+            values.reshape(*shape, -1)[:, : batch.num_keys].transpose(1, 2),
             batch.mask,
             None if sinks is None else sinks.view(layer.num_kv_heads, -1, 1),
             is_causal=False,
         )
-        return attended.reshape(queries.shape)
+        return attended.reshape(num_sequences, layer.num_heads, -1)
 
     @staticmethod
     def _prefill(

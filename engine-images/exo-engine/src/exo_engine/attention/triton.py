@@ -194,6 +194,8 @@ def _problem(layers: Sequence[CachedLayer], cache: KVCache) -> str | None:
     if cache.device.type != "cuda" and not IS_INTERPRETED:
         return f"needs a GPU, and the model is on device {cache.device.type!r}"
     found = dict(_attention_layers(layers))
+    if any(layer.num_latent for layer in found.values()):
+        return "has no kernels for latent attention"
     largest = max((layer.head_dim for layer in found.values()), default=0)
     if largest > MAX_HEAD_DIM:
         return f"has heads of {MAX_HEAD_DIM} numbers at most, and this model's have {largest}"

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from exo_engine.attention.states import States
+from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.linear import Linear
 from exo_engine.models.spec import DeltaSpec
@@ -82,9 +82,10 @@ class GatedDeltaNet:
         self._spec = spec
         self._eps = eps
 
-    def __call__(self, hidden: Tensor, states: States) -> Tensor:
+    def __call__(self, hidden: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Mix a step's tokens (T, E) with those before them: (T, E)."""
-        spec, tensors = self._spec, self._weights.tensors
+        del rotation  # positions are in the order of the states
+        spec, tensors, states = self._spec, self._weights.tensors, backend.states
         merged = self._project(hidden)
         inputs, outer_gate, rate, decay = torch.split(merged, list(self._sizes.values()), dim=1)
         log_decay = F.softplus(decay.float() + tensors["dt_bias"].float())

@@ -16,8 +16,11 @@ from torch import Tensor
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.linear import Linear
 from exo_engine.layers.mlp import GatedMLP, gate
+from exo_engine.models.spec import RoutingSpec
 from exo_engine.weight_formats import PLAIN, load_format
 from exo_engine.weight_formats.base import Share, Stored
+
+_FROM_ALL = RoutingSpec()
 
 
 class Experts(Layer):
@@ -34,6 +37,7 @@ class Experts(Layer):
         num_experts: X.
         num_chosen: K.
         normalizes: whether the weights of the chosen ones are made to add up to 1.
+        routing: how they are chosen.
     """
 
     def __init__(
@@ -46,11 +50,18 @@ class Experts(Layer):
         num_experts: int,
         num_chosen: int,
         normalizes: bool,
+        routing: RoutingSpec = _FROM_ALL,
     ) -> None:
         super().__init__(context)
         inside = replace(context, layers=[])
         # Small, and what it decides is not to hang on a format.
-        plain = replace(inside, weight_format=load_format(PLAIN), rank=0, num_ranks=1)
+        plain = replace(
+            inside,
+            weight_format=load_format(PLAIN),
+            rank=0,
+            num_ranks=1,
+            dtype=torch.float32 if routing.is_float32 else context.dtype,
+        )
         self._router = Linear.column(plain, {f"{name}.gate": num_experts}, hidden_size)
         self._experts = [
             GatedMLP(inside, f"{name}.experts.{index}", hidden_size, inner_size)
@@ -59,15 +70,23 @@ class Experts(Layer):
         self._kernels = context.kernels
         self._num_chosen = num_chosen
         self._normalizes = normalizes
+        self._routing = routing
         self._parts = inside.layers
+        self._bias = None
         for part in inside.layers:
             self.slots.update(part.slots)
+        self._own_slots = dict(self._router.slots)
+        if routing.has_bias:
+            self._bias = torch.empty(num_experts, dtype=torch.float32, device=context.device)
+            slot = Slot(Stored((num_experts,)), self._bias.copy_)
+            self._own_slots[f"{name}.gate.e_score_correction_bias"] = slot
+            self.slots.update(self._own_slots)
         self._fused = self._fused_slots(f"{name}.experts", hidden_size, inner_size)
 
     def slots_for(self, names: Container[str]) -> Mapping[str, Slot]:
         """See `Layer.slots_for`: experts apart, or all in one where the checkpoint has them so."""
         if any(name in names for name in self._fused):
-            return {**self._router.slots, **self._fused}
+            return {**self._own_slots, **self._fused}
         return self.slots
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -94,15 +113,31 @@ class Experts(Layer):
     @property
     def num_bytes(self) -> int:
         """See `Layer.num_bytes`."""
-        return sum(part.num_bytes for part in self._parts)
+        bias = 0 if self._bias is None else self._bias.nbytes
+        return bias + sum(part.num_bytes for part in self._parts)
 
     def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights, of the dtype of `hidden` (T, E), and numbers of the chosen experts: (T, K)."""
-        scores = self._router(hidden).softmax(dim=-1, dtype=torch.float32)
-        weights, chosen = scores.topk(self._num_chosen, dim=-1)
+        routing = self._routing
+        numbers = self._router(hidden.float() if routing.is_float32 else hidden).float()
+        scores = numbers.sigmoid() if routing.scoring == "sigmoid" else numbers.softmax(dim=-1)
+        judged = scores if self._bias is None else scores + self._bias
+        if routing.num_groups > 1:
+            judged = self._of_best_groups(judged)
+        chosen = judged.topk(self._num_chosen, dim=-1).indices
+        weights = scores.gather(1, chosen)
         if self._normalizes:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights.to(hidden.dtype), chosen
+        return (weights * routing.scale).to(hidden.dtype), chosen
+
+    def _of_best_groups(self, judged: Tensor) -> Tensor:
+        """Return scores (T, X), minus infinity for experts of all but the best groups."""
+        routing = self._routing
+        by_group = judged.view(len(judged), routing.num_groups, -1)
+        worth = by_group.topk(routing.num_judging, dim=-1).values.sum(dim=-1)
+        best = worth.topk(routing.num_groups_chosen, dim=-1).indices
+        is_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
+        return by_group.masked_fill(is_out.unsqueeze(-1), -torch.inf).flatten(1)
 
     @staticmethod
     def _multiply(layers: list[Linear], inputs: Tensor, sizes: list[int]) -> Tensor:

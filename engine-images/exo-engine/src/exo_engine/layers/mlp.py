@@ -12,10 +12,11 @@ from exo_engine.kernels.library import Kernels
 from exo_engine.kernels.pointwise import silu_and_multiply
 from exo_engine.layers.base import Context
 from exo_engine.layers.linear import Linear
+from exo_engine.models.spec import Activation
 
 
 class GatedMLP:
-    """`down(silu(gate(x)) * up(x))`, where gate and up are one matrix.
+    """`down(act(gate(x)) * up(x))`, where gate and up are one matrix.
 
     Args:
         context: what the model is made with.
@@ -23,6 +24,7 @@ class GatedMLP:
         hidden_size: E.
         inner_size: I, of the whole model.
         has_bias: whether each matrix has one.
+        activation: of the gates.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class GatedMLP:
         inner_size: int,
         *,
         has_bias: bool = False,
+        activation: Activation = "silu",
     ) -> None:
         self._kernels = context.kernels
+        self.activation = activation
         parts = {f"{name}.gate_proj": inner_size, f"{name}.up_proj": inner_size}
         self.gate_up = Linear.column(context, parts, hidden_size, has_bias=has_bias)
         self.down = Linear.row(
@@ -43,12 +47,12 @@ class GatedMLP:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return (T, E) for hidden states (T, E)."""
-        return self.down(gate(self.gate_up(hidden), self._kernels))
+        return self.down(gate(self.gate_up(hidden), self._kernels, self.activation))
 
 
-def gate(merged: Tensor, kernels: Kernels | None) -> Tensor:
-    """Return silu of the first half of `merged` (T, 2 I) times the second: (T, I)."""
-    if kernels is not None:
+def gate(merged: Tensor, kernels: Kernels | None, activation: Activation = "silu") -> Tensor:
+    """Return the first half of `merged` (T, 2 I), activated, times the second: (T, I)."""
+    if kernels is not None and activation == "silu":
         return silu_and_multiply(kernels, merged)
     gates, values = merged.chunk(2, dim=-1)
-    return F.silu(gates) * values
+    return (F.silu(gates) if activation == "silu" else F.gelu(gates, approximate="tanh")) * values

@@ -19,6 +19,9 @@ from exo_engine.models.spec import DecoderSpec
 from exo_engine.weight_formats import PLAIN, format_of_checkpoint
 
 FAMILIES: Mapping[str, str] = {
+    "DeepseekV2ForCausalLM": "exo_engine.models.deepseek",
+    "DeepseekV3ForCausalLM": "exo_engine.models.deepseek",
+    "Gemma2ForCausalLM": "exo_engine.models.gemma2",
     "LlamaForCausalLM": "exo_engine.models.llama",
     "MistralForCausalLM": "exo_engine.models.mistral",
     "Qwen2ForCausalLM": "exo_engine.models.qwen2",
@@ -130,7 +133,8 @@ def read_spec(model_dir: Path) -> DecoderSpec:
         layers = reader.values["num_hidden_layers"]
         raise reader.unusable("num_hidden_layers", layers, f"{_MOST_LAYERS} or fewer")
     spec: DecoderSpec = family.spec_from_config(reader)
-    _check_activation(reader)
+    if spec.activation == "silu":
+        _check_activation(reader)
     return replace(
         spec,
         eos_token_ids=_eos_token_ids(model_dir, reader),

@@ -8,7 +8,7 @@ Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,32 +17,28 @@ from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.kernels.stack import StackLayer
 from exo_engine.layers import Attention, Context, Embedding, Experts, GatedMLP, Layer, Linear, Norm
 from exo_engine.layers.delta_net import GatedDeltaNet
+from exo_engine.layers.latent import LatentAttention
 from exo_engine.layers.rope import RotaryEmbedding
-from exo_engine.models.spec import DecoderSpec
+from exo_engine.models.spec import DecoderSpec, MixtureSpec
 from exo_engine.weight_formats import PLAIN, load_format
 
 
-class DecoderLayer:
-    """Attention and a gated MLP or a mixture of experts, each behind a norm and added to what came in."""
+class SelfAttention:
+    """Grouped-query attention, with the linear layers around it."""
 
     def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
-        prefix = f"model.layers.{index}"
-        attention = f"{prefix}.self_attn"
-        hidden = spec.hidden_size
+        name = f"model.layers.{index}.self_attn"
         query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        norm = partial(Norm, context, eps=spec.rms_norm_eps, offset=spec.norm_offset)
         norms = {}
         if spec.has_qk_norm:
-            norms["query_norm"] = norm(f"{attention}.q_norm", spec.head_dim)
-            norms["key_norm"] = norm(f"{attention}.k_norm", spec.head_dim)
-        self.index = index
-        self.input_norm = norm(f"{prefix}.input_layernorm", hidden)
+            norms["query_norm"] = _norm(context, spec, f"{name}.q_norm", spec.head_dim)
+            norms["key_norm"] = _norm(context, spec, f"{name}.k_norm", spec.head_dim)
         num_queries = 2 * query if spec.has_output_gate else query
         parts = {"q_proj": num_queries, "k_proj": kv, "v_proj": kv}
         self.qkv = Linear.column(
             context,
-            {f"{attention}.{name}": size for name, size in parts.items()},
-            hidden,
+            {f"{name}.{part}": size for part, size in parts.items()},
+            spec.hidden_size,
             has_bias=spec.has_qkv_bias,
         )
         self.attention = Attention(
@@ -55,9 +51,29 @@ class DecoderLayer:
             **norms,
         )
         self.output = Linear.row(
-            context, f"{attention}.o_proj", query, hidden, has_bias=spec.has_output_bias
+            context, f"{name}.o_proj", query, spec.hidden_size, has_bias=spec.has_output_bias
         )
-        self.mlp_norm = norm(f"{prefix}.post_attention_layernorm", hidden)
+
+    def __call__(self, hidden: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
+        """Attend a step's tokens (T, E): (T, E)."""
+        return self.output(self.attention(self.qkv(hidden), rotation, backend))
+
+
+class DecoderLayer:
+    """What mixes tokens and what computes each alone, both behind a norm and added to what came in."""
+
+    def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
+        prefix = f"model.layers.{index}"
+        self.index = index
+        self.input_norm = _norm(context, spec, f"{prefix}.input_layernorm")
+        self.mixer = _make_mixer(context, spec, index)
+        self.post_norms: tuple[Norm, Norm] | None = None
+        name = "post_attention_layernorm"
+        if spec.has_post_norms:
+            after_mlp = _norm(context, spec, f"{prefix}.post_feedforward_layernorm")
+            self.post_norms = _norm(context, spec, f"{prefix}.{name}"), after_mlp
+            name = "pre_feedforward_layernorm"
+        self.mlp_norm = _norm(context, spec, f"{prefix}.{name}")
         self.mlp = _make_mlp(context, spec, index)
 
     def __call__(
@@ -69,71 +85,88 @@ class DecoderLayer:
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states (T, E) and what is to be added to them; the layer got them so, too."""
         hidden, normalised = self.input_norm.add(hidden, update)
-        update = self.output(self.attention(self.qkv(normalised), rotation, backend))
+        update = self.mixer(normalised, rotation, backend)
+        if self.post_norms is not None:
+            update = self.post_norms[0](update)
         hidden, normalised = self.mlp_norm.add(hidden, update)
-        return hidden, self.mlp(normalised)
+        update = self.mlp(normalised)
+        return hidden, update if self.post_norms is None else self.post_norms[1](update)
 
     def stacked(self) -> StackLayer | None:
         """Return the layer as the CPU kernels compute it among others; None where they cannot."""
-        if not isinstance(self.mlp, GatedMLP) or self.attention.has_gate:
+        mixer, mlp = self.mixer, self.mlp
+        if not isinstance(mixer, SelfAttention) or mixer.attention.has_gate or self.post_norms:
             return None
-        products = (self.qkv, self.output, self.mlp.gate_up, self.mlp.down)
+        if not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
+            return None
+        products = (mixer.qkv, mixer.output, mlp.gate_up, mlp.down)
         calls = [call for each in products if (call := each.kernel_call()) is not None]
         if len(calls) < len(products):
             return None
-        head_norms, head_eps = self.attention.head_norms()
+        head_norms, head_eps = mixer.attention.head_norms()
         norms = self.input_norm.weight, self.mlp_norm.weight
         return StackLayer(self.index, *norms, self.input_norm.eps, head_norms, head_eps, *calls)
 
 
-class DeltaLayer:
-    """As `DecoderLayer`, with a Gated DeltaNet in place of attention."""
+class SharedMixture:
+    """A mixture of experts, and beside it an MLP that computes every token."""
 
-    def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
-        assert spec.delta is not None, "it says which layers these are"
-        prefix, hidden = f"model.layers.{index}", spec.hidden_size
-        norm = partial(Norm, context, eps=spec.rms_norm_eps, offset=spec.norm_offset)
-        self.input_norm = norm(f"{prefix}.input_layernorm", hidden)
-        self.mixer = GatedDeltaNet(
-            context, f"{prefix}.linear_attn", index, hidden, spec.delta, spec.rms_norm_eps
+    def __init__(self, context: Context, name: str, hidden_size: int, mixture: MixtureSpec) -> None:
+        self.experts = _make_experts(context, name, hidden_size, mixture)
+        self.shared = GatedMLP(context, f"{name}.shared_experts", hidden_size, mixture.shared_size)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return (T, E) for hidden states (T, E)."""
+        return self.experts(hidden) + self.shared(hidden)
+
+
+def _norm(context: Context, spec: DecoderSpec, name: str, size: int | None = None) -> Norm:
+    size = spec.hidden_size if size is None else size
+    return Norm(context, name, size, spec.rms_norm_eps, offset=spec.norm_offset)
+
+
+def _make_mixer(
+    context: Context, spec: DecoderSpec, index: int
+) -> SelfAttention | LatentAttention | GatedDeltaNet:
+    name = f"model.layers.{index}"
+    if spec.latent is not None:
+        return LatentAttention(
+            context, f"{name}.self_attn", index, spec.hidden_size, spec.num_heads, spec.latent
         )
-        self.mlp_norm = norm(f"{prefix}.post_attention_layernorm", hidden)
-        self.mlp = _make_mlp(context, spec, index)
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        update: Tensor | None,
-        rotation: Rotation,
-        backend: AttentionBackend,
-    ) -> tuple[Tensor, Tensor]:
-        """As `DecoderLayer.__call__`."""
-        del rotation  # positions are in the order of the states
-        hidden, normalised = self.input_norm.add(hidden, update)
-        update = self.mixer(normalised, backend.states)
-        hidden, normalised = self.mlp_norm.add(hidden, update)
-        return hidden, self.mlp(normalised)
+    if spec.delta is not None and index in spec.delta.layers:
+        return GatedDeltaNet(
+            context, f"{name}.linear_attn", index, spec.hidden_size, spec.delta, spec.rms_norm_eps
+        )
+    return SelfAttention(context, spec, index)
 
 
-def _make_layer(context: Context, spec: DecoderSpec, index: int) -> DecoderLayer | DeltaLayer:
-    is_delta = spec.delta is not None and index in spec.delta.layers
-    return (DeltaLayer if is_delta else DecoderLayer)(context, spec, index)
-
-
-def _make_mlp(context: Context, spec: DecoderSpec, index: int) -> GatedMLP | Experts:
+def _make_mlp(
+    context: Context, spec: DecoderSpec, index: int
+) -> GatedMLP | Experts | SharedMixture:
     name, mixture = f"model.layers.{index}.mlp", spec.mixture
     if mixture is None or index not in mixture.layers:
         return GatedMLP(
-            context, name, spec.hidden_size, spec.intermediate_size, has_bias=spec.has_mlp_bias
+            context,
+            name,
+            spec.hidden_size,
+            spec.intermediate_size,
+            has_bias=spec.has_mlp_bias,
+            activation=spec.activation,
         )
+    make = SharedMixture if mixture.shared_size else _make_experts
+    return make(context, name, spec.hidden_size, mixture)
+
+
+def _make_experts(context: Context, name: str, hidden_size: int, mixture: MixtureSpec) -> Experts:
     return Experts(
         context,
         name,
-        spec.hidden_size,
+        hidden_size,
         mixture.intermediate_size,
         num_experts=mixture.num_experts,
         num_chosen=mixture.num_chosen,
         normalizes=mixture.normalizes,
+        routing=mixture.routing,
     )
 
 
@@ -155,10 +188,8 @@ class Decoder:
         self.weighted_layers: list[Layer] = context.layers
         """Every layer with weights, in the order of the computation."""
         self.embedding = Embedding(context, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
-        self.layers = [_make_layer(context, spec, index) for index in range(spec.num_layers)]
-        self.final_norm = Norm(
-            context, "model.norm", spec.hidden_size, spec.rms_norm_eps, offset=spec.norm_offset
-        )
+        self.layers = [DecoderLayer(context, spec, index) for index in range(spec.num_layers)]
+        self.final_norm = _norm(context, spec, "model.norm")
         self.head = (
             self.embedding
             if spec.ties_embeddings
@@ -168,8 +199,9 @@ class Decoder:
 
     def set_num_positions(self, num_positions: int) -> None:
         """Compute the rotary tables for sequences of up to `num_positions` tokens."""
-        turned = int(self.spec.head_dim * self.spec.rope.rotary_part)
-        self._rotary = RotaryEmbedding(self.spec.rope, turned, num_positions, self.device)
+        self._rotary = RotaryEmbedding(
+            self.spec.rope, self.spec.num_turned, num_positions, self.device
+        )
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
         """Run a step's tokens through all layers.
@@ -185,6 +217,8 @@ class Decoder:
         assert self._rotary is not None, "set_num_positions() comes first"
         rotation = self._rotary.at(positions)
         hidden = self.embedding.look_up(token_ids)
+        if self.spec.embedding_scale != 1.0:
+            hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype)
         update: Tensor | None = None
         if self._stack is not None:
             update = attention.run_layers(self._stack, hidden, rotation)
@@ -195,14 +229,13 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits (N, V) for hidden states (N, E)."""
-        return self.head.project(hidden)
+        logits, cap = self.head.project(hidden), self.spec.logit_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @cached_property
     def _stack(self) -> list[StackLayer] | None:
         """All layers as the CPU kernels take them in one call; None where one is beyond them."""
-        found = [
-            layer.stacked() if isinstance(layer, DecoderLayer) else None for layer in self.layers
-        ]
+        found = [layer.stacked() for layer in self.layers]
         return None if None in found else [layer for layer in found if layer is not None]
 
     @property

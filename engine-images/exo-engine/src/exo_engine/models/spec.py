@@ -13,6 +13,7 @@ from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach, State
 from exo_engine.weight_formats import PLAIN
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,25 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutingSpec:
+    """How scores of experts become a choice."""
+
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    """Of the router's numbers; a sigmoid is of each alone."""
+    num_groups: int = 1
+    """Experts are chosen from the best groups only, as DeepSeek-V2 does; groups follow one another."""
+    num_groups_chosen: int = 1
+    num_judging: int = 1
+    """A group is as good as the sum of its so many best scores."""
+    has_bias: bool = False
+    """A number per expert is added to its score for the choice, not for its weight."""
+    scale: float = 1.0
+    """Multiplies the weights."""
+    is_float32: bool = False
+    """The router computes in float32, whatever the model's type."""
+
+
+@dataclass(frozen=True, slots=True)
 class MixtureSpec:
     """Experts in place of the MLP of some layers."""
 
@@ -51,6 +71,49 @@ class MixtureSpec:
     normalizes: bool
     """The weights of the chosen ones are made to add up to 1."""
     layers: frozenset[int]
+    routing: RoutingSpec = RoutingSpec()
+    shared_size: int = 0
+    """Inner size of an MLP that computes every token beside the chosen experts; 0: none."""
+
+    @property
+    def num_numbers(self) -> int:
+        """Parameters of one layer, by which the hidden size is multiplied."""
+        each = 3 * self.intermediate_size + 1
+        return self.num_experts * each + 3 * self.shared_size
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention in all layers."""
+
+    num_latent: int
+    """Numbers that keys and values of all heads are made of."""
+    query_rank: int | None
+    """Likewise of queries; None: they are made of hidden states."""
+    plain_dim: int
+    """Numbers of a query or key that are not turned, of one head."""
+    turned_dim: int
+    """Those that are; a token's heads share them."""
+    value_dim: int
+    """Of one head."""
+    scale: float
+    """Multiplies every product of a query and a key."""
+    turns_neighbours: bool = True
+    """Numbers turned together are neighbours, rather than half a head apart."""
+
+    def num_parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Parameters of one layer's matrices."""
+        queries = num_heads * (self.plain_dim + self.turned_dim)
+        rank = self.query_rank
+        made = hidden_size * queries if rank is None else rank * (hidden_size + queries)
+        latents = hidden_size * (self.num_latent + self.turned_dim)
+        expanded = self.num_latent * num_heads * (self.plain_dim + self.value_dim)
+        return made + latents + expanded + num_heads * self.value_dim * hidden_size
+
+    def cached(self, num_heads: int) -> AttentionLayer:
+        """What cache and backend see of a layer."""
+        size = self.num_latent + self.turned_dim
+        return AttentionLayer(num_heads, 1, size, scale=self.scale, num_latent=self.num_latent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +175,19 @@ class DecoderSpec:
     """Queries bring a gate of their size, which attention's result passes."""
     norm_offset: float = 0.0
     """Added to the weights of all norms but a Gated DeltaNet's."""
+    has_post_norms: bool = False
+    """What attention and MLP give is normalised before it is added, as in Gemma 2."""
+    activation: Activation = "silu"
+    """Of the gates of MLPs."""
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    """Multiplies every product of a query and a key; None: one over the root of the head size."""
+    soft_cap: float | None = None
+    """Of attention's scores."""
+    logit_cap: float | None = None
+    """Logits x become cap * tanh(x / cap)."""
+    latent: LatentSpec | None = None
+    """In place of the attention that the numbers of heads describe."""
     delta: DeltaSpec | None = None
     mixture: MixtureSpec | None = None
     windows: tuple[int | None, ...] = ()
@@ -125,18 +201,28 @@ class DecoderSpec:
     def num_parameters(self) -> int:
         """Parameters of the matrices and norms, without biases."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        if self.latent is not None:
+            attention = self.latent.num_parameters(self.hidden_size, self.num_heads)
         mlps = self.num_layers * 3 * self.hidden_size * self.intermediate_size
         if self.mixture is not None:
-            each = self.mixture.num_experts * (3 * self.mixture.intermediate_size + 1)
-            more = each - 3 * self.intermediate_size
+            more = self.mixture.num_numbers - 3 * self.intermediate_size
             mlps += len(self.mixture.layers) * self.hidden_size * more
         layers = self.num_layers * (attention + 2 * self.hidden_size) + mlps
         embeddings = self.vocab_size * self.hidden_size * (1 if self.ties_embeddings else 2)
         return layers + embeddings + self.hidden_size
 
     @property
+    def num_turned(self) -> int:
+        """Numbers of a query or key that the rotary embedding turns."""
+        if self.latent is not None:
+            return self.latent.turned_dim
+        return int(self.head_dim * self.rope.rotary_part)
+
+    @property
     def attention_layers(self) -> tuple[CachedLayer, ...]:
         """What cache and attention backend must know, per layer."""
+        if self.latent is not None:
+            return (self.latent.cached(self.num_heads),) * self.num_layers
         return tuple(
             StateLayer(4 * self.delta.state_numbers)  # float32
             if self.delta is not None and index in self.delta.layers
@@ -144,8 +230,9 @@ class DecoderSpec:
                 self.num_heads,
                 self.num_kv_heads,
                 self.head_dim,
-                scale=self.head_dim**-0.5,
+                scale=self.attention_scale or self.head_dim**-0.5,
                 reach=Reach(window),
+                soft_cap=self.soft_cap,
             )
             for index, window in enumerate(self.windows)
         )

@@ -156,7 +156,10 @@ def _map_tensor(path: Path, name: str, mapped: dict[Path, Any], files: ExitStack
 
 
 def _is_ignored(name: str, spec: DecoderSpec) -> bool:
-    return name.endswith(_IGNORED_SUFFIXES) or (name == "lm_head.weight" and spec.ties_embeddings)
+    # DeepSeek-V3's checkpoints have a layer more, which guesses tokens ahead.
+    is_beyond = spec.latent is not None and name.startswith(f"model.layers.{spec.num_layers}.")
+    is_tied = name == "lm_head.weight" and spec.ties_embeddings
+    return name.endswith(_IGNORED_SUFFIXES) or is_tied or is_beyond
 
 
 def _list(names: Iterable[str]) -> str:
