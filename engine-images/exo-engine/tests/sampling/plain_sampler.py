@@ -1,8 +1,9 @@
 """Sampling row by row, as plainly as it can be said: what `exo_engine.sampling` is held equal to.
 
-The order of operations is vLLM's: bias and held-back tokens,
-penalties, then greedy, or temperature, min-p, top-k and top-p, draw. Work that no row asks for is
-skipped, and rows never influence each other.
+Nothing of the sampler is used here, random numbers and log-probabilities included. The order of operations is vLLM's: allowed tokens, bias, held-back tokens and bad words, penalties, then
+greedy, or temperature, min-p, top-k and top-p, draw. A draw goes through the tokens in order of their ids,
+or of their likelihood where top-k or top-p is set, and takes the one at which the number falls.
+Logits are float32, one operation after the other, and probabilities float64.
 
 Legend: N rows (sequences that sample in this step), V vocabulary.
 """
@@ -10,21 +11,17 @@ Legend: N rows (sequences that sample in this step), V vocabulary.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from exo_engine.core.request import TokenLogprobs
-from exo_engine.sampling.logprobs import gather_logprobs
-from exo_engine.sampling.random_numbers import uniform
 from exo_engine.sampling_params import SamplingParams
+from numpy.typing import NDArray
 from torch import Tensor
 
-# Filters look at this many likeliest tokens first; rows for which that is not enough sort all.
-_NUM_CANDIDATES = 1024
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,147 +46,95 @@ class Token(NamedTuple):
 
 
 def sample(logits: Tensor, rows: Seq[SamplingRow]) -> list[Token]:
-    """Choose one token per row.
-
-    Args:
-        logits: (N, V) float32; overwritten.
-        rows: one per row of `logits`.
-    """
-    # NaN anywhere in a row makes its maximum NaN; such a request ends, the others go on.
-    is_valid = torch.isfinite(logits.amax(dim=-1)).tolist()
-    wants_logprobs = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-    raw = logits[wants_logprobs] if wants_logprobs else None
-    _adjust(logits, rows)
-    tokens = logits.argmax(dim=-1)
-    drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy and is_valid[i]]
-    if drawn:
-        index = torch.tensor(drawn, device=logits.device)
-        chosen = logits if len(drawn) == len(rows) else logits[index]
-        tokens[index] = _draw(chosen, [rows[i] for i in drawn])
-    token_ids: list[int] = tokens.tolist()
-    logprobs: dict[int, TokenLogprobs] = {}
-    if raw is not None:
-        entries = gather_logprobs(
-            raw,
-            [token_ids[i] for i in wants_logprobs],
-            [rows[i].params.logprobs or 0 for i in wants_logprobs],
-        )
-        logprobs = dict(zip(wants_logprobs, entries, strict=True))
-    return [Token(token_id, logprobs.get(i), is_valid[i]) for i, token_id in enumerate(token_ids)]
+    """Choose one token per row of `logits` (N, V) float32."""
+    return [_choose(each.numpy(), row) for each, row in zip(logits, rows, strict=True)]
 
 
-def _adjust(logits: Tensor, rows: Seq[SamplingRow]) -> None:
-    """Apply what changes the likeliest token: bias, held-back tokens, penalties. In place."""
-    for index, row in enumerate(rows):
-        params = row.params
-        if params.allowed_token_ids is not None:
-            banned = sorted(set(range(logits.shape[1])) - set(params.allowed_token_ids))
-            logits[index, banned] = -math.inf
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=logits.device)
-            bias = torch.tensor(list(params.logit_bias.values()), device=logits.device)
-            logits[index, ids] += bias.to(logits.dtype)
-        if len(row.output_token_ids) < params.min_tokens and row.stop_token_ids:
-            logits[index, list(row.stop_token_ids)] = -math.inf
-        for *beginning, last in params.bad_words:
-            if (
-                list(row.output_token_ids)[len(row.output_token_ids) - len(beginning) :]
-                == beginning
-            ):
-                logits[index, last] = -math.inf
-        if params.uses_penalties:
-            _penalize(logits[index], row)
+def uniform(key: int, counter: int) -> float:
+    """Philox4x32-10 (Salmon et al. 2011) of one counter, 53 of its bits as a number in [0, 1)."""
+    mask = 2**32 - 1
+    words = [counter & mask, counter >> 32, 0, 0]
+    low, high = key & mask, key >> 32
+    for _ in range(10):
+        first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [
+            (second >> 32) ^ words[1] ^ low,
+            second & mask,
+            (first >> 32) ^ words[3] ^ high,
+            first & mask,
+        ]
+        low, high = (low + 0x9E3779B9) & mask, (high + 0xBB67AE85) & mask
+    return ((words[0] << 32 | words[1]) >> 11) / 2**53
 
 
-def _penalize(logits: Tensor, row: SamplingRow) -> None:
-    """Apply penalties to one row's logits (V,), in place."""
-    params, device = row.params, logits.device
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt_token_ids, *row.output_token_ids}), device=device)
-        values = logits[seen]
-        logits[seen] = torch.where(
-            values > 0, values / params.repetition_penalty, values * params.repetition_penalty
-        )
-    if row.output_token_ids:
-        counts = Counter(row.output_token_ids)
-        ids = torch.tensor(list(counts), device=device)
-        occurrences = torch.tensor(list(counts.values()), dtype=logits.dtype, device=device)
-        logits[ids] -= params.frequency_penalty * occurrences + params.presence_penalty
+def _choose(raw: Floats, row: SamplingRow) -> Token:
+    if not math.isfinite(max(raw.tolist())) or np.isnan(raw).any():
+        return Token(int(np.argmax(raw)), is_valid=False)
+    logits = _adjusted(raw, row)
+    token_id = int(np.argmax(logits)) if row.params.is_greedy else _draw(logits, row)
+    asked = row.params.logprobs
+    return Token(token_id, None if asked is None else _report(raw, token_id, asked))
 
 
-def _draw(logits: Tensor, rows: Seq[SamplingRow]) -> Tensor:
-    """Draw one token per row: (N, V) to (N,) int64."""
-    device = logits.device
-    temperatures = torch.tensor([row.params.temperature for row in rows], device=device)
-    scaled = logits / temperatures.clamp_min(1e-6).unsqueeze(1)
-    keys = np.array([row.key for row in rows], dtype=np.uint64)
-    counters = np.array([len(row.output_token_ids) for row in rows], dtype=np.uint64)
-    numbers = torch.from_numpy(uniform(keys, counters)).to(device)
-    if any(row.params.min_p > 0.0 for row in rows):
-        floors = torch.tensor(
-            [math.log(row.params.min_p) if row.params.min_p > 0.0 else -math.inf for row in rows]
-        )
-        limit = scaled.amax(dim=-1, keepdim=True) + floors.to(device).unsqueeze(1)
-        scaled.masked_fill_(scaled < limit, -math.inf)
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
-    # Sums in float64, so that a draw does not hang on the last bit of a sum over the vocabulary.
-    plain = [i for i, row in enumerate(rows) if not _is_filtered(row.params)]
-    filtered = [i for i, row in enumerate(rows) if _is_filtered(row.params)]
-    if plain:
-        tokens[plain] = _pick(scaled[plain].double().softmax(dim=-1), numbers[plain])
-    if filtered:
-        tokens[filtered] = _draw_filtered(
-            scaled[filtered], [rows[i].params for i in filtered], numbers[filtered]
-        )
-    return tokens
+def _report(raw: Floats, token_id: int, num_top: int) -> TokenLogprobs:
+    total = math.log(math.fsum(math.exp(value) for value in raw.tolist()))
+    best = sorted(range(len(raw)), key=lambda each: -raw[each])[:num_top]
+    return TokenLogprobs(
+        token_id,
+        float(raw[token_id]) - total,
+        1 + int((raw > raw[token_id]).sum()),
+        tuple((each, float(raw[each]) - total) for each in best),
+    )
 
 
-def _draw_filtered(scaled: Tensor, params: Seq[SamplingParams], numbers: Tensor) -> Tensor:
-    """Draw from the top-k and top-p part of each row: (N, V) to (N,)."""
-    vocab_size = scaled.shape[1]
-    top_ks = torch.tensor([p.top_k or vocab_size for p in params], device=scaled.device)
-    top_ps = torch.tensor([p.top_p for p in params], device=scaled.device, dtype=torch.float64)
-    num_candidates = min(_NUM_CANDIDATES, vocab_size)
-    values, ids = scaled.topk(num_candidates, dim=-1)
-    # Probabilities among all that top-k keeps; where it keeps more than the candidates, among all.
-    totals = scaled.double().logsumexp(dim=-1)
-    mass = (values.double() - totals.unsqueeze(1)).exp().sum(dim=-1)
-    is_enough = (top_ks <= num_candidates) | ((mass >= top_ps) & (top_ks >= vocab_size))
-    tokens = _draw_sorted(values, ids, top_ks, top_ps, totals, numbers)
-    if num_candidates < vocab_size and not bool(is_enough.all()):
-        rest = (~is_enough).nonzero().squeeze(1)
-        values, ids = scaled[rest].sort(dim=-1, descending=True, stable=True)
-        tokens[rest] = _draw_sorted(
-            values, ids, top_ks[rest], top_ps[rest], totals[rest], numbers[rest]
-        )
-    return tokens
+def _adjusted(raw: Floats, row: SamplingRow) -> Floats:
+    """Apply what changes the likeliest token: bias, held-back tokens, penalties."""
+    params, logits = row.params, raw.copy()
+    outputs = list(row.output_token_ids)
+    if params.allowed_token_ids is not None:
+        for token_id in set(range(len(logits))) - set(params.allowed_token_ids):
+            logits[token_id] = -math.inf
+    for token_id, bias in (params.logit_bias or {}).items():
+        logits[token_id] += np.float32(bias)
+    if len(outputs) < params.min_tokens:
+        for token_id in row.stop_token_ids:
+            logits[token_id] = -math.inf
+    for *beginning, last in params.bad_words:
+        if outputs[len(outputs) - len(beginning) :] == beginning:
+            logits[last] = -math.inf
+    factor = np.float32(params.repetition_penalty)
+    for token_id in {*row.prompt_token_ids, *outputs}:
+        is_likely = logits[token_id] > 0
+        logits[token_id] = logits[token_id] / factor if is_likely else logits[token_id] * factor
+    for token_id in set(outputs):
+        count = np.float32(outputs.count(token_id))
+        frequency, presence = map(np.float32, (params.frequency_penalty, params.presence_penalty))
+        logits[token_id] -= frequency * count + presence
+    return logits
 
 
-def _draw_sorted(
-    values: Tensor, ids: Tensor, top_ks: Tensor, top_ps: Tensor, totals: Tensor, numbers: Tensor
-) -> Tensor:
-    """Draw from rows whose logits (N, C) are sorted, likeliest first, with token ids (N, C)."""
-    ranks = torch.arange(values.shape[1], device=values.device)
-    kept = values.double().masked_fill(ranks >= top_ks.unsqueeze(1), -math.inf)
-    # top-p counts within what top-k keeps.
-    within = torch.where(top_ks <= values.shape[1], kept.logsumexp(dim=-1), totals)
-    probabilities = (kept - within.unsqueeze(1)).exp()
-    # A token stays while the ones before it do not yet reach top-p; so the first always stays.
-    before = probabilities.cumsum(dim=-1) - probabilities
-    probabilities = probabilities.masked_fill(before >= top_ps.unsqueeze(1), 0.0)
-    picked = _pick(probabilities, numbers)
-    return ids.gather(1, picked.unsqueeze(1)).squeeze(1)
+def _draw(logits: Floats, row: SamplingRow) -> int:
+    params = row.params
+    scaled = (logits / np.float32(max(params.temperature, 1e-6))).astype(np.float64)
+    weights = np.exp(scaled - scaled.max())  # of the likeliest one: 1
+    weights[weights < params.min_p] = 0.0
+    order = list(range(len(weights)))
+    if params.top_k or params.top_p < 1.0:
+        order = sorted(order, key=lambda each: -weights[each])[: params.top_k or None]
+        order = _nucleus(order, weights, params.top_p)
+    left = uniform(row.key, len(row.output_token_ids)) * math.fsum(weights[order])
+    for token_id in order:
+        left -= weights[token_id]
+        if left < 0:
+            return token_id
+    return [each for each in order if weights[each] > 0][-1]
 
 
-def _pick(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Return, per row of weights (N, C) float64, the index at which `numbers` (N,) falls."""
-    sums = weights.cumsum(dim=-1)
-    targets = (numbers * sums[:, -1]).unsqueeze(1)
-    picked = torch.searchsorted(sums, targets, right=True).squeeze(1)
-    # Rounding may push a number past the end: take the last index that has any weight.
-    last = weights.shape[1] - 1 - (weights.flip(1) > 0).int().argmax(dim=1)
-    return torch.minimum(picked, last)
-
-
-def _is_filtered(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0
+def _nucleus(order: list[int], weights: NDArray[np.float64], top_p: float) -> list[int]:
+    """Return the first tokens, up to the one with which they reach `top_p` of the whole."""
+    goal, before = top_p * math.fsum(weights[order]), 0.0
+    for count, token_id in enumerate(order):
+        if count and before >= goal:
+            return order[:count]
+        before += weights[token_id]
+    return order
