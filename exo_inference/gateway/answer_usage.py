@@ -28,7 +28,9 @@ _MAX_USAGE_BYTES = 4 << 10
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}"]++|"[^"\\]*+"|\{[^{}]*+\})*+\})')
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)"\s*:\s*"[^"]')
+_TEXT = re.compile(
+    rb'"(?:content|text|reasoning|reasoning_content|arguments|delta|thinking|partial_json)"\s*:\s*"[^"]'
+)
 _decode = json.JSONDecoder().decode
 _MAX_EVENT_BYTES = 4 << 20
 """An event longer than this is passed on unread: no engine of ours sends one."""
@@ -43,11 +45,32 @@ class Tokens:
 
 
 def tokens_of(usage: Any) -> Tokens | None:
-    """Return the counts of an OpenAI `usage` object; None when it is not one."""
-    if not isinstance(usage, dict) or type(usage.get("prompt_tokens")) is not int:
+    """Return the counts of a `usage` object, OpenAI's or Anthropic's; None when it is not one."""
+    if not isinstance(usage, dict):
         return None
-    completion = usage.get("completion_tokens")
-    return Tokens(usage["prompt_tokens"], completion if type(completion) is int else 0)
+    if _count(usage, "prompt_tokens") is not None:
+        return Tokens(usage["prompt_tokens"], _count(usage, "completion_tokens") or 0)
+    prompt = _count(usage, "input_tokens")
+    if prompt is None:
+        return None
+    # Anthropic's count leaves out what came from the prefix cache, or went there.
+    cached = sum(_count(usage, f"cache_{each}_input_tokens") or 0 for each in ("read", "creation"))
+    return Tokens(prompt + cached, _count(usage, "output_tokens") or 0)
+
+
+def _count(usage: dict[str, Any], name: str) -> int | None:
+    value = usage.get(name)
+    return value if type(value) is int else None
+
+
+def _usage_of_event(event: Any) -> Any:
+    """Return the usage of an event: its own, or that of the response or message within."""
+    if not isinstance(event, dict):
+        return None
+    for holder in (event, event.get("response"), event.get("message")):
+        if isinstance(holder, dict) and isinstance(holder.get("usage"), dict):
+            return holder["usage"]
+    return None
 
 
 def tokens_of_answer(body: bytes) -> Tokens | None:
@@ -184,8 +207,13 @@ class UsageReader:
             answer = json.loads(b"\n".join(line[5:] for line in lines))
         except (ValueError, RecursionError):
             return False
-        tokens = tokens_of(answer.get("usage")) if isinstance(answer, dict) else None
+        usage = _usage_of_event(answer)
+        tokens = tokens_of(usage)
         if tokens is None:
+            if usage is not None and (num := _count(usage, "output_tokens")) and self.tokens:
+                self.tokens = Tokens(
+                    self.tokens.prompt, num
+                )  # the prompt's were in an earlier event
             return False
         self.tokens = tokens
         return self._strip and answer.get("choices") == []

@@ -30,7 +30,7 @@ from exo_inference.gateway.exchange import (
     request_id_of,
 )
 from exo_inference.gateway.held_requests import Holding, HoldSettings
-from exo_inference.gateway.keys import authorize, bearer_token
+from exo_inference.gateway.keys import authorize, key_of
 from exo_inference.gateway.lost_replicas import LostReplicas, LostReplicaSettings
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.proxy import Proxy, make_job
@@ -289,7 +289,7 @@ class Gateway:
         check_head(request)
         target = parse_path(request.rel_url.raw_path)
         exchange.path = target.path
-        token = bearer_token(request.headers.get("Authorization"))
+        token = key_of(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
         table = self._tables.table
         if table is None:
             raise errors.unavailable(

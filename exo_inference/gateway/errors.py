@@ -55,7 +55,7 @@ class RequestRefused(ExoError):
 
 
 def missing_key() -> RequestRefused:
-    """401: no usable Authorization header."""
+    """401: no usable Authorization or X-Api-Key header."""
     return RequestRefused(
         401,
         "missing_api_key",

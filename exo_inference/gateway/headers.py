@@ -39,6 +39,7 @@ _OURS = frozenset(
     {
         "host",
         "authorization",
+        "x-api-key",
         "content-length",
         "content-encoding",
         "accept-encoding",

@@ -12,13 +12,17 @@ from exo_inference.gateway import errors
 from exo_inference.gateway.table import EVERY_DEPLOYMENT, Deployment, Table
 
 
-def bearer_token(authorization: str | None) -> str:
-    """Return the key of an `Authorization` header.
+def key_of(authorization: str | None, api_key: str | None) -> str:
+    """Return the key that a client shows.
+
+    Args:
+        authorization: the header `Authorization`; where there is one, it counts.
+        api_key: the header `X-Api-Key`, in which Anthropic's clients have it.
 
     Raises:
         RequestRefused: 401, there is none.
     """
-    scheme, _, token = (authorization or "").strip().partition(" ")
+    scheme, _, token = (authorization or f"bearer {api_key or ''}").strip().partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
         raise errors.missing_key()

@@ -196,3 +196,42 @@ def test_long_answer_is_not_parsed_as_a_whole(monkeypatch):
 def test_answer_that_is_not_understood_names_no_usage(answer):
     assert tokens_of_answer(answer) is None
     assert tokens_of_answer(b" " * (2 << 20) + answer) is None
+
+
+RESPONSES = (
+    b'event: response.created\ndata: {"type":"response.created","response":{"usage":null}}\n\n'
+    b'event: response.output_text.delta\ndata: {"delta":"Hi"}\n\n'
+    b'event: response.completed\ndata: {"response":{"output":[],"usage":{"input_tokens":7,'
+    b'"input_tokens_details":{"cached_tokens":4},"output_tokens":5}}}\n\n'
+)
+MESSAGES = (
+    b'event: message_start\ndata: {"message":{"usage":{"input_tokens":3,"cache_read_input_tokens":4,'
+    b'"output_tokens":0}}}\n\n'
+    b'event: content_block_delta\ndata: {"delta":{"type":"text_delta","text":"Hi"}}\n\n'
+    b'event: message_delta\ndata: {"delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}\n\n'
+)
+
+
+@pytest.mark.parametrize("stream", [RESPONSES, MESSAGES], ids=["responses", "messages"])
+def test_usage_of_other_forms_is_counted_and_their_streams_stay_as_they_are(stream):
+    reader = UsageReader(strip=True)
+    assert reader.feed(stream) + reader.finish() == stream
+    assert reader.tokens == Tokens(7, 5)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        b'{"input_tokens":7,"input_tokens_details":{"cached_tokens":4},"output_tokens":5}',
+        b'{"input_tokens":3,"cache_read_input_tokens":4,"output_tokens":5}',
+    ],
+)
+@pytest.mark.parametrize("filler", [0, 1 << 20])
+def test_usage_of_other_forms_is_found_in_whole_answers(usage, filler):
+    assert tokens_of_answer(b'{"usage":%s,"text":"%s"}' % (usage, b"x" * filler)) == Tokens(7, 5)
+
+
+def test_answer_of_another_form_that_is_cut_counts_the_texts_that_passed():
+    reader = UsageReader(strip=False)
+    reader.feed(RESPONSES[: RESPONSES.index(b"event: response.completed")])
+    assert reader.estimate() == Tokens(0, 1)

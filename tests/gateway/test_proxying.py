@@ -40,6 +40,15 @@ async def test_request_passes_with_path_query_and_body_but_without_the_key(stack
     assert stack.key not in str(request.headers)
 
 
+async def test_key_may_come_as_anthropics_clients_send_it_and_goes_no_further(stack):
+    key = stack.client.headers.popall("Authorization")[0].removeprefix("Bearer ")
+    headers = {"X-Api-Key": key}
+    async with stack.client.get(stack.path("/v1/models"), headers=headers) as answer:
+        assert answer.status == 200
+    (engine,) = (each for each in stack.engines if each.requests)
+    assert key not in str(engine.requests[0].headers)
+
+
 async def test_request_id_of_the_client_is_kept_and_returned(stack):
     async with stack.client.get(stack.path("/v1/models"), headers={"X-Request-ID": "my-1"}) as got:
         assert got.headers["X-Request-ID"] == "my-1"
