@@ -18,36 +18,69 @@ _HEAD = re.compile(r'[\s,\[]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parame
 _TAIL = re.compile(r"\s*\}\s*")
 
 
+_TABLES = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+_DATA_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
+"""What stands there is data, even if it looks like a reference."""
+
+
 def schema_of_calls(tools: Sequence[Mapping[str, Any]], *, is_single: bool) -> dict[str, Any]:
     """Return the JSON schema of one call or more of any of these tools, as `RequiredCalls` reads them.
 
-    The form is vLLM's: a list of objects with `name` and `parameters`.
+    The form is vLLM's: a list of objects with `name` and `parameters`. A tool's schema stands whole among the
+    definitions, so that what it refers to is found.
     """
-    one_of = [
+    calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"type": "string", "enum": [tool["function"]["name"]]},
-                "parameters": schema_of_arguments(tool),
+                "parameters": {"$ref": f"#/$defs/tool{number}"},
             },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for number, tool in enumerate(tools)
     ]
-    items = one_of[0] if len(one_of) == 1 else {"anyOf": one_of}
     return {
         "type": "array",
         "minItems": 1,
-        "items": items,
         **({"maxItems": 1} if is_single else {}),
+        "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
+        "$defs": {
+            f"tool{number}": _moved(schema_of_arguments(tool), f"#/$defs/tool{number}")
+            for number, tool in enumerate(tools)
+        },
     }
 
 
 def schema_of_arguments(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; a tool without one takes an empty object."""
+    """Return the schema of a tool's arguments, which are an object; a tool without one takes an empty one."""
     parameters = tool["function"].get("parameters")
-    return parameters if parameters else {"type": "object", "properties": {}}
+    return {"type": "object", **(parameters or {"additionalProperties": False})}
+
+
+def _moved(value: Any, root: str, *, is_table: bool = False) -> Any:
+    """Return a schema with references that hold where it has this place in another one.
+
+    Args:
+        value: a schema, or a part of one.
+        root: the place, as a reference.
+        is_table: the keys are names, not keywords.
+    """
+    if isinstance(value, list):
+        return [_moved(each, root) for each in value]
+    if not isinstance(value, dict):
+        return value
+    moved = {
+        key: each
+        if key in _DATA_KEYWORDS and not is_table
+        else _moved(each, root, is_table=key in _TABLES and not is_table)
+        for key, each in value.items()
+    }
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved
 
 
 class NamedCall(Machine):
