@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +16,7 @@ from exo_inference.cli.chat_hold import telling_of_hold
 from exo_inference.cli.chat_stream import (
     ChatEndpoint,
     ChatOptions,
+    JsonSchema,
     ModelNotServed,
     Reply,
     read_served_model,
@@ -24,6 +28,7 @@ from exo_inference.cli.durations import Limit
 from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.rendering.views import Column, View
 from exo_inference.cli.session import Session, pass_session
+from exo_inference.cli.text_files import read_text_file
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.wait import DEFAULT_WAIT_SECONDS, wait_for_deployment
 from exo_inference.errors import ExoError, UsageError
@@ -88,6 +93,10 @@ class Conversation:
             "Get the answer as JSON",
             "exo ai chat demo 'What is a KV cache?' -O json | jq -r .text",
         ),
+        Example(
+            "Get JSON of a form of your own",
+            "exo ai chat demo 'Ada, 36' --json-schema person.json",
+        ),
     ],
 )
 @click.argument("deployment", metavar="<name-or-id>", shell_complete=complete_deployments)
@@ -110,6 +119,13 @@ class Conversation:
     metavar="<url>",
     help="Where the gateway is reached from here, in place of the beginning of the deployment's URL.",
 )
+@click.option(
+    "--json-schema",
+    "schema_file",
+    metavar="<file>",
+    type=click.Path(path_type=Path),
+    help="Answer with JSON that the schema in this file allows.",
+)
 @click.option("--stats", is_flag=True, help="Print time to first token and tokens per second.")
 @click.option(
     "--timeout",
@@ -128,6 +144,7 @@ def chat(
     max_tokens: int | None,
     temperature: float | None,
     base_url: str | None,
+    schema_file: Path | None,
     stats: bool,
     wait_timeout: float,
 ) -> None:
@@ -145,10 +162,11 @@ def chat(
             "a conversation is for people: it has no -O json, -O yaml and --output-template",
             hint="Give the prompt as an argument, or pipe it in.",
         )
+    schema = None if schema_file is None else _read_schema(schema_file)
     endpoint = _reach(session, deployment, wait_timeout)
     if base_url is not None:
         endpoint = replace(endpoint, url=through(base_url, endpoint.url))
-    options = ChatOptions(max_tokens=max_tokens, temperature=temperature)
+    options = ChatOptions(max_tokens, temperature, schema)
     conversation = Conversation(system)
     if is_conversation:
         _converse(session, endpoint, conversation, options, stats)
@@ -163,6 +181,22 @@ def chat(
     if output.is_for_programs:
         output.show(REPLY.record(reply))
     _print_stats(reply, stats)
+
+
+def _read_schema(path: Path) -> JsonSchema:
+    """Read the file of --json-schema."""
+    text = read_text_file("--json-schema", path, max_mib=1)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"--json-schema: {path} is not JSON: {exc}") from exc
+    if not isinstance(schema, dict):
+        raise UsageError(
+            f"--json-schema: {path} holds no object",
+            hint='A schema is an object, such as {"type": "object", "properties": {...}}.',
+        )
+    # Servers take 64 letters, digits, - and _ as a schema's name.
+    return JsonSchema(re.sub(r"[^A-Za-z0-9_-]", "_", path.stem)[:64] or "schema", schema)
 
 
 def _reach(session: Session, deployment: str, limit_seconds: float) -> ChatEndpoint:

@@ -53,11 +53,31 @@ class ModelNotServed(ApiError):
 
 
 @dataclass(frozen=True)
+class JsonSchema:
+    """What an answer must keep to.
+
+    Attributes:
+        name: for the server's messages.
+        schema: as in the file.
+    """
+
+    name: str
+    schema: dict[str, Any]
+
+    @property
+    def response_format(self) -> dict[str, Any]:
+        """As OpenAI's API has it."""
+        named = {"name": self.name, "schema": self.schema, "strict": True}
+        return {"type": "json_schema", "json_schema": named}
+
+
+@dataclass(frozen=True)
 class ChatOptions:
     """How to generate; None leaves it to the server."""
 
     max_tokens: int | None = None
     temperature: float | None = None
+    schema: JsonSchema | None = None
 
 
 @dataclass
@@ -130,6 +150,8 @@ def stream_chat(
         body["max_tokens"] = options.max_tokens
     if options.temperature is not None:
         body["temperature"] = options.temperature
+    if options.schema is not None:
+        body["response_format"] = options.schema.response_format
     timeout = httpx.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS)
     headers = {"Authorization": f"Bearer {endpoint.key}"}
     url = f"{endpoint.url.rstrip('/')}/chat/completions"

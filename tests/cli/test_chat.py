@@ -258,3 +258,32 @@ def test_a_deployment_scaled_to_zero_is_said_at_once(exo: Exo, api: FakeApi) -> 
         "Run `exo dedicated-inference deployment scale s 1`.\n"
     )
     assert asked(api) == []
+
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
+
+
+def test_a_schema_goes_along_under_the_name_of_its_file(exo: Exo, api: FakeApi, tmp_path) -> None:
+    api.add_deployment("demo")
+    file = tmp_path / "my person.json"
+    file.write_text(json.dumps(SCHEMA))
+    result = exo("ai", "chat", "demo", "Ada, 36", "--json-schema", str(file))
+    assert (result.code, result.out) == (0, ANSWER + "\n")
+    named = {"name": "my_person", "schema": SCHEMA, "strict": True}
+    assert asked(api)[0]["response_format"] == {"type": "json_schema", "json_schema": named}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "not JSON"), ("[]", "no object"), (None, "cannot read")]
+)
+def test_a_file_without_a_schema_is_refused_before_anything_is_asked(
+    exo: Exo, api: FakeApi, tmp_path, text: str | None, said: str
+) -> None:
+    api.add_deployment("demo")
+    file = tmp_path / "person.json"
+    if text is not None:
+        file.write_text(text)
+    result = exo("ai", "chat", "demo", "Ada", "--json-schema", str(file))
+    assert result.code != 0
+    assert said in result.err
+    assert not asked(api)

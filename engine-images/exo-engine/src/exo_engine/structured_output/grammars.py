@@ -12,11 +12,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from exo_engine.structured_output.formats import exact
+
 _HEAD = '%llguidance {"no_forcing": true}\n'
 """Any tokens that spell the text may come; the engine's core knows bytes, and no way to tokenize."""
 WHITESPACE = r"( |\r?\n[ \t]{0,40})?"
 """Between the parts of a JSON text: a model cannot go on for ever with blanks."""
 _UNESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+
 
 Schema = Mapping[str, Any] | bool
 
@@ -41,7 +44,7 @@ def json_rule(schema: Schema, *, whitespace: str = WHITESPACE) -> str:
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     return "%json " + json.dumps(
-        {**schema, "x-guidance": {"whitespace_pattern": whitespace}}, ensure_ascii=False
+        {**exact(schema), "x-guidance": {"whitespace_pattern": whitespace}}, ensure_ascii=False
     )
 
 

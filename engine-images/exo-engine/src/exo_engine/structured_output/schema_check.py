@@ -46,6 +46,8 @@ def check(schema: Any) -> None:
     if isinstance(schema, bool):
         return
     draft = str(schema.get("$schema", ""))
+    if "draft-03" in draft:
+        raise SchemaRefused("draft 3 is not supported; name draft 4 or later", "/$schema")
     for pointer, depth, value in walk(schema):
         if depth > MAX_DEPTH:
             raise SchemaRefused(f"the schema is nested more than {MAX_DEPTH} deep", pointer)

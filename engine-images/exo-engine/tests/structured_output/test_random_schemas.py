@@ -1,0 +1,133 @@
+"""Random schemas at temperature 1: every answer is complete and valid, alone and among free ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+from exo_engine.structured_output import grammars
+from exo_engine.structured_output.schema_check import check
+
+pytest.importorskip("llguidance", reason="the engine has no grammars without it")
+
+MODEL = Path(__file__).parents[4] / "exo_inference/hub/builtin_models/tiny-chat"
+PATTERNS = ("^[a-c]{2,5}$", "^[A-Z][a-z]{0,4}-[0-9]{2}$", "^(x|yz){1,3}$", r"^\d{4}/\d{2}$")
+FORMATS = ("date", "date-time", "time", "ipv4", "uuid")
+CHECKED = jsonschema.FormatChecker(("date", "ipv4", "uuid"))  # its times are those of draft 3
+NUM_AT_ONCE = 16
+MAX_TOKENS = 1500
+
+
+class Schemas:
+    """Random schemas whose texts are short enough to be finished."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._num_shared = 0
+
+    def make(self) -> dict[str, Any]:
+        """Return a schema with definitions that it refers to, one of them to itself."""
+        self._num_shared = self._random.randint(1, 3)
+        shared = {f"s{n}": self._plain() for n in range(self._num_shared)}
+        shared["tree"] = {
+            "type": "object",
+            "properties": {
+                "value": self._plain(),
+                "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+            },
+            "required": ["value", "next"],
+            "additionalProperties": False,
+        }
+        return {**self._object(0), "$defs": shared}
+
+    def _any(self, depth: int) -> dict[str, Any]:
+        kinds = [self._plain, self._plain, self._reference]
+        if depth < 3:
+            kinds += [lambda: self._object(depth), lambda: self._array(depth)]
+            kinds += [lambda: {"anyOf": [self._any(depth + 1), self._plain()]}]
+        return self._random.choice(kinds)()
+
+    def _object(self, depth: int) -> dict[str, Any]:
+        names = self._random.sample(string.ascii_lowercase, self._random.randint(1, 4 - depth))
+        properties = {name * self._random.randint(1, 3): self._any(depth + 1) for name in names}
+        required = self._random.sample(sorted(properties), self._random.randint(0, len(properties)))
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": False,
+        }
+
+    def _array(self, depth: int) -> dict[str, Any]:
+        least = self._random.randint(0, 2)
+        most = least + self._random.randint(0, 2)
+        return {"type": "array", "items": self._any(depth + 1), "minItems": least, "maxItems": most}
+
+    def _reference(self) -> dict[str, Any]:
+        names = [f"s{n}" for n in range(self._num_shared)] + ["tree"]
+        return {"$ref": f"#/$defs/{self._random.choice(names)}"}
+
+    def _plain(self) -> dict[str, Any]:
+        least = self._random.randint(-1000, 1000)
+        most = least + self._random.randint(0, 1000)
+        choices: list[dict[str, Any]] = [
+            {"type": "string", "minLength": self._random.randint(0, 3), "maxLength": 8},
+            {"type": "string", "pattern": self._random.choice(PATTERNS)},
+            {"type": "string", "format": self._random.choice(FORMATS)},
+            {"type": "integer", "minimum": least, "maximum": most},
+            {"type": "number", "minimum": least, "exclusiveMaximum": most + 1, "multipleOf": 0.25},
+            {"type": ["boolean", "null"]},
+            {"enum": [1, "two", None, [3, {"four": 5}], 'quo"te', "größe"]},
+            {"const": self._random.choice(["only", 7, False])},
+        ]
+        return self._random.choice(choices)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    found = LLM(MODEL, device="cpu", dtype="float32", max_num_seqs=2 * NUM_AT_ONCE)
+    yield found
+    found.close()
+
+
+def run(llm: LLM, seeds: range, *, has_free: bool) -> None:
+    schemas = [Schemas(seed).make() for seed in seeds]
+    for schema in schemas:
+        check(schema)
+    room = llm.core.config.max_model_len - 16
+    params = [
+        SamplingParams(
+            seed=seed,
+            max_tokens=min(MAX_TOKENS, room),
+            structured_outputs=grammars.grammar(grammars.json_rule(schema)),
+        )
+        for seed, schema in zip(seeds, schemas, strict=True)
+    ]
+    free = [SamplingParams(seed=seed, max_tokens=30) for seed in seeds] if has_free else []
+    answers = llm.generate(["Write JSON:"] * (len(params) + len(free)), [*params, *free])
+    for seed, schema, answer in zip(seeds, schemas, answers, strict=False):
+        assert answer.finish_reason == "stop", (seed, schema, answer.text)
+        value = json.loads(answer.text or "")
+        jsonschema.validate(value, schema, format_checker=CHECKED)
+
+
+@pytest.mark.parametrize("has_free", [False, True], ids=["alone", "among free ones"])
+def test_random_schemas_give_valid_answers(llm: LLM, has_free: bool) -> None:
+    run(llm, range(NUM_AT_ONCE), has_free=has_free)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_free", [False, True], ids=["alone", "among free ones"])
+@pytest.mark.parametrize("first", range(0, 500, 4 * NUM_AT_ONCE))
+def test_five_hundred_random_schemas_give_valid_answers(
+    llm: LLM, first: int, has_free: bool
+) -> None:
+    run(llm, range(first, min(500, first + 4 * NUM_AT_ONCE)), has_free=has_free)
