@@ -23,7 +23,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -81,6 +81,14 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
 	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests/equivalence
+
+# The GPU machines have another release than PyTorch brings here.
+test-triton: setup-dev ## GPU kernels, interpreted and compiled for all GPUs, with the release TRITON=3.6.0
+	@[ -d $(OTHER_TRITON) ] || $(BIN)/python -m pip install -q --no-deps --target $(OTHER_TRITON) triton==$(or $(TRITON),3.6.0)
+	@PYTHONPATH=$(abspath $(OTHER_TRITON)) OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m 'slow or not slow' --timeout 600 \
+	  engine-images/exo-engine/tests/kernels/triton engine-images/exo-engine/tests/attention/test_triton.py
+
+OTHER_TRITON := $(VENV)/triton-$(or $(TRITON),3.6.0)
 
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@$(PYTEST) -m chaos --timeout 900 -s

@@ -58,7 +58,13 @@ class Tiles:
 
 
 def choose_tiles(
-    layer: AttentionLayer, part: Part, target: Target, *, item_bytes: int, is_fixed: bool
+    layer: AttentionLayer,
+    part: Part,
+    target: Target,
+    *,
+    item_bytes: int,
+    is_scaled: bool,
+    is_fixed: bool,
 ) -> Tiles:
     """Decide how to cut a part's work.
 
@@ -67,6 +73,7 @@ def choose_tiles(
         part: the sequences.
         target: the GPU.
         item_bytes: of a number of a query.
+        is_scaled: whether keys are bytes.
         is_fixed: cut in the same places whatever the batch is.
     """
     group = layer.num_heads // layer.num_kv_heads
@@ -79,6 +86,8 @@ def choose_tiles(
     else:
         rows = tile_of(group, 128 if width <= 256 and target.shared_bytes > 131072 else 64)
     keys = 64 if width <= 256 else 32 if width <= 512 else 16
+    if is_scaled and not is_short and not is_fixed:
+        keys = min(keys, 32)  # bytes become numbers in registers
     tokens = part.uniform_tokens if is_short else max(1, rows // group)
     segments = _num_segments(layer, part, target, keys, is_fixed=is_fixed) if is_short else 1
     return Tiles(
@@ -87,7 +96,7 @@ def choose_tiles(
         tokens=tokens,
         segment=FIXED_SEGMENT if is_fixed else 0,
         segments=segments,
-        num_warps=8 if rows >= 128 else 4,
+        num_warps=8 if rows >= 128 or is_fixed or (not is_short and width > 256) else 4,
         num_stages=3 if is_short and not is_fixed else 2,
     )
 
@@ -95,14 +104,15 @@ def choose_tiles(
 def _num_segments(
     layer: AttentionLayer, part: Part, target: Target, keys: int, *, is_fixed: bool
 ) -> int:
-    """Return into how many segments contexts are split."""
+    """Return into how many segments contexts are split: a power of two, as each number is a kernel."""
     reach = layer.reach
     longest = min(part.max_context, reach.window or reach.chunk or part.max_context)
     if is_fixed:  # what a window begins with may lie in a segment before
         extra = longest < part.max_context
-        return -(-longest // FIXED_SEGMENT) + extra
+        return tile_of(-(-longest // FIXED_SEGMENT) + extra)
     wanted = _PROGRAMS * target.num_processors // (part.num_sequences * layer.num_kv_heads)
-    return max(1, min(wanted, _MAX_SEGMENTS, longest // (2 * keys)))
+    most = max(1, min(wanted, _MAX_SEGMENTS, longest // (2 * keys)))
+    return tile_of(most + 1) // 2
 
 
 def scratch_bytes(
@@ -136,7 +146,14 @@ def plan_attention(
         sinks: (H,) float32.
         is_fixed: a token's result has the same bits whatever else is in the step.
     """
-    tiles = choose_tiles(layer, part, target, item_bytes=queries.element_size(), is_fixed=is_fixed)
+    tiles = choose_tiles(
+        layer,
+        part,
+        target,
+        item_bytes=queries.element_size(),
+        is_scaled=pages.stored != "plain",
+        is_fixed=is_fixed,
+    )
     is_uniform = part.uniform_tokens == tiles.tokens and part.uniform_tokens > 0
     is_split = tiles.segments > 1
     num_tokens = part.num_tokens if is_split else 0

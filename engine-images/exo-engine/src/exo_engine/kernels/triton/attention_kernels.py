@@ -21,7 +21,8 @@ from exo_engine.kernels.triton.numbers import decode_e4m3, multiply
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+# What differs from step to step is no reason to compile anew.
+@triton.jit(do_not_specialize=["first_sequence", "num_sequences", "table_stride"])
 def attend_pages(
     queries,  # (T, H, D), rows of `query_stride`
     keys,  # (P, page_stride) numbers

@@ -76,21 +76,21 @@ def prepare_heads(
             place = slot % PAGE
             if is_value:
                 offsets = (heads * DIM)[:, None] + dims[None, :]
-                states = tl.load(values + row * value_stride + offsets, mask=is_number, other=0.0)
+                given = tl.load(values + row * value_stride + offsets, mask=is_number, other=0.0)
                 _store(
                     value_pages + page * page_stride, value_scales + page * scale_stride, place,
-                    states.to(tl.float32), heads, is_number, KV_HEADS, DIM, DIM_TILE, PAGE, STORED,
+                    given.to(tl.float32), heads, is_number, KV_HEADS, DIM, DIM_TILE, PAGE, STORED,
                 )  # fmt: skip
             else:
-                states = _turn(
+                turned_keys = _turn(
                     keys + row * key_stride, heads, is_number, positions + token, cosines, sines,
                     key_weight, eps, DIM, DIM_TILE, TURNED, HAS_NORM,
                 )  # fmt: skip
                 # As attention would see them without a cache.
-                states = states.to(keys.dtype.element_ty).to(tl.float32)
+                rounded = turned_keys.to(keys.dtype.element_ty).to(tl.float32)
                 _store(
                     key_pages + page * page_stride, key_scales + page * scale_stride, place,
-                    states, heads, is_number, KV_HEADS, DIM, DIM_TILE, PAGE, STORED,
+                    rounded, heads, is_number, KV_HEADS, DIM, DIM_TILE, PAGE, STORED,
                 )  # fmt: skip
 
 

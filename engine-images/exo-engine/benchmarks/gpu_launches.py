@@ -1,0 +1,184 @@
+"""The launches that are compiled without a GPU and whose time is reckoned: kernels at the shapes of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from exo_engine.attention.kv_format import KV_FORMATS
+from exo_engine.attention.layer import AttentionLayer, Reach
+from exo_engine.kernels.triton.attention import Part, plan_attention
+from exo_engine.kernels.triton.launch import Launch, Target
+from exo_engine.kernels.triton.pages import Pages
+from exo_engine.kernels.triton.store import Turn, plan_storing
+
+META = torch.device("meta")
+PAGE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A launch, and what it has to do at the least."""
+
+    name: str
+    launch: Launch
+    num_bytes: float
+    """Read from and written to memory, each once."""
+    operations: float
+    """Of matrix products, a multiplication and an addition being two."""
+    head_dim: int
+    kind: str
+    """decode, combine, prefill, store or matmul."""
+    padding: float = 1.0
+    """By how much operations grow, as rows fill up tiles."""
+    tiles_per_program: float = 1.0
+    """How often a program goes through its loop."""
+    tile_bytes: float = 8192.0
+    """That a program reads each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Heads of a model."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    dim: int
+    reach: Reach = Reach()
+    soft_cap: float | None = None
+    has_sinks: bool = False
+    steps: tuple[tuple[int, int], ...] = ((32, 1024),)
+    """Sequences and context of the steps of single tokens."""
+
+    @property
+    def layer(self) -> AttentionLayer:
+        """As the engine describes it."""
+        return AttentionLayer(
+            self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.reach, self.soft_cap, self.has_sinks
+        )  # fmt: skip
+
+
+SHAPES = (
+    Shape("Llama-3.1-8B", 32, 8, 128, steps=((1, 1024), (32, 1024), (256, 1024), (8, 32768))),
+    Shape("Qwen3-0.6B", 16, 8, 128, steps=((1, 1024), (256, 1024))),
+    Shape("gpt-oss, window", 64, 8, 64, Reach(window=128), has_sinks=True),
+    Shape("Gemma 2, window and cap", 8, 4, 256, Reach(window=4096), 50.0),
+)
+
+
+def all_works(target: Target, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Work]:
+    """Yield attention in single steps and in prompts, and what stores keys and values."""
+    for shape in shapes:
+        for kv in ("bfloat16", "fp8_e4m3"):
+            for batch, context in shape.steps:
+                yield from _decode(shape, kv, batch, context, target)
+            yield _prefill(shape, kv, 2048, target)
+            yield _storing(shape, kv, 256)
+        if shape.dim == 128:
+            yield _prefill(shape, "bfloat16", 2048, target, is_fixed=True)
+            yield from _decode(shape, "bfloat16", 32, 1024, target, is_fixed=True)
+
+
+def _decode(
+    shape: Shape, kv: str, batch: int, context: int, target: Target, *, is_fixed: bool = False
+) -> Iterator[Work]:
+    part = Part(*_step(batch, context), 0, batch, batch, context, uniform_tokens=1)
+    launches = _plan(shape, kv, batch, part, target, is_fixed=is_fixed)
+    seen = min(context, shape.reach.window or context)
+    read = batch * seen * 2 * KV_FORMATS[kv].row_bytes(shape.kv_heads, shape.dim)
+    own = 2 * batch * shape.heads * shape.dim * 2
+    name = f"{shape.name}, {kv}, {batch} x {context}" + (", fixed" if is_fixed else "")
+    operations = 4.0 * batch * seen * shape.heads * shape.dim
+    partial = sum(launch.arguments["SEGMENTS"] for launch in launches[1:]) * own * 2
+    tile = _tile(shape, kv, launches[0])
+    yield Work(
+        f"decode {name}", launches[0], read + own + partial, operations, shape.dim, "decode",
+        tile.padding, seen / launches[0].arguments["SEGMENTS"] / tile.keys, tile.num_bytes,
+    )  # fmt: skip
+    for launch in launches[1:]:
+        yield Work(f"combine {name}", launch, partial + own / 2, 0, shape.dim, "combine")
+
+
+def _prefill(shape: Shape, kv: str, length: int, target: Target, *, is_fixed: bool = False) -> Work:
+    part = Part(*_step(1, length), 0, 1, length, length)
+    (launch,) = _plan(shape, kv, length, part, target, is_fixed=is_fixed)
+    window = min(length, shape.reach.window or length)
+    pairs = window * (window + 1) / 2 + (length - window) * window
+    read = length * 2 * KV_FORMATS[kv].row_bytes(shape.kv_heads, shape.dim)
+    own = 4 * length * shape.heads * shape.dim
+    name = f"prefill {shape.name}, {kv}, {length}" + (", fixed" if is_fixed else "")
+    tile = _tile(shape, kv, launch)
+    programs = launch.grid[0] * launch.grid[1]
+    tiles = pairs / tile.keys * shape.heads / tile.rows / programs
+    operations = 4.0 * pairs * shape.heads * shape.dim
+    return Work(
+        name, launch, read + own, operations, shape.dim, "prefill", tile.padding, tiles, tile.num_bytes
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    rows: int
+    keys: int
+    padding: float
+    num_bytes: float
+
+
+def _tile(shape: Shape, kv: str, launch: Launch) -> _Tile:
+    rows, keys = launch.arguments["M"], launch.arguments["N"]
+    used = launch.arguments["TOKENS"] * shape.heads // shape.kv_heads
+    return _Tile(rows, keys, rows / used, 2 * keys * KV_FORMATS[kv].row_bytes(1, shape.dim))
+
+
+def _storing(shape: Shape, kv: str, num_tokens: int) -> Work:
+    keys = _heads(num_tokens, shape.kv_heads, shape.dim)
+    queries = _heads(num_tokens, shape.heads, shape.dim)
+    angles = torch.empty(4096, shape.dim // 2, device=META)
+    weight = torch.empty(shape.dim, dtype=torch.bfloat16, device=META)
+    positions = torch.empty(num_tokens, dtype=torch.int32, device=META)
+    launch = plan_storing(
+        keys,
+        keys,
+        _pages(shape, kv),
+        torch.empty(num_tokens, dtype=torch.int64, device=META),
+        queries=queries,
+        turned=queries,
+        turn=Turn(angles, angles, positions, (weight, weight), 1e-6),
+    )
+    rows = 2 * KV_FORMATS[kv].row_bytes(shape.kv_heads, shape.dim)
+    moved = num_tokens * (2 * (2 * shape.heads + 2 * shape.kv_heads) * shape.dim + rows)
+    return Work(f"store {shape.name}, {kv}, {num_tokens}", launch, moved, 0, shape.dim, "store")
+
+
+def _plan(
+    shape: Shape, kv: str, num_tokens: int, part: Part, target: Target, *, is_fixed: bool
+) -> list[Launch]:
+    queries = _heads(num_tokens, shape.heads, shape.dim)
+    sinks = torch.empty(shape.heads, device=META) if shape.has_sinks else None
+    return plan_attention(
+        shape.layer, queries, _pages(shape, kv), part, queries, target, sinks=sinks, is_fixed=is_fixed
+    )  # fmt: skip
+
+
+def _step(num_sequences: int, context: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shapes = ((num_sequences, -(-context // PAGE)), (num_sequences + 1,), (num_sequences,))
+    tables, starts, lens = (torch.empty(s, dtype=torch.int32, device=META) for s in shapes)
+    return tables, starts, lens
+
+
+def _heads(num_tokens: int, heads: int, dim: int) -> torch.Tensor:
+    return torch.empty(num_tokens, heads, dim, dtype=torch.bfloat16, device=META)
+
+
+def _pages(shape: Shape, kv: str) -> Pages:
+    row = KV_FORMATS[kv].row_bytes(shape.kv_heads, shape.dim)
+    plane = torch.empty(1024, PAGE * row, dtype=torch.uint8, device=META)
+    return Pages.view(
+        (plane, plane),
+        KV_FORMATS[kv],
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.dim,
+        page_size=PAGE,
+    )

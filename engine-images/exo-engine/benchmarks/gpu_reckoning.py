@@ -1,0 +1,192 @@
+"""Compiles the GPU kernels without a GPU, and reckons how long each takes; nothing is measured.
+
+    python gpu_reckoning.py --compile sm_86 gfx942    JSON of what the compiler made, one line per kernel
+    python gpu_reckoning.py --write docs/benchmarks/gpu.md
+
+A launch takes the longest of three times: bytes at the memory's rate, as far as enough of them are on their
+way; matrix products at the tensor cores' rate, rows that fill a tile up included; instructions at four
+per processor and cycle, as if all of them were in the loop. The roofline is the first two, without any of
+what this version adds. The first run on a GPU is to confirm or refute each number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+from gpu_launches import SHAPES, Shape, Work, all_works
+from offline_compiler import Compiled, compile_launch, targets
+
+_LAUNCH_SECONDS = 2e-6
+_LATENCY_SECONDS = 0.8e-6
+"""Of a read from memory under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Rates of a GPU."""
+
+    name: str
+    target: str
+    num_processors: int
+    bytes_per_second: float
+    operations_per_second: float
+    """bf16 products with float32 sums."""
+    hertz: float
+
+
+CARDS = (
+    Card("H200", "sm_90", 132, 4.3e12, 790e12, 1.75e9),
+    Card("H100", "sm_90", 132, 3.0e12, 790e12, 1.75e9),
+    Card("L40S", "sm_89", 142, 0.78e12, 330e12, 2.3e9),
+    Card("A5000", "sm_86", 64, 0.69e12, 100e12, 1.65e9),
+)
+"""H200: copy and products as measured on one; the others: 90 % of what the vendor states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One launch on one card."""
+
+    name: str
+    card: str
+    roofline_us: float
+    reckoned_us: float
+    bound: str
+    registers: int
+    warps: int
+
+
+def main() -> int:
+    """Do what the arguments say."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--compile", nargs="+", metavar="TARGET", choices=sorted(targets()))
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    arguments = parser.parse_args()
+    for name in arguments.compile or ():
+        for work, compiled in compile_all(name, small_shapes()):
+            print(json.dumps({"name": work.name, "head_dim": work.head_dim, "kind": work.kind, **asdict(compiled)}))  # fmt: skip
+    if arguments.write:
+        arguments.write.write_text(page([row for card in CARDS for row in reckon_card(card)]))
+    return 0
+
+
+def small_shapes() -> tuple[Shape, ...]:
+    """Return shapes with heads of 128 and of 256 numbers, each with one step."""
+    found = {shape.dim: shape for shape in reversed(SHAPES)}
+    return tuple(Shape(s.name, s.heads, s.kv_heads, s.dim, s.reach, s.soft_cap) for s in (found[128], found[256]))  # fmt: skip
+
+
+def compile_all(name: str, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[tuple[Work, Compiled]]:
+    """Compile every launch for a target; those that differ in nothing the compiler sees, once."""
+    target = targets()[name]
+    done: dict[object, Compiled] = {}
+    for work in all_works(target, shapes):
+        key = _compiled_key(work)
+        if key not in done:
+            done[key] = compile_launch(work.launch, target)
+        yield work, done[key]
+
+
+def reckon_card(card: Card) -> Iterator[Row]:
+    """Reckon every launch on a card."""
+    for work, compiled in compile_all(card.target):
+        yield reckon(work, compiled, card)
+
+
+def reckon(work: Work, compiled: Compiled, card: Card) -> Row:
+    """Reckon one launch."""
+    programs = 1
+    for size in work.launch.grid:
+        programs *= size
+    warps = compiled.warps_per_processor(targets()[card.target])
+    resident = max(1, warps // compiled.num_warps)
+    waves = -(-programs // (card.num_processors * resident))
+    # Every program takes as long as the rest of its wave.
+    fullness = programs / (waves * card.num_processors * resident)
+    busy = min(1.0, programs / card.num_processors)
+    in_flight = (
+        work.launch.num_stages * work.tile_bytes * min(resident, programs / card.num_processors)
+    )
+    needed = card.bytes_per_second / card.num_processors * _LATENCY_SECONDS
+    memory = work.num_bytes / card.bytes_per_second
+    products = work.operations * work.padding / card.operations_per_second
+    issued = compiled.instructions * compiled.num_warps * work.tiles_per_program * programs
+    issuing = issued / (4 * card.hertz * card.num_processors)
+    times = {
+        "memory": memory / min(1.0, in_flight / needed),
+        "products": products / (fullness if waves > 1 else busy),
+        "instructions": issuing / (fullness if waves > 1 else busy),
+    }
+    bound = max(times, key=lambda name: times[name])
+    roofline = max(memory, work.operations / card.operations_per_second)
+    return Row(
+        work.name,
+        card.name,
+        roofline * 1e6,
+        (times[bound] + _LAUNCH_SECONDS) * 1e6,
+        bound,
+        compiled.registers,
+        warps,
+    )
+
+
+def page(rows: Iterable[Row]) -> str:
+    """Return the page of the documentation."""
+    lines = [
+        "# The engine on a GPU",
+        "",
+        "**Reckoned, nothing was measured.** No GPU has run these kernels yet. They pass their tests in Triton's "
+        "interpreter, and compile for compute capability 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0 and for AMD's gfx942 and gfx950.",
+        "What is below is what the compiler says (registers, warps that a processor holds) and what follows from bytes, products and "
+        "instructions; `make gpu-check` on a machine with a GPU is to confirm or refute it. Times are of one launch, in microseconds.",
+        "",
+        f"Made by `python engine-images/exo-engine/benchmarks/gpu_reckoning.py --write docs/benchmarks/gpu.md` with Triton {triton.__version__}.",
+        "",
+        "| card | copy, TB/s | bf16 products, TFLOP/s | processors |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {c.name} | {c.bytes_per_second / 1e12:.2f} | {c.operations_per_second / 1e12:.0f} | {c.num_processors} |"
+        for c in CARDS
+    ]
+    lines += [
+        "",
+        "The H200's rates were measured on one, the others are 90 % of what their vendor states.",
+    ]
+    lines += [
+        "A time well above the roofline names what binds it: where that is `instructions`, the number is an upper bound,"
+    ]
+    lines += ["as all instructions of a kernel are counted for every tile of its loop."]
+    for card in CARDS:
+        lines += [
+            "",
+            f"## {card.name}",
+            "",
+            "| launch | roofline | reckoned | bound by | registers | warps |",
+        ]
+        lines += ["| --- | --- | --- | --- | --- | --- |"]
+        lines += [
+            f"| {r.name} | {r.roofline_us:.1f} | {r.reckoned_us:.1f} | {r.bound} | {r.registers} | {r.warps} |"
+            for r in rows
+            if r.card == card.name
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _compiled_key(work: Work) -> object:
+    arguments = work.launch.arguments
+    kinds = tuple(
+        value.dtype if isinstance(value, torch.Tensor) else value for value in arguments.values()
+    )
+    return work.launch.kernel, tuple(arguments), kinds, tuple(work.launch.options.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Every kernel compiles for every GPU without one, and what comes of it keeps within bounds.
+
+In processes of their own, where Triton compiles; here it interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[5]
+SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
+SMALL_SHARED = ("sm_86", "sm_89", "sm_120")
+TENSOR = {"sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma", "gfx950": "mfma"}
+# Bytes per thread. AMD's compiler moves some registers to memory at two waves per processor.
+MOST_SPILLED = {128: 0, 256: 64}
+MOST_SPILLED_AMD = 600
+
+
+def compile_for(target: str, cache: Path) -> list[dict]:
+    """Compile all launches; OTHER_TRITON is a folder with another release of Triton."""
+    environment = {name: os.environ[name] for name in os.environ if name != "TRITON_INTERPRET"}
+    if os.environ.get("OTHER_TRITON"):
+        environment["PYTHONPATH"] = os.environ["OTHER_TRITON"]
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), "--compile", target],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**environment, "TRITON_CACHE_DIR": str(cache)},
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950"]
+)
+def test_all_kernels_compile_within_bounds(target, tmp_path):
+    kernels = compile_for(target, tmp_path)
+    assert {each["kind"] for each in kernels} >= {"decode", "combine", "prefill", "store"}
+    for each in kernels:
+        where = f"{target}: {each}"
+        is_nvidia = target.startswith("sm_")
+        most = MOST_SPILLED[each["head_dim"]] if is_nvidia else MOST_SPILLED_AMD
+        assert each["spilled_bytes"] <= most, where
+        assert each["wide_loads"] > 0 or "combine" in each["name"], where
+        if target in SMALL_SHARED:
+            assert each["shared_bytes"] <= 99 * 1024, where
+        if each["kind"] == "prefill":
+            assert each["tensor_instruction"] == TENSOR.get(target, "mma"), where
+        if each["kind"] == "decode":
+            assert each["tensor_instruction"], where
+
+
+def test_the_page_says_that_nothing_was_measured():
+    text = (ROOT / "docs/benchmarks/gpu.md").read_text()
+    assert "**Reckoned, nothing was measured.**" in text
+    assert all(f"## {card}" in text for card in ("H200", "H100", "L40S", "A5000"))
