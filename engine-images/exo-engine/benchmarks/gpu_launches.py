@@ -15,6 +15,7 @@ from exo_engine.kernels.triton.store import Turn, plan_storing
 
 META = torch.device("meta")
 PAGE = 16
+FULL = Reach()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Shape:
     heads: int
     kv_heads: int
     dim: int
-    reach: Reach = Reach()
+    reach: Reach = FULL
     soft_cap: float | None = None
     has_sinks: bool = False
     steps: tuple[tuple[int, int], ...] = ((32, 1024),)

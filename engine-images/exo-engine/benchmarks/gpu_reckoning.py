@@ -47,7 +47,7 @@ CARDS = (
     Card("L40S", "sm_89", 142, 0.78e12, 330e12, 2.3e9),
     Card("A5000", "sm_86", 64, 0.69e12, 100e12, 1.65e9),
 )
-"""H200: copy and products as measured on one; the others: 90 % of what the vendor states."""
+"""H200: copy and products as measured on one, H100's products likewise; the others: 90 % of what the vendor states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def page(rows: Iterable[Row]) -> str:
     ]
     lines += [
         "",
-        "The H200's rates were measured on one, the others are 90 % of what their vendor states.",
+        "The H200's rates were measured on one, and the H100's products are taken to be the same; the others are 90 % of what their vendor states.",
     ]
     lines += [
         "A time well above the roofline names what binds it: where that is `instructions`, the number is an upper bound,"

@@ -158,7 +158,6 @@ def test_negative_of_a_refused_flag_is_refused_as_well() -> None:
     [
         (["--tensor-parallel-size", "2"], "only 1 is supported"),
         (["-tp", "4"], "more replicas"),
-        (["--no-enforce-eager"], "CUDA graphs"),
         (["--kv-cache-dtype", "fp4"], "one of auto, float32"),
         (["--dtype", "int8"], "one of auto, half"),
         (["--gpu-memory-utilization", "0"], "above 0"),
@@ -212,7 +211,7 @@ def test_catalogue_describes_every_flag_a_deployment_may_set() -> None:
         "--enable-prefix-caching",
         "--no-enable-prefix-caching",
     ]
-    assert entries["enforce-eager"]["flags"] == ["--enforce-eager"]  # it cannot be off
+    assert entries["enforce-eager"]["flags"] == ["--enforce-eager", "--no-enforce-eager"]
     assert entries["gpu-memory-utilization"]["bounds"] == {"gt": 0, "le": 1}
 
 
@@ -251,7 +250,7 @@ def test_engine_config_has_no_field_that_the_command_line_forgets() -> None:
         "max_num_batched_tokens", "seed", "enable_prefix_caching", "enable_chunked_prefill",
         "async_scheduling", "executor_backend", "long_prefill_tokens", "max_partial_prefills",
         "max_long_partial_prefills", "scheduling_policy", "max_logprobs", "num_threads", "simulation",
-        "kv_cache_dtype", "attention_backend",
+        "kv_cache_dtype", "attention_backend", "enforce_eager",
     }  # fmt: skip
 
 

@@ -375,6 +375,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         long_prefill_tokens=values["long_prefill_token_threshold"],
         max_partial_prefills=values["max_num_partial_prefills"],
         max_long_partial_prefills=values["max_long_partial_prefills"],
+        enforce_eager=values["enforce_eager"],
         async_scheduling=values["async_scheduling"],
         scheduling_policy=values["scheduling_policy"],
         max_logprobs=values["max_logprobs"],

@@ -77,6 +77,8 @@ class EngineConfig:
     """Most prompts of which a part is computed at a time; None: as many as the budget allows."""
     max_long_partial_prefills: int | None = None
     """Of those, how many may be longer than `long_prefill_tokens`; shorter ones pass them."""
+    enforce_eager: bool = False
+    """Run operations one by one: no step is captured and repeated, on CUDA either."""
     async_scheduling: bool | None = None
     """Schedule the next step while one is computed; None: on CUDA, not on a CPU."""
     scheduling_policy: str = "fcfs"
@@ -128,6 +130,7 @@ class ResolvedConfig:
     long_prefill_tokens: int | None
     max_partial_prefills: int | None
     max_long_partial_prefills: int | None
+    enforce_eager: bool
     async_scheduling: bool
     scheduling_policy: SchedulingPolicy
     max_logprobs: int
@@ -174,6 +177,7 @@ def resolve(
         long_prefill_tokens=config.long_prefill_tokens,
         max_partial_prefills=config.max_partial_prefills,
         max_long_partial_prefills=config.max_long_partial_prefills,
+        enforce_eager=config.enforce_eager,
         async_scheduling=device == "cuda"
         if config.async_scheduling is None
         else config.async_scheduling,

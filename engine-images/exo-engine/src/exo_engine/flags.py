@@ -114,10 +114,10 @@ FLAGS: Final[tuple[Flag, ...]] = (
         name="enforce-eager",
         kind="boolean",
         section="ModelConfig",
-        default=True,
-        only_values=(True,),
-        only_reason="this version does not capture CUDA graphs",
-        description="Run operations one by one, without CUDA graphs. Always so in this version.",
+        default=False,
+        description="Run operations one by one, without CUDA graphs. Graphs repeat steps in which each "
+        "sequence gets one token, on a GPU, with `attention-backend` triton; mixtures of experts and models "
+        "with states run without them in this version.",
     ),
     Flag(
         name="runner",

@@ -37,6 +37,9 @@ class AttentionBackend(ABC):
 
     states: States
     """Of layers that are no attention, in the same cache; the runner sets and begins them."""
+    can_be_captured: ClassVar[bool] = False
+    """Whether steps of single tokens can be repeated on the device: `begin` and `attend` read nothing of a
+    layout's tensors on the host."""
     needs_cleared_blocks: ClassVar[bool] = True
     """Whether it multiplies what it masks out, which must be finite then."""
 

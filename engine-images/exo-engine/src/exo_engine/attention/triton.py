@@ -44,6 +44,7 @@ class TritonAttention(AttentionBackend):
         is_fixed: whether a token's result has the same bits whatever else is in the step.
     """
 
+    can_be_captured = True
     needs_cleared_blocks = False
 
     def __init__(

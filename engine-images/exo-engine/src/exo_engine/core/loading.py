@@ -119,6 +119,9 @@ def _load_on_device(
     runner = make_runner(decoder, config, num_blocks)
     start_up.begin("warming up")
     warm_up(runner, spec, config, num_blocks)
+    if runner.can_capture_graphs and not config.enforce_eager:
+        start_up.begin("capturing graphs")
+        runner.capture_graphs(max_model_len)
     measurements = _measure(decoder, config, budget, at_start, start_up)
     executor, reaches = make_executor(runner, config), cache_plan(spec, config).reaches
     return LoadedCore(spec, config, executor, num_blocks, measurements, reaches)

@@ -22,12 +22,14 @@ from exo_engine.attention.states import States
 from exo_engine.core.batch import Batch, BatchInputs, Indices
 from exo_engine.core.block_manager import BlockCopy
 from exo_engine.core.executor import Pending
+from exo_engine.core.graphs.decode_graphs import Decoded, DecodeGraphs
+from exo_engine.core.graphs.device import DeviceOps, Fetched, device_ops
 from exo_engine.core.request import TokenLogprobs
 from exo_engine.core.step import AddedSequence, Ints, SequenceResult, StepFrame, StepResult
 from exo_engine.errors import OutOfMemory
 from exo_engine.models.decoder import Decoder
 from exo_engine.sampling.logprobs import gather_logprobs
-from exo_engine.sampling.sampler import Samples, sample
+from exo_engine.sampling.sampler import Samples, sample, unpack
 from exo_engine.sampling.state import SamplingState
 from exo_engine.structured_output.states import Choice, GrammarStates
 
@@ -44,6 +46,8 @@ class _Choice:
     places: Ints
     """(N,): which of its tokens each one is."""
     samples: Samples
+    fetched: Fetched
+    """Their `packed`, on the way to the host."""
     grammars: Choice | None
     """Of those that have one."""
 
@@ -98,6 +102,7 @@ class ModelRunner:
         attention_backend: a name of `attention.BACKENDS`.
         eos_token_ids: tokens that may not come before a request's `min_tokens`.
         num_slots: most sequences at once.
+        ops: of the device; None: those that it has.
     """
 
     def __init__(
@@ -108,8 +113,12 @@ class ModelRunner:
         attention_backend: str,
         eos_token_ids: tuple[int, ...],
         num_slots: int,
+        ops: DeviceOps | None = None,
     ) -> None:
         self._decoder = decoder
+        self._ops = device_ops(decoder.device) if ops is None else ops
+        self._graphs: DecodeGraphs | None = None
+        self._num_slots = num_slots
         self._cache = cache
         self._device = decoder.device
         self._attention = create_backend(attention_backend, decoder.spec.attention_layers, cache)
@@ -119,13 +128,33 @@ class ModelRunner:
         self._sampling = SamplingState(num_slots, vocab_size, self._device)
         self.grammars = GrammarStates(num_slots, vocab_size, self._device)
         # The last token that was chosen in each slot, for the step that follows at once.
-        self._chosen = torch.zeros(num_slots, dtype=torch.int32, device=self._device)
+        # The place behind them is nobody's: captured steps have it for what fills them up.
+        self._chosen = torch.zeros(num_slots + 1, dtype=torch.int32, device=self._device)
         # Some configurations name a token that the vocabulary does not have.
         self._eos_token_ids = tuple(i for i in eos_token_ids if 0 <= i < vocab_size)
 
     def take_scratch(self) -> None:
         """Take and give back as much memory as attention may need, so that a peak includes it."""
         torch.empty(self._attention.scratch_bytes(), dtype=torch.uint8, device=self._device)
+
+    @property
+    def can_capture_graphs(self) -> bool:
+        """Whether model and device can repeat steps of single tokens."""
+        return DecodeGraphs.can_serve(self._decoder, self._attention, self._cache, self._ops)
+
+    def capture_graphs(self, max_context: int) -> None:
+        """Have steps of single tokens, of sequences of up to `max_context`, repeated from graphs."""
+        graphs = DecodeGraphs(
+            self._decoder,
+            self._attention,
+            self._cache,
+            self._ops,
+            self._chosen,
+            max_num_seqs=self._num_slots,
+            max_context=max_context,
+        )
+        graphs.capture()
+        self._graphs = graphs
 
     def dispatch(self, frame: StepFrame) -> Pending:
         """See `StepRunner.dispatch`."""
@@ -144,9 +173,14 @@ class ModelRunner:
         copies = frame.copies[0].reshape(-1, 2).tolist()
         self._cache.copy_blocks([BlockCopy(*pair) for pair in copies])
         inputs = self._batch.inputs(frame)
-        hidden = self._forward(inputs)
-        scored = self._score_prompts(frame, inputs, hidden)
-        choices = list(self._choose(frame, inputs, hidden))
+        scored: dict[int, list[TokenLogprobs]] = {}
+        decoded = self._decode(inputs)
+        if decoded is None:
+            hidden = self._forward(inputs)
+            scored = self._score_prompts(frame, inputs, hidden)
+            choices = list(self._choose(frame, inputs, hidden))
+        else:
+            choices = [self._choose_decoded(frame, inputs, decoded)]
         epochs = self._batch.epochs[inputs.slots]
 
         @torch.inference_mode()
@@ -193,6 +227,37 @@ class ModelRunner:
         self._attention.states.begin(inputs.layout)
         return self._decoder.forward(inputs.token_ids, inputs.positions, self._attention)
 
+    def _decode(self, inputs: BatchInputs) -> Decoded | None:
+        """Compute a step of single tokens by a graph; None where that cannot be."""
+        if self._graphs is None or self._batch.is_prompt_scored[inputs.slots].any():
+            return None
+        place = self._graphs.find(inputs)
+        return None if place is None else self._graphs.run(place, inputs)
+
+    def _choose_decoded(self, frame: StepFrame, inputs: BatchInputs, decoded: Decoded) -> _Choice:
+        """Choose a token for each sequence of a step that a graph has computed."""
+        members = np.flatnonzero(frame.num_samples[inputs.order])
+        slots, masks = inputs.slots[members], self.grammars.masks(inputs.slots[members])
+        logits, owners = decoded.logits, decoded.owners
+        is_all = len(members) == len(inputs.slots)
+        if is_all and masks is None and self._sampling.plan(slots).is_greedy:
+            samples = Samples(decoded.tokens, decoded.is_valid, decoded.is_valid)
+        else:
+            if not is_all:
+                rows = self._to_device(members)
+                logits, owners = logits[rows], owners[rows]
+            samples = sample(logits, self._sampling, slots, masks)
+            self._chosen.index_copy_(0, owners, samples.tokens.int())
+        return self._note(members, slots, samples)
+
+    def _note(self, members: Indices, slots: Indices, samples: Samples) -> _Choice:
+        """Take in what was chosen, and begin to bring it to the host."""
+        self._sampling.append(slots, samples.tokens)
+        self._batch.expect(slots)
+        grammars = self.grammars.note(slots, samples)
+        places = self._batch.num_tokens[slots] - 1
+        return _Choice(members, places, samples, self._ops.fetch(samples.packed), grammars)
+
     def _choose(self, frame: StepFrame, inputs: BatchInputs, hidden: Tensor) -> Iterator[_Choice]:
         """Choose tokens: one for each sequence, and on from guesses as long as these were right."""
         num_samples = frame.num_samples[inputs.order].astype(np.int32)
@@ -203,11 +268,8 @@ class ModelRunner:
             slots = inputs.slots[members]
             logits = self._decoder.logits(hidden[self._to_device(rows)])
             samples = sample(logits, self._sampling, slots, self.grammars.masks(slots))
-            self._sampling.append(slots, samples.tokens)
             self._chosen[self._to_device(slots)] = samples.tokens.int()
-            self._batch.expect(slots)
-            grammars = self.grammars.note(slots, samples)
-            yield _Choice(members, self._batch.num_tokens[slots] - 1, samples, grammars)
+            yield self._note(members, slots, samples)
             depth += 1
             is_guessed = num_samples[members] > depth
             members, rows = members[is_guessed], rows[is_guessed]
@@ -232,11 +294,11 @@ class ModelRunner:
             chosen = zip(
                 choice.members.tolist(),
                 choice.places.tolist(),
-                choice.samples.tokens.tolist(),
-                choice.samples.is_valid.tolist(),
+                choice.fetched(),
                 strict=True,
             )
-            for index, (row, place, token_id, is_valid) in enumerate(chosen):
+            for index, (row, place, packed) in enumerate(chosen):
+                token_id, is_valid = unpack(packed)
                 self._batch.fill(slots[row], ages[row], place, token_id)
                 answer = answers[row]
                 if answer.is_going_on and not answer.stops(choice.grammars, index, is_valid):

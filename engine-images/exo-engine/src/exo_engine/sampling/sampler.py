@@ -38,6 +38,11 @@ class Samples:
     """Of the rows that ask for them."""
     reported_rows: Ints | None = None
 
+    @property
+    def packed(self) -> Tensor:
+        """(N,) int64 for one copy: a token, or what lies that far below 0 if it is not valid."""
+        return torch.where(self.is_valid, self.tokens, ~self.tokens)
+
     def reports(self) -> dict[int, TokenLogprobs]:
         """Return the log-probabilities by row."""
         if self.logprobs is None or self.reported_rows is None:
@@ -53,6 +58,11 @@ class RowMask:
     """(M,) int64; None: all rows, in order."""
     bits: Tensor
     """(M, W) int32, a bit per token that is allowed, the lowest first; W may be more than needed."""
+
+
+def unpack(packed: int) -> tuple[int, bool]:
+    """Return token and whether it is valid, of a number of `Samples.packed`."""
+    return (packed, True) if packed >= 0 else (~packed, False)
 
 
 def sample(

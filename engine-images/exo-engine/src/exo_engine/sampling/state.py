@@ -116,6 +116,13 @@ class StepPlan:
     num_top: Ints
 
     @property
+    def is_greedy(self) -> bool:
+        """Whether each row takes its likeliest token as it is, and nothing is reported."""
+        parts = (self.held, self.additions, self.words, self.penalties, self.allowed)
+        rest = (self.draws, self.reported)
+        return all(part is None for part in (*parts, *rest))
+
+    @property
     def may_forbid_all(self) -> bool:
         """Whether a row may be left without any token."""
         parts = (self.held, self.words, self.allowed, self.additions)

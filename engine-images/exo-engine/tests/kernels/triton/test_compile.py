@@ -32,7 +32,7 @@ def compile_for(target: str, cache: Path) -> list[dict]:
         capture_output=True,
         text=True,
         check=False,
-        env={**environment, "TRITON_CACHE_DIR": str(cache)},
+        env={"TRITON_CACHE_DIR": str(cache), **environment},
     )
     assert result.returncode == 0, result.stderr[-4000:]
     return [json.loads(line) for line in result.stdout.splitlines()]

@@ -1,0 +1,110 @@
+"""What the runner needs of a device beyond arithmetic: graphs, and copies that nobody waits for.
+
+A GPU works by itself once it was told; the host waits for it in one place, when it asks for the tokens of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Outputs = tuple[Tensor, ...]
+Fetched = Callable[[], list[int]]
+"""Called once: waits for the copy, returns the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """Work that the device repeats by itself."""
+
+    replay: Callable[[], None]
+    outputs: Outputs
+    """What it gives; each repetition overwrites it."""
+
+
+class DeviceOps(Protocol):
+    """One device, or a double of one."""
+
+    can_capture: bool
+    """Whether it has graphs."""
+
+    def upload(self, numbers: Tensor, target: Tensor) -> None:
+        """Copy numbers (n,) from the host to the beginning of `target`, behind what was told before."""
+
+    def fetch(self, numbers: Tensor) -> Fetched:
+        """Begin to copy (n,) to the host as it is after what was told up to now."""
+
+    def capture(self, run: Callable[[], Outputs]) -> Captured:
+        """Return what `run` tells the device now, to be repeated; nothing of the host is asked again."""
+
+
+class PlainOps:
+    """A device that computes while it is told, as a CPU does."""
+
+    can_capture = False
+
+    def upload(self, numbers: Tensor, target: Tensor) -> None:
+        """See `DeviceOps.upload`."""
+        target[: len(numbers)].copy_(numbers)
+
+    def fetch(self, numbers: Tensor) -> Fetched:
+        """See `DeviceOps.fetch`."""
+        return numbers.clone().tolist
+
+    def capture(self, run: Callable[[], Outputs]) -> Captured:
+        """See `DeviceOps.capture`."""
+        raise NotImplementedError("no graphs here: see can_capture")
+
+
+class CudaOps:
+    """A CUDA GPU: graphs of one pool of memory, and a stream for copies to the host."""
+
+    can_capture = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+
+    def upload(self, numbers: Tensor, target: Tensor) -> None:
+        """See `DeviceOps.upload`; the allocator keeps pinned memory until the copy is done."""
+        target[: len(numbers)].copy_(numbers.pin_memory(), non_blocking=True)
+
+    def fetch(self, numbers: Tensor) -> Fetched:
+        """See `DeviceOps.fetch`: a step that is told afterwards is not waited for."""
+        held = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        self._copies.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._copies):
+            held.copy_(numbers, non_blocking=True)
+            numbers.record_stream(self._copies)
+            is_done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            is_done.record(self._copies)
+
+        def wait() -> list[int]:
+            is_done.synchronize()
+            found: list[int] = held.tolist()
+            return found
+
+        return wait
+
+    def capture(self, run: Callable[[], Outputs]) -> Captured:
+        """See `DeviceOps.capture`: once to compile what is not compiled, then to be captured."""
+        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(aside):
+            run()
+        torch.cuda.current_stream(self._device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = run()
+        self._pool = graph.pool()
+        return Captured(graph.replay, outputs)
+
+
+def device_ops(device: torch.device) -> DeviceOps:
+    """Return what a device can do."""
+    return CudaOps(device) if device.type == "cuda" else PlainOps()

@@ -1,0 +1,159 @@
+"""Steps of single tokens from graphs, on a double of a GPU: the tokens are those without graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from exo_engine import LLM, SamplingParams
+from exo_engine.core import runner
+from exo_engine.core.graphs import decode_graphs, device
+from exo_engine.core.graphs.decode_graphs import graph_sizes
+from exo_engine.core.graphs.device import Captured, Fetched, Outputs
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAITING = (
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.equal",
+    "aten.masked_select",
+    "aten.unique",
+)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails where a GPU would have the host wait for it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not str(func).startswith(WAITING), f"the host would wait for {func}"
+        return func(*args, **(kwargs or {}))
+
+
+class FakeGpu:
+    """A device with graphs. A repetition writes where the captured run wrote, as on a GPU."""
+
+    can_capture = True
+
+    def __init__(self) -> None:
+        self.num_captured = self.num_replayed = self.num_uploads = self.num_fetched = 0
+
+    def upload(self, numbers: torch.Tensor, target: torch.Tensor) -> None:
+        self.num_uploads += 1
+        target[: len(numbers)].copy_(numbers)
+
+    def fetch(self, numbers: torch.Tensor) -> Fetched:
+        self.num_fetched += 1
+        return numbers.clone().tolist
+
+    def capture(self, run: Callable[[], Outputs]) -> Captured:
+        self.num_captured += 1
+        with NoWaiting():
+            outputs = run()
+
+        def replay() -> None:
+            self.num_replayed += 1
+            with NoWaiting():
+                for held, new in zip(outputs, run(), strict=True):
+                    held.copy_(new)
+
+        return Captured(replay, outputs)
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> FakeGpu:
+    fake = FakeGpu()
+    monkeypatch.setattr(runner, "device_ops", lambda device: fake)
+    return fake
+
+
+def make(model, **options) -> LLM:
+    return LLM(
+        model.path,
+        device="cpu",
+        dtype="float32",
+        attention_backend="triton",
+        max_num_seqs=3,
+        max_model_len=64,
+        **options,
+    )
+
+
+@pytest.mark.slow
+def test_greedy_tokens_come_from_graphs_and_nobody_waits(gpu, tiny_model, prompts):
+    model = tiny_model("qwen3")
+    llm = make(model)
+    assert gpu.num_captured == len(graph_sizes(3)) == 3
+    before = gpu.num_replayed
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    found = [completion.token_ids for completion in llm.generate(prompts[:3], params)]
+    assert found == [model.greedy(prompt, 5) for prompt in prompts[:3]]
+    assert gpu.num_replayed - before >= 4
+
+
+def test_a_step_has_one_copy_there_and_one_back(gpu, tiny_model, monkeypatch):
+    llm = make(tiny_model("llama"))
+    steps = []
+    dispatch = runner.ModelRunner._dispatch
+
+    def watched(self, frame):
+        before = gpu.num_replayed, gpu.num_uploads, gpu.num_fetched
+        with NoWaiting():
+            pending = dispatch(self, frame)
+        after = gpu.num_replayed, gpu.num_uploads, gpu.num_fetched
+        steps.append(tuple(np.subtract(after, before).tolist()))
+        return pending
+
+    monkeypatch.setattr(runner.ModelRunner, "_dispatch", watched)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    llm.generate([(1, 2, 3)], params)
+    assert steps == [(0, 0, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_any_way_to_choose_gives_the_same_with_and_without_graphs(
+    gpu, tiny_model, prompts, is_overlapped
+):
+    model = tiny_model("llama3-tied")
+    params = [
+        SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, max_tokens=4, logprobs=2),
+        SamplingParams(temperature=0.7, top_p=0.9, seed=4, max_tokens=7, ignore_eos=True),
+        SamplingParams(temperature=0.0, max_tokens=5, prompt_logprobs=1, ignore_eos=True),
+    ]
+    answers = []
+    for enforce_eager in (False, True):
+        before = gpu.num_replayed
+        llm = make(model, enforce_eager=enforce_eager, async_scheduling=is_overlapped)
+        found = llm.generate(prompts[:4], params)
+        answers.append(
+            [(each.token_ids, [t.token_id for t in each.logprobs or ()]) for each in found]
+        )
+        assert (gpu.num_replayed > before) != enforce_eager
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "qwen3.5"])
+def test_models_whose_steps_ask_the_host_run_without_graphs(gpu, tiny_model, family):
+    make(tiny_model(family))
+    assert gpu.num_captured == 0
+
+
+def test_sizes_of_graphs():
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(6) == [1, 2, 4, 6]
+    assert graph_sizes(64)[-3:] == [48, 56, 64]
+    assert len(graph_sizes(256)) == 23
+    assert max(graph_sizes(4096)) == 512
+
+
+def test_nothing_on_the_way_of_a_step_asks_a_tensor_for_its_numbers():
+    for module in (decode_graphs, device):
+        text = Path(module.__file__).read_text()
+        for line in text.splitlines():
+            is_asking = re.search(r"\.(item|cpu|tolist|nonzero)\(", line)
+            assert not is_asking or "held.tolist" in line or "np.cumsum" in line, line
