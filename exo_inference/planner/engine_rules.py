@@ -124,7 +124,7 @@ def parse_version(text: str) -> Version | None:
 
 _EXO_FAMILIES = frozenset({
     "deepseek_v2", "deepseek_v3", "gemma2", "llama", "mistral", "qwen2", "qwen3", "qwen3_5_text",
-    "qwen3_moe",
+    "qwen3_moe", "qwen3_next",
 })  # fmt: skip
 
 

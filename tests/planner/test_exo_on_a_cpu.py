@@ -89,6 +89,10 @@ HYBRID = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
 }  # fmt: skip
+NEXT = {
+    **HYBRID, "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "num_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+}  # fmt: skip
 LATENT = {
     "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "kv_lora_rank": 64,
     "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": None,
@@ -106,6 +110,7 @@ LATENT = {
         pytest.param(WINDOWS, [], 16, 3 * 2 * 2 * 32 * 4, id="windows"),
         # A state has 3 x 192 inputs of the convolution and 4 x 16 x 32 numbers, a token's row 512 bytes.
         pytest.param(HYBRID, [], 32, 2 * 2 * 2 * 32 * 4, id="states"),
+        pytest.param(NEXT, [], 32, 2 * 2 * 2 * 32 * 4, id="states and experts"),
         pytest.param(LATENT, [], 16, 6 * (64 + 16) * 4, id="latents"),
     ],
 )

@@ -137,6 +137,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            **_MIXTURE,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "shared_expert_intermediate_size": 20,
+        },
+    ),
     "qwen3-moe-some-layers": (
         "Qwen3Moe",
         {**_MIXTURE, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 11},

@@ -27,6 +27,7 @@ FAMILIES = [
     "qwen3-moe",
     "qwen3-moe-some-layers",
     "qwen3.5",
+    "qwen3-next",
 ]
 # Of each kind of layers one: how the others are scheduled differs in nothing.
 KINDS = ("llama", "mistral-window", "qwen3-moe-some-layers", "qwen3.5")
@@ -39,6 +40,7 @@ SCARCE_BLOCKS = {
     "qwen2-half-windowed": 34,
     "qwen3-moe-some-layers": 11,
     "qwen3.5": 14,
+    "qwen3-next": 14,
 }
 OPTIONS = {"dtype": "float32", "device": "cpu", "block_size": 4, "max_model_len": 128}
 

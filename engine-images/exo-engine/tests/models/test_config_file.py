@@ -47,6 +47,14 @@ DEEPSEEK = {
     "n_group": 4,
     "topk_group": 2,
 }
+NEXT = {
+    **LLAMA,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
 GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -154,6 +162,8 @@ V3 = {"architectures": ["DeepseekV3ForCausalLM"]}
             {"topk_group": 5},
             "topk_group is 5, expec",
         ),
+        (NEXT, {"num_experts": ...}, "num_experts is missing, expected an integer"),
+        (NEXT, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, expected 1.0"),
         (GEMMA2, {"hidden_activation": "relu"}, "hidden_activation is 'relu', expected gelu_pyt"),
         (GEMMA2, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         (GEMMA2, {"layer_types": ["full_attention"]}, "layer_types is .*, expected 2 of sliding_"),
@@ -171,6 +181,13 @@ def test_latent_attention_is_cached_as_one_row_per_token(spec_of):
     assert plan.block_bytes == 2 * (512 + 64) * 2
     assert spec.latent.query_rank is None
     assert spec_of(base=DEEPSEEK, q_lora_rank=...).latent.query_rank == 1536
+
+
+def test_part_of_a_head_that_is_turned_may_stand_anywhere(spec_of):
+    assert spec_of(base=NEXT, head_dim=32).num_turned == 8
+    assert spec_of(base=NEXT, head_dim=32, partial_rotary_factor=0.5).num_turned == 16
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.75}
+    assert spec_of(base=NEXT, head_dim=32, rope_parameters=rope).num_turned == 24
 
 
 def test_caps_and_windows_of_gemma_2_are_per_layer(spec_of):

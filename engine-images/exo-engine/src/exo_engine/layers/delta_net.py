@@ -68,12 +68,14 @@ class GatedDeltaNet:
         eps: float,
     ) -> None:
         heads, values = spec.num_value_heads, spec.num_value_heads * spec.value_dim
-        self._sizes = {
-            "in_proj_qkv": spec.channels,
-            "in_proj_z": values,
-            "in_proj_b": heads,
-            "in_proj_a": heads,
-        }
+        self._sizes = {"in_proj_qkvz": spec.channels + values, "in_proj_ba": 2 * heads}
+        if not spec.is_merged:
+            self._sizes = {
+                "in_proj_qkv": spec.channels,
+                "in_proj_z": values,
+                "in_proj_b": heads,
+                "in_proj_a": heads,
+            }
         parts = {f"{name}.{key}": size for key, size in self._sizes.items()}
         self._project = Linear.column(context, parts, hidden_size)
         self._weights = _Weights(context, name, spec)
@@ -86,8 +88,7 @@ class GatedDeltaNet:
         """Mix a step's tokens (T, E) with those before them: (T, E)."""
         del rotation  # positions are in the order of the states
         spec, tensors, states = self._spec, self._weights.tensors, backend.states
-        merged = self._project(hidden)
-        inputs, outer_gate, rate, decay = torch.split(merged, list(self._sizes.values()), dim=1)
+        inputs, outer_gate, rate, decay = self._split(self._project(hidden))
         log_decay = F.softplus(decay.float() + tensors["dt_bias"].float())
         log_decay = -tensors["A_log"].float().exp() * log_decay  # (T, H)
         rates = rate.float().sigmoid()
@@ -125,6 +126,18 @@ class GatedDeltaNet:
         gate = F.silu(outer_gate.float()).view_as(result)
         gated = (tensors["norm.weight"] * normed).float() * gate
         return self._output(gated.flatten(1).to(hidden.dtype))
+
+    def _split(self, merged: Tensor) -> tuple[Tensor, ...]:
+        """Return the convolution's inputs, gates, rates and decays (T, ...) of what was projected."""
+        spec = self._spec
+        parts = torch.split(merged, list(self._sizes.values()), dim=1)
+        if not spec.is_merged:
+            return parts
+        mixed, rates = (part.view(len(merged), spec.num_key_heads, -1) for part in parts)
+        values = spec.num_value_heads // spec.num_key_heads * spec.value_dim
+        *inputs, gates = torch.split(mixed, [spec.key_dim, spec.key_dim, values, values], dim=2)
+        apart = torch.cat([each.flatten(1) for each in inputs], dim=1)
+        return apart, gates.flatten(1), *(each.flatten(1) for each in rates.chunk(2, dim=2))
 
     def _convolve(self, window: Tensor) -> Tensor:
         """Return what each token but the first ones of (S, n, C) makes of itself and those: float32."""

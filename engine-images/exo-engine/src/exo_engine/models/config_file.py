@@ -28,6 +28,7 @@ FAMILIES: Mapping[str, str] = {
     "Qwen3ForCausalLM": "exo_engine.models.qwen3",
     "Qwen3_5ForCausalLM": "exo_engine.models.qwen3_5",
     "Qwen3MoeForCausalLM": "exo_engine.models.qwen3_moe",
+    "Qwen3NextForCausalLM": "exo_engine.models.qwen3_next",
 }
 """Architecture in config.json to the module whose `spec_from_config` understands it."""
 

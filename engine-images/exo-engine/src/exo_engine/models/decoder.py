@@ -8,6 +8,7 @@ Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -113,11 +114,19 @@ class SharedMixture:
 
     def __init__(self, context: Context, name: str, hidden_size: int, mixture: MixtureSpec) -> None:
         self.experts = _make_experts(context, name, hidden_size, mixture)
-        self.shared = GatedMLP(context, f"{name}.shared_experts", hidden_size, mixture.shared_size)
+        part = f"{name}.shared_expert" if mixture.gates_shared else f"{name}.shared_experts"
+        self.shared = GatedMLP(context, part, hidden_size, mixture.shared_size)
+        self.gate = None
+        if mixture.gates_shared:
+            plain = replace(context, weight_format=load_format(PLAIN), rank=0, num_ranks=1)
+            self.gate = Linear.column(plain, {f"{name}.shared_expert_gate": 1}, hidden_size)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return (T, E) for hidden states (T, E)."""
-        return self.experts(hidden) + self.shared(hidden)
+        shared = self.shared(hidden)
+        if self.gate is not None:
+            shared = shared * self.gate(hidden).sigmoid()
+        return self.experts(hidden) + shared
 
 
 def _norm(context: Context, spec: DecoderSpec, name: str, size: int | None = None) -> Norm:

@@ -13,9 +13,9 @@ _KINDS = ("linear_attention", "full_attention")
 _DEFAULT_HEAD_DIM = 256
 
 
-def spec_from_config(reader: ConfigReader) -> DecoderSpec:
+def spec_from_config(reader: ConfigReader, *, default_rotary_part: float = 1.0) -> DecoderSpec:
     """Translate a `Qwen3_5ForCausalLM` configuration."""
-    rope = read_rope(reader, may_be_partial=True)
+    rope = read_rope(reader, default_part=default_rotary_part)
     spec = llama.spec_from_config(reader, rope=rope)
     head_dim = llama.read_head_dim(reader, _DEFAULT_HEAD_DIM)
     if int(head_dim * rope.rotary_part) % 2:

@@ -22,11 +22,14 @@ def spec_from_config(reader: ConfigReader) -> DecoderSpec:
         architecture="Qwen3MoeForCausalLM",
         head_dim=llama.read_head_dim(reader),
         windows=(window,) * spec.num_layers,
-        mixture=_read_mixture(reader, spec.num_layers),
+        mixture=read_mixture(reader, spec.num_layers),
     )
 
 
-def _read_mixture(reader: ConfigReader, num_layers: int) -> MixtureSpec | None:
+def read_mixture(
+    reader: ConfigReader, num_layers: int, *, normalizes: bool = False
+) -> MixtureSpec | None:
+    """Return the mixture of some layers, whose weights are normalised by default or not; or None."""
     key = "num_experts" if reader.has("num_experts") else "num_local_experts"
     num_experts = reader.integer(key, 128, at_least=0)
     if num_experts * num_layers > _MOST_EXPERTS:
@@ -45,6 +48,6 @@ def _read_mixture(reader: ConfigReader, num_layers: int) -> MixtureSpec | None:
         num_experts=num_experts,
         num_chosen=num_chosen,
         intermediate_size=reader.integer("moe_intermediate_size", 768),
-        normalizes=reader.boolean("norm_topk_prob", False),
+        normalizes=reader.boolean("norm_topk_prob", normalizes),
         layers=layers,
     )

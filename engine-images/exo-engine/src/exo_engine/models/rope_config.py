@@ -16,12 +16,21 @@ _SUPPORTED = ("default", "linear", "llama3", "yarn")
 
 
 def read_rope(
-    reader: ConfigReader, *, default_theta: float = 10000.0, may_be_partial: bool = False
+    reader: ConfigReader, *, default_theta: float = 10000.0, default_part: float | None = None
 ) -> RopeSpec:
-    """Return the rotary embedding that a configuration describes."""
+    """Return the rotary embedding that a configuration describes.
+
+    Args:
+        reader: of the configuration.
+        default_theta: where it says none.
+        default_part: likewise, the share of each head that is turned; None: all of it must be.
+    """
     scaling = reader.child("rope_parameters") or reader.child("rope_scaling")
+    part = reader.number("partial_rotary_factor", default_part or 1.0)
+    may_be_partial = default_part is not None
     if scaling is None:
-        return RopeSpec(theta=reader.number("rope_theta", default_theta))
+        theta = reader.number("rope_theta", default_theta)
+        return RopeSpec(theta=theta, rotary_part=_part(reader, part, may_be_partial))
     theta = scaling.number("rope_theta", reader.number("rope_theta", default_theta))
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _SUPPORTED:
@@ -31,11 +40,10 @@ def read_rope(
             f"one of {', '.join(_SUPPORTED)}",
             hint="This engine cannot compute that rotary embedding; another engine may.",
         )
-    rotary_part = scaling.number("partial_rotary_factor", 1.0)
-    if may_be_partial and kind == "default" and rotary_part <= 1.0:
-        return RopeSpec(theta=theta, rotary_part=rotary_part)
-    if rotary_part != 1.0:
-        raise scaling.unusable("partial_rotary_factor", rotary_part, "1.0")
+    part = scaling.number("partial_rotary_factor", part)
+    if kind == "default":
+        return RopeSpec(theta=theta, rotary_part=_part(scaling, part, may_be_partial))
+    _part(scaling, part, False)
     original = scaling.integer(
         "original_max_position_embeddings", reader.integer("max_position_embeddings")
     )
@@ -50,9 +58,13 @@ def read_rope(
             low_freq_factor=scaling.number("low_freq_factor"),
             high_freq_factor=scaling.number("high_freq_factor"),
         )
-    if kind == "yarn":
-        return _read_yarn(scaling, theta, original)
-    return RopeSpec(theta=theta)
+    return _read_yarn(scaling, theta, original)
+
+
+def _part(reader: ConfigReader, part: float, may_be_partial: bool) -> float:
+    if part != 1.0 and not (may_be_partial and part < 1.0):
+        raise reader.unusable("partial_rotary_factor", part, "1.0")
+    return part
 
 
 def _read_yarn(scaling: ConfigReader, theta: float, original: int) -> RopeSpec:

@@ -74,6 +74,8 @@ class MixtureSpec:
     routing: RoutingSpec = RoutingSpec()
     shared_size: int = 0
     """Inner size of an MLP that computes every token beside the chosen experts; 0: none."""
+    gates_shared: bool = False
+    """What that one gives is multiplied by a number of the token's."""
 
     @property
     def num_numbers(self) -> int:
@@ -130,6 +132,8 @@ class DeltaSpec:
     kernel_size: int
     """Tokens that the causal convolution sees."""
     layers: frozenset[int]
+    is_merged: bool = False
+    """A checkpoint has two projections, with what belongs to a key head side by side, rather than four."""
 
     @property
     def channels(self) -> int:

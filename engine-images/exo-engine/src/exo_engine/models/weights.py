@@ -156,8 +156,9 @@ def _map_tensor(path: Path, name: str, mapped: dict[Path, Any], files: ExitStack
 
 
 def _is_ignored(name: str, spec: DecoderSpec) -> bool:
-    # DeepSeek-V3's checkpoints have a layer more, which guesses tokens ahead.
-    is_beyond = spec.latent is not None and name.startswith(f"model.layers.{spec.num_layers}.")
+    # What guesses tokens ahead: a layer more in DeepSeek-V3's checkpoints, a part in Qwen3-Next's.
+    ahead = f"model.layers.{spec.num_layers}." if spec.latent is not None else "mtp."
+    is_beyond = name.startswith(ahead)
     is_tied = name == "lm_head.weight" and spec.ties_embeddings
     return name.endswith(_IGNORED_SUFFIXES) or is_tied or is_beyond
 
