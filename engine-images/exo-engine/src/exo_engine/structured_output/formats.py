@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from exo_engine.structured_output.schema_check import TABLES, VALUES
+
 _DATE = (
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -21,8 +23,6 @@ _PATTERNS = {
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
 }
-_VALUES = ("const", "enum", "default", "examples")
-"""Keywords whose values are no schemas."""
 
 
 def exact(schema: Any) -> Any:
@@ -31,13 +31,18 @@ def exact(schema: Any) -> Any:
         return [exact(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {
-        name: part if name in _VALUES and not isinstance(part, dict) else exact(part)
-        for name, part in schema.items()
-    }
+    found = {name: _exact_part(name, part) for name, part in schema.items()}
     form = found.get("format")
     pattern = _PATTERNS.get(form) if isinstance(form, str) else None
     if pattern is not None:
         del found["format"]
         found["allOf"] = [*found.get("allOf", ()), {"pattern": pattern}]
     return found
+
+
+def _exact_part(name: str, part: Any) -> Any:
+    if name in VALUES:
+        return part
+    if name in TABLES and isinstance(part, dict):
+        return {key: exact(each) for key, each in part.items()}
+    return exact(part)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from exo_engine.errors import RequestError
@@ -17,6 +18,8 @@ MAX_BYTES = 2**20
 MAX_DEPTH = 64
 TABLES = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 """Keywords whose names are the schema's own."""
+VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose values are no schemas."""
 _OLD = ("disallow", "divisibleBy", "extends")
 """Of draft 3; later drafts know them no more, and so ignore them."""
 _OLD_DRAFTS = ("draft-03", "draft-04", "draft-06", "draft-07")
@@ -78,7 +81,11 @@ def escaped(name: str | int) -> str:
 
 
 def _check_keywords(value: dict[str, Any], pointer: str, draft: str) -> None:
-    if pointer.rpartition("/")[2] in TABLES:
+    names = pointer.split("/")
+    is_value = any(
+        name in VALUES and before not in TABLES for before, name in pairwise(["", *names])
+    )
+    if is_value or names[-1] in TABLES:
         return
     for name in _OLD:
         if name in value:

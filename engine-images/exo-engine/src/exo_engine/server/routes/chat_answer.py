@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from exo_engine.core.request import TokenLogprobs
+from exo_engine.server.answer_parsing.formats import REASONING_MARKERS
 from exo_engine.server.answer_parsing.pieces import (
     AnswerParser,
     Arguments,
@@ -27,6 +28,7 @@ from exo_engine.server.routes.conversation import Conversation, read_conversatio
 from exo_engine.server.sampling import Sampling, read_sampling
 from exo_engine.server.service import Service
 from exo_engine.server.token_limits import with_bad_words
+from exo_engine.structured_output.reasoning import behind_reasoning
 
 
 @dataclass(slots=True)
@@ -150,7 +152,30 @@ async def _constrained(
             text = f"{constraint.param} is only possible without a forced tool call"
             raise bad_request(text, constraint.param)
         constraint = schema_constraint("tools", conversation.tools.schema)
-    return await service.constrain(sampling, constraint)
+    constrained = await service.constrain(sampling, constraint)
+    return _after_thinking(constrained, conversation, service)
+
+
+def _after_thinking(sampling: Sampling, conversation: Conversation, service: Service) -> Sampling:
+    """Let the model think first, where it does and the prompt has not closed that."""
+    markers = REASONING_MARKERS.get(service.text.format.reasoning or "")
+    grammar = sampling.params.structured_outputs
+    if grammar is None or markers is None or conversation.end.rstrip().endswith(markers.ends):
+        return sampling
+    tokenizer = service.text.tokenizer
+
+    def mark(text: str) -> tuple[str, int | None]:
+        token_id = tokenizer.token_id(text)
+        is_special = token_id is not None and tokenizer.is_special(token_id)
+        return text, token_id if is_special else None
+
+    whole = behind_reasoning(
+        grammar,
+        [mark(text) for text in markers.starts],
+        [mark(text) for text in markers.ends],
+        is_open=markers.is_open_after(conversation.end),
+    )
+    return replace(sampling, params=replace(sampling.params, structured_outputs=whole))
 
 
 def _read_logprobs(fields: Fields, maximum: int) -> int | None:
