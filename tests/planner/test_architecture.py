@@ -167,14 +167,17 @@ def test_deepseek_v4_has_its_published_size_with_the_prediction_layer() -> None:
         ({}, "no model_type"),
         ({"model_type": "no-such-model"}, "no-such-model"),
         (
-            {"model_type": "t5", "is_encoder_decoder": True},
-            "t5 has an encoder and a decoder, which is not modelled",
+            {"model_type": "m2m_100", "is_encoder_decoder": True},
+            "m2m_100 has an encoder and a decoder, which is not modelled",
         ),
         (
             {"model_type": "whisper", "is_encoder_decoder": True},
             "no decoder_layers",
         ),
-        ({"model_type": "bart", "is_encoder_decoder": True}, "bart has an encoder and a decoder"),
+        (
+            {"model_type": "marian", "is_encoder_decoder": True},
+            "marian has an encoder and a decoder",
+        ),
         (
             {"model_type": "deepseek_v4", "num_hidden_layers": 2},
             "no compress_ratios for its 2 layers",

@@ -99,3 +99,30 @@ def test_layers_may_have_different_numbers_of_heads() -> None:
         w.out_features for layer in model.layers for w in layer.weights if w.path.endswith("q_proj")
     }
     assert rows == {48 * 128, 72 * 128}
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "modernbert"])
+def test_an_encoder_keeps_no_cache_and_still_has_a_plan(name: str) -> None:
+    model = read_architecture(COUNTS[name]["config"], name=name)
+    result = plan(model, find_gpu("L4"), 1, EngineParameters())
+    assert (result.verdict, result.kv_capacity_tokens) == ("fits", 0)
+    assert result.max_model_len == {"bert": 512, "xlm-roberta": 8192, "modernbert": 8192}[name]
+    assert result.component("activations") is not None
+    assert explain(result)
+
+
+@pytest.mark.parametrize(("name", "count"), [("mamba2", 4), ("mamba", 2)])
+def test_a_model_of_states_alone_is_split_over_any_number_of_gpus(name: str, count: int) -> None:
+    model = read_architecture(COUNTS[name]["config"], name=name)
+    flags = EngineParameters(tensor_parallel_size=count, max_num_seqs=64)
+    result = plan(model, find_gpu("L4"), count, flags)
+    assert result.verdict == "fits"
+    assert result.kv_bytes_per_token == 0
+    assert result.needed_kv_bytes_per_gpu > 0  # its state
+
+
+def test_a_block_that_attends_and_keeps_a_state_has_two_caches() -> None:
+    model = read_architecture(COUNTS["falcon_h1"]["config"], name="falcon_h1")
+    kinds = [str(layer.kv.kind) for layer in model.layers if layer.kv is not None]
+    assert kinds[:2] == ["full", "state"]
+    assert kinds.count("full") == kinds.count("state") == 32

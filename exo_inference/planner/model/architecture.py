@@ -198,9 +198,9 @@ def _read(
         model_type=fields.model_type,
         hidden_size=fields.integer("hidden_size"),
         vocab_size=fields.integer("vocab_size"),
-        num_heads=fields.integer("num_attention_heads"),
+        num_heads=0 if family.layout == "states" else fields.integer("num_attention_heads"),
         intermediate_size=_widest(layers),
-        max_model_len=derived_max_model_len(fields),
+        max_model_len=_usable_length(fields, family),
         dtype=dtype,
         layers=tuple(layers),
         outer_weights=tuple(_formatted("", weight, chooser) for weight in outer),
@@ -212,11 +212,16 @@ def _read(
         pads_experts=family.pads_experts,
         quantization=quantization,
         min_batched_tokens=family.min_batched_tokens if vision is not None else 0,
-        is_embedding="embedding" in name.lower(),
+        is_embedding=family.layout == "encoder" or "embedding" in name.lower(),
         weights_error=error,
         notes=tuple(notes),
         source=source,
     )
+
+
+def _usable_length(fields: ConfigFields, family: Family) -> int | None:
+    length = derived_max_model_len(fields)
+    return None if length is None else max(1, length - family.unused_positions)
 
 
 def _plausible(model: Architecture) -> Architecture:
@@ -228,10 +233,12 @@ def _plausible(model: Architecture) -> Architecture:
     for name, size in (
         ("hidden_size", model.hidden_size),
         ("vocab_size", model.vocab_size),
-        ("num_attention_heads", model.num_heads),
     ):
         if not 1 <= size <= MAX_VOCAB_SIZE:
             raise FieldProblem(f"{name} is {size}")
+    attends = any(layer.kv is None or layer.kv.kind is not KvKind.STATE for layer in model.layers)
+    if attends and not 1 <= model.num_heads <= MAX_VOCAB_SIZE:
+        raise FieldProblem(f"num_attention_heads is {model.num_heads}")
     if not 0 < model.num_parameters < _MAX_PARAMETERS:
         raise FieldProblem(f"its sizes come to {model.num_parameters:.3g} parameters")
     vision, moe = model.vision, model.moe
@@ -372,6 +379,8 @@ def _rope_elements(fields: ConfigFields, family: Family) -> int:
     Checked on the weights vLLM prints: Llama-3.1-8B 14.9889 GiB is the checkpoint's 14.9575 and a
     table of 131,072 x 128 in bf16; Mistral-7B-v0.3 13.5084 likewise.
     """
+    if not family.rope_caches:
+        return 0
     length = derived_max_model_len(fields) or 0
     heads = max(1, fields.integer("num_attention_heads"))
     dim = fields.integer(

@@ -27,6 +27,7 @@ class Family:
         rope_caches: rotary tables that vLLM keeps (one per kind of attention layer).
         mrope: the tables are four times as long (multimodal rotary positions).
         positions: rows added to a learned position table; None: no such table.
+        unused_positions: of that table, which no token of a prompt has (RoBERTa counts from its padding on).
         min_batched_tokens: vLLM raises max-num-batched-tokens to the largest image or video item.
         layout: how the config describes the layers. `uniform` is one kind of decoder layer with variations;
             the others have a function of their own in `layers.py`.
@@ -70,9 +71,12 @@ class Family:
     rope_caches: int = 1
     mrope: bool = False
     positions: int | None = None
+    unused_positions: int = 0
     min_batched_tokens: int = 0
-    layout: Literal["uniform", "pattern", "blocks", "compressed", "encoder_decoder"] = "uniform"
-    others_are: Literal["", "mamba", "conv"] = ""
+    layout: Literal["uniform", "pattern", "blocks", "compressed", "encoder_decoder", "states",
+        "alternating", "side_by_side", "shared_attention", "encoder", "text_to_text",
+    ] = "uniform"  # fmt: skip
+    others_are: Literal["", "ssd", "selective", "conv"] = ""
     full_every: int = 0
     full_first: int = 0
     windows_are: Literal["sliding", "chunked"] = "sliding"
@@ -117,6 +121,11 @@ _GEMMA4 = Family(
     qk_norm="head", norms=4, ties_by_default=True, default_head_dim=256, rope_caches=2,
     min_batched_tokens=2496, has_global_heads=True, experts_beside_mlp=True, per_layer_inputs=True,
 )  # fmt: skip  # 2496: printed by vLLM 0.25.1 for Gemma 4
+_BERT = Family(
+    layout="encoder", qkv_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, rope_caches=0, positions=0,
+)  # fmt: skip
+_ROBERTA = replace(_BERT, unused_positions=2)
+_STATES = Family(layout="states", others_are="selective", rope_caches=0)
 
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA, "llava": _LLAMA, "llava_next": _LLAMA, "idefics3": _LLAMA, "smolvlm": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
@@ -183,7 +192,7 @@ FAMILIES: Mapping[str, Family] = {
     "helium": _LLAMA, "granitemoe": _LLAMA, "laguna": Family(qk_norm="head", rope_caches=2, gates_heads=True, corrects_experts=True),
     "ernie4_5": Family(ties_by_default=True), "ernie4_5_moe": Family(ties_by_default=True, corrects_experts=True),
     "internlm2": _INTERNLM, "internlm3": _INTERNLM, "exaone": _LLAMA, "baichuan": _LLAMA, "minicpm": Family(ties_by_default=True),
-    "nemotron": Family(gated_mlp=False, norm_bias=True), "dbrx": _LLAMA, "bamba": Family(others_are="mamba"),
+    "nemotron": Family(gated_mlp=False, norm_bias=True), "dbrx": _LLAMA, "bamba": Family(others_are="ssd"),
     "bloom": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True,
         rope_caches=0, embedding_norm=True, mlp_multiple=4,
@@ -195,6 +204,16 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": Family(
         qk_norm="head", ties_by_default=True, qkv_bias=False, o_bias=False, others_are="conv",
         rounds_mlp_width=True,
+    ),
+    "mamba": replace(_STATES, ties_by_default=True), "falcon_mamba": replace(_STATES, ties_by_default=True),
+    "mamba2": replace(_STATES, others_are="ssd"), "jamba": Family(layout="alternating", others_are="selective", rope_caches=0),
+    "falcon_h1": Family(layout="side_by_side", others_are="ssd"),
+    "zamba2": Family(layout="shared_attention", others_are="ssd", ties_by_default=True, rope_caches=0),
+    "bert": _BERT, "roberta": _ROBERTA, "xlm-roberta": _ROBERTA, "camembert": _ROBERTA, "modernbert": Family(layout="encoder"),
+    "t5": Family(layout="text_to_text", gated_mlp=False, ties_by_default=True, rope_caches=0),
+    "bart": Family(
+        layout="text_to_text", qkv_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True,
+        rope_caches=0, positions=2,
     ),
     "starcoder2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True

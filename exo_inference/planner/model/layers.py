@@ -11,8 +11,14 @@ from dataclasses import dataclass, replace
 
 from exo_inference.planner.model.compressed_layers import compress_ratios, compressed_layer
 from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem, whole_number
+from exo_inference.planner.model.encoders import (
+    build_encoder_layers,
+    build_text_decoder,
+    gated_as_asked,
+)
 from exo_inference.planner.model.experts import mlp_weights, moe_weights
 from exo_inference.planner.model.families import Family
+from exo_inference.planner.model.hybrid_layers import HYBRIDS, Attention
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Layer, Shard, Weight, vector
 from exo_inference.planner.model.state_layers import build_state_layer
 from exo_inference.planner.model.whisper import build_decoder
@@ -40,6 +46,12 @@ def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
         return list(_nemotron_layers(fields, family))
     if family.layout == "encoder_decoder":
         return build_decoder(fields)
+    if family.layout == "encoder":
+        return build_encoder_layers(fields, family)
+    if family.layout == "text_to_text":
+        return build_text_decoder(fields, gated_as_asked(fields, family))
+    if family.layout in HYBRIDS:
+        return HYBRIDS[family.layout](fields, family, _ordinary(fields, family))
     count = fields.integer("num_hidden_layers")
     if not 1 <= count <= _MAX_LAYERS:
         raise FieldProblem(f"num_hidden_layers is {count}, expected 1 to {_MAX_LAYERS}")
@@ -59,6 +71,14 @@ def build_layers(fields: ConfigFields, family: Family) -> list[Layer]:
     return layers
 
 
+def _ordinary(fields: ConfigFields, family: Family) -> Attention:
+    """Return how an attending layer is built whose family has states in layouts of its own."""
+    return Attention(
+        lambda: attention_weights(fields, family, read_heads(fields, family, "full"), "full"),
+        lambda: kv_spec(fields, read_heads(fields, family, "full"), "full"),
+    )
+
+
 def _compressed_layers(fields: ConfigFields, family: Family, count: int) -> list[Layer]:
     """Return the layers of DeepSeek-V4, all of them with experts."""
     known: dict[int, Layer] = {}
@@ -74,7 +94,7 @@ def _compressed_layers(fields: ConfigFields, family: Family, count: int) -> list
 
 
 def attention_kinds(fields: ConfigFields, family: Family, count: int) -> list[str]:
-    """Return per layer: full, sliding, chunked, latent, linear or mamba."""
+    """Return per layer: full, sliding, chunked, latent, linear or ssd (Mamba-2)."""
     if "linear_attn_config" in fields.raw and fields.mapping("linear_attn_config"):
         full = set(fields.mapping("linear_attn_config").get("full_attn_layers") or [])
         return ["latent" if index + 1 in full else "linear" for index in range(count)]
@@ -103,7 +123,7 @@ def _kind_named(name: str) -> str:
     known = {
         "full_attention": "full", "attention": "full", "global_attention": "full",
         "sliding_attention": "sliding", "local_attention": "sliding", "chunked_attention": "chunked",
-        "linear_attention": "linear", "mamba": "mamba", "mamba2": "mamba", "conv": "conv",
+        "linear_attention": "linear", "mamba": "ssd", "mamba2": "ssd", "conv": "conv",
     }  # fmt: skip
     if name not in known:
         raise FieldProblem(f"its layer type {name!r} is unknown here")
@@ -194,7 +214,7 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
     hidden = fields.integer("hidden_size")
     weights: list[Weight] = []
     kv: KvSpec | None
-    if kind in ("linear", "mamba", "conv"):
+    if kind in ("linear", "ssd", "conv"):
         state_weights, kv = build_state_layer(fields, kind)
         weights += state_weights
     elif kind == "latent":
@@ -399,7 +419,7 @@ def _nemotron_layer(fields: ConfigFields, family: Family, symbol: str) -> Layer:
     weights: list[Weight] = [vector("norm", hidden)]
     kv: KvSpec | None = None
     if symbol == "M":
-        state_weights, kv = build_state_layer(fields, "mamba")
+        state_weights, kv = build_state_layer(fields, "ssd")
         weights += state_weights
     elif symbol == "*":
         if not fields.get("head_dim"):

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from exo_inference.planner.model.compressed_layers import hyper_head
 from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem
+from exo_inference.planner.model.encoders import encoder_outer, gated_as_asked, text_encoder
 from exo_inference.planner.model.families import Family
 from exo_inference.planner.model.shapes import KvKind, Layer, Shard, VisionShape, Weight
 from exo_inference.planner.model.vision import build_vision
@@ -28,6 +29,8 @@ def outer_weights(
     hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
     if vocab > MAX_VOCAB_SIZE:
         raise FieldProblem(f"vocab_size is {vocab}, expected at most {MAX_VOCAB_SIZE}")
+    if family.layout == "encoder":
+        return encoder_outer(fields, family), None, True
     is_tied = fields.flag("tie_word_embeddings", default=family.ties_by_default)
     weights = [Weight("embed_tokens", "embedding", vocab, hidden)]
     if not is_tied:  # a tied head is the embedding, and loaded once
@@ -57,6 +60,8 @@ def outer_weights(
     if family.altup:
         copies = 2 * (fields.integer("altup_num_inputs") - 1)
         weights.append(Weight("altup_projections", "mlp", hidden, hidden, max(1, copies)))
+    if family.layout == "text_to_text":
+        return weights + text_encoder(fields, gated_as_asked(fields, family)), None, True
     if family.layout == "encoder_decoder":
         encoder, encoder_shape = build_encoder(fields)
         return weights + encoder, encoder_shape, True

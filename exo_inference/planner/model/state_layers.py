@@ -7,18 +7,20 @@ Qwen3.5).
 
 from __future__ import annotations
 
-from exo_inference.planner.model.config_fields import ConfigFields
+from exo_inference.planner.model.config_fields import ConfigFields, whole_number
 from exo_inference.planner.model.shapes import KvKind, KvSpec, Shard, Weight
 
 
 def build_state_layer(fields: ConfigFields, kind: str) -> tuple[list[Weight], KvSpec]:
-    """Return weights and state of a layer of kind `linear`, `mamba` or `conv`.
+    """Return weights and state of a layer of kind `linear`, `ssd` (Mamba-2), `selective` (Mamba) or `conv`.
 
     Raises:
         FieldProblem: a size is missing.
     """
-    if kind == "mamba":
+    if kind == "ssd":
         return _mamba2(fields)
+    if kind == "selective":
+        return _mamba1(fields)
     if kind == "conv":
         return _short_conv(fields)
     if fields.mapping("linear_attn_config"):
@@ -28,22 +30,55 @@ def build_state_layer(fields: ConfigFields, kind: str) -> tuple[list[Weight], Kv
 
 def _mamba2(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
     hidden = fields.integer("hidden_size")
-    heads = fields.integer("mamba_num_heads", fields.integer("mamba_n_heads", 0))
-    dim = fields.integer("mamba_head_dim", fields.integer("mamba_d_head", 0))
-    state = fields.integer("ssm_state_size", fields.integer("mamba_d_state", 128))
-    groups = fields.integer("n_groups", fields.integer("mamba_n_groups", 1))
+    heads = _first(fields, "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "num_heads")
+    dim = _first(fields, "mamba_head_dim", "mamba_d_head", "mamba_headdim", "head_dim")
+    state = _first(fields, "ssm_state_size", "mamba_d_state", "state_size", default=128)
+    groups = _first(fields, "n_groups", "mamba_n_groups", "mamba_ngroups", default=1)
     kernel = fields.integer("conv_kernel", fields.integer("mamba_d_conv", 4))
-    inner = heads * dim
+    inner = heads * dim or _first(fields, "mamba_expand", "expand", default=2) * hidden
+    heads = heads or inner // max(1, dim)
     conv = inner + 2 * groups * state
     has_bias = fields.flag("use_conv_bias", default=fields.flag("mamba_conv_bias", default=True))
+    normed = inner if fields.flag("mamba_rms_norm", default=True) else 0
     weights = [
         Weight("mixer.in_proj", "attention", inner + conv + heads, hidden),
         Weight("mixer.conv1d", "norm", conv, kernel),
-        Weight("mixer.state", "norm", 3 * heads + inner + (conv if has_bias else 0)),
+        Weight("mixer.state", "norm", 3 * heads + normed + (conv if has_bias else 0)),
         Weight("mixer.out_proj", "attention", hidden, inner),
     ]
     spec = KvSpec(
         KvKind.STATE, conv_elements=conv, conv_positions=kernel - 1, state_elements=inner * state,
+        state_bytes_per_element=_state_bytes(fields),
+    )  # fmt: skip
+    return weights, spec
+
+
+def _first(fields: ConfigFields, *names: str, default: int = 0) -> int:
+    """Return the first of these fields that is there."""
+    found = next((name for name in names if fields.raw.get(name) is not None), None)
+    return default if found is None else whole_number(found, fields.raw[found])
+
+
+def _mamba1(fields: ConfigFields) -> tuple[list[Weight], KvSpec]:
+    """Mamba (arXiv 2312.00752); Jamba norms its steps and projections."""
+    hidden = fields.integer("hidden_size")
+    inner = _first(fields, "expand", "mamba_expand", default=2) * hidden
+    state = _first(fields, "state_size", "mamba_d_state", default=16)
+    kernel = _first(fields, "conv_kernel", "mamba_d_conv", default=4)
+    asked = fields.get("time_step_rank") or fields.get("mamba_dt_rank") or "auto"
+    rank = -(-hidden // 16) if asked == "auto" else whole_number("mamba_dt_rank", asked)
+    normed = rank + 2 * state if fields.get("mamba_dt_rank") else 0
+    weights = [
+        Weight("mixer.in_proj", "attention", 2 * inner, hidden),
+        Weight("mixer.conv1d", "norm", inner, kernel),
+        Weight("mixer.x_proj", "attention", rank + 2 * state, inner),
+        Weight("mixer.dt_proj", "attention", inner, rank),
+        Weight("mixer.state", "norm", inner * state + 3 * inner),
+        Weight("mixer.norms", "norm", normed, shard=Shard.REPLICATED),
+        Weight("mixer.out_proj", "attention", hidden, inner),
+    ]
+    spec = KvSpec(
+        KvKind.STATE, conv_elements=inner, conv_positions=kernel - 1, state_elements=inner * state,
         state_bytes_per_element=_state_bytes(fields),
     )  # fmt: skip
     return weights, spec

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from exo_inference.planner.model.config_fields import ConfigFields
+from exo_inference.planner.model.config_fields import ConfigFields, whole_number
 from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
 
 Built = tuple[list[Weight], VisionShape]
@@ -26,7 +26,11 @@ def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool]
         return fixed.build(fields.integer("hidden_size"))
     if fields.vision is None:
         return None
-    inner = {"scale_factor": fields.outer.get("scale_factor"), **fields.vision}
+    inner = {
+        "scale_factor": fields.outer.get("scale_factor"),
+        "merges_patches": fields.model_type not in _PLAIN_PROJECTORS,
+        **fields.vision,
+    }
     vision = ConfigFields(inner)
     kind = fields.model_type
     hidden_text = fields.integer("hidden_size")
@@ -130,17 +134,53 @@ def _idefics3(vision: ConfigFields, text: int) -> Built:
 
 
 def _pixtral(vision: ConfigFields, text: int) -> Built:
-    """Pixtral with the patch merger of Mistral Small 3.1 and Ministral 3."""
+    """Pixtral: with LLaVA's projector, or the patch merger of Mistral Small 3.1 and Ministral 3."""
     size, wide, count, patch, patches = _usual_sizes(vision)
+    merges = vision.flag("merges_patches", default=True)
     weights = _blocks(size, wide, count, biases=False, norms=2, gated=True)
     weights += [
         _matrix("patch_conv", size, 3 * patch * patch),
-        _vectors(2 * size),
-        _matrix("patch_merger", size, 4 * size, part="projector"),
+        _vectors(2 * size if merges else size + 2 * text),
         _matrix("linear_1", text, size, part="projector"),
         _matrix("linear_2", text, text, part="projector"),
     ]
+    if merges:
+        weights.append(_matrix("patch_merger", size, 4 * size, part="projector"))
     return weights, VisionShape(size, wide, count, patches)
+
+
+_INTERNVL_TILES = 13
+"""Twelve and the whole image (`max_dynamic_patch` of the published configs)."""
+
+
+def _internvl(vision: ConfigFields, text: int) -> Built:
+    """InternViT with the projector of InternVL, over tiles."""
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count = vision.integer("num_hidden_layers")
+    patch, image = _edge(vision, "patch_size"), _edge(vision, "image_size")
+    positions = (image // max(1, patch)) ** 2 + 1
+    has_bias = vision.flag("attention_bias", default=vision.flag("qkv_bias"))
+    has_norms = vision.flag("use_qk_norm", default=vision.flag("qk_normalization"))
+    norms = 2 if vision.text("norm_type") == "rms_norm" else 4
+    vectors = (norms + 4 + 3 * has_bias + 2 * has_norms) * size + wide
+    weights = _blocks(size, wide, count, biases=False, norms=0)
+    weights += [
+        _vectors(vectors, count),
+        _matrix("patch_embedding", size, 3 * patch * patch),
+        _vectors(size + size + positions * size),
+        _matrix("linear_1", text, 4 * size, part="projector"),
+        _matrix("linear_2", text, text, part="projector"),
+        _vectors(2 * 4 * size + 2 * text),
+    ]
+    return weights, VisionShape(size, wide, count, _INTERNVL_TILES * positions)
+
+
+def _edge(vision: ConfigFields, name: str) -> int:
+    """Return the edge of a square that a config gives as one number or as two."""
+    given = vision.get(name)
+    return (
+        whole_number(name, given[0]) if isinstance(given, list) and given else vision.integer(name)
+    )
 
 
 _QWEN_MAX_PATCHES = 65536
@@ -293,12 +333,16 @@ def _plain(vision: ConfigFields, text: int) -> Built:
     )
 
 
+_PLAIN_PROJECTORS = frozenset({"llava"})
+"""Model types whose projector takes patches as they are."""
+
 _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], ...] = (
     (("qwen2_vl", "qwen2_5_vl"), _qwen2_vl),
     (("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
     (("llava_next",), _llava_next),
     (("idefics3", "smolvlm"), _idefics3),
     (("gemma3", "siglip_vision_model"), _siglip),
+    (("internvl", "internvl_chat"), _internvl),
     (("pixtral",), _pixtral),
     (("clip_vision_model",), _clip),
     (("llama4", "llama4_vision_model"), _llama4),
