@@ -7,18 +7,15 @@ restarting.
 from __future__ import annotations
 
 import json
-import os
-import ssl
 from pathlib import Path
 from typing import Protocol
 
-import httpx
+from exo_inference.socket_http import get
 
 TIMEOUT_SECONDS = 1.0
 
-_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Trusts nobody, as a unix socket has no TLS. httpx would load every certificate authority for each
-question otherwise: 25 ms in which the controller answers nobody, for every look at a deployment."""
+_MAX_BODY_BYTES = 64 * 2**20
+"""Of usage, which has a row for each key of each deployment."""
 
 
 class GatewayClient(Protocol):
@@ -33,8 +30,7 @@ class SocketGatewayClient:
     """Asks over `run/gateway.sock`.
 
     Args:
-        socket: its path. It is reached through its directory's descriptor, because the path of a
-            unix socket is limited to 107 bytes and a state directory's may be longer.
+        socket: its path.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -51,17 +47,7 @@ class SocketGatewayClient:
 
     async def ask(self, path: str) -> bytes | None:
         """Return the body of one successful `GET`; None without one."""
-        try:
-            directory = os.open(self._socket.parent, os.O_PATH | os.O_DIRECTORY)
-        except OSError:
-            return None
-        try:
-            socket = f"/proc/self/fd/{directory}/{self._socket.name}"
-            transport = httpx.AsyncHTTPTransport(uds=socket, verify=_NO_TLS)
-            async with httpx.AsyncClient(transport=transport, timeout=TIMEOUT_SECONDS) as client:
-                answer = await client.get(f"http://gateway{path}")
-                return answer.content if answer.is_success else None
-        except httpx.HTTPError:
-            return None
-        finally:
-            os.close(directory)
+        answer = await get(
+            self._socket, path, timeout_seconds=TIMEOUT_SECONDS, max_bytes=_MAX_BODY_BYTES
+        )
+        return answer.body if answer is not None and answer.status == 200 else None

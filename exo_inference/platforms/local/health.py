@@ -9,14 +9,12 @@ is silent. Losing the history costs nothing but time: a new controller starts it
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from exo_inference.platforms.local.replica_dir import SOCKET_NAME
+from exo_inference.socket_http import Answer, get
 
 _MAX_BODY_BYTES = 65536
 _MAX_METRICS_BYTES = 2**20
@@ -36,16 +34,16 @@ class Health:
 async def check_health(directory: Path, timeout_seconds: float) -> Health:
     """Ask the engine of one replica."""
     answer = await _ask(directory, "/health", timeout_seconds)
-    return Health(answered=False) if answer is None else _read_answer(*answer)
+    return Health(answered=False) if answer is None else _read_answer(answer)
 
 
 async def read_measurements(directory: Path, timeout_seconds: float) -> dict[str, Any] | None:
     """Ask the engine of one replica what its start has measured; None where it does not say."""
     answer = await _ask(directory, "/measurements", timeout_seconds)
-    if answer is None or answer[0] != 200:
+    if answer is None or answer.status != 200:
         return None
     try:
-        document = json.loads(answer[1])
+        document = json.loads(answer.body)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
@@ -54,49 +52,27 @@ async def read_measurements(directory: Path, timeout_seconds: float) -> dict[str
 async def read_metrics(directory: Path, timeout_seconds: float) -> bytes | None:
     """Ask the engine of one replica for its Prometheus metrics; None without an answer."""
     answer = await _ask(directory, "/metrics", timeout_seconds, _MAX_METRICS_BYTES)
-    return answer[1] if answer is not None and answer[0] == 200 else None
+    return answer.body if answer is not None and answer.status == 200 else None
 
 
 async def _ask(
     directory: Path, path: str, timeout_seconds: float, max_bytes: int = _MAX_BODY_BYTES
-) -> tuple[int, bytes] | None:
-    """Return status and body of one `GET` over a replica's socket; None without an answer.
-
-    The socket is reached through the directory's descriptor, because the path of a unix socket
-    may have no more than 108 bytes and a state directory may lie anywhere.
-    """
-    try:
-        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        connector = aiohttp.UnixConnector(f"/proc/self/fd/{descriptor}/{SOCKET_NAME}")
-        timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-        async with (
-            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            session.get(f"http://engine{path}", allow_redirects=False) as response,
-        ):
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) >= max_bytes:
-                    break
-            return response.status, bytes(body[:max_bytes])
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        return None
-    finally:
-        os.close(descriptor)
+) -> Answer | None:
+    socket = directory / SOCKET_NAME
+    return await get(socket, path, timeout_seconds=timeout_seconds, max_bytes=max_bytes)
 
 
-def _read_answer(status: int, body: bytes) -> Health:
-    if status == 200:
+def _read_answer(answer: Answer) -> Health:
+    if answer.status == 200:
         return Health(answered=True, ready=True)
     try:
-        document = json.loads(body)
+        document = json.loads(answer.body)
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        return Health(answered=True, detail=f"the engine answers /health with status {status}")
+        return Health(
+            answered=True, detail=f"the engine answers /health with status {answer.status}"
+        )
     detail = document.get("detail")
     said = detail if isinstance(detail, str) else ""
     return Health(
