@@ -45,8 +45,11 @@ def client(stack: Stack, recorder: Recorder) -> Iterator[Client]:
 
 
 def wait_for(read: Any, done: Any) -> Any:
-    """Wait until `done` says so: engines give way, so a start takes 20 s beside work on every core."""
-    deadline = time.monotonic() + 120
+    """Wait until `done` says so: engines give way, so a start takes 20 s beside work on every core.
+
+    Beside ten times as much it takes minutes: what is no start at all is found by the test's own limit.
+    """
+    deadline = time.monotonic() + 300
     while not done(value := read()):
         assert value.get("state") != "error", value
         assert time.monotonic() < deadline, value

@@ -16,6 +16,8 @@ from exo_inference.sdk import Client
 
 from .conftest import Stack
 
+pytestmark = pytest.mark.timeout(360)  # engines give way: beside much work a start takes minutes
+
 FLAGS = "--max-num-seqs=8 --max-model-len=1024"
 
 
@@ -44,10 +46,8 @@ def accuracy(stack: Stack, *flags: str) -> dict[str, Any]:
 
 def errors_of(stack: Stack, replica: str, count: int) -> list[dict[str, Any]]:
     """Wait for so many starts of a replica; return what was graded of them."""
-    end = time.monotonic() + 60
     with Client(state_dir=stack.state_dir) as client:
         while [start.replica for start in client.plan_starts()].count(replica) < count:
-            assert time.monotonic() < end, "the start was not recorded"
             time.sleep(0.05)
     return [each for each in accuracy(stack)["graded"] if each["case"] == replica]
 

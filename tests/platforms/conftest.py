@@ -80,10 +80,13 @@ class Rig:
         desired: DesiredDeployment,
         condition: Callable[[ObservedDeployment], bool],
         *,
-        seconds: float = 15.0,
+        seconds: float = 60.0,
         each: Callable[[ObservedDeployment], Awaitable[None] | None] | None = None,
     ) -> ObservedDeployment:
-        """Apply until the condition holds; draining replicas count as unrouted one pass later."""
+        """Apply until the condition holds; draining replicas count as unrouted one pass later.
+
+        Beside much work a start takes seconds, and some conditions need five of them.
+        """
         end = time.monotonic() + seconds
         unrouted: frozenset[str] = frozenset()
         while True:
