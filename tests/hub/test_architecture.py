@@ -11,7 +11,7 @@ import pytest
 
 from exo_inference.foreign_files import child, client
 from exo_inference.foreign_files.pool import Pool
-from exo_inference.hub import architecture
+from exo_inference.hub import remote_architecture
 from exo_inference.hub.architecture import fetch_architecture, read_directory
 from exo_inference.hub.base import ModelGated, ModelNotFound, ModelUnusable, SourceUnreachable
 from exo_inference.model_description import MAX_CONFIG_BYTES
@@ -174,7 +174,7 @@ async def test_a_damaged_configuration_is_refused(hub: HubServer, repo: Repo) ->
 async def test_a_configuration_beyond_all_measure_is_not_read(
     hub: HubServer, repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(architecture, "MAX_CONFIG_BYTES", 100)
+    monkeypatch.setattr(remote_architecture, "MAX_CONFIG_BYTES", 100)
     with pytest.raises(ModelUnusable, match="larger than 100 bytes"):
         await fetch_architecture("acme/qwen", endpoint=hub.url)
 
