@@ -97,6 +97,7 @@ class BlockManager:
         self.caches_prefixes = enable_prefix_caching
         self.has_states = any(reach.is_state for reach in self.reaches)
         """Whether what the last token of a prefix needs is gone once it is computed."""
+        self._sees_all = all(reach.sees_all for reach in self.reaches)
         self._pool = BlockPool(num_blocks)
         self._holdings: dict[str, _Holding] = {}
 
@@ -199,6 +200,8 @@ class BlockManager:
         """
         first = start if num_done is None else num_done
         holding = self._holdings[sequence_id]
+        if self._is_ready(holding, start, end):
+            return 0
         needed = 0
         for group, table in enumerate(holding.tables):
             growth = max(0, self.blocks_for(end) - len(table))
@@ -227,6 +230,8 @@ class BlockManager:
         Raises:
             InternalError: too few free blocks; ask `num_blocks_to_write` first.
         """
+        if self._is_ready(self._holdings[sequence_id], start, end):
+            return []
         needed = self.num_blocks_to_write(sequence_id, start, end, num_done=num_done)
         if needed > self.num_free_blocks:
             raise InternalError(
@@ -371,6 +376,15 @@ class BlockManager:
     def _check_new(self, sequence_id: str) -> None:
         if sequence_id in self._holdings:
             raise InternalError(f"sequence {sequence_id!r} already has a block table")
+
+    def _is_ready(self, holding: _Holding, start: int, end: int) -> bool:
+        """Whether [start, end) lies in one block of the sequence's own: so it is for most tokens."""
+        place = start // self.block_size
+        if not self._sees_all or (end - 1) // self.block_size != place:
+            return False
+        return len(holding.chain) <= place and all(
+            place < len(table) and self._pool.is_private(table[place]) for table in holding.tables
+        )
 
     def _unreached(self, holding: _Holding, group: int, start: int) -> range:
         """Return the places of held blocks that no token from `start` on sees."""

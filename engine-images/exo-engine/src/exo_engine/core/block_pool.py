@@ -42,6 +42,10 @@ class BlockPool:
         """Return how many tables have a block."""
         return self._ref_counts[block]
 
+    def is_private(self, block: int) -> bool:
+        """Whether one table has a block, and nobody else can find it."""
+        return self._ref_counts[block] == 1 and block not in self._key_of_block
+
     def find(self, key: Key) -> int | None:
         """Return the block that is known by a key."""
         return self._block_of_key.get(key)
