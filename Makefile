@@ -126,6 +126,7 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, g
 	@$(BIN)/python scripts/generate_crds.py --check
 	@$(BIN)/python -m scripts.generate_chart_pages --check
 	@$(BIN)/python -m scripts.draw_packages --check
+	@$(BIN)/python -m scripts.draw_engine_fields --check
 	@$(BIN)/python -m scripts.generate_cli_reference --check
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS) --check
 
@@ -144,6 +145,7 @@ docs: setup-dev ## regenerate the generated pages of docs/reference
 	@$(BIN)/python scripts/generate_sdk_reference.py
 	@$(BIN)/python -m scripts.generate_chart_pages
 	@$(BIN)/python -m scripts.draw_packages
+	@$(BIN)/python -m scripts.draw_engine_fields
 	@$(BIN)/python -m scripts.generate_cli_reference --write
 
 bench: setup-dev ## the benchmarks that run on this machine, one after the other

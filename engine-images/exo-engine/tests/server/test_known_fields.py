@@ -37,7 +37,7 @@ from openai.types.responses import ResponseTextConfigParam, response_create_para
 DATA = json.loads(Path(__file__).with_name("data").joinpath("vllm_fields.json").read_text())
 """Of vLLM's request types, read from its distribution; the date is in it."""
 
-ROUTES: dict[str, tuple[KnownFields, list[object]]] = {
+WALKED: dict[str, tuple[KnownFields, list[object]]] = {
     "chat": (CHAT, [chat_create_params]),
     "completions": (COMPLETIONS, [completion_create_params]),
     "responses": (RESPONSES, [response_create_params]),
@@ -68,7 +68,7 @@ def names_of(module: object) -> set[str]:
 
 
 def all_names(route: str) -> set[str]:
-    _, modules = ROUTES[route]
+    _, modules = WALKED[route]
     return set(DATA["fields"][route]).union(*map(names_of, modules))
 
 
@@ -85,11 +85,11 @@ def is_listed(name: str, known: KnownFields) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("route", "name"), [(route, name) for route in ROUTES for name in sorted(all_names(route))]
+    ("route", "name"), [(route, name) for route in WALKED for name in sorted(all_names(route))]
 )
 def test_every_field_of_every_client_and_of_vllm_is_in_a_list(route: str, name: str) -> None:
     """A new release of a client package shows here what it has that this engine does not know."""
-    assert is_listed(name, ROUTES[route][0]), (
+    assert is_listed(name, WALKED[route][0]), (
         "honour it, refuse it by name, or say why it is harmless"
     )
 
@@ -108,15 +108,16 @@ def test_types_of_clients_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "known", [*[each for each, _ in ROUTES.values()], *[each for each, _ in INNER]]
+    "known", [*[each for each, _ in WALKED.values()], *[each for each, _ in INNER]]
 )
 def test_lists_do_not_contradict_each_other(known: KnownFields) -> None:
     assert not known.honoured & known.harmless
     assert not known.harmless & set(known.refused)
+    assert known.refused_here <= known.honoured
 
 
 def test_neutral_values_are_those_of_refused_fields() -> None:
-    refused = set().union(*(known.refused for known, _ in ROUTES.values()))
+    refused = set().union(*(known.refused for known, _ in WALKED.values()))
     assert set(known_fields._NEUTRAL) <= refused
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,24 @@ from exo_engine.tokenizer import Tokenizer
 from openai.types.chat import ChatCompletion
 
 from .answer_parsing.corpus import CASES, TOOLS, hermes
+from .conftest import MODEL, Engine
 from .scripted_core import FakeCore, serving
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
 HELLO: list[Any] = [{"role": "user", "content": "Weather?"}]
 ASK: dict[str, Any] = {"model": "test/tiny", "messages": HELLO, "tools": TOOLS}
+CITY: Any = {
+    "type": "function",
+    "function": {
+        "name": "city",
+        "parameters": {
+            "type": "object",
+            "properties": {"name": {"enum": ["Bern", "Basel"]}},
+            "required": ["name"],
+            "additionalProperties": False,
+        },
+    },
+}
 WEATHER = hermes("get_weather", {"city": "Bern"})
 
 
@@ -198,3 +211,46 @@ async def test_wrong_tools_are_refused_by_name(
         with pytest.raises(openai.BadRequestError) as refusal:
             await client.chat.completions.create(**{**ASK, **fields})
     assert refusal.value.param == param
+
+
+def test_forced_calls_come_after_the_reasoning(start_engine: Callable[..., Engine]) -> None:
+    engine = start_engine("--reasoning-parser", "deepseek_r1").wait_ready()
+    closed = [*HELLO, {"role": "assistant", "content": "<think>hm</think>"}]
+    going_on = {"continue_final_message": True, "add_generation_prompt": False}
+    for seed in range(3):
+        answer = engine.openai.chat.completions.create(
+            model=MODEL, messages=closed, tools=[CITY], tool_choice="required", seed=seed,
+            max_tokens=400, extra_body=going_on, parallel_tool_calls=False,
+        )  # fmt: skip
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.choices[0].message.content is None
+        for call in answer.choices[0].message.tool_calls or ():
+            assert call.function.name == "city"
+            assert json.loads(call.function.arguments)["name"] in ("Bern", "Basel")
+    cut = engine.openai.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=[CITY], tool_choice="required", max_tokens=20, seed=1
+    )
+    assert cut.choices[0].finish_reason == "length"
+    assert cut.choices[0].message.model_extra["reasoning_content"]
+    assert cut.choices[0].message.tool_calls is None
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "city"}}])
+def test_streamed_forced_calls_are_those_of_the_whole_answer(engine: Engine, choice: Any) -> None:
+    request: dict[str, Any] = {
+        "model": MODEL, "messages": HELLO, "tools": [CITY], "tool_choice": choice, "seed": 4,
+        "max_tokens": 400, "parallel_tool_calls": False,
+    }  # fmt: skip
+    whole = flat(engine.openai.chat.completions.create(**request))
+    names, arguments, num_deltas = [], "", 0
+    for chunk in engine.openai.chat.completions.create(**request, stream=True):
+        for call in (chunk.choices[0].delta.tool_calls or ()) if chunk.choices else ():
+            names += [call.function.name] if call.function.name else []
+            arguments += call.function.arguments or ""
+            num_deltas += 1
+    assert [names, arguments] == [
+        [name for name, _ in whole["tool_calls"]],
+        "".join(each for _, each in whole["tool_calls"]),
+    ]
+    assert num_deltas > len(names)  # arguments leave as they come
+    assert whole["finish_reason"] == ("tool_calls" if choice == "required" else "stop")

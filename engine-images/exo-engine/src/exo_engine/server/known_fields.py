@@ -147,13 +147,16 @@ class KnownFields:
         honoured: what the route reads; some values may still be refused.
         harmless: what has no effect and need not have one.
         refused: what is refused by name, and how to call it.
+        refused_here: of what the route reads, that it only says more about than its name when it refuses it.
     """
 
     honoured: frozenset[str]
     harmless: frozenset[str] = HARMLESS
     refused: Mapping[str, str] = field(default_factory=lambda: UNSUPPORTED)
+    refused_here: frozenset[str] = frozenset()
 
 
+_REFUSED_IN_CONVERSATIONS = frozenset({"chat_template", "functions", "function_call"})
 CHAT = KnownFields(
     _SAMPLING
     | _CONVERSATION
@@ -164,11 +167,15 @@ CHAT = KnownFields(
         "modalities",
         "audio",
         "include_reasoning",
-    }
+    },
+    refused_here=_REFUSED_IN_CONVERSATIONS | {"audio", "modalities", "best_of", "echo"},
 )
-COMPLETIONS = KnownFields(_SAMPLING | {"prompt", "suffix"})
+COMPLETIONS = KnownFields(
+    _SAMPLING | {"prompt", "suffix"}, refused_here=frozenset({"suffix", "best_of"})
+)
 TOKENIZE = KnownFields(
-    _CONVERSATION | {"model", "prompt", "add_special_tokens", "return_token_strs"}
+    _CONVERSATION | {"model", "prompt", "add_special_tokens", "return_token_strs"},
+    refused_here=_REFUSED_IN_CONVERSATIONS,
 )
 DETOKENIZE = KnownFields(frozenset({"model", "tokens"}))
 _RESPONSES_REFUSED = {
@@ -220,11 +227,13 @@ RESPONSES = KnownFields(
             "priority",
             "cache_salt",
             "chat_template_kwargs",
+            "structured_outputs",
         ]
     ),
     # Limits and hints for tools of OpenAI's own, which are refused, and for its stores.
     HARMLESS | {"max_tool_calls", "access_programs"},
     _RESPONSES_REFUSED,
+    frozenset({"previous_response_id", "truncation", "top_logprobs"}),
 )
 RESPONSES_TEXT = KnownFields(frozenset({"format"}), HARMLESS, _RESPONSES_REFUSED)
 RESPONSES_REASONING = KnownFields(frozenset({"effort", "summary"}), HARMLESS, _RESPONSES_REFUSED)
@@ -289,6 +298,16 @@ MESSAGES_OUTPUT = KnownFields(
 STREAM_OPTIONS = KnownFields(
     frozenset({"include_usage", "continuous_usage_stats"}), frozenset({"include_obfuscation"})
 )
+
+ROUTES: Mapping[str, KnownFields] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
+}
+"""By the paths that take them."""
 
 
 def check_fields(fields: Fields, known: KnownFields) -> None:

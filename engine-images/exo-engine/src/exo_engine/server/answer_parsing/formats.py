@@ -105,7 +105,8 @@ class AnswerFormat:
         tools = TOOL_MARKS[self.tools] if has_tools and self.tools else ()
         if self.reasoning == "openai_gptoss":
             return (*tools, "<|channel|>")
-        return (*tools, *self.end_of_reasoning())
+        markers = self.reasoning_markers
+        return (*tools, *(markers.ends if markers else ()))
 
     def parser(
         self, *, prompt: str, tools: Tools = (), forced: AnswerParser | None = None
@@ -124,15 +125,15 @@ class AnswerFormat:
         rest = forced
         if rest is None and tools and self.tools is not None:
             rest = TOOL_PARSERS[self.tools](tools)
-        markers = REASONING_MARKERS.get(self.reasoning or "")
+        markers = self.reasoning_markers
         if markers is None:
             return rest
         return Thinking(markers, rest, is_open=markers.is_open_after(prompt))
 
-    def end_of_reasoning(self) -> tuple[str, ...]:
-        """Return the texts any of which ends the reasoning."""
-        markers = REASONING_MARKERS.get(self.reasoning or "")
-        return markers.ends if markers else ()
+    @property
+    def reasoning_markers(self) -> Markers | None:
+        """Between what reasoning stands; None: there is none, or it is in channels."""
+        return REASONING_MARKERS.get(self.reasoning or "")
 
     def call_id(self) -> str:
         """Return a new id of a call; Mistral's templates take only those of nine letters and digits."""

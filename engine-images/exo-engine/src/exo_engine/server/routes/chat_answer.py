@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from exo_engine.core.request import TokenLogprobs
-from exo_engine.server.answer_parsing.formats import REASONING_MARKERS
 from exo_engine.server.answer_parsing.pieces import (
     AnswerParser,
     Arguments,
@@ -158,7 +157,7 @@ async def _constrained(
 
 def _after_thinking(sampling: Sampling, conversation: Conversation, service: Service) -> Sampling:
     """Let the model think first, where it does and the prompt has not closed that."""
-    markers = REASONING_MARKERS.get(service.text.format.reasoning or "")
+    markers = service.text.format.reasoning_markers
     grammar = sampling.params.structured_outputs
     if grammar is None or markers is None or conversation.end.rstrip().endswith(markers.ends):
         return sampling
