@@ -25,7 +25,9 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize("is_ahead", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "is_ahead", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["sync", "async"]
+)
 def test_tokens_are_those_of_this_process_in_scarce_blocks_and_chunks(
     tiny_model, prompts, is_ahead
 ):
@@ -62,7 +64,9 @@ def _check_death(llm: LLM, prompts) -> None:
     ("changes", "error", "message"),
     [
         ({"kv_cache_bytes": 10, "num_gpu_blocks_override": None}, OutOfMemory, "one KV block"),
-        ({"model_dir": Path("/nowhere")}, ModelUnusable, "nowhere"),
+        pytest.param(
+            {"model_dir": Path("/nowhere")}, ModelUnusable, "nowhere", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_loading_raises_there_is_raised_here(tiny_model, changes, error, message):

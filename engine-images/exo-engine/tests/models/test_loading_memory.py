@@ -13,6 +13,8 @@ from exo_engine.models.config_file import read_spec
 from exo_engine.models.decoder import Decoder
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 2048,
