@@ -180,7 +180,7 @@ def _read_choice(fields: Fields) -> dict[str, Any]:
     if kind == "tool":
         named = {"type": "function", "function": {"name": _required(choice, "name")}}
         return {"tool_choice": named, "parallel_tool_calls": is_parallel}
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise choice.wrong("type", "auto, any, tool or none")
     return {"tool_choice": _CHOICES[kind], "parallel_tool_calls": is_parallel}
 
