@@ -82,3 +82,25 @@ def test_gpus_that_people_have_are_known(name: str) -> None:
     gpu = find_gpu(name)
     assert gpu.reported_bytes > 6 * 2**30
     assert gpu.source
+
+
+def test_three_hundred_checkpoints_are_bundled_each_with_its_source() -> None:
+    entries = {**load_models(), **_further_models()}
+    assert len(entries) >= 300
+    for name, entry in entries.items():
+        assert entry["source"], name
+        assert read_entry(name).cannot_size is None, name
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("BAAI/bge-m3", 0.568), ("BAAI/bge-reranker-v2-m3", 0.568), ("intfloat/multilingual-e5-large", 0.560),
+        ("state-spaces/mamba-2.8b-hf", 2.768), ("ai21labs/AI21-Jamba-Large-1.6", 398.6), ("google/flan-t5-xxl", 11.14),
+        ("OpenGVLab/InternVL3-78B-hf", 78.4), ("mistral-community/pixtral-12b", 12.68),
+    ],
+)  # fmt: skip
+def test_embedders_rankers_and_models_of_states_are_found_offline(
+    name: str, billions: float
+) -> None:
+    assert find_model(name).num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
