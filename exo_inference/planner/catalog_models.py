@@ -72,13 +72,22 @@ def find_model(name: str) -> Architecture:
     found = _derive(name.strip()) or _variant(name.strip()) or _fine_tune(name.strip())
     if found is not None:
         return found
-    near = get_close_matches(name.strip(), [*load_models(), *_further_models()], n=3, cutoff=0.6)
+    near = _nearest(name)
     hint = (
         f"Did you mean {' or '.join(near)}?"
         if near
         else "Give a directory or a config.json instead."
     )
     raise UsageError(f"the model {name!r} is not in the bundled catalogue", hint=hint)
+
+
+def _nearest(name: str) -> list[str]:
+    """Return up to three bundled names like this one: an organisation, and how letters are written, may be wrong."""
+    known = _by_lower_name()
+    short = name.strip().lower().rpartition("/")[2]
+    near = get_close_matches(name.strip().lower(), known, n=3, cutoff=0.75)
+    near += get_close_matches(short, known, n=3, cutoff=0.6)
+    return list(dict.fromkeys(known[each] for each in near))[:3]
 
 
 def find_draft(name: str | None) -> Architecture | None:

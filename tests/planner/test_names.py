@@ -104,3 +104,18 @@ def test_embedders_rankers_and_models_of_states_are_found_offline(
     name: str, billions: float
 ) -> None:
     assert find_model(name).num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lama-3.1-8b-instrct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("qwen/qwen3-8c", "Qwen/Qwen3-8B"),
+        ("somebody/bge-m4", "BAAI/bge-m3"),
+        ("DeepSeek-V33", "deepseek-ai/DeepSeek-V3"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_told_what_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(UsageError) as error:
+        find_model(name)
+    assert meant in (error.value.hint or "")
