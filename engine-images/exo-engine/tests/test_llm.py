@@ -67,3 +67,10 @@ def test_public_names_are_these_and_import_no_torch():
         _ = exo_engine.Nothing
     code = "import sys, exo_engine; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_text_needs_no_jinja():
+    """Templates do; where Jinja is missing, prompts that are text still become tokens."""
+    code = "import sys; sys.modules['jinja2'] = None; from exo_engine.tokenizer import Tokenizer"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

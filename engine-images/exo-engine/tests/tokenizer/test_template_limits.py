@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from exo_engine.errors import ConfigurationError
-from exo_engine.tokenizer import ChatTemplate, TemplateRefused, template_limits
+from exo_engine.tokenizer import template_limits
+from exo_engine.tokenizer.chat_template import ChatTemplate, TemplateRefused
 
 USER = [{"role": "user", "content": "hi"}]
 BOMBS = {
