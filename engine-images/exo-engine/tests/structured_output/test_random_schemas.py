@@ -34,14 +34,15 @@ class Schemas:
         self._num_shared = 0
 
     def make(self) -> dict[str, Any]:
-        """Return a schema with definitions that it refers to, one of them to itself."""
+        """Return a schema with definitions that it refers to, one of them to another."""
         self._num_shared = self._random.randint(1, 3)
         shared = {f"s{n}": self._plain() for n in range(self._num_shared)}
-        shared["tree"] = {
+        # One that refers on. Not to itself: how long a list is, that may go on, is the model's will.
+        shared["pair"] = {
             "type": "object",
             "properties": {
                 "value": self._plain(),
-                "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+                "next": {"anyOf": [{"$ref": "#/$defs/s0"}, {"type": "null"}]},
             },
             "required": ["value", "next"],
             "additionalProperties": False,
@@ -72,7 +73,7 @@ class Schemas:
         return {"type": "array", "items": self._any(depth + 1), "minItems": least, "maxItems": most}
 
     def _reference(self) -> dict[str, Any]:
-        names = [f"s{n}" for n in range(self._num_shared)] + ["tree"]
+        names = [f"s{n}" for n in range(self._num_shared)] + ["pair"]
         return {"$ref": f"#/$defs/{self._random.choice(names)}"}
 
     def _plain(self) -> dict[str, Any]:
