@@ -7,12 +7,16 @@ large enough that the likeliest token stands out from the next one.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from exo_engine.config import ResolvedConfig
+from exo_engine.core.loading import DTYPES
 from exo_engine.models.config_file import read_spec
 from exo_engine.models.decoder import Decoder
+from exo_engine.models.spec import DecoderSpec
 from safetensors.torch import save_file
 
 _SMALL: dict[str, Any] = {
@@ -98,14 +102,68 @@ SIZES: dict[str, dict[str, Any]] = {
 """Models to time."""
 
 
-def write_model(
-    directory: Path, config: dict[str, Any], *, seed: int = 0, device: str = "cpu"
-) -> Path:
-    """Write config.json and model.safetensors for a configuration and return the directory."""
+GPU_SIZES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        **SIZES["1b"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+        "rope_parameters": {**_LLAMA3_ROPE, "factor": 8.0},
+    },
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
+        "dtype": "bfloat16",
+    },
+}
+"""Shapes to time on a GPU, whose weights are made there."""
+
+
+def write_config(directory: Path, config: dict[str, Any]) -> None:
+    """Write config.json for a configuration."""
     directory.mkdir(parents=True, exist_ok=True)
     model_type = config["architectures"][0].removesuffix("ForCausalLM").lower()
     text = json.dumps({**config, "model_type": model_type, "hidden_act": "silu"}, indent=2)
     (directory / "config.json").write_text(text)
+
+
+def fill_randomly(
+    spec: DecoderSpec, settings: ResolvedConfig, progress: Callable[[str], None]
+) -> Decoder:
+    """Do what `core.loading.load_decoder` does, with random weights made on the device."""
+    del progress
+    device = torch.device(settings.device)
+    decoder = Decoder(
+        spec, dtype=DTYPES[settings.dtype], device=device, weight_format=settings.weight_format
+    )
+    spread = 2.5 / spec.hidden_size**0.5
+    with torch.inference_mode():
+        for layer in decoder.weighted_layers:
+            for name, slot in layer.slots.items():
+                values = torch.randn(slot.stored.shape, device=device, dtype=DTYPES[settings.dtype])
+                is_norm = name.endswith("norm.weight")
+                slot.load(1.0 + 0.2 * values if is_norm else spread * values)
+            layer.finish()
+    return decoder
+
+
+def write_model(
+    directory: Path, config: dict[str, Any], *, seed: int = 0, device: str = "cpu"
+) -> Path:
+    """Write config.json and model.safetensors for a configuration and return the directory."""
+    write_config(directory, config)
     sketch = Decoder(read_spec(directory), dtype=torch.float32, device=torch.device("meta"))
     slots = {name: slot for layer in sketch.weighted_layers for name, slot in layer.slots.items()}
     generator = torch.Generator(device).manual_seed(seed)

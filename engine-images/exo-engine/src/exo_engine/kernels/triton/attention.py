@@ -88,6 +88,11 @@ def choose_tiles(
     keys = 64 if width <= 256 else 32 if width <= 512 else 16
     if is_scaled and not is_short and not is_fixed:
         keys = min(keys, 32)  # bytes become numbers in registers
+    # 128 threads have too few registers for these, as both supported releases of Triton give them out.
+    is_small = target.is_nvidia and target.shared_bytes < 131072
+    needs_threads = width > 256 or is_small
+    if is_small and is_fixed:
+        keys = min(keys, 32)
     tokens = part.uniform_tokens if is_short else max(1, rows // group)
     segments = _num_segments(layer, part, target, keys, is_fixed=is_fixed) if is_short else 1
     return Tiles(
@@ -96,7 +101,7 @@ def choose_tiles(
         tokens=tokens,
         segment=FIXED_SEGMENT if is_fixed else 0,
         segments=segments,
-        num_warps=8 if rows >= 128 or is_fixed or (not is_short and width > 256) else 4,
+        num_warps=8 if rows >= 128 or is_fixed or (not is_short and needs_threads) else 4,
         num_stages=3 if is_short and not is_fixed else 2,
     )
 

@@ -1,0 +1,202 @@
+"""Steps of attention with random contexts, held equal to attention written out in float64.
+
+Used by the tests, under Triton's interpreter, and by `gpu_check.py` on a GPU. Every page that no sequence has
+is filled with numbers that are none, and so is what lies in a page behind a sequence's end.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from exo_engine.attention.cache_plan import plan_cache
+from exo_engine.attention.kv_cache import KVCache
+from exo_engine.attention.kv_format import KV_FORMATS
+from exo_engine.attention.layer import AttentionLayer, Reach
+from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
+from exo_engine.attention.triton import TritonAttention
+from exo_engine.kernels.triton.pages import Pages
+from torch import Tensor
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: (2e-5, 2e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
+# (context, new tokens): single tokens first, then a chunk, a prompt, four tokens to verify, a late chunk
+SPANS = [(1, 1), (9, 1), (130, 1), (3, 3), (20, 20), (70, 4), (100, 33)]
+
+
+@dataclass
+class Case:
+    """One layer, and what is the case around it."""
+
+    layer: AttentionLayer
+    dtype: torch.dtype = torch.float32
+    kv: str = "float32"
+    block: int = 16
+    spans: tuple[tuple[int, int], ...] = tuple(SPANS)
+    is_fixed: bool = False
+    device: torch.device = CPU
+
+    def run(self, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Return what the backend gives for a step, and what is right: (T, H, D)."""
+        torch.manual_seed(seed)
+        with torch.device(self.device):
+            return self._run(seed)
+
+    def _run(self, seed: int) -> tuple[Tensor, Tensor]:
+        cache, tables = self.make_cache(seed)
+        backend = TritonAttention([self.layer], cache, is_fixed=self.is_fixed)
+        heads, kv_heads, dim = self.layer.num_heads, self.layer.num_kv_heads, self.layer.head_dim
+        histories = [
+            torch.randn(2, context, kv_heads, dim).to(self.dtype) for context, _ in self.spans
+        ]
+        for history, (context, new), table in zip(histories, self.spans, tables, strict=True):
+            positions = torch.arange(context - new)
+            slots = torch.tensor(table)[positions // self.block] * self.block
+            old = history[:, : context - new]
+            write_plainly(backend._pages[0], slots + positions % self.block, old)
+        inputs = make_inputs(*self.arrays(tables), block_size=self.block, device=self.device)
+        backend.begin(inputs.layout)
+        queries = torch.randn(len(inputs.positions), heads, dim).to(self.dtype)
+        new = torch.cat([h[:, c - n :] for h, (c, n) in zip(histories, self.spans, strict=True)], 1)
+        sinks = torch.randn(heads) if self.layer.has_sinks else None
+        found = backend.attend(0, queries, *new, sinks=sinks)
+        rows = torch.split(queries, [new for _, new in self.spans])
+        expected = [
+            attend_plainly(self.layer, each, *as_held(history, self.kv), sinks)
+            for each, history in zip(rows, histories, strict=True)
+        ]
+        return found, torch.cat(expected)
+
+    def make_cache(self, seed: int) -> tuple[KVCache, list[list[int]]]:
+        """Return a cache full of what is no number, and a table of random pages for each sequence."""
+        plan = plan_cache([self.layer], self.block, KV_FORMATS[self.kv])
+        num_blocks = sum(-(-context // self.block) for context, _ in self.spans) + 3
+        cache = KVCache(
+            [self.layer],
+            plan,
+            KV_FORMATS[self.kv],
+            num_blocks,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        cache.pool.fill_(255)
+        free = list(range(num_blocks))
+        random.Random(seed).shuffle(free)
+        return cache, [
+            [free.pop() for _ in range(-(-context // self.block))] for context, _ in self.spans
+        ]
+
+    def arrays(self, tables: list[list[int]]) -> tuple[Any, StepArrays]:
+        """Describe the step."""
+        starts = np.cumsum([0, *(new for _, new in self.spans)], dtype=np.int32)
+        contexts = np.array([context for context, _ in self.spans], dtype=np.int32)
+        step = StepArrays(starts, contexts, (pad_tables(tables),))
+        return np.zeros(int(starts[-1]), dtype=np.int32), step
+
+    def check(self, seed: int = 0) -> None:
+        """Fail where the backend is not right."""
+        found, expected = self.run(seed)
+        # The interpreter cuts bfloat16 off where a GPU rounds it.
+        is_coarse = torch.bfloat16 in (self.dtype, getattr(torch, self.kv, None))
+        rtol, atol = TOLERANCE[torch.bfloat16 if is_coarse else self.dtype]
+        torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)
+
+
+def attend_plainly(
+    layer: AttentionLayer,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The last tokens of one sequence over all of it, in float64."""
+    first = len(keys) - len(queries)
+    group = layer.num_heads // layer.num_kv_heads
+    keys, values = (each.double().repeat_interleave(group, dim=1) for each in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * layer.scale
+    if layer.soft_cap is not None:
+        scores = torch.tanh(scores / layer.soft_cap) * layer.soft_cap
+    positions = np.arange(first, len(keys))
+    seen_from = torch.tensor(layer.reach.first_seen(positions))[:, None]
+    places = torch.arange(len(keys))
+    is_seen = (places <= torch.tensor(positions)[:, None]) & (places >= seen_from)
+    scores = scores.masked_fill(~is_seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.double()[:, None, None].expand(-1, len(queries), 1)
+        scores = torch.cat((scores, column), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(keys)]
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def as_held(states: Tensor, kv: str) -> Tensor:
+    """What a cache of that type gives back, head by head: (2, L, Hkv, D) float64."""
+    if kv not in ("fp8_e4m3", "int8"):
+        return states.to(getattr(torch, kv)).double()
+    numbers = states.float()
+    scales = numbers.abs().amax(dim=-1, keepdim=True) / (127 if kv == "int8" else 448)
+    numbers = numbers / scales
+    held = numbers.round() if kv == "int8" else numbers.to(torch.float8_e4m3fn).float()
+    return (held * scales).double()
+
+
+def write_plainly(pages: Pages, slots: Tensor, states: Tensor) -> None:
+    """Store keys and values (2, T, Hkv, D) where the kernels look for them, without a kernel."""
+    shape = (-1, pages.num_kv_heads, pages.page_size, pages.head_dim)
+    blocks, places = slots // pages.page_size, slots % pages.page_size
+    size = pages.num_kv_heads * pages.page_size * pages.head_dim
+    sides = ((pages.keys, pages.key_scales), (pages.values, pages.value_scales))
+    for (numbers, scales), own in zip(sides, states, strict=True):
+        if pages.stored != "plain":
+            largest = 127 if pages.stored == "int8" else 448
+            factors = own.float().abs().amax(dim=-1) / largest
+            own = own.float() / factors.unsqueeze(-1)
+            own = own.round() if pages.stored == "int8" else own.to(torch.float8_e4m3fn)
+            own = own.to(torch.int8) if pages.stored == "int8" else own.view(torch.uint8)
+            held = scales[:, size // 4 : (size + size // pages.head_dim * 4) // 4]
+            held.view(shape[:-1])[blocks, :, places] = factors
+        numbers[:, :size].view(shape)[blocks, :, places] = own.to(numbers.dtype)
+
+
+def layer(heads: int = 6, kv_heads: int = 2, dim: int = 16, **overrides: Any) -> AttentionLayer:
+    """Return a small layer."""
+    return AttentionLayer(heads, kv_heads, dim, scale=dim**-0.5, **overrides)
+
+
+LAYERS = {
+    "full": layer(),
+    "window": layer(reach=Reach(window=13)),
+    "chunk": layer(reach=Reach(chunk=24)),
+    "cap": layer(soft_cap=0.7, reach=Reach(window=40)),
+    "sinks": layer(has_sinks=True),
+    "odd sizes": layer(5, 1, 20),
+}
+
+
+def random_case(seed: int, device: torch.device = CPU) -> Case:
+    """Return a case with sizes, reach, number types and spans drawn by `seed`."""
+    numbers = random.Random(seed)
+    kv_heads = numbers.choice((1, 2, 3))
+    reach = numbers.choice(
+        (Reach(), Reach(window=numbers.randint(1, 90)), Reach(chunk=numbers.randint(1, 90)))
+    )
+    each = layer(
+        kv_heads * numbers.choice((1, 3, 4, 7)),
+        kv_heads,
+        4 * numbers.randint(1, 40),
+        reach=reach,
+        soft_cap=numbers.choice((None, 1.5)),
+        has_sinks=numbers.random() < 0.3,
+    )
+    news = sorted(numbers.choice((1, 1, numbers.randint(2, 60))) for _ in range(4))
+    return Case(
+        each,
+        numbers.choice(list(TOLERANCE)),
+        numbers.choice(list(KV_FORMATS)),
+        numbers.choice((1, 4, 16, 20, 32)),
+        tuple((new + numbers.randint(0, 200), new) for new in news),
+        numbers.random() < 0.5,
+        device,
+    )

@@ -1,0 +1,96 @@
+"""The engine on a device gives the tokens that it gives on the CPU: families, and ways to run out of room."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Greedy tokens may differ where the two likeliest logits are closer than float32 sums are exact.
+_TIE = 2e-3
+_NUM_TOKENS = 48
+_PROMPT_LENGTHS = (1, 7, 16, 33, 64, 100, 150, 257)
+
+
+def check_equality(device: str) -> Iterator[dict[str, Any]]:
+    """Compare every family on the device with the same model on the CPU."""
+    from random_models import FAMILIES, write_model
+
+    prompts = _prompts(499, _PROMPT_LENGTHS, seed=1)
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
+        for family, config in FAMILIES.items():
+            model = write_model(Path(directory) / family, config, seed=len(family))
+            expected = _run_family(model, "cpu", prompts, is_oracle=True)
+            for way, completions in _run_family(model, device, prompts).items():
+                oracle = expected["seeded" if way == "seeded" else "batched"]
+                yield _compare(family, way, oracle, completions)
+
+
+def _run_family(
+    model: Path, device: str, prompts: list[list[int]], *, is_oracle: bool = False
+) -> dict[str, Any]:
+    from exo_engine import LLM, SamplingParams
+
+    options: dict[str, Any] = {"dtype": "float32", "device": device, "max_model_len": 320}
+    if device == "cuda":
+        options["kv_cache_bytes"] = 2**28
+    greedy = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, logprobs=2)
+    seeded = [
+        SamplingParams(temperature=1.0, top_p=0.95, seed=index, max_tokens=_NUM_TOKENS, logprobs=2)
+        for index in range(len(prompts))
+    ]
+    roomy = LLM(model, **options)
+    found = {"batched": roomy.generate(prompts, greedy), "seeded": roomy.generate(prompts, seeded)}
+    if is_oracle:
+        if any(len(set(completion.token_ids)) < 8 for completion in found["batched"]):
+            raise AssertionError("the random model repeats itself, so equality proves nothing")
+        return found
+    found["cached"] = roomy.generate(prompts, greedy)
+    found["one by one"] = [roomy.generate([prompt], greedy)[0] for prompt in prompts]
+    scarce = LLM(
+        model, **options, num_gpu_blocks_override=24, max_num_batched_tokens=40, max_num_seqs=8
+    )
+    found["scarce"] = scarce.generate(prompts, greedy)
+    if scarce.stats().num_preemptions_total == 0:
+        raise AssertionError("blocks were meant to run out and did not")
+    return found
+
+
+def _compare(family: str, way: str, expected: Any, found: Any) -> dict[str, Any]:
+    """Count equal tokens up to the first difference, which must be a tie of the two likeliest."""
+    num_tokens = num_equal = num_ties = 0
+    is_ok = True
+    worst_logprob = 0.0
+    for want, got in zip(expected, found, strict=True):
+        num_tokens += len(want.token_ids)
+        for position, (a, b) in enumerate(zip(want.token_ids, got.token_ids, strict=False)):
+            one, other = want.logprobs[position], got.logprobs[position]
+            if a != b:
+                gap = abs(one.top[0][1] - one.top[1][1])
+                # Sampling may fall on the other side of a border; greedy only on a tie.
+                is_tie = gap < _TIE if way != "seeded" else abs(one.logprob - other.logprob) < 9
+                num_ties += 1
+                is_ok &= is_tie
+                break
+            worst_logprob = max(worst_logprob, abs(one.logprob - other.logprob))
+            num_equal += 1
+        else:
+            is_ok &= len(want.token_ids) == len(got.token_ids)
+    if way == "seeded":
+        is_ok &= num_ties <= 1
+    return {
+        "family": family,
+        "way": way,
+        "tokens": num_tokens,
+        "equal_tokens": num_equal,
+        "ties": num_ties,
+        "largest_logprob_difference": worst_logprob,
+        "ok": bool(is_ok and worst_logprob < 1e-2),
+    }
+
+
+def _prompts(vocab_size: int, lengths: tuple[int, ...], *, seed: int) -> list[list[int]]:
+    numbers = random.Random(seed)
+    return [[numbers.randrange(vocab_size) for _ in range(length)] for length in lengths]

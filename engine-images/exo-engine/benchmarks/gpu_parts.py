@@ -1,0 +1,223 @@
+"""The parts of `gpu_check.py`: each is a function from a setting to rows, and runs in a process of its own.
+
+    python gpu_parts.py NAME --device cuda [--small]      prints rows, one JSON object per line
+
+A row that says `ok: false` is something that is wrong; the rest are figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_equality import check_equality
+from random_models import GPU_SIZES, SIZES, fill_randomly, write_config
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a part runs."""
+
+    device: torch.device
+    is_small: bool
+
+    def wait(self) -> None:
+        """Wait for what the device was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, work: Callable[[], object], *, times: int = 10) -> float:
+        """Return the median time of some work."""
+        found = []
+        for _ in range(times + 2):
+            self.wait()
+            begun = time.perf_counter()
+            work()
+            self.wait()
+            found.append(time.perf_counter() - begun)
+        return statistics.median(found[2:])
+
+
+def check_kernels(setting: Setting) -> Iterator[Row]:
+    """Hold attention equal to float64 on random steps; fresh ones each time."""
+    from attention_cases import random_case
+
+    first = random.SystemRandom().randrange(2**31)
+    for seed in range(first, first + (2 if setting.is_small else 60)):
+        case = random_case(seed, setting.device)
+        row: Row = {
+            "check": "attention",
+            "seed": seed,
+            "ok": True,
+            "kv": case.kv,
+            "dtype": str(case.dtype),
+        }
+        try:
+            case.check(seed)
+        except Exception as exc:  # the next case is to be tried, too
+            row |= {
+                "ok": False,
+                "error": f"{type(exc).__name__}: {exc}"[:500],
+                "layer": str(case.layer),
+            }
+        yield row
+
+
+def measure_limits(setting: Setting) -> Iterator[Row]:
+    """Measure what the device can do: copying, and products."""
+    size = 2**20 if setting.is_small else 2**30
+    source = torch.empty(size, dtype=torch.uint8, device=setting.device)
+    target = torch.empty_like(source)
+    seconds = setting.seconds(lambda: target.copy_(source))
+    yield {"limit": "copy", "bytes_per_second": 2 * size / seconds}
+    for dtype in (torch.bfloat16, torch.float32):
+        side = 128 if setting.is_small else 8192
+        one = torch.randn(side, side, device=setting.device).to(dtype)
+        seconds = setting.seconds(lambda one=one: one @ one, times=5)
+        yield {"limit": f"matmul {dtype}", "operations_per_second": 2 * side**3 / seconds}
+
+
+def measure_speed(setting: Setting, size: str) -> Iterator[Row]:
+    """Time prompts and steps of single tokens, with weights made on the device."""
+    from exo_engine import LLM
+    from exo_engine.core import loading
+
+    config = SIZES["tiny"] if setting.is_small else GPU_SIZES[size]
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
+        write_config(Path(directory), config)
+        loading.load_decoder = fill_randomly
+        begun = time.perf_counter()
+        llm = LLM(
+            directory,
+            device=setting.device.type,
+            dtype="bfloat16" if setting.device.type == "cuda" else "float32",
+            max_model_len=1024 if setting.is_small else 4096,
+            max_num_seqs=4 if setting.is_small else 256,
+            enable_prefix_caching=False,
+        )
+        ready = time.perf_counter() - begun
+    weights = llm.core.measurements.weights_bytes
+    per_token = llm.core.measurements.kv_bytes_per_token
+    yield {
+        "model": size,
+        "ready_seconds": ready,
+        "weights_bytes": weights,
+        "kv_bytes_per_token": per_token,
+    }
+    for batch in (1, 4) if setting.is_small else (1, 32, 256, 8, 64, 128):
+        context = 64 if setting.is_small else 1024
+        seconds = _step_seconds(llm, config["vocab_size"], batch, context)
+        least = weights + batch * context * per_token
+        yield {
+            "model": size, "sequences": batch, "context": context, "step_seconds": seconds,
+            "tokens_per_second": batch / seconds, "bytes_read": least, "bytes_per_second": least / seconds,
+        }  # fmt: skip
+    for length in (64, 256) if setting.is_small else (2048, 512, 128):
+        seconds = _prompt_seconds(llm, config["vocab_size"], length)
+        yield {
+            "model": size,
+            "prompt": length,
+            "seconds": seconds,
+            "tokens_per_second": length / seconds,
+        }
+
+
+def measure_transformers(setting: Setting, size: str) -> Iterator[Row]:
+    """Time `transformers` in the same steps: the same shape, weights of its own."""
+    import transformers
+
+    config = SIZES["tiny"] if setting.is_small else GPU_SIZES[size]
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as directory:
+        write_config(Path(directory), config)
+        loaded = transformers.AutoConfig.from_pretrained(directory)
+    torch.set_default_dtype(torch.bfloat16 if setting.device.type == "cuda" else torch.float32)
+    with torch.device(setting.device):
+        model = transformers.AutoModelForCausalLM.from_config(loaded).eval()
+    context, new = (64, 4) if setting.is_small else (1024, 32)
+    for batch in (1, 4) if setting.is_small else (1, 32):
+        prompt = torch.randint(0, config["vocab_size"], (batch, context), device=setting.device)
+        seconds = []
+        for count in (1, 1, new + 1):
+            setting.wait()
+            begun = time.perf_counter()
+            model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, min_new_tokens=count,
+                do_sample=False, pad_token_id=0,
+            )  # fmt: skip
+            setting.wait()
+            seconds.append(time.perf_counter() - begun)
+        step = (seconds[2] - seconds[1]) / new
+        yield {"transformers": size, "sequences": batch, "context": context, "step_seconds": step, "tokens_per_second": batch / step}  # fmt: skip
+
+
+def _step_seconds(llm: Any, vocab_size: int, batch: int, context: int) -> float:
+    from exo_engine import SamplingParams
+    from exo_engine.core.request import EngineRequest
+
+    core = llm.core
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    numbers = random.Random(batch)
+    for index in range(batch):
+        prompt = tuple(numbers.randrange(vocab_size) for _ in range(context))
+        core.add_request(EngineRequest(f"{batch}-{index}", prompt, params))
+    seconds = []
+    while core.has_unfinished_requests():
+        begun = time.perf_counter()
+        outputs = core.step()
+        elapsed = time.perf_counter() - begun
+        if sum(len(output.token_ids) for output in outputs) == batch:
+            seconds.append(elapsed)
+    return statistics.median(seconds[3:])
+
+
+def _prompt_seconds(llm: Any, vocab_size: int, length: int) -> float:
+    from exo_engine import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    seconds = []
+    for attempt in range(5):
+        numbers = random.Random(attempt)
+        prompt = [numbers.randrange(vocab_size) for _ in range(length)]
+        begun = time.perf_counter()
+        llm.generate([prompt], params)
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds[1:])
+
+
+PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {
+    "kernels": check_kernels,
+    "limits": measure_limits,
+    "llama-3.1-8b": lambda setting: measure_speed(setting, "llama-3.1-8b"),
+    "equality": lambda setting: check_equality(setting.device.type),
+    "qwen3-0.6b": lambda setting: measure_speed(setting, "qwen3-0.6b"),
+    "transformers": lambda setting: measure_transformers(setting, "llama-3.1-8b"),
+}
+
+
+def main() -> int:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true")
+    arguments = parser.parse_args()
+    setting = Setting(torch.device(arguments.device), arguments.small)
+    for row in PARTS[arguments.part](setting):
+        print(json.dumps(row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
