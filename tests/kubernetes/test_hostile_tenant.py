@@ -62,11 +62,18 @@ def plane(
     wait_for(lambda: any(p.is_leading for p in plane.processes))
     plane.create_ready_model(plane.processes[0])
     plane.create_deployment(plane.processes[0], "victim")
-    wait_for(plane.deployments)
+    wait_for(lambda: plane.deployments() and is_installed(plane))
     yield plane
     for process in plane.processes:
         process.popen.kill()
         process.popen.wait(10)
+
+
+def is_installed(plane: ControlPlane) -> bool:
+    """Whether Helm has written down that the victim's release is: it does so after the objects are there."""
+    labels = [item["metadata"].get("labels", {}) for item in list_all(plane, "secrets", "")]
+    deployed = [each["name"] for each in labels if each.get("status") == "deployed"]
+    return any(name.startswith("exo-d-") for name in deployed)
 
 
 @pytest.fixture(autouse=True)
