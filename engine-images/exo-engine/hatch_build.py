@@ -19,10 +19,14 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_AVX2 = ("-mavx2", "-mfma")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 _PATHS = {
-    "x86_64": {"avx2": _AVX2, "avx512": _AVX512, "avx512_bf16": (*_AVX512, "-mavx512bf16")},
+    "x86_64": {
+        "avx2": _AVX2,
+        "avx512": _AVX512,
+        "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    },
 }
 _FLAGS = (
     *("-O3", "-std=c++20", "-fPIC", "-fvisibility=hidden"),

@@ -129,7 +129,9 @@ def test_a_quantization_that_is_not_planned_says_so() -> None:
     assert "not planned" in next(p.detail for p in result.problems if p.code == "quantization")
 
 
-@pytest.mark.parametrize(("flag", "engine"), [("fp8", "vllm"), ("mxfp8", "vllm"), ("int8", "exo")])
+@pytest.mark.parametrize(
+    ("flag", "engine"), [("fp8", "vllm"), ("mxfp8", "vllm"), ("int8", "exo"), ("int4", "exo")]
+)
 def test_weights_quantized_while_loading_are_counted_so_and_not_called_unplanned(
     flag: str, engine: str
 ) -> None:

@@ -17,10 +17,10 @@ from exo_inference.planner.model.shapes import Weight
 ONLINE: Mapping[str, str] = {
     "fp8": "fp8", "fp8_per_tensor": "fp8", "fp8_per_channel": "fp8-channel", "fp8_per_block": "fp8-block",
     "int8_per_channel_weight_only": "int8", "mxfp8": "mxfp8", "bitsandbytes": "bitsandbytes",
-    "int8": "int8-weight-only",
+    "int8": "int8-weight-only", "int4": "int4-group",
 }  # fmt: skip
-"""Values of --quantization that quantize plain weights while they are loaded, and their form; `int8` is
-exo-engine's, the others are vLLM's."""
+"""Values of --quantization that quantize plain weights while they are loaded, and their form; `int8` and
+`int4` are exo-engine's, the others are vLLM's."""
 
 
 @lru_cache(maxsize=256)

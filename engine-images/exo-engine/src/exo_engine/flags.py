@@ -51,8 +51,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
         aliases=("-q",),
         choices=formats_made_at_load(),
         description="Format that the weights of linear layers are converted to while they are "
-        "loaded. `int8`: a byte per weight and a scale per output; what is computed keeps the format "
-        "of `dtype`. Left out: as the checkpoint has them.",
+        "loaded. `int8`: a byte per weight and a scale per output. `int4`: half a byte, and a scale per "
+        "output and 32 inputs. What is computed keeps the format of `dtype`, but for inputs, which a CPU's "
+        "kernels take in 8 bits. Left out: as the checkpoint has them.",
     ),
     Flag(
         name="max-model-len",

@@ -40,6 +40,15 @@ def run(path, prompts, **options):
     return [(each.token_ids, each.logprobs) for each in completions], llm
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_bits_of_quantized_weights_do_not_depend_on_the_schedule(tiny_model, prompts, quantization):
+    model = tiny_model("qwen3").path
+    alone, _ = run(model, prompts, quantization=quantization, max_num_seqs=1)
+    for name, options in SCHEDULES.items():
+        scheduled, _ = run(model, prompts, quantization=quantization, **options)
+        assert scheduled == alone, name
+
+
 @pytest.mark.parametrize("path", available_paths())
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-half-windowed", "qwen3-moe"])
 def test_bits_do_not_depend_on_the_schedule(tiny_model, prompts, family, path, monkeypatch):

@@ -39,8 +39,9 @@ def test_one_call_computes_what_single_ones_do(tiny_model, any_family, monkeypat
     model, runs = tiny_model(any_family).path, []
     monkeypatch.setattr(Stack, "run", _counted(Stack.run, runs))
     together = _generate(model)
-    if any_family in STACKED:
-        assert runs, "no step went through the stack"
+    assert runs or any_family not in STACKED, "no step went through the stack"
+    if not runs:
+        return  # these layers go one by one either way, and PyTorch's bits may differ from run to run
     monkeypatch.setattr(CpuAttention, "run_layers", AttentionBackend.run_layers)
     runs.clear()
     assert _generate(model) == together

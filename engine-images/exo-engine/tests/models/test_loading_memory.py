@@ -33,6 +33,7 @@ OPTIONS = {
     "float32": {},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
 }
 # Imports once, and loads in a process of its own for each of the options.
 CHILD = """

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.library import VARIABLE
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import int8
@@ -47,7 +48,7 @@ def test_product_is_that_of_the_dequantized_matrix(dtype, num_inputs, slab, monk
     weight[7] = 0.0
     inputs, bias = torch.randn(num_inputs, 64).to(dtype), torch.randn(50).to(dtype)
     matrix = filled(weight, dtype)
-    exact = dequantized(weight, matrix.scale.dtype)
+    exact = dequantized(weight, torch.float32 if dtype == torch.float16 else dtype)
     expected = inputs.float() @ exact.T + bias.float()
     # Of the sums' own size: in 16 bits each of them is rounded.
     tolerance = 2e-6 if dtype == torch.float32 else 0.02 if dtype == torch.bfloat16 else 0.003
@@ -58,6 +59,18 @@ def test_product_is_that_of_the_dequantized_matrix(dtype, num_inputs, slab, monk
     assert ((exact - weight).abs() <= largest * 0.0075).all(), (
         "half a step, and rounding of the scale"
     )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize("columns", [8, 24, 40, 72])
+def test_rows_of_any_length_are_multiplied(columns, kernels, monkeypatch):
+    monkeypatch.setenv(VARIABLE, kernels)
+    torch.manual_seed(0)
+    weight, inputs = torch.randn(16, columns), torch.randn(3, columns).bfloat16()
+    expected = inputs.float() @ dequantized(weight, torch.bfloat16).T
+    found = filled(weight, torch.bfloat16).multiply(inputs, None).float()
+    assert (found - expected).norm() < 0.02 * expected.norm()
 
 
 @torch.inference_mode()
@@ -103,6 +116,6 @@ def test_linear_layers_take_a_byte_per_weight_and_a_scale_per_row(tiny_model):
 
 
 def test_an_unknown_quantization_is_refused(tiny_model):
-    with pytest.raises(ConfigurationError, match="must be one of int8, got 'int3'") as caught:
+    with pytest.raises(ConfigurationError, match="must be one of int8, int4, got 'int3'") as caught:
         LLM(tiny_model("llama").path, quantization="int3", **OPTIONS)
     assert caught.value.param == "quantization"

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 PATHS = ("avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
 VARIABLE = "EXO_ENGINE_CPU_KERNELS"
-_INTERFACE = 2
+_INTERFACE = 3
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 _LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
@@ -30,7 +30,7 @@ _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
 
 class LinearCall(ctypes.Structure):
-    """As in `csrc/linear.h`."""
+    """As in `csrc/store.h`."""
 
     _fields_ = (
         ("inputs", _pointer),
@@ -41,6 +41,10 @@ class LinearCall(ctypes.Structure):
         ("rows", _long),
         ("num_inputs", _long),
         ("num_outputs", _long),
+        ("bits", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("has_zeros", ctypes.c_int),
+        ("scale", ctypes.c_float),
     )
 
 

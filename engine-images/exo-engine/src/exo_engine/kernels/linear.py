@@ -42,7 +42,7 @@ class PackedMatrix:
         """The packed form."""
         self.storage[-1] = 0  # outputs that fill up the last block
         self.call = LinearCall(
-            packed=self.storage.data_ptr(), num_inputs=num_inputs, num_outputs=num_outputs
+            packed=self.storage.data_ptr(), num_inputs=num_inputs, num_outputs=num_outputs, bits=16
         )
         """What the kernel is to be told, but for inputs and outputs."""
 

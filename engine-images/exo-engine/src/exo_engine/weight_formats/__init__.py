@@ -32,6 +32,7 @@ class FormatEntry:
 FORMATS: dict[str, FormatEntry] = {
     PLAIN: FormatEntry("exo_engine.weight_formats.plain:Plain"),
     "int8": FormatEntry("exo_engine.weight_formats.int8:Int8", is_made_at_load=True),
+    "int4": FormatEntry("exo_engine.weight_formats.int4:Int4", is_made_at_load=True),
 }
 
 

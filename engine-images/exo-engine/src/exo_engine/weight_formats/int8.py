@@ -1,8 +1,8 @@
-"""Weight-only INT8, made while a plain checkpoint is loaded: a byte per weight, a scale per output.
+"""INT8, made while a plain checkpoint is loaded: a byte per weight, a scale per output.
 
-`scale = max |row| / 127`, `weight = round(row / scale)`; inputs, sums and outputs keep the number
-format of the computation. A row is quantized whole, so every rank has the weights that one alone
-would have.
+`scale = max |row| / 127`, `weight = round(row / scale)`. A row is quantized whole, so every rank has the
+weights that one alone would have. Where there are CPU kernels inputs are quantized to 8 bits, too
+(`kernels/quantized.py`); elsewhere inputs, sums and outputs keep the number format of the computation.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from exo_engine.kernels.library import LinearCall, kernels_for
+from exo_engine.kernels.quantized import MAX_GROUP, QuantizedMatrix
 from exo_engine.weight_formats.base import Share, Stored, WeightFormat
 
 _MOST = 127
@@ -30,11 +32,20 @@ class Int8(WeightFormat):
     def __init__(
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.weight = torch.empty(rows, columns, dtype=torch.int8, device=device)
+        self._kernels = kernels_for(dtype, device) if columns <= MAX_GROUP else None
+        self._packed = None
+        if self._kernels is not None:
+            group = -(-columns // 8) * 8
+            self._packed = QuantizedMatrix(rows, columns, bits=8, group=group, device=device)
+        # With kernels they are there from the first load until all is packed.
+        where = device if self._kernels is None else torch.device("meta")
+        self.weight = torch.empty(rows, columns, dtype=torch.int8, device=where)
         # float16 has too few digits for the scale of a row of small weights.
         scale_dtype = torch.float32 if dtype == torch.float16 else dtype
-        self.scale = torch.empty(rows, dtype=scale_dtype, device=device)
-        self._has_kernel = device.type == "cpu" and dtype == torch.bfloat16
+        self.scale = torch.empty(rows, dtype=scale_dtype, device=where)
+        # It reads past the end of rows that are no multiple of 16.
+        can_read = columns % 16 == 0 and device.type == "cpu"
+        self._has_torch_kernel = can_read and dtype == torch.bfloat16
         self._slab_rows = max(1, _SLAB_WEIGHTS.get(device.type, 1) // columns)
 
     @classmethod
@@ -44,6 +55,10 @@ class Int8(WeightFormat):
 
     def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
         """See `WeightFormat.load`: quantize a few rows at a time."""
+        if self._packed is not None and self.weight.is_meta:
+            self.weight, self.scale = (
+                torch.empty_like(each, device="cpu") for each in (self.weight, self.scale)
+            )
         source = tensor[share.rows]
         weight, scale = self.weight[share.target], self.scale[share.target]
         most = _LOADING_SLAB_WEIGHTS[weight.device.type] // source.shape[1]
@@ -54,9 +69,22 @@ class Int8(WeightFormat):
             numbers = numbers[:, share.columns] / scale[rows].float().unsqueeze(1)
             weight[rows] = numbers.round_().clamp_(-_MOST, _MOST).to(torch.int8)
 
+    def finish(self) -> None:
+        """See `WeightFormat.finish`."""
+        if self._packed is not None:
+            codes = self.weight.view(torch.uint8).bitwise_xor_(128)
+            self._packed.pack_scaled(codes, self.scale.unsqueeze(1))
+            self.weight, self.scale = self.weight.to("meta"), self.scale.to("meta")
+
+    def kernel_call(self) -> LinearCall | None:
+        """See `WeightFormat.kernel_call`."""
+        return None if self._packed is None else self._packed.kernel_call()
+
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
-        if self._has_kernel and len(inputs) <= _MAX_KERNEL_INPUTS:
+        if self._packed is not None and self._kernels is not None:
+            return self._packed.multiply(self._kernels, inputs.contiguous(), bias)
+        if self._has_torch_kernel and len(inputs) <= _MAX_KERNEL_INPUTS:
             outputs = torch._weight_int8pack_mm(inputs, self.weight, self.scale)
         else:
             slabs = [
@@ -75,6 +103,8 @@ class Int8(WeightFormat):
     @property
     def num_bytes(self) -> int:
         """See `WeightFormat.num_bytes`."""
+        if self._packed is not None:
+            return self._packed.storage.nbytes
         return self.weight.nbytes + self.scale.nbytes
 
 

@@ -9,46 +9,17 @@
 // result has the same bits alone and in any batch.
 #pragma once
 
-#include "parallel.h"
-#include "vectors.h"
+#include "quantized.h"
+#include "store.h"
 
 namespace {
-
-constexpr long kBlock = 64;
-constexpr long kUnit = 16;  // outputs; threads share a matrix by units
-constexpr int kUnitVectors = kUnit / kLanes;
-constexpr int kMaxUnits = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;  // of a tile, and
-constexpr int kMaxRows = kLanes == 16 ? 6 : 2;                     // its rows: what registers hold
-
-inline long rounded_up(long value, long step) { return (value + step - 1) / step * step; }
-
-struct LinearCall {
-  const Bf16* inputs;  // (rows, num_inputs)
-  const Bf16* packed;
-  const Bf16* bias;  // (num_outputs) or null
-  Bf16* outputs;     // (rows, num_outputs), or null
-  float* floats;     // the same as float32, where `outputs` is null
-  long rows, num_inputs, num_outputs;
-};
-
-inline void store_outputs(const LinearCall& call, long row, long output, int count, const Floats* sums) {
-  float numbers[kMaxUnits * kUnit];
-  for (int v = 0; v * kLanes < count; v++) store(numbers + v * kLanes, sums[v]);
-  long at = row * call.num_outputs + output;
-  for (int i = 0; i < count; i++) {
-    float number = numbers[i] + (call.bias ? widen_one(call.bias[output + i]) : 0.0f);
-    if (call.outputs)
-      call.outputs[at + i] = narrow_one(number);
-    else
-      call.floats[at + i] = number;
-  }
-}
 
 template <int Rows, int Units>
 void multiply_tile(const LinearCall& call, long row, long output) {
   constexpr int kVectors = Units * kUnitVectors;
   const long num_pairs = call.num_inputs / 2;
-  const Bf16* weights = call.packed + output / kBlock * kBlock * call.num_inputs + output % kBlock * 2;
+  const Bf16* weights =
+      (const Bf16*)call.packed + output / kBlock * kBlock * call.num_inputs + output % kBlock * 2;
   const Bf16* inputs = call.inputs + row * call.num_inputs;
   Floats sums[Rows][kVectors] = {};
   for (long pair = 0; pair < num_pairs; pair++, weights += kBlock * 2) {
@@ -62,21 +33,7 @@ void multiply_tile(const LinearCall& call, long row, long output) {
       for (int v = 0; v < kVectors; v++) sums[r][v] = add_products(sums[r][v], input, columns[v]);
     }
   }
-  long count = call.num_outputs - output;
-  if (count > Units * kUnit) count = Units * kUnit;
-  for (int r = 0; r < Rows; r++) {
-    long at = (row + r) * call.num_outputs + output;
-    if (count == Units * kUnit && !call.bias) {
-      for (int v = 0; v < kVectors; v++) {
-        if (call.outputs)
-          store(call.outputs + at + v * kLanes, narrow(sums[r][v]));
-        else
-          store(call.floats + at + v * kLanes, sums[r][v]);
-      }
-    } else {
-      store_outputs(call, row + r, output, (int)count, sums[r]);
-    }
-  }
+  for (int r = 0; r < Rows; r++) store_row<Units>(call, row + r, output, sums[r]);
 }
 
 template <int Rows>
@@ -110,6 +67,7 @@ inline void multiply_units(const LinearCall& call, long output, int units) {
 }
 
 inline void multiply(const LinearCall& call) {
+  if (call.bits != 16) return multiply_quantized(call);
   const long units = rounded_up(call.num_outputs, kUnit) / kUnit, per_block = kBlock / kUnit;
   for_each_part(units, 4, [&](long unit, long past) {
     while (unit < past) {

@@ -18,6 +18,11 @@ struct Parts {
   }
 };
 
+constexpr long kLeastNumbers = 16384;  // for which waking the other threads pays
+
+// Rows of so many numbers for which it does.
+inline long least_rows(long numbers) { return numbers > 0 ? kLeastNumbers / numbers + 2 : 2; }
+
 // Below `least` the caller does all of it: waking the others would take longer.
 template <class Body>
 void for_each_part(long count, long least, const Body& body) {

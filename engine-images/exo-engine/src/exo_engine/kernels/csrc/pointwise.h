@@ -7,10 +7,6 @@
 
 namespace {
 
-constexpr long kLeastNumbers = 16384;  // for which waking the other threads pays
-
-inline long least_rows(long numbers) { return numbers > 0 ? kLeastNumbers / numbers + 2 : 2; }
-
 // 1 / root mean square of a row.
 inline float inverse_rms(const Bf16* row, long size, float eps) {
   Floats squares = {};

@@ -1,0 +1,212 @@
+// Products with matrices of 8-bit and 4-bit codes, inputs in 8 bits: each row of inputs is quantized when it comes,
+// by its largest magnitude, and integer sums over a group of inputs are multiplied by the scales of both.
+//
+// A weight is (code - zero) * scale of its group. Codes are without sign; zero is 2^(bits - 1), or stored for each
+// group and output. Packed form: blocks of 64 outputs, in which for each group come
+//
+//     float16 scales[64]      uint8 zeros[64], where they are stored      codes
+//
+//     8 bits: codes[input / 4][output % 64][input % 4]
+//     4 bits: codes[input / 8][output % 64][input % 4], inputs 0 to 3 of 8 in the lower halves, 4 to 7 in the upper
+//
+// So blocks of GGUF's Q8_0 and Q4_0 and groups of AWQ and GPTQ fit in as they are. Integer sums are exact and groups are
+// added in order: a row's bits do not depend on the batch.
+#pragma once
+
+#include <stdlib.h>
+
+#include "store.h"
+
+namespace {
+
+typedef uint32_t Quads __attribute__((vector_size(kLanes * 4)));  // four numbers of 8 bits each
+
+// sums + a[0] * b[0] + ... + a[3] * b[3], lane by lane; those of a are without sign, those of b with.
+inline Ints add_quads(Ints sums, Quads a, Quads b) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+  __m512i even = _mm512_madd_epi16((__m512i)(a & 0x00ff00ffu), _mm512_srai_epi16(_mm512_slli_epi16((__m512i)b, 8), 8));
+  __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)a, 8), _mm512_srai_epi16((__m512i)b, 8));
+  return sums + (Ints)even + (Ints)odd;
+#elif defined(__AVX2__)
+  __m256i even = _mm256_madd_epi16((__m256i)(a & 0x00ff00ffu), _mm256_srai_epi16(_mm256_slli_epi16((__m256i)b, 8), 8));
+  __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)a, 8), _mm256_srai_epi16((__m256i)b, 8));
+  return sums + (Ints)even + (Ints)odd;
+#else
+  for (int shift = 24; shift >= 0; shift -= 8)
+    sums += (Ints)((a >> (24 - shift)) & 0xff) * ((Ints)(b << shift) >> 24);
+  return sums;
+#endif
+}
+
+inline Floats widen_halves(const uint16_t* halves) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_cvtph_ps(load<__m256i>(halves));
+#elif defined(__AVX2__)
+  return (Floats)_mm256_cvtph_ps(load<__m128i>(halves));
+#else
+  Pairs bits = __builtin_convertvector(load<Bf16s>(halves), Pairs);
+  Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
+  return (Floats)((Pairs)size | ((bits & 0x8000) << 16));
+#endif
+}
+
+inline Ints widen_bytes(const uint8_t* bytes) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  return __builtin_convertvector(load<Bytes>(bytes), Ints);
+}
+
+// A step's inputs in 8 bits.
+struct QuantizedRows {
+  int8_t* numbers;  // (rows, padded inputs)
+  float* scales;    // (rows)
+  int32_t* sums;    // (rows, groups)
+};
+
+inline long num_groups(const LinearCall& call) { return (call.num_inputs + call.group - 1) / call.group; }
+
+inline void quantize_row(const LinearCall& call, long row, const QuantizedRows& rows) {
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: added, a number is rounded to the nearest, ties to even
+  const long size = call.num_inputs, groups = num_groups(call), padded = groups * call.group;
+  const Bf16* inputs = call.inputs + row * size;
+  int8_t* numbers = rows.numbers + row * padded;
+  Floats most = {}, poison = {};  // NaN and infinity make it NaN, and so all results of the row
+  long i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    Floats values = widen(load<Bf16s>(inputs + i));
+    most = larger(most, (Floats)((Ints)values & 0x7fffffff));
+    poison += values * 0.0f;
+  }
+  float largest_one = largest(most), poison_one = sum(poison);
+  for (long j = i; j < size; j++) {
+    float magnitude = __builtin_fabsf(widen_one(inputs[j]));
+    if (magnitude > largest_one) largest_one = magnitude;
+    poison_one += magnitude * 0.0f;
+  }
+  const bool is_zero = !(largest_one > 1e-30f);
+  const float inverse = is_zero ? 0.0f : 127.0f / largest_one;
+  rows.scales[row] = (is_zero ? 0.0f : largest_one / 127.0f) + poison_one;
+  for (i = 0; i + kLanes <= size; i += kLanes) {
+    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+    Ints rounded = (Ints)(widen(load<Bf16s>(inputs + i)) * inverse + kRound) - 0x4b400000;
+    store(numbers + i, __builtin_convertvector(rounded, Bytes));
+  }
+  for (; i < size; i++)
+    numbers[i] = (int8_t)(((Ints)(splat(widen_one(inputs[i]) * inverse) + kRound))[0] - 0x4b400000);
+  for (; i < padded; i++) numbers[i] = 0;
+  for (long group = 0; group < groups; group++) {
+    int32_t total = 0;
+    for (long j = group * call.group; j < (group + 1) * call.group; j++) total += numbers[j];
+    rows.sums[row * groups + group] = total;
+  }
+}
+
+template <int Rows, int Units, int Bits, bool HasZeros>
+void multiply_codes(const LinearCall& call, const QuantizedRows& rows, long row, long output) {
+  constexpr int kVectors = Units * kUnitVectors, kQuads = Bits == 8 ? 1 : 2;  // quads of inputs in 32 bits of codes
+  const long groups = num_groups(call), padded = groups * call.group, inside = output % kBlock;
+  const long codes_bytes = kBlock * call.group * Bits / 8, head_bytes = kBlock * (HasZeros ? 3 : 2);
+  const uint8_t* at = (const uint8_t*)call.packed + output / kBlock * groups * (head_bytes + codes_bytes);
+  const int8_t* inputs = rows.numbers + row * padded;
+  Floats sums[Rows][kVectors] = {};
+  for (long group = 0; group < groups; group++, at += head_bytes + codes_bytes) {
+    Ints totals[Rows][kVectors];
+    for (int r = 0; r < Rows; r++) {
+      const int32_t sum_of_inputs = rows.sums[(row + r) * groups + group];
+      for (int v = 0; v < kVectors; v++) {
+        if constexpr (HasZeros)
+          totals[r][v] = widen_bytes(at + 2 * kBlock + inside + v * kLanes) * -sum_of_inputs;
+        else
+          totals[r][v] = Ints{} - (sum_of_inputs << (Bits - 1));
+      }
+    }
+    const uint8_t* codes = at + head_bytes + inside * 4;
+    for (long quad = 0; quad < call.group / 4; quad += kQuads, codes += kBlock * 4) {
+      const int8_t* numbers = inputs + group * call.group + quad * 4;
+      for (int v = 0; v < kVectors; v++) {
+        Quads column = load<Quads>(codes + v * kLanes * 4);
+        __builtin_prefetch(codes + v * kLanes * 4 + 16 * kBlock * 4);
+        for (int part = 0; part < kQuads; part++) {
+          Quads some = Bits == 8 ? column : (column >> (4 * part)) & 0x0f0f0f0f;
+          for (int r = 0; r < Rows; r++) {
+            Quads input = splat_pair((const Bf16*)(numbers + r * padded + part * 4));
+            totals[r][v] = add_quads(totals[r][v], some, input);
+          }
+        }
+      }
+    }
+    for (int v = 0; v < kVectors; v++) {
+      Floats scale = widen_halves((const uint16_t*)at + inside + v * kLanes);
+      for (int r = 0; r < Rows; r++)
+        sums[r][v] = multiply_add(__builtin_convertvector(totals[r][v], Floats), scale, sums[r][v]);
+    }
+  }
+  for (int r = 0; r < Rows; r++) {
+    for (int v = 0; v < kVectors; v++) sums[r][v] *= rows.scales[row + r] * call.scale;
+    store_row<Units>(call, row + r, output, sums[r]);
+  }
+}
+
+template <int Rows, int Bits, bool HasZeros>
+void multiply_row_tile(const LinearCall& call, const QuantizedRows& rows, long row, long output, int units) {
+  // Sums of 4-bit groups are wanted in registers beside the integers.
+  constexpr bool kIsWide = kLanes == 16 && (Bits == 8 || Rows <= 3);
+  if constexpr (kIsWide) {
+    if (units == 4) return multiply_codes<Rows, 4, Bits, HasZeros>(call, rows, row, output);
+  }
+  for (int unit = 0; unit < units; unit += 2)
+    multiply_codes<Rows, 2, Bits, HasZeros>(call, rows, row, output + unit * kUnit);
+}
+
+template <int Bits, bool HasZeros>
+void multiply_tiles(const LinearCall& call, const QuantizedRows& rows, long output, int units) {
+  long row = 0;
+  for (; row + kMaxRows <= call.rows; row += kMaxRows)
+    multiply_row_tile<kMaxRows, Bits, HasZeros>(call, rows, row, output, units);
+  const long left = call.rows - row;
+  if (left == 1) return multiply_row_tile<1, Bits, HasZeros>(call, rows, row, output, units);
+  if constexpr (kMaxRows > 2) {
+    if (left == 2) return multiply_row_tile<2, Bits, HasZeros>(call, rows, row, output, units);
+    if (left == 3) return multiply_row_tile<3, Bits, HasZeros>(call, rows, row, output, units);
+    if (left == 4) return multiply_row_tile<4, Bits, HasZeros>(call, rows, row, output, units);
+    if (left == 5) return multiply_row_tile<5, Bits, HasZeros>(call, rows, row, output, units);
+  }
+}
+
+// Room of the calling thread, kept for its next call.
+inline char* room_for(long bytes) {
+  static thread_local char* room = nullptr;
+  static thread_local long size = 0;
+  if (bytes > size) {
+    free(room);
+    size = 2 * bytes;
+    room = static_cast<char*>(aligned_alloc(64, rounded_up(size, 64)));
+  }
+  return room;
+}
+
+inline void multiply_quantized(const LinearCall& call) {
+  const long groups = num_groups(call), padded = rounded_up(groups * call.group, 64);
+  char* room = room_for(call.rows * (padded + 4 + 4 * groups) + 64);
+  QuantizedRows rows{(int8_t*)room, (float*)(room + rounded_up(call.rows * groups * call.group, 64)), nullptr};
+  rows.sums = (int32_t*)(rows.scales + call.rows);
+  for_each_part(call.rows, least_rows(call.num_inputs), [&](long row, long past) {
+    for (; row < past; row++) quantize_row(call, row, rows);
+  });
+  const long pairs = rounded_up(call.num_outputs, 2 * kUnit) / (2 * kUnit);
+  for_each_part(pairs, 2, [&](long pair, long past) {
+    while (pair < past) {
+      const int units = pair % 2 == 0 && pair + 1 < past ? 4 : 2;
+      if (call.bits == 8)
+        multiply_tiles<8, false>(call, rows, pair * 2 * kUnit, units);
+      else if (call.has_zeros)
+        multiply_tiles<4, true>(call, rows, pair * 2 * kUnit, units);
+      else
+        multiply_tiles<4, false>(call, rows, pair * 2 * kUnit, units);
+      pair += units / 2;
+    }
+  });
+}
+
+}  // namespace

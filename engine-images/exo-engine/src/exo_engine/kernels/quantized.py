@@ -1,0 +1,169 @@
+"""A matrix of 8-bit or 4-bit codes in the packed form of the kernels (`csrc/quantized.h`).
+
+A weight is `(code - zero) * scale`, with a scale per output and group of inputs, and a zero likewise or
+2^(bits - 1). Codes are without sign, scales float16. GGUF's Q8_0 and Q4_0 blocks (group 32) and groups of AWQ
+and GPTQ are of this form. Inputs are quantized to 8 bits, each row by its largest magnitude.
+
+Legend: T rows of inputs, G groups.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from exo_engine.kernels.library import Kernels, LinearCall
+from exo_engine.kernels.tensors import check
+
+_BLOCK = 64
+MAX_GROUP = 2**16
+"""Inputs whose products an int32 surely holds: 255 * 127 * 2^16 < 2^31."""
+
+
+class QuantizedMatrix:
+    """A matrix (outputs, inputs) of codes.
+
+    Args:
+        num_outputs: rows.
+        num_inputs: columns; filled up to whole groups.
+        bits: of a code, 8 or 4.
+        group: inputs with one scale, a multiple of 8.
+        has_zeros: whether zeros are stored; with 4 bits only.
+        device: `meta` holds nothing.
+    """
+
+    def __init__(
+        self,
+        num_outputs: int,
+        num_inputs: int,
+        *,
+        bits: int,
+        group: int,
+        has_zeros: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        assert bits in (4, 8), "codes have 4 or 8 bits"
+        assert group % 8 == 0, "a group is a multiple of 8 inputs"
+        assert group <= MAX_GROUP, "an int32 holds the sum of a group"
+        assert bits == 4 or not has_zeros, "8-bit codes have zeros of 128"
+        self.num_outputs, self.num_inputs = num_outputs, num_inputs
+        self.bits, self.group, self.has_zeros = bits, group, has_zeros
+        self.num_groups = -(-num_inputs // group)
+        self._head = _BLOCK * (3 if has_zeros else 2)
+        shape = (
+            -(-num_outputs // _BLOCK),
+            self.num_groups,
+            self._head + _BLOCK * group * bits // 8,
+        )
+        self.storage = torch.empty(shape, dtype=torch.uint8, device=device)
+        """The packed form: blocks, groups, bytes."""
+        self.scale = 1.0
+
+    def pack(self, codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> None:
+        """Take all of the matrix.
+
+        Args:
+            codes: (outputs, inputs) uint8.
+            scales: (outputs, G), any float; those that float16 has come back as they are.
+            zeros: (outputs, G) uint8, where the matrix has them.
+        """
+        step = 2**18 // (self.num_groups * self.group) // _BLOCK * _BLOCK or _BLOCK
+        for first in range(0, self.num_outputs, step):
+            rows = slice(first, first + step)
+            zeros_of_rows = None if zeros is None else zeros[rows]
+            self._pack_rows(first // _BLOCK, codes[rows], scales[rows], zeros_of_rows)
+
+    def pack_scaled(self, codes: Tensor, scales: Tensor) -> None:
+        """As `pack`, with one power of two taken out of all scales, so that float16 loses none of their digits.
+
+        Scales of float32 are overwritten.
+        """
+        _, exponent = torch.frexp(scales.float().max())
+        self.scale = 2.0 ** (int(exponent) - 14)
+        self.pack(codes, scales.float().div_(self.scale))
+
+    def _pack_rows(self, block: int, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
+        num_blocks = -(-len(codes) // _BLOCK)
+        shape = (num_blocks, _BLOCK, self.num_groups)
+        to_fill = num_blocks * _BLOCK - len(codes)
+        storage = self.storage[block : block + num_blocks]
+        columns = self.num_groups * self.group - codes.shape[1]
+        padded = torch.nn.functional.pad(codes, (0, columns, 0, to_fill))
+        quads = padded.view(*shape, -1, 4).permute(0, 2, 3, 1, 4)  # blocks, G, quads, outputs, 4
+        if self.bits == 4:
+            quads = quads[:, :, 0::2] | quads[:, :, 1::2] << 4
+        storage[..., self._head :] = quads.reshape(num_blocks, self.num_groups, -1)
+        halves = torch.nn.functional.pad(scales.half(), (0, 0, 0, to_fill)).view(shape)
+        storage[..., : 2 * _BLOCK] = halves.transpose(1, 2).contiguous().view(torch.uint8)
+        if zeros is not None:
+            filled = torch.nn.functional.pad(zeros, (0, 0, 0, to_fill)).view(shape)
+            storage[..., 2 * _BLOCK : 3 * _BLOCK] = filled.transpose(1, 2)
+
+    def unpack(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes (n, inputs) uint8, scales (n, G) float16 and zeros (n, G) uint8 of some outputs."""
+        first = rows.start // _BLOCK
+        storage = self.storage[first : -(-rows.stop // _BLOCK)]
+        own = slice(rows.start - first * _BLOCK, rows.stop - first * _BLOCK)
+        halves = storage[..., : 2 * _BLOCK].contiguous().view(torch.float16)
+        scales = halves.transpose(1, 2).reshape(-1, self.num_groups)[own]
+        zeros = torch.full_like(scales, 2 ** (self.bits - 1), dtype=torch.uint8)
+        if self.has_zeros:
+            stored = storage[..., 2 * _BLOCK : 3 * _BLOCK]
+            zeros = stored.transpose(1, 2).reshape(-1, self.num_groups)[own]
+        codes = storage[..., self._head :].reshape(*storage.shape[:2], -1, _BLOCK, 4)
+        if self.bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2, 3)
+        codes = codes.permute(0, 3, 1, 2, 4).reshape(-1, self.num_groups * self.group)
+        return codes[own, : self.num_inputs], scales, zeros
+
+    def numbers(self, rows: slice) -> Tensor:
+        """Return the weights of some outputs: (n, inputs) float32."""
+        codes, scales, zeros = self.unpack(rows)
+        spread = torch.stack((scales.float() * self.scale, zeros.float()))
+        spread = spread.repeat_interleave(self.group, dim=2)[..., : self.num_inputs]
+        return (codes.float() - spread[1]) * spread[0]
+
+    def kernel_call(self) -> LinearCall:
+        """Return what the kernel is to be told, but for inputs, outputs and bias."""
+        return LinearCall(
+            packed=self.storage.data_ptr(),
+            num_inputs=self.num_inputs,
+            num_outputs=self.num_outputs,
+            bits=self.bits,
+            group=self.group,
+            has_zeros=self.has_zeros,
+            scale=self.scale,
+        )
+
+    def multiply(
+        self,
+        kernels: Kernels,
+        inputs: Tensor,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        """Return inputs (T, inputs) bf16 times the transposed matrix, plus bias (outputs,) bf16.
+
+        Args:
+            kernels: what computes.
+            inputs: contiguous.
+            bias: or None.
+            dtype: of the result, bfloat16 or float32.
+
+        Returns:
+            (T, outputs).
+        """
+        check(inputs, torch.bfloat16, len(inputs), self.num_inputs)
+        if bias is not None:
+            check(bias, torch.bfloat16, self.num_outputs)
+        outputs = torch.empty(len(inputs), self.num_outputs, dtype=dtype)
+        call = self.kernel_call()
+        call.inputs = inputs.data_ptr()
+        call.bias = None if bias is None else bias.data_ptr()
+        setattr(call, "outputs" if dtype == torch.bfloat16 else "floats", outputs.data_ptr())
+        call.rows = len(inputs)
+        kernels.linear(ctypes.byref(call))
+        return outputs

@@ -1,0 +1,122 @@
+"""INT4, made while a plain checkpoint is loaded: half a byte per weight, a scale per output and 32 inputs.
+
+`weight = (code - 8) * scale`, codes from 0 to 15. Of several scales the one with the least squared error is
+taken, and then what fits the codes best. Where there are CPU kernels inputs are quantized to 8 bits
+(`kernels/quantized.py`); elsewhere weights are turned back into numbers a slab at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.library import LinearCall, kernels_for
+from exo_engine.kernels.quantized import QuantizedMatrix
+from exo_engine.weight_formats.base import Share, Stored, WeightFormat
+
+GROUP = 32
+"""Inputs with one scale."""
+_MIDDLE = 8
+# Of the scale at which the number of the largest magnitude becomes -8.
+_CANDIDATES = (0.8, 0.87, 0.94, 1.0, 1.07, 8 / 7)
+_SLAB_WEIGHTS = 2**20
+# While loading several copies of a slab are made.
+_LOADING_SLAB_WEIGHTS = 2**15
+
+
+class Int4(WeightFormat):
+    """A matrix of INT4 in groups of 32 inputs."""
+
+    def __init__(
+        self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._kernels = kernels_for(dtype, device)
+        self._packed = QuantizedMatrix(rows, columns, bits=4, group=GROUP, device=device)
+        self._slab_rows = max(1, _SLAB_WEIGHTS // columns // 64) * 64
+        # There from the first load until all is packed.
+        self._codes: Tensor | None = None
+        self._scales: Tensor | None = None
+
+    @classmethod
+    def stored(cls, rows: int, columns: int) -> Mapping[str, Stored]:
+        """See `WeightFormat.stored`."""
+        return {"weight": Stored((rows, columns))}
+
+    def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
+        """See `WeightFormat.load`: quantize a few rows at a time.
+
+        Raises:
+            ConfigurationError: ranks would share a group of inputs.
+        """
+        if share.columns.start % GROUP:
+            raise ConfigurationError(
+                f"INT4 has groups of {GROUP} inputs, which ranks cannot share: "
+                f"one would begin at input {share.columns.start}",
+                hint="Use fewer ranks, or --quantization int8.",
+            )
+        codes, scales = self._room()
+        source = tensor[share.rows, share.columns]
+        step = max(1, _LOADING_SLAB_WEIGHTS // source.shape[1])
+        for first in range(0, len(source), step):
+            rows = slice(share.target.start + first, share.target.start + first + step)
+            found = _quantize(source[first : first + step].to(codes.device, torch.float32))
+            rows = slice(rows.start, rows.start + len(found[0]))
+            codes[rows], scales[rows] = found
+
+    def finish(self) -> None:
+        """See `WeightFormat.finish`."""
+        self._packed.pack_scaled(*self._room())
+        self._codes = self._scales = None
+
+    def kernel_call(self) -> LinearCall | None:
+        """See `WeightFormat.kernel_call`."""
+        return None if self._kernels is None else self._packed.kernel_call()
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        """See `WeightFormat.multiply`."""
+        if self._kernels is not None:
+            return self._packed.multiply(self._kernels, inputs.contiguous(), bias)
+        num_rows = self._packed.num_outputs
+        slabs = []
+        for first in range(0, num_rows, self._slab_rows):
+            rows = slice(first, min(first + self._slab_rows, num_rows))
+            slabs.append(F.linear(inputs, self._packed.numbers(rows).to(inputs.dtype)))
+        outputs = torch.cat(slabs, dim=1)
+        return outputs if bias is None else outputs.add_(bias)
+
+    @property
+    def num_bytes(self) -> int:
+        """See `WeightFormat.num_bytes`."""
+        return self._packed.storage.nbytes
+
+    def _room(self) -> tuple[Tensor, Tensor]:
+        """Return codes (rows, columns) uint8 and scales (rows, groups) float32."""
+        if self._codes is None or self._scales is None:
+            packed = self._packed
+            device, rows = packed.storage.device, packed.num_outputs
+            self._codes = torch.empty(rows, packed.num_inputs, dtype=torch.uint8, device=device)
+            self._scales = torch.empty(rows, packed.num_groups, device=device)
+        return self._codes, self._scales
+
+
+def _quantize(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes (n, columns) uint8 and scales (n, groups) for numbers (n, columns) float32."""
+    num_columns = numbers.shape[1]
+    groups = F.pad(numbers, (0, -num_columns % GROUP)).view(len(numbers), -1, GROUP)
+    at = groups.abs().argmax(dim=2, keepdim=True)
+    full = groups.gather(2, at) / -_MIDDLE
+    least, chosen = torch.full_like(full, torch.inf), torch.zeros_like(groups)
+    for factor in _CANDIDATES:
+        scales = full * factor
+        steps = (groups / scales).nan_to_num_(0.0).round_().clamp_(-_MIDDLE, _MIDDLE - 1)
+        error = (steps * scales).sub_(groups).square_().sum(dim=2, keepdim=True)
+        is_better = error < least
+        least, chosen = torch.minimum(error, least), torch.where(is_better, steps, chosen)
+    products, squares = (chosen * groups).sum(dim=2), chosen.square().sum(dim=2)
+    best = (products / squares.clamp_min(1.0)).nan_to_num_(0.0)
+    codes = (chosen.flatten(1)[:, :num_columns] + _MIDDLE).to(torch.uint8)
+    return codes, best

@@ -1,0 +1,74 @@
+"""INT4 is near the plain matrix, the same on every path, and refuses what ranks cannot share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.library import VARIABLE
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+from exo_engine.weight_formats import int4
+from exo_engine.weight_formats.base import Share
+from exo_engine.weight_formats.int4 import Int4
+
+CPU = torch.device("cpu")
+OPTIONS = {"device": "cpu", "block_size": 16, "max_model_len": 128}
+
+
+def filled(weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> Int4:
+    matrix = Int4(*weight.shape, dtype=dtype, device=CPU)
+    whole = slice(0, len(weight))
+    matrix.load("weight", weight, Share(whole, whole, slice(0, weight.shape[1])))
+    matrix.finish()
+    return matrix
+
+
+def numbers(matrix: Int4, weight: torch.Tensor) -> torch.Tensor:
+    return matrix.multiply(torch.eye(weight.shape[1]), None).T
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("slab", [1, 100, 2**20])
+@pytest.mark.parametrize("columns", [8, 64, 80])
+def test_weights_are_near(columns: int, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4, "_SLAB_WEIGHTS", slab)
+    monkeypatch.setattr(int4, "_LOADING_SLAB_WEIGHTS", slab)
+    torch.manual_seed(0)
+    weight = torch.randn(70, columns) * torch.logspace(-4, 1, 70).unsqueeze(1)
+    weight[7] = 0.0
+    found = numbers(filled(weight), weight)
+    assert (found[7] == 0).all()
+    rows = torch.arange(70) != 7
+    error = (found - weight)[rows].norm(dim=1) / weight[rows].norm(dim=1)
+    assert error.max() < 0.16, "16 steps across a group's range"
+    assert error.mean() < 0.1
+
+
+@torch.inference_mode()
+def test_weights_of_sixteen_steps_stay_as_they_are() -> None:
+    steps = torch.arange(-8.0, 8.0).repeat(3, 4)
+    assert torch.equal(numbers(filled(steps * 0.25), steps), steps * 0.25)
+
+
+def test_ranks_do_not_share_a_group() -> None:
+    matrix = Int4(4, 16, dtype=torch.float32, device=CPU)
+    whole = slice(0, 4)
+    with pytest.raises(ConfigurationError, match="groups of 32 inputs, which ranks cannot share"):
+        matrix.load("weight", torch.ones(4, 32), Share(whole, whole, slice(16, 32)))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_kernels_and_pytorch_agree(tiny_model, prompts, family, quantization, monkeypatch):
+    """Inputs in 8 bits are all that differs."""
+    path, found = tiny_model(family).path, []
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=3)
+    for kernels in ("auto", "off"):
+        monkeypatch.setenv(VARIABLE, kernels)
+        llm = LLM(path, dtype="bfloat16", quantization=quantization, **OPTIONS)
+        found.append([dict(each.logprobs[0].top) for each in llm.generate(prompts, params)])
+    for a, b in zip(*found, strict=True):
+        shared = a.keys() & b.keys()
+        assert shared
+        assert [a[token] for token in shared] == pytest.approx([b[t] for t in shared], abs=0.5)
