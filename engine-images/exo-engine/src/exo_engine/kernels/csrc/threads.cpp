@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -41,10 +42,12 @@ class Pool {
     task_ = task;
     context_ = context;
     shared_by_ = num_threads_;
-    unfinished_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-    turn_.fetch_add(1, std::memory_order_release);
+    unfinished_.store(shared_by_, std::memory_order_relaxed);
+    const unsigned turn = turn_.load(std::memory_order_relaxed) + 1;
+    unclaimed_.store(pack(turn, shared_by_), std::memory_order_release);
+    turn_.store(turn, std::memory_order_release);
     turn_.notify_all();
-    task(context, 0, shared_by_);
+    take_parts(turn);
     for (int left; (left = unfinished_.load(std::memory_order_acquire)) != 0;)
       await_change(unfinished_, left);
   }
@@ -52,21 +55,35 @@ class Pool {
  private:
   void start_missing() {
     while (static_cast<int>(workers_.size()) < num_threads_ - 1) {
-      int thread = static_cast<int>(workers_.size()) + 1;
       try {
-        workers_.emplace_back([this, thread, seen = turn_.load()] { serve(thread, seen); });
+        workers_.emplace_back([this, seen = turn_.load()] { serve(seen); });
       } catch (const std::system_error&) {  // no more threads are to be had
-        num_threads_ = thread;
+        num_threads_ = static_cast<int>(workers_.size()) + 1;
       }
     }
   }
 
-  void serve(int thread, unsigned seen) {
+  static std::uint64_t pack(unsigned turn, int parts) {
+    return static_cast<std::uint64_t>(turn) << 32 | static_cast<unsigned>(parts);
+  }
+
+  // Takes parts of the call `turn` until none is left. Who is awake takes them: a thread that waits for a core
+  // beside other work holds up only a part that it has begun. Which thread takes a part changes no result.
+  void take_parts(unsigned turn) {
+    std::uint64_t now = unclaimed_.load(std::memory_order_acquire);
+    while (now >> 32 == turn && now != pack(turn, 0)) {
+      if (!unclaimed_.compare_exchange_weak(now, now - 1, std::memory_order_acq_rel)) continue;
+      task_(context_, shared_by_ - static_cast<int>(now & 0xffffffffu), shared_by_);
+      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
+      now = unclaimed_.load(std::memory_order_acquire);
+    }
+  }
+
+  void serve(unsigned seen) {
     for (;;) {
       await_change(turn_, seen);
       seen = turn_.load(std::memory_order_acquire);
-      if (thread < shared_by_) task_(context_, thread, shared_by_);
-      if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
+      take_parts(seen);
     }
   }
 
@@ -89,6 +106,7 @@ class Pool {
   void* context_ = nullptr;
   int shared_by_ = 1;
   std::atomic<unsigned> turn_{0};
+  std::atomic<std::uint64_t> unclaimed_{0};  // the turn, and how many of its parts nobody has taken
   std::atomic<int> unfinished_{0};
 };
 
