@@ -70,3 +70,23 @@ def test_a_server_that_cannot_listen_leaves_no_core_behind(
     assert entry_point.main(["serve", str(model_dir), *flags]) != 0
     assert capsys.readouterr().err.startswith("exo-engine: error:")
     assert cores[0].process.returncode is not None
+
+
+def test_completions_need_neither_jinja_nor_prometheus(
+    start_engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with a GPU may have PyTorch and a server's packages, and not these two."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('jinja2', 'prometheus_client'):\n    sys.modules[name] = None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    http = start_engine().wait_ready().http
+    answer = http.post(
+        "/v1/completions", json={"model": "second-name", "prompt": "a", "max_tokens": 3}
+    )
+    assert answer.status_code == 200, answer.text
+    messages = [{"role": "user", "content": "a"}]
+    refused = http.post("/v1/chat/completions", json={"model": "second-name", "messages": messages})
+    assert (refused.status_code, "jinja2" in refused.text) == (400, True)
+    shown = http.get("/metrics")
+    assert (shown.status_code, "prometheus-client" in shown.text) == (501, True)

@@ -17,7 +17,8 @@ from exo_engine.server.api_errors import from_engine
 from exo_engine.server.pools import template_pool
 from exo_engine.server.pools.process_pool import NoProcess
 from exo_engine.server.pools.template_pool import TemplatePool
-from exo_engine.tokenizer.chat_template import ChatTemplate, TemplateRefused
+from exo_engine.tokenizer.chat_template import ChatTemplate
+from exo_engine.tokenizer.template_sources import TemplateRefused
 
 USER = [{"role": "user", "content": "hi"}]
 TEMPLATE = (

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from exo_engine.errors import ConfigurationError
 from exo_engine.tokenizer import Tokenizer
-from exo_engine.tokenizer.chat_template import ChatTemplate, TemplateRefused, find_templates
+from exo_engine.tokenizer.chat_template import ChatTemplate
+from exo_engine.tokenizer.template_sources import TemplateRefused, find_templates
 
 TOOLS = [
     {

@@ -12,7 +12,7 @@ from exo_engine.errors import ConfigurationError, ModelUnusable
 from exo_engine.models.checkpoint import read_checkpoint
 from exo_engine.models.config_file import read_spec
 from exo_engine.tokenizer import Tokenizer
-from exo_engine.tokenizer.chat_template import find_templates
+from exo_engine.tokenizer.template_sources import find_templates
 
 from benchmarks.foreign_files.mutations import (
     mutate_header,

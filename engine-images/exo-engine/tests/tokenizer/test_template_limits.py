@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from exo_engine.errors import ConfigurationError
 from exo_engine.tokenizer import template_limits
-from exo_engine.tokenizer.chat_template import ChatTemplate, TemplateRefused
+from exo_engine.tokenizer.chat_template import ChatTemplate
+from exo_engine.tokenizer.template_sources import TemplateRefused
 
 USER = [{"role": "user", "content": "hi"}]
 BOMBS = {

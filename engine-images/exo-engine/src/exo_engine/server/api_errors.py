@@ -12,7 +12,7 @@ from typing import Any
 from exo_engine.errors import EngineError, RequestError
 from exo_engine.server.messages import Refusal
 from exo_engine.server.pools.process_pool import NoProcess
-from exo_engine.tokenizer.chat_template import TemplateRefused
+from exo_engine.tokenizer.template_sources import TemplateRefused
 
 STARTING_HEADER = "x-exo-starting"
 """Set on the 503 until the model is loaded, so that a gateway waits or asks another replica."""

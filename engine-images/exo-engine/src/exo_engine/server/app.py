@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from exo_engine import __version__
 from exo_engine.errors import EngineError
@@ -188,9 +187,8 @@ async def _measurements(request: web.Request, service: Service) -> web.Response:
 
 
 async def _metrics(request: web.Request, service: Service) -> web.Response:
-    return web.Response(
-        body=service.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST}
-    )
+    page, content_type = service.metrics.render()
+    return web.Response(body=page, headers={"Content-Type": content_type})
 
 
 async def _models(request: web.Request, service: Service) -> web.Response:

@@ -6,18 +6,34 @@ own for each server, so that several can live in one process (tests do).
 
 from __future__ import annotations
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    generate_latest,
-)
+import importlib.util
+from typing import TYPE_CHECKING
 
 from exo_engine.core.request import EngineStats
 from exo_engine.server.messages import CoreInfo
+
+if TYPE_CHECKING or importlib.util.find_spec("prometheus_client"):
+    from prometheus_client import (
+        CONTENT_TYPE_LATEST,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        PlatformCollector,
+        ProcessCollector,
+        generate_latest,
+    )
+else:
+    from exo_engine.server.no_metrics import (
+        CONTENT_TYPE_LATEST,
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        PlatformCollector,
+        ProcessCollector,
+        generate_latest,
+    )
 
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
@@ -176,9 +192,13 @@ class Metrics:
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
 
-    def render(self) -> bytes:
-        """Return the page in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def render(self) -> tuple[bytes, str]:
+        """Return the page in Prometheus' text format, and its content type.
+
+        Raises:
+            ApiError: prometheus-client is not installed.
+        """
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _gauge(self, name: str, text: str) -> Gauge:
         metric = Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry)

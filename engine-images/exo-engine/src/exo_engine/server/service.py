@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import importlib.util
 import itertools
 import secrets
 import time
@@ -33,11 +34,17 @@ from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
 from exo_engine.structured_output.compiler import import_llguidance
 from exo_engine.structured_output.vocabulary import vocabulary_of
 from exo_engine.tokenizer import Tokenizer
-from exo_engine.tokenizer.chat_template import find_templates
+from exo_engine.tokenizer.template_sources import find_templates
 from exo_engine.tokenizer.tokenizer import is_own
 
 Phase = Literal["starting", "ready", "draining"]
 _MAX_SEQUENCES = 4096
+_NO_TEMPLATE = (
+    "this model has no chat template; use /v1/completions, or start the engine with --chat-template"
+)
+_NO_JINJA = (
+    "conversations need jinja2, which is not installed beside this engine; use /v1/completions"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,8 @@ class TextTools:
     chat_template: TemplatePool | None
     defaults: SamplingDefaults
     format: AnswerFormat
+    why_no_chat: str
+    """What a conversation is told when there is no template to render it."""
 
 
 def load_text_tools(options: ServerOptions) -> TextTools:
@@ -59,7 +68,7 @@ def load_text_tools(options: ServerOptions) -> TextTools:
     tokenizer = Tokenizer(options.tokenizer_dir, model_dir=options.model_dir)
     sources = find_templates(tokenizer, options.tokenizer_dir, override=options.chat_template)
     template = None
-    if sources:
+    if sources and importlib.util.find_spec("jinja2"):
         template = TemplatePool(
             sources,
             special_tokens=tokenizer.special_tokens,
@@ -69,7 +78,8 @@ def load_text_tools(options: ServerOptions) -> TextTools:
     form = choose_format(
         sources, tools=options.tool_call_parser, reasoning=options.reasoning_parser
     )
-    return TextTools(tokenizer, template, load_defaults(options), form)
+    why_no_chat = _NO_JINJA if sources else _NO_TEMPLATE
+    return TextTools(tokenizer, template, load_defaults(options), form, why_no_chat)
 
 
 class Service:

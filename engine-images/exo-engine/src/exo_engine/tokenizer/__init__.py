@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from exo_engine.tokenizer.detokenizer import Detokenizer
 from exo_engine.tokenizer.stop_strings import StopMatch, StopStrings
+from exo_engine.tokenizer.template_sources import TemplateRefused
 from exo_engine.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from exo_engine.tokenizer.chat_template import ChatTemplate, TemplateRefused
+    from exo_engine.tokenizer.chat_template import ChatTemplate
 
 __all__ = [
     "ChatTemplate",
@@ -24,8 +25,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ChatTemplate", "TemplateRefused"):
+    if name != "ChatTemplate":
         raise AttributeError(f"module {__name__} has no attribute {name!r}")
-    from exo_engine.tokenizer import chat_template
+    from exo_engine.tokenizer.chat_template import ChatTemplate
 
-    return getattr(chat_template, name)
+    return ChatTemplate

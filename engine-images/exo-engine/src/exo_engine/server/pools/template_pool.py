@@ -12,9 +12,13 @@ from typing import Any
 from exo_engine.errors import ConfigurationError
 from exo_engine.foreign_files import shown
 from exo_engine.server.pools.process_pool import Allowance, Ended, NotStarted, ProcessPool
-from exo_engine.tokenizer.chat_template import Message, TemplateCostly, TemplateRefused
 from exo_engine.tokenizer.confined import pack
-from exo_engine.tokenizer.template_process import MAX_PROCESSOR_SECONDS
+from exo_engine.tokenizer.template_sources import (
+    MAX_PROCESSOR_SECONDS,
+    Message,
+    TemplateCostly,
+    TemplateRefused,
+)
 
 _ALLOWED = Allowance(MAX_PROCESSOR_SECONDS)
 _MODULE = "exo_engine.tokenizer.template_process"

@@ -47,12 +47,7 @@ async def read_conversation(fields: Fields, service: Service) -> Conversation:
     """
     template = service.text.chat_template
     if template is None:
-        raise bad_request(
-            "this model has no chat template; use /v1/completions, or start the engine with "
-            "--chat-template",
-            "messages",
-            "no_chat_template",
-        )
+        raise bad_request(service.text.why_no_chat, "messages", "no_chat_template")
     messages = await _unhurried(
         fields, functools.partial(_read_messages, fields, service.max_model_len)
     )
