@@ -15,7 +15,7 @@ from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import FORMATS, load_format
 from safetensors.torch import load_file, save_file
 
-HIDDEN, INNER, NUM_EXPERTS, CHOSEN = 8, 12, 5, 2
+HIDDEN, INNER, NUM_EXPERTS, CHOSEN = 8, 128, 5, 2
 CPU = torch.device("cpu")
 
 
@@ -79,6 +79,18 @@ def fill(layer, tensors):
     return layer
 
 
+def held(layer, tensors):
+    """Return the weights as the format holds them: what it makes of an identity matrix."""
+    weights = dict(tensors)
+    for index, expert in enumerate(layer._experts):
+        gate_up, down = expert.gate_up(torch.eye(HIDDEN)).T, expert.down(torch.eye(INNER)).T
+        for part, found in zip(("gate", "up", "down"), (*gate_up.split(INNER), down), strict=True):
+            name = f"mlp.experts.{index}.{part}_proj.weight"
+            assert (found - tensors[name]).norm() < 0.2 * tensors[name].norm()
+            weights[name] = found
+    return weights
+
+
 def compute_plainly(tensors, inputs, *, normalizes):
     """One token at a time, one expert at a time."""
     outputs = []
@@ -103,11 +115,9 @@ def compute_plainly(tensors, inputs, *, normalizes):
 def test_a_token_is_computed_by_the_experts_it_chooses(make, tensors, num_tokens, normalizes):
     torch.manual_seed(1)
     inputs = torch.randn(num_tokens, HIDDEN)
-    found = fill(make(normalizes=normalizes), tensors)(inputs)
-    expected = compute_plainly(tensors, inputs, normalizes=normalizes)
-    # INT8 has the worst of it: half a step of a weight in 127, three matrices in a row.
-    error = (found - expected).norm() / expected.norm()
-    assert error < (1e-5 if type(make()._experts[0].down.matrix).__name__ == "Plain" else 0.03)
+    layer = fill(make(normalizes=normalizes), tensors)
+    expected = compute_plainly(held(layer, tensors), inputs, normalizes=normalizes)
+    assert (layer(inputs) - expected).norm() < 1e-5 * expected.norm()
 
 
 @torch.inference_mode()
@@ -127,7 +137,8 @@ def test_results_of_ranks_add_up(make, tensors):
     torch.manual_seed(1)
     inputs = torch.randn(9, HIDDEN)
     total = sum(fill(make(rank, 4), tensors)(inputs) for rank in range(4))
-    torch.testing.assert_close(total, fill(make(), tensors)(inputs))
+    whole = fill(make(), tensors)(inputs)
+    assert (total - whole).norm() < 1e-6 * whole.norm()
 
 
 def test_bytes_are_known_before_anything_is_held(make, tensors):
