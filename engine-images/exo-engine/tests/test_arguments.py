@@ -64,7 +64,7 @@ def test_values_reach_both_sides() -> None:
         *("--dtype=bfloat16", "--block_size", "32", "--gpu-memory-utilization", "0.5"),
         *("--kv-cache-memory-bytes", "4G", "--num-gpu-blocks-override", "77"),
         *("--max-num-seqs", "3", "--max_num_batched_tokens=2k", "--seed", "9"),
-        *("--scheduling-policy", "priority", "--async-scheduling"),
+        *("--scheduling-policy", "priority", "--async-scheduling", "--batch-invariant"),
         *("--long-prefill-token-threshold", "300", "--max-num-partial-prefills", "4"),
         *("--max-long-partial-prefills", "2"),
         *("--distributed-executor-backend", "mp", "--device", "cpu", "--cpu-threads", "2"),
@@ -85,6 +85,7 @@ def test_values_reach_both_sides() -> None:
         max_partial_prefills=4,
         max_long_partial_prefills=2,
         async_scheduling=True,
+        batch_invariant=True,
         executor_backend="mp",
         scheduling_policy="priority",
         device="cpu",
@@ -250,7 +251,7 @@ def test_engine_config_has_no_field_that_the_command_line_forgets() -> None:
         "max_num_batched_tokens", "seed", "enable_prefix_caching", "enable_chunked_prefill",
         "async_scheduling", "executor_backend", "long_prefill_tokens", "max_partial_prefills",
         "max_long_partial_prefills", "scheduling_policy", "max_logprobs", "num_threads", "simulation",
-        "kv_cache_dtype", "attention_backend", "enforce_eager",
+        "kv_cache_dtype", "attention_backend", "enforce_eager", "batch_invariant",
     }  # fmt: skip
 
 

@@ -377,6 +377,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         max_long_partial_prefills=values["max_long_partial_prefills"],
         enforce_eager=values["enforce_eager"],
         async_scheduling=values["async_scheduling"],
+        batch_invariant=values["batch_invariant"],
         scheduling_policy=values["scheduling_policy"],
         max_logprobs=values["max_logprobs"],
         executor_backend=values["distributed_executor_backend"],

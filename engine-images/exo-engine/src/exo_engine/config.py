@@ -81,6 +81,9 @@ class EngineConfig:
     """Run operations one by one: no step is captured and repeated, on CUDA either."""
     async_scheduling: bool | None = None
     """Schedule the next step while one is computed; None: on CUDA, not on a CPU."""
+    batch_invariant: bool = False
+    """Refuse to start unless a request has the same bits alone, in any batch, chunked, preempted and
+    on what the prefix cache kept."""
     scheduling_policy: str = "fcfs"
     """fcfs: by arrival. priority: by the requests' priority (lower first), then arrival."""
     max_logprobs: int = 20
@@ -132,6 +135,7 @@ class ResolvedConfig:
     max_long_partial_prefills: int | None
     enforce_eager: bool
     async_scheduling: bool
+    batch_invariant: bool
     scheduling_policy: SchedulingPolicy
     max_logprobs: int
     attention_backend: str
@@ -181,6 +185,7 @@ def resolve(
         async_scheduling=device == "cuda"
         if config.async_scheduling is None
         else config.async_scheduling,
+        batch_invariant=config.batch_invariant,
         scheduling_policy="priority" if config.scheduling_policy == "priority" else "fcfs",
         max_logprobs=config.max_logprobs,
         attention_backend=config.attention_backend,

@@ -260,6 +260,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
         "is answered is the same. Left out: on CUDA, not on a CPU.",
     ),
     Flag(
+        name="batch-invariant",
+        kind="boolean",
+        section="SchedulerConfig",
+        default=False,
+        description="Refuse to start unless a request has the same bits whatever runs beside it. The "
+        "compiled CPU kernels keep one order of sums, so that this costs nothing there.",
+    ),
+    Flag(
         name="scheduling-policy",
         kind="enum",
         section="SchedulerConfig",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.library import VARIABLE, available_paths
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
@@ -63,3 +64,27 @@ def test_bits_do_not_depend_on_the_schedule(tiny_model, prompts, family, path, m
         if name == "together":  # and again, from what the prefix cache kept
             again, _ = run(model, prompts, **options)
             assert again == alone
+
+
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, quantization):
+    model = tiny_model("qwen3").path
+    flagged, _ = run(model, prompts, quantization=quantization, batch_invariant=True)
+    assert flagged == run(model, prompts, quantization=quantization)[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "variable", "reason"),
+    [
+        ("qwen3", {"dtype": "float32"}, "", "attention is computed by PyTorch"),
+        ("qwen3", {"kv_cache_dtype": "int8"}, "", "attention is computed by PyTorch"),
+        ("qwen3", {}, "off", "attention is computed by PyTorch"),
+        ("qwen3-moe", {}, "", "some layers of this model are computed by PyTorch"),
+    ],
+)
+def test_the_flag_is_refused_where_it_is_not(
+    tiny_model, family, options, variable, reason, monkeypatch
+):
+    monkeypatch.setenv(VARIABLE, variable)
+    with pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: {reason}"):
+        LLM(tiny_model(family).path, **{**OPTIONS, **options}, batch_invariant=True)

@@ -31,6 +31,8 @@ _SCRATCH_BYTES = 2**26
 class CpuAttention(AttentionBackend):
     """`AttentionBackend` on `kernels.attention`."""
 
+    is_batch_invariant = True
+
     def __init__(self, layers: Sequence[CachedLayer], cache: KVCache) -> None:
         kernels = _kernels_for(layers, cache)
         if kernels is None:

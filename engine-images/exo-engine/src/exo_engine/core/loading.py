@@ -37,7 +37,7 @@ from exo_engine.core.scheduler import Scheduler
 from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.scheduling.token_budget import SchedulerLimits
 from exo_engine.core.start_up import StartUp
-from exo_engine.errors import OutOfMemory
+from exo_engine.errors import ConfigurationError, OutOfMemory
 from exo_engine.kernels.library import kernels_for
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
@@ -117,6 +117,10 @@ def _load_on_device(
     decoder.set_num_positions(max_model_len)
     start_up.begin("allocating KV blocks", f"allocating {num_blocks} KV blocks")
     runner = make_runner(decoder, config, num_blocks)
+    if config.batch_invariant and (reason := runner.why_not_batch_invariant()):
+        raise ConfigurationError(
+            f"--batch-invariant cannot be kept: {reason}", param="batch-invariant"
+        )
     start_up.begin("warming up")
     warm_up(runner, spec, config, num_blocks)
     if runner.can_capture_graphs and not config.enforce_eager:

@@ -137,6 +137,19 @@ class ModelRunner:
         """Take and give back as much memory as attention may need, so that a peak includes it."""
         torch.empty(self._attention.scratch_bytes(), dtype=torch.uint8, device=self._device)
 
+    def why_not_batch_invariant(self) -> str:
+        """Return why a request's bits depend on what runs beside it; empty where they do not."""
+        if self._device.type != "cpu":
+            return "kernels for a GPU do not keep one order of sums yet"
+        if not self._attention.is_batch_invariant:
+            return (
+                "attention is computed by PyTorch; it needs the compiled CPU kernels, bfloat16, heads and "
+                "blocks of multiples of 16, and a KV cache of the model's type"
+            )
+        if not self._decoder.is_computed_by_kernels:
+            return "some layers of this model are computed by PyTorch"
+        return ""
+
     @property
     def can_capture_graphs(self) -> bool:
         """Whether model and device can repeat steps of single tokens."""

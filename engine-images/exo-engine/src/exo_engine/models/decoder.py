@@ -241,6 +241,11 @@ class Decoder:
         logits, cap = self.head.project(hidden), self.spec.logit_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    @property
+    def is_computed_by_kernels(self) -> bool:
+        """Whether the CPU kernels compute all layers."""
+        return self._stack is not None
+
     @cached_property
     def _stack(self) -> list[StackLayer] | None:
         """All layers as the CPU kernels take them in one call; None where one is beyond them."""
