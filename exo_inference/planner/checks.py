@@ -15,6 +15,9 @@ from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
 from exo_inference.planner.problem import Problem
 
+MAX_STAGES = 64
+"""Most pipeline stages that are planned; each is planned for itself."""
+
 
 def check_request(
     model: Architecture, gpu: Gpu, gpu_count: int, parameters: EngineParameters, ranks: Ranks
@@ -67,6 +70,9 @@ def _check_ranks(model: Architecture, gpu: Gpu, gpu_count: int, ranks: Ranks) ->
     problems += _check_blocks(model, ranks)
     if ranks.pipeline > len(model.layers):
         detail = f"{len(model.layers)} layers cannot be split into {ranks.pipeline} pipeline stages"
+        problems.append(Problem("pipeline-parallel", detail))
+    elif ranks.pipeline > MAX_STAGES:
+        detail = f"{ranks.pipeline} pipeline stages were asked for, expected {MAX_STAGES} or fewer"
         problems.append(Problem("pipeline-parallel", detail))
     return problems
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exo_inference.planner import state_blocks
-from exo_inference.planner.checks import check_quantization_flag, check_request
+from exo_inference.planner.checks import MAX_STAGES, check_quantization_flag, check_request
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, build_layout
 from exo_inference.planner.memory import (
@@ -71,6 +71,12 @@ def plan(
         *check_quantization_flag(model, parameters),
         *setting.speculation.problems,
     ]
+    if setting.ranks.pipeline > min(MAX_STAGES, len(setting.model.layers)):
+        # Each stage costs time and memory here, and nobody but the engine's user has said how many.
+        return Plan(
+            model.name, gpu.name, gpu_count, parameters, Verdict.REFUSED,
+            problems=tuple(problems), usd_per_hour=gpu.price(max(1, gpu_count)),
+        )  # fmt: skip
     stages = [_plan_stage(setting, index) for index in range(setting.ranks.pipeline)]
     limiting = min(stages, key=_headroom)
     return _conclude(setting, stages, limiting, problems, free_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.planner import Verdict, find_gpu, find_model
+from exo_inference.planner import Verdict, find_gpu, find_model, planning
 from exo_inference.preflight import Subject, judge, locate, locate_code, to_wire
 from tests.planner.flags import settings_of
 
@@ -239,3 +239,36 @@ def test_flags_of_exo_engine_are_judged_for_any_release() -> None:
     judged = judge(subject("--max-model-len=1024", engine="exo", version="9.9.9"))
     assert judged.flag_problems == ()
     assert judged.verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize("size", [81, 2**20, 2**31 - 1])
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [
+        ("vllm", "--pipeline-parallel-size"),
+        ("sglang", "--pp-size"),
+        ("tensorrt-llm", "--pp_size"),
+    ],
+)
+def test_stages_that_nobody_has_cost_nothing(
+    engine: str, flag: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list with a place for each took 8 GB, and the control plane with it."""
+    planned: list[int] = []
+    plan_stage = planning._plan_stage
+
+    def counted(setting: planning.Setting, index: int) -> planning.Stage:
+        assert setting.ranks.pipeline <= 64
+        planned.append(index)
+        return plan_stage(setting, index)
+
+    monkeypatch.setattr(planning, "_plan_stage", counted)
+    found = judge(subject(f"{flag}={size}", engine=engine, model=LLAMA, count=4))
+    assert len(planned) < 1000
+    if engine == "vllm":
+        assert found.verdict is Verdict.REFUSED
+        assert found.plan is not None
+        assert str(size) in "\n".join(each.detail for each in found.plan.problems)
+    else:
+        assert any("not sized" in note for note in found.notes)
+    to_wire(found)
