@@ -11,7 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from exo_inference.foreign_files import child, client
+from exo_inference.foreign_files.pool import Pool
 from exo_inference.planner import find_model, load_models
+from exo_inference.planner.model import architecture
 from exo_inference.state_dir import StateDir
 from tests.controller.conftest import Controller
 from tests.controller.fakes import GPU_FAMILIES, FakePlatform
@@ -130,6 +133,52 @@ def test_a_config_can_be_sent_along(controller: Controller) -> None:
     odd = plan(controller, model_config={"model_type": "nobody-knows"})
     assert odd["verdict"] == "unknown"
     assert odd["problems"] or odd["notes"]
+
+
+def test_a_config_is_read_in_a_child_and_never_in_the_controller(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a foreign config is read in this process")
+
+    config = load_models()[LLAMA]["config"]
+    monkeypatch.setattr(architecture, "_read", refuse)
+    assert plan(controller, model_config=config)["weights-bytes-per-gpu"] > 15 * 10**9
+
+
+@pytest.fixture
+def _impatient_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the child that reads foreign files end after a second of processor time."""
+    (tmp_path / "impatient.py").write_text(
+        "import sys\n"
+        "from exo_inference.foreign_files import worker\n"
+        "worker.MAX_PROCESSOR_SECONDS = 0\n"
+        "sys.exit(worker.main())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(child, "_MODULE", "impatient")
+    monkeypatch.setattr(client, "pool", Pool(num_children=1))
+
+
+@pytest.mark.usefixtures("_impatient_child")
+def test_an_expression_that_never_ends_is_refused(controller: Controller) -> None:
+    endless = {"quant_method": "fp8", "modules_to_not_convert": ["re:(.+)+(.+)+(.+)+X$"]}
+    config = {**load_models()[LLAMA]["config"], "quantization_config": endless}
+    body = {"gpu-type": "gpua5000", "model-config": config}
+    answer = controller.call("POST", "/v2/ai/plan", json=body)
+    assert answer.status_code == 400, answer.text
+    (error,) = answer.json()["errors"]
+    assert error["location"] == "$['model-config']"
+    assert "processor time" in error["detail"]
+    assert plan(controller, model=by_name(LLAMA))["verdict"] in ("fits", "refused")
+
+
+def test_a_config_beyond_all_models_is_refused(controller: Controller) -> None:
+    config = {**load_models()[LLAMA]["config"], "num_hidden_layers": 10**6}
+    body = {"gpu-type": "gpua5000", "model-config": config}
+    answer = controller.call("POST", "/v2/ai/plan", json=body)
+    assert answer.status_code == 400, answer.text
+    assert "num_hidden_layers in config.json is 1000000" in answer.text
 
 
 def test_a_model_of_the_hub_is_asked_for(controller: Controller) -> None:

@@ -1,13 +1,15 @@
 """`/ai/plan`: what a deployment would take and give, without creating anything. Additive.
 
-A well-formed request is always answered with 200; whether it fits is the `verdict`. The model may be
-one of this control plane, one of the planner's catalogue, one of the Hub, or a config.json.
+A well-formed request is answered with 200; whether it fits is the `verdict`. The model may be one of
+this control plane, one of the planner's catalogue, one of the Hub, or a config.json, which a child process
+reads: one that breaks a bound, or takes too long, is answered with 400.
 `/ai/plan/starts` tells how right plans were, by the replicas that really started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from exo_inference import planner
+from exo_inference import foreign_files, planner
 from exo_inference.controller.admission.architectures import KnownModel, find_bundled
 from exo_inference.controller.admission.bodies import to_wanted
 from exo_inference.controller.admission.field_checks import (
@@ -47,9 +49,11 @@ from exo_inference.controller.http.routes.requests import answer, route
 from exo_inference.engine_names import GPU_ENGINE
 from exo_inference.engines import ENGINES
 from exo_inference.errors import UsageError
+from exo_inference.foreign_files import ForeignFileError, ReadingFailed
 from exo_inference.hub import is_in_place, source_for
 from exo_inference.hub.base import InvalidModelName
-from exo_inference.planner import Gpu
+from exo_inference.model_description import CONFIG_NAME
+from exo_inference.planner import Architecture, Gpu
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.preflight import judge
 from exo_inference.resources import DeploymentSpec, EngineRef, InferenceModel
@@ -158,12 +162,28 @@ async def _look_up(
     name = spec.model
     known = await context.look_up(ModelRef(name=name), draft_name_of(spec), models)
     if config is not None:
-        known[name] = KnownModel(planner.read_architecture(config, name=name))
+        known[name] = KnownModel(await _read_config(config, name))
     elif name not in known:
         known[name] = find_bundled(name)
     if known[name].architecture is None and _is_hub_name(name):
         known[name] = await _ask_hub(context, name, models)
     return known
+
+
+async def _read_config(config: Mapping[str, Any], name: str) -> Architecture:
+    """Read a config.json in a child process: its expressions may take any time to match.
+
+    Raises:
+        Refused: 400, when it breaks a bound or its reader was stopped.
+    """
+    files = {CONFIG_NAME: json.dumps(config).encode()}
+    try:
+        found = await foreign_files.describe_remote_async(files, (), name=name, source=CONFIG_NAME)
+    except (ForeignFileError, ReadingFailed) as error:
+        issue = field_issue("model-config", f"cannot be read: {error.message}")
+        hint = "Send the config.json that its engine would load."
+        raise refuse(_TITLE, [issue], hint=hint) from error
+    return found.architecture
 
 
 def _is_hub_name(name: str) -> bool:
