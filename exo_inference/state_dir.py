@@ -83,7 +83,8 @@ class StateDir:
     """Paths of one control plane. Creates nothing until `create` is called."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.expanduser().absolute()
+        # One directory has one name, however it is spelt: servers are found by it. A loop stays as it is.
+        self.root = Path(os.path.realpath(root.expanduser()))
         self.config_file = self.root / "exoscale.toml"
         self.settings_file = self.root / "settings.json"
         self.settings_copy = self.root / "settings.copy.json"
@@ -167,7 +168,8 @@ def find_servers_in_proc(root: Path) -> list[ProcessRecord]:
         if not entry.name.isdigit():
             continue
         try:
-            name = _server_name((entry / "cmdline").read_bytes().split(b"\0"), os.fsencode(root))
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            name = _server_name(words, os.fsencode(root))
             mine = name is not None and os.geteuid() in (0, entry.stat().st_uid)
         except OSError:
             continue  # it has just ended
@@ -180,10 +182,23 @@ def find_servers_in_proc(root: Path) -> list[ProcessRecord]:
 def _server_name(words: list[bytes], root: bytes) -> str | None:
     """Tell from `python … -m MODULE … --state-dir ROOT …` which server this is."""
     pairs = list(itertools.pairwise(words))
-    if (b"--state-dir", root) not in pairs:
-        return None
     modules = (value for flag, value in pairs if flag == b"-m")
-    return next((_SERVER_MODULES[m] for m in modules if m in _SERVER_MODULES), None)
+    name = next((_SERVER_MODULES[m] for m in modules if m in _SERVER_MODULES), None)
+    roots = (value for flag, value in pairs if flag == b"--state-dir")
+    return name if any(is_same_path(value, root) for value in roots) else None
+
+
+def is_same_path(one: bytes, other: bytes) -> bool:
+    """Whether two absolute paths are spelt alike, or name one file that is there.
+
+    An older version kept symbolic links and `..` in the command lines of their servers.
+    """
+    if one == other:
+        return True
+    try:
+        return one[:1] == other[:1] == b"/" and Path(os.fsdecode(one)).samefile(os.fsdecode(other))
+    except OSError:
+        return False
 
 
 def process_start_ticks(pid: int) -> int | None:

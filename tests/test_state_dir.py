@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from exo_inference.cli.control_plane.processes import find_all
+from exo_inference.platforms.local import shim
 from exo_inference.state_dir import (
     ProcessFailure,
     ProcessRecord,
     StateDir,
     default_state_dir,
+    find_servers_in_proc,
     process_start_ticks,
     write_atomically,
 )
+from exo_inference.supervisor.processes import find_processes
 
 
 @pytest.fixture
@@ -99,3 +105,61 @@ def test_failure_is_kept_until_the_process_stays_up(state):
     state.remove_failure("gateway")
     state.remove_failure("gateway")
     assert state.read_failure("gateway") is None
+
+
+@pytest.fixture
+def link(state, tmp_path) -> Path:
+    """Another name of the state directory."""
+    link = tmp_path / "link"
+    link.symlink_to(state.root, target_is_directory=True)
+    return link
+
+
+@contextlib.contextmanager
+def idle(*words: str, **environment: str) -> Iterator[int]:
+    """A process that does nothing, with these words in its command line."""
+    code = "import sys, time; print(flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", code, *words],
+        stdout=subprocess.PIPE,
+        env=os.environ | environment,
+    )
+    try:
+        process.stdout.readline()  # it runs, and so /proc shows its words
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_one_directory_has_one_name_however_it_is_spelt(state, link, tmp_path):
+    assert StateDir(link).root == state.root
+    assert StateDir(link / ".." / "state").root == state.root
+    assert StateDir(tmp_path / "x" / ".." / "state").root == state.root
+
+
+def test_a_loop_of_links_is_a_directory_that_is_not_there(tmp_path):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match=r"symbolic links|File exists"):
+        StateDir(loop).create()
+
+
+@pytest.mark.parametrize("spelling", ["link", "x/../state", "state"])
+def test_servers_of_another_spelling_are_found(state, link, tmp_path, spelling):
+    (tmp_path / "x").mkdir()
+    words = ("-m", "exo_inference.gateway", "--state-dir")
+    with idle(*words, str(tmp_path / spelling)) as pid, idle(*words, str(tmp_path / "x")):
+        assert [(r.name, r.pid) for r in find_servers_in_proc(state.root)] == [("gateway", pid)]
+        argv = (sys.executable, "-S", "-c", "import sys, time; print(flush=True); time.sleep(60)")
+        assert find_processes((*argv, *words, str(state.root))) == [pid]
+
+
+@pytest.mark.parametrize("spelling", ["link", "state"])
+def test_processes_of_a_replica_are_found_by_either_spelling(state, link, tmp_path, spelling):
+    mark = {"EXO_REPLICA_DIR": str(tmp_path / spelling / "replicas" / "chat-0")}
+    other = {"EXO_REPLICA_DIR": str(tmp_path / "other" / "replicas" / "chat-0")}
+    (state.replicas_dir / "chat-0").mkdir()
+    with idle(**mark) as pid, idle(**other):
+        assert [(each.name, each.pid) for each in find_all(state)] == [("chat-0", pid)]
+        assert shim.find_processes(state.replicas_dir / "chat-0") == [pid]

@@ -13,7 +13,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from exo_inference.state_dir import process_start_ticks
+from exo_inference.state_dir import is_same_path, process_start_ticks
 
 
 class Watched:
@@ -63,16 +63,17 @@ class Watched:
 def find_processes(argv: tuple[str, ...]) -> list[int]:
     """Return the pids of this user's processes with this command line, oldest first.
 
-    The program itself may differ (another path of the same interpreter).
+    The program itself may differ (another path of the same interpreter), and the spelling of paths.
     """
-    wanted = [word.encode() for word in argv[1:]]
+    wanted = [os.fsencode(word) for word in argv[1:]]
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")[1:-1]
-            mine = words == wanted and entry.stat().st_uid == os.geteuid()
+            alike = len(words) == len(wanted) and all(map(is_same_path, words, wanted))
+            mine = alike and entry.stat().st_uid == os.geteuid()
         except OSError:
             continue  # it has just ended, or belongs to another user
         ticks = process_start_ticks(int(entry.name)) if mine else None

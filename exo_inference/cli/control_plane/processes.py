@@ -22,6 +22,7 @@ from exo_inference.state_dir import (
     ProcessRecord,
     StateDir,
     find_servers_in_proc,
+    is_same_path,
     is_stopped,
     process_start_ticks,
 )
@@ -197,8 +198,10 @@ def _scan(state: StateDir) -> Iterator[LocalProcess]:
 
 def _mark(state: StateDir, entry: Path) -> tuple[str, str] | None:
     """Return name and role of a process of ours; None for every other."""
-    replicas = f"{_REPLICA_MARK}{state.replicas_dir}/".encode()
+    mark, replicas = _REPLICA_MARK.encode(), os.fsencode(state.replicas_dir)
     for variable in (entry / "environ").read_bytes().split(b"\0"):
-        if variable.startswith(replicas):
-            return Path(variable.decode(errors="replace")).name, "stray"
+        if variable.startswith(mark):
+            parent, _, name = variable.removeprefix(mark).rpartition(b"/")
+            if is_same_path(parent, replicas):
+                return name.decode(errors="replace"), "stray"
     return None

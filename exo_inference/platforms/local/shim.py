@@ -67,16 +67,25 @@ def start_ticks(pid: int) -> int | None:
 
 
 def find_processes(directory: Path) -> list[int]:
-    """Return the pids of this user's processes that carry the marker of a replica."""
-    marker = f"{MARKER}={directory}".encode()
+    """Return the pids of this user's processes that carry the marker of a replica, however it is spelt."""
+    marker = f"{MARKER}=".encode()
     pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
-            if marker in (entry / "environ").read_bytes().split(b"\0"):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            marked = next((v for v in variables if v.startswith(marker)), None)
+            if marked and _is_same(Path(os.fsdecode(marked[len(marker) :])), directory):
                 pids.append(int(entry.name))
     return pids
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one == other or (one.name == other.name and one.samefile(other))
+    except OSError:
+        return False
 
 
 def step_back(nice: int) -> None:

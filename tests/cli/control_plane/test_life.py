@@ -137,6 +137,21 @@ def test_up_adopts_what_a_killed_supervisor_left(exo: Exo, state: StateDir) -> N
 
 
 @pytest.mark.slow
+def test_another_spelling_of_the_directory_means_the_same_control_plane(
+    exo: Exo, state: StateDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert up("-Q").code == 0
+    before = pids(status_of(exo))
+    link = tmp_path / "link"
+    link.symlink_to(state.root, target_is_directory=True)
+    monkeypatch.setenv("EXO_STATE_DIR", str(link))
+    assert up().out.startswith("The control plane is already running.\n")
+    assert pids(status_of(exo)) == before
+    assert exo("ai", "down").code == 0
+    until_gone(*before.values())
+
+
+@pytest.mark.slow
 def test_a_supervisor_that_a_signal_has_stopped_is_said_to_be(exo: Exo, state: StateDir) -> None:
     """It starts nothing again, so `up` must not wait for that, and `down` not for it."""
     assert up("-Q").code == 0
