@@ -3,7 +3,8 @@
 An object may ask for a uid in an annotation that is bound to its name. Whoever may create objects may
 write one, and names, labels and Helm releases are made of it. So it counts only if it is a canonical uuid
 that no other object has, and what the first adoption wrote into the status counts for ever. Asking in
-vain changes nothing: the object goes by the uid that it had, or by the one that the cluster gave it.
+vain changes nothing: the object goes by the uid that it had, or by the one that the cluster gave it. That one
+is written down, too: nobody gets a uid by waiting for the end of the object that has it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _OF_URL = re.compile(r".*/([^/]+)/v1")
 _OF_PATH = re.compile(r"pvc:(?:exo-model-|[^/]+/)([^/]+)")
 """Where a version that wrote no uid into the status shows the one it had adopted."""
+
+DUPLICATE_REASON = "DuplicateUid"
+_MAX_KEPT = 1000
+"""Characters of a condition's message that are kept."""
 
 
 class Age(NamedTuple):
@@ -54,8 +59,10 @@ def identify(raw: Mapping[str, Any]) -> Identity:
     asked = _asked_uid(meta["name"], text)
     fixed = _fixed_uid(raw.get("status") or {})
     if fixed:
-        is_kept = asked in (None, fixed)
-        return Identity(fixed, is_fixed=True, problem=None if is_kept else _changed(fixed, text))
+        if asked in (None, fixed):
+            return Identity(fixed, is_fixed=True)
+        refused = _refused_before(raw["status"])
+        return Identity(fixed, is_fixed=True, problem=refused or _changed(fixed, text))
     if asked is None or not _UUID.fullmatch(asked):
         problem = None if asked is None else _invalid(meta["name"], text)
         return Identity(str(meta["uid"]), problem=problem)
@@ -93,6 +100,15 @@ def _invalid(name: str, text: str | None) -> UidProblem:
     )
 
 
+def _refused_before(status: Mapping[str, Any]) -> UidProblem | None:
+    """Return what was said when another object had the uid that was asked for; None if none had it."""
+    conditions = status.get("conditions")
+    for item in conditions if isinstance(conditions, list) else ():
+        if isinstance(item, Mapping) and item.get("reason") == DUPLICATE_REASON:
+            return UidProblem(DUPLICATE_REASON, str(item.get("message", ""))[:_MAX_KEPT])
+    return None
+
+
 def _changed(fixed: str, text: str | None) -> UidProblem:
     return UidProblem(
         "UidChanged",
@@ -108,18 +124,22 @@ class Claim(NamedTuple):
     Attributes:
         own: the uid that the cluster gave it.
         what: kind and name, for people.
+        is_idle: nothing can be made of it: it cannot be read, or it is being deleted.
     """
 
     own: str
     identity: Identity
     age: Age
     what: str
+    is_idle: bool = False
 
     def rank(self, uid: str) -> tuple[int, Age]:
         """Return what claims on a uid are ordered by: the first has it."""
         if uid == self.own:
             return 0, self.age
-        return (1 if self.identity.is_fixed else 2), self.age
+        if self.identity.is_fixed:
+            return 1, self.age
+        return (3 if self.is_idle else 2), self.age
 
 
 class Claims:
@@ -166,7 +186,8 @@ class Claims:
         if holder.own == own:
             return identity.uid, identity.problem
         text = (
-            f"{holder.what} has the id {identity.uid}, which the annotation {UID_ANNOTATION} asks for. Nothing is "
-            "done before you write another UUID there, take it away or delete this object"
+            f"{holder.what} had the id {identity.uid} when this object asked for it by the annotation "
+            f"{UID_ANNOTATION}. Waiting for it does not help, and nothing is done: take the annotation away, and this "
+            f"object goes by {own}; or delete this object, and create it anew when the id is free"
         )
-        return own, UidProblem("DuplicateUid", text)
+        return own, UidProblem(DUPLICATE_REASON, text)

@@ -73,7 +73,9 @@ class Stored:
 
     def claim(self, kind: str) -> Claim:
         """Return what it has to say where uids are given out."""
-        return Claim(self.uid, self.identity, self.age, f"{kind} {self.name}")
+        resource = self.resource
+        is_idle = resource is None or resource.metadata.deletion_timestamp is not None
+        return Claim(self.uid, self.identity, self.age, f"{kind} {self.name}", is_idle)
 
     @property
     def is_renamed(self) -> bool:

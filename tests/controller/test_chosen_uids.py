@@ -161,15 +161,27 @@ def _unfinished(plane: ControlPlane) -> str:
     return plane.api.kubectl("get", "secrets", f"--selector={states}", "--output=name").stdout
 
 
-def test_the_younger_one_is_taken_over_when_the_older_one_is_gone(plane: ControlPlane) -> None:
+def test_who_was_refused_an_id_does_not_inherit_it_and_what_is_made_anew_has_it(
+    plane: ControlPlane,
+) -> None:
+    """As with GitOps: the one of Git is deleted and made anew, while another waits for its id."""
     plane.create_ready_model(plane.leader)
     create(plane, "first", f"first/{CHOSEN}")
     wait_for(lambda: len(plane.deployments()) == 1)
     create(plane, "second", f"second/{CHOSEN}")
     has_reason(plane, "second", "DuplicateUid")
-    assert "InferenceDeployment first has the id" in ready(plane, "second")["message"]
+    assert "InferenceDeployment first had the id" in ready(plane, "second")["message"]
+    path = plane.path("inferencedeployments", "second")
+    second = plane.api.request("GET", path)
+    assert second["status"]["uid"] == second["metadata"]["uid"]
     key = plane.secret(f"exo-{CHOSEN}-api-key")
     plane.api.kubectl("delete", "inferencedeployment", "first", "--timeout=60s")
-    wait_for(lambda: ready(plane, "second").get("reason") not in ("DuplicateUid", None))
+    create(plane, "first", f"first/{CHOSEN}")
     wait_for(lambda: len(plane.deployments()) == 1)
     assert plane.secret(f"exo-{CHOSEN}-api-key") != key
+    has_reason(plane, "second", "DuplicateUid")
+    first = plane.api.request("GET", plane.path("inferencedeployments", "first"))
+    assert first["status"]["uid"] == CHOSEN
+    annotate(plane, "inferencedeployments", "second", None)  # it goes by its own
+    wait_for(lambda: len(plane.deployments()) == 2)
+    assert plane.api.request("GET", path)["status"]["uid"] == second["metadata"]["uid"]

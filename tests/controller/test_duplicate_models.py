@@ -12,6 +12,7 @@ from exo_inference.controller.admission import admit_model_deletion
 from exo_inference.controller.admission.world import World, find_model
 from exo_inference.controller.http.views import view_model
 from exo_inference.controller.reconcile.cluster_model import ClusterModelReconciler
+from exo_inference.controller.reconcile.model_status import refuse_uid
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import ObjectNotFound
 from exo_inference.controller.stores.sqlite import SqliteStore
@@ -23,6 +24,7 @@ from exo_inference.resources import (
     InferenceModel,
     ModelSpec,
     ObjectMeta,
+    UidProblem,
     find_condition,
     is_true,
 )
@@ -125,3 +127,18 @@ async def test_the_younger_one_is_brought_when_the_older_one_is_gone(pair: Pair)
     await pair.store.delete(InferenceModel, older)
     assert is_true((await pair.look(younger)).status.conditions, "Ready")
     assert pair.volumes.brought == ["younger"]
+
+
+async def test_one_that_was_refused_the_id_of_another_goes_by_its_own_and_stays_an_error(
+    pair: Pair,
+) -> None:
+    """Its own id is written down at the first look, and is no sign that something of it runs."""
+    uid = await pair.create("m")
+    problem = UidProblem("DuplicateUid", "another has it")
+    for _ in range(2):
+        found = await pair.store.get(InferenceModel, uid)
+        asked = found.model_copy(update={"metadata": found.metadata.known_as(uid, problem)})
+        await refuse_uid(pair.store, asked)
+        found = await pair.store.get(InferenceModel, uid)
+        assert found.status.uid == uid
+        assert model_state(found) == (ModelState.ERROR, "another has it")

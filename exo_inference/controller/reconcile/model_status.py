@@ -19,6 +19,7 @@ from exo_inference.resources import (
     Condition,
     InferenceDeployment,
     InferenceModel,
+    find_condition,
     find_older_model,
 )
 from exo_inference.resources.settled import read_settled
@@ -80,7 +81,9 @@ async def refuse_uid(store: Store, model: InferenceModel) -> Outcome | None:
         return None
     reason, text = model.metadata.uid_problem
     found = [condition("Ready", False, reason, text)]
-    if model.status.uid:  # what is there stays as it is
+    failed = find_condition(model.status.conditions, "Failed")
+    is_refused = failed is not None and failed.reason == reason
+    if model.status.uid and not is_refused:  # what is there stays as it is
         kept = ("Resolved", "Downloaded")
         found += [entry for entry in model.status.conditions if entry.type in kept]
     else:

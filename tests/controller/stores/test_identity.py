@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
+from exo_inference.controller.reconcile.outcome import adopted_uid
 from exo_inference.controller.stores.base import Change
 from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.kubernetes_api.identity import UID_ANNOTATION, Claims, identify
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION, read_object
-from exo_inference.resources import InferenceDeployment, InferenceModel, model_object_name
+from exo_inference.resources import (
+    InferenceDeployment,
+    InferenceModel,
+    UidProblem,
+    model_object_name,
+)
 
 CHOSEN = "7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11"
 OTHER = "0f1e2d3c-4b5a-4678-9abc-def012345678"
@@ -163,15 +169,69 @@ def test_what_the_cluster_gave_to_one_no_other_gets() -> None:
     assert world.models.by_uid(OTHER) is not None
 
 
-def test_the_younger_one_gets_the_uid_when_the_older_one_is_gone_and_it_is_told() -> None:
+def adopted(world: World, item: dict[str, Any]) -> dict[str, Any]:
+    """Return an object as it is after a look of the controller at it."""
+    (stored,) = [s for s in world.deployments.all() if s.name == item["metadata"]["name"]]
+    resource = world.deployments.present(stored)
+    assert isinstance(resource, InferenceDeployment)
+    status: dict[str, Any] = {"uid": adopted_uid(resource)}
+    if (problem := resource.metadata.uid_problem) is not None:
+        text = {"reason": problem.reason, "message": problem.message}
+        status["conditions"] = [{"type": "Ready", "status": "False", **text}]
+    version = str(int(item["metadata"]["resourceVersion"]) + 1)
+    metadata = {**item["metadata"], "resourceVersion": version}
+    return {**item, "metadata": metadata, "status": status}
+
+
+def test_who_was_refused_a_uid_does_not_get_it_by_waiting_for_the_end_of_who_has_it() -> None:
+    """It has URL, key and clients: what is made anew under the same id in Git gets it, not who lay in wait."""
     world = World()
-    world.deployments.observe(raw(asks=f"chat/{CHOSEN}"))
-    world.deployments.observe(raw("second", "k2", 1, asks=f"second/{CHOSEN}"))
-    assert world.told == [("chat", CHOSEN), ("second", "k2")]
+    world.deployments.observe(raw(asks=f"chat/{CHOSEN}", uid=CHOSEN))
+    thief = raw("thief", "k2", 1, asks=f"thief/{CHOSEN}")
+    for _ in range(2):  # what was written down changes nothing of what is told
+        world.deployments.observe(thief)
+        assert (world.uid("thief"), world.reason("thief")) == ("k2", "DuplicateUid")
+        thief = adopted(world, thief)
+        assert thief["status"]["uid"] == "k2"
+        assert "InferenceDeployment chat had the id" in thief["status"]["conditions"][0]["message"]
+    world.deployments.observe(thief)
     world.deployments.forget("chat", "k1")
-    assert world.told[2:] == [("chat", CHOSEN), ("second", CHOSEN)]
-    assert (world.uid("second"), world.reason("second")) == (CHOSEN, "")
-    assert world.deployments.by_uid("k2") is None
+    assert (world.uid("thief"), world.reason("thief")) == ("k2", "DuplicateUid")
+    assert world.deployments.by_uid(CHOSEN) is None
+    assert ("thief", CHOSEN) not in world.told
+    world.deployments.observe(raw(own="k9", second=9, asks=f"chat/{CHOSEN}", version=9))
+    assert (world.uid("chat"), world.reason("chat")) == (CHOSEN, "")
+    freed = {**thief, "metadata": {**thief["metadata"], "annotations": {}, "resourceVersion": "10"}}
+    world.deployments.observe(freed)
+    assert (world.uid("thief"), world.reason("thief")) == ("k2", "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"deletionTimestamp": "2026-11-21T19:00:02Z"}, id="it is being deleted"),
+        pytest.param({"generation": "x"}, id="it cannot be read"),
+    ],
+)
+def test_one_at_which_no_look_is_taken_lies_in_no_wait_either(change: dict[str, str]) -> None:
+    """A finalizer of its own holds it for ever, and nothing is written into its status."""
+    world = World()
+    thief = raw("thief", "k2", 1, asks=f"thief/{CHOSEN}")
+    world.deployments.observe({**thief, "metadata": {**thief["metadata"], **change}})
+    world.deployments.observe(raw(second=2, asks=f"chat/{CHOSEN}"))
+    assert (world.uid("chat"), world.reason("chat")) == (CHOSEN, "")
+
+
+def test_an_id_that_was_adopted_is_not_given_up_because_another_has_it_too() -> None:
+    """Two that an earlier version adopted under one id: what runs of the younger is left as it is."""
+    for known in ({"uid": CHOSEN}, {"url": f"https://gateway.example/{CHOSEN}/v1"}):
+        second = raw("second", "k2", 1, asks=f"second/{CHOSEN}", **known)
+        resource = read_object(InferenceDeployment, second).resource
+        assert isinstance(resource, InferenceDeployment)
+        problem = UidProblem("DuplicateUid", "")
+        known_as = resource.metadata.known_as("k2", problem)
+        refused = resource.model_copy(update={"metadata": known_as})
+        assert adopted_uid(refused) == known.get("uid", "")
 
 
 def test_an_object_that_was_made_anew_may_ask_for_the_same() -> None:
