@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference.errors import UsageError
+from exo_inference.state_dir import read_file
 
 _ACCOUNT_HEADER = re.compile(r"\s*\[\[\s*accounts\s*\]\]", re.IGNORECASE)
 
@@ -38,10 +39,12 @@ def read_accounts(file: Path) -> tuple[list[Account], str | None]:
         UsageError: the file cannot be read, is not TOML, or a value has the wrong type.
     """
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(_read(file).decode())
     except OSError as exc:
-        raise UsageError(f"cannot read the configuration file {file}: {exc.strerror}") from exc
-    except ValueError as exc:  # TOMLDecodeError and UnicodeDecodeError; the first names its line
+        raise UsageError(
+            f"cannot read the configuration file {file}: {exc.strerror or exc}"
+        ) from exc
+    except (ValueError, RecursionError) as exc:  # TOMLDecodeError names its line
         raise UsageError(
             f"{file} is not valid TOML: {exc}", hint="Correct the file, or name another with -C."
         ) from exc
@@ -52,6 +55,11 @@ def read_accounts(file: Path) -> tuple[list[Account], str | None]:
         )
     default = _text(_lower(document), "defaultAccount", _Place(file))
     return [_read_account(entry, _Place(file, n)) for n, entry in enumerate(entries)], default
+
+
+def _read(file: Path) -> bytes:
+    # In /dev a pipe is meant: `-C <(command)`, `-C /dev/stdin`.
+    return file.read_bytes() if file.parts[:2] == ("/", "dev") else read_file(file)
 
 
 def find_line(file: Path, key: str, account: int | None = None) -> str:

@@ -26,6 +26,8 @@ from exo_inference.state_dir import (
     ProcessRecord,
     StateDir,
     find_servers_in_proc,
+    read_file,
+    read_json,
     write_atomically,
 )
 
@@ -172,7 +174,7 @@ def set_aside(state: StateDir) -> Path:
 
 def _read_settings(path: Path) -> LocalSettings | None:
     try:
-        data = json.loads(path.read_text())
+        data = read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:
@@ -272,10 +274,10 @@ def read_credentials(state: StateDir) -> Credentials:
     hint = "Run `exo dedicated-inference up`, which writes it when it is missing."
     move = "Move the file away and run `exo dedicated-inference up` again, which makes a new key."
     try:
-        data = tomllib.loads(path.read_text())
+        data = tomllib.loads(read_file(path).decode())
     except FileNotFoundError as exc:
         raise ConfigurationError(f"no credentials: {path} does not exist", hint=hint) from exc
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise ConfigurationError(f"cannot read credentials from {path}: {exc}", hint=move) from exc
     accounts = data.get("accounts")
     for account in accounts if isinstance(accounts, list) else []:

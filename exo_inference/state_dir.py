@@ -26,10 +26,15 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+MAX_FILE_BYTES = 64 << 20
+"""Of a file that is read whole. The largest of ours, the counts of 10,000 keys, has a tenth of it."""
 
 SERVERS = ("supervisor", "controller", "gateway")
 """Names of the recorded processes of a control plane, in the order in which they start."""
@@ -121,7 +126,7 @@ class StateDir:
     def read_record(self, name: str) -> ProcessRecord | None:
         """Return the recorded process, or None when there is no (readable) record."""
         try:
-            return ProcessRecord(**json.loads((self.run_dir / f"{name}.json").read_text()))
+            return ProcessRecord(**read_json(self.run_dir / f"{name}.json"))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -137,8 +142,7 @@ class StateDir:
     def read_failure(self, name: str) -> ProcessFailure | None:
         """Return why a process does not stay up; None while there is nothing to complain of."""
         try:
-            text = (self.run_dir / f"{name}.failure.json").read_text()
-            return ProcessFailure(**json.loads(text))
+            return ProcessFailure(**read_json(self.run_dir / f"{name}.failure.json"))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -207,11 +211,11 @@ def process_start_ticks(pid: int) -> int | None:
     A zombie counts as not running. See proc_pid_stat(5), fields 3 and 22.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        line = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     # The second field is the command in parentheses and may itself hold blanks and parentheses.
-    fields = stat.rpartition(")")[2].split()
+    fields = line.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
 
 
@@ -226,10 +230,42 @@ def is_stopped(pid: int) -> bool:
 def file_version(path: Path) -> tuple[int, int, int] | None:
     """Return what tells a file from a later one of its name; None where there is none."""
     try:
-        stat = path.stat()
+        found = path.stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def read_file(path: Path) -> bytes:
+    """Return what a regular file holds, and never wait for it, as one would for a named pipe.
+
+    Raises:
+        OSError: it is not there, cannot be read, is something else, or larger than `MAX_FILE_BYTES`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_FILE_BYTES:
+        raise OSError(f"it is larger than {MAX_FILE_BYTES >> 20} MiB")
+    return data
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON value in a file.
+
+    Raises:
+        OSError: see `read_file`.
+        ValueError: it is not JSON in UTF-8, or nested deeper than can be read.
+    """
+    try:
+        return json.loads(read_file(path))
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
 
 
 def write_atomically(path: Path, text: str, *, mode: int = 0o600) -> None:

@@ -131,6 +131,7 @@ def test_zones_are_those_of_the_published_api():
     [
         pytest.param("{", "property name", id="not json"),
         pytest.param("[]", "expected an object", id="not an object"),
+        pytest.param("[" * 200_000, "nested too deeply", id="nested"),
         pytest.param('{"port": "8"}', "port is '8'", id="text port"),
         pytest.param('{"port": true}', "port is True", id="boolean port"),
         pytest.param('{"simulate_gpus": 4}', "simulate_gpus is 4", id="numeric GPUs"),
@@ -252,3 +253,18 @@ def test_missing_credentials_name_the_next_step(state):
     with pytest.raises(ConfigurationError) as raised:
         read_credentials(state)
     assert "up" in (raised.value.hint or "")
+
+
+def test_named_pipes_are_told_and_not_waited_for(state):
+    os.mkfifo(state.settings_file)
+    with pytest.raises(UsageError, match="it is not a regular file"):
+        load_settings(state)
+    os.mkfifo(state.config_file)
+    with pytest.raises(ConfigurationError, match="it is not a regular file"):
+        read_credentials(state)
+
+
+def test_credentials_that_are_nested_too_deeply_are_told(state):
+    state.config_file.write_text("a = " + "[" * 200_000)
+    with pytest.raises(ConfigurationError, match="cannot read credentials"):
+        read_credentials(state)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from exo_inference.config_file import read_accounts
 from exo_inference.errors import ConfigurationError, UsageError
 from exo_inference.settings import (
     DEFAULT_ENDPOINT,
@@ -289,3 +291,19 @@ def test_reading_settings_loads_only_the_standard_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_named_pipe_as_configuration_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "exoscale.toml")
+    with pytest.raises(UsageError, match="it is not a regular file"):
+        read_accounts(tmp_path / "exoscale.toml")
+
+
+def test_a_pipe_that_the_shell_makes_is_read() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"accounts = []")
+    os.close(writer)
+    try:
+        assert read_accounts(Path(f"/dev/fd/{reader}")) == ([], None)
+    finally:
+        os.close(reader)

@@ -20,6 +20,8 @@ from exo_inference.state_dir import (
     default_state_dir,
     find_servers_in_proc,
     process_start_ticks,
+    read_file,
+    read_json,
     write_atomically,
 )
 from exo_inference.supervisor.processes import find_processes
@@ -163,3 +165,33 @@ def test_processes_of_a_replica_are_found_by_either_spelling(state, link, tmp_pa
     with idle(**mark) as pid, idle(**other):
         assert [(each.name, each.pid) for each in find_all(state)] == [("chat-0", pid)]
         assert shim.find_processes(state.replicas_dir / "chat-0") == [pid]
+
+
+def test_only_a_regular_file_of_bounded_size_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"four")
+    monkeypatch.setattr("exo_inference.state_dir.MAX_FILE_BYTES", 4)
+    assert read_file(path) == b"four"
+    path.write_bytes(b"fives")
+    with pytest.raises(OSError, match="it is larger than"):
+        read_file(path)
+    with pytest.raises(FileNotFoundError):
+        read_file(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="it is not a regular file"):
+            read_file(other)
+
+
+def test_json_that_is_nested_too_deeply_is_a_value_error(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(path)
+
+
+def test_a_named_pipe_as_record_is_no_record(state):
+    os.mkfifo(state.run_dir / "gateway.json")
+    os.mkfifo(state.run_dir / "gateway.failure.json")
+    assert state.read_record("gateway") is None
+    assert state.read_failure("gateway") is None

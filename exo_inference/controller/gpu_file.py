@@ -8,6 +8,7 @@ from pathlib import Path
 from exo_inference.errors import ConfigurationError, UsageError
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.gpu_file import load_user_gpus
+from exo_inference.state_dir import read_file
 
 FILE_NAME = "gpus.toml"
 
@@ -19,7 +20,7 @@ def read_user_gpus(path: Path) -> Mapping[str, Gpu]:
         ConfigurationError: the file cannot be read, or what it says makes no GPU.
     """
     try:
-        return load_user_gpus(path.read_text(encoding="utf-8"))
+        return load_user_gpus(read_file(path).decode())
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from exo_inference.controller.stores.base import RecordStore
 from exo_inference.errors import ConfigurationError
-from exo_inference.state_dir import write_atomically
+from exo_inference.state_dir import read_file, write_atomically
 
 KEY_SECRET = "api-key"  # noqa: S105 -- the name of a secret, not its value
 """Name of a deployment's own inference key."""
@@ -127,9 +127,9 @@ _KEY_HINT = "Put the original file back; API keys and Hub tokens cannot be read 
 
 def _read_key(path: Path) -> bytes:
     try:
-        key = base64.b64decode(path.read_text().strip(), validate=True)
+        key = base64.b64decode(read_file(path).strip(), validate=True)
     except OSError as exc:
-        raise ConfigurationError(f"cannot read the key file {path}: {exc}") from exc
+        raise ConfigurationError(f"cannot read the key file {path}: {exc}", hint=_KEY_HINT) from exc
     except (ValueError, binascii.Error) as exc:
         raise ConfigurationError(
             f"the key file {path} is damaged: found what is no base64, expected that of 32 bytes",

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from exo_inference.state_dir import read_file
 from exo_inference.wire import Route, RouteKey, RouteTable
 
 logger = logging.getLogger(__name__)
@@ -270,7 +271,7 @@ class TableWatcher:
             seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
             if seen == self._seen:
                 return
-            table = parse_table(self._path.read_bytes())
+            table = parse_table(read_file(self._path))
         except FileNotFoundError:
             self._note("it does not exist", None)
         except (OSError, ValueError) as exc:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference.gateway.answer_usage import Tokens
-from exo_inference.state_dir import write_atomically
+from exo_inference.state_dir import read_json, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class UsageLedger:
     def load(self) -> None:
         """Take over what was written before. A damaged file is kept aside, and counts begin anew."""
         try:
-            data = json.loads(self._path.read_text())
+            data = read_json(self._path)
             rows = [_row(item) for item in data["rows"]]
         except FileNotFoundError:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,3 +19,9 @@ def test_damaged_key_file_is_named_with_the_next_step(tmp_path: Path, content: s
         _read_or_make_key(path)
     assert "Put the original file back" in caught.value.text
     assert path.read_text() == content
+
+
+def test_a_named_pipe_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "secret.key")
+    with pytest.raises(ConfigurationError, match="it is not a regular file"):
+        _read_or_make_key(tmp_path / "secret.key")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -531,3 +532,14 @@ async def test_a_burst_costs_little() -> None:
         await ask(memory, str(number))
     assert len(memory) == 20_000
     assert time.process_time() - before < 20  # a hang guard: it takes a fraction of a second
+
+
+def test_a_named_pipe_as_memory_of_refusals_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "refused")
+    log = RefusalLog(tmp_path / "refused", lambda: 0.0)
+    log.add("signature", 10.0)
+    assert "signature" in log
+    assert "what was refused before is not known: it is not a regular file" in caplog.text
+    assert "a refused write is not remembered over a restart" in caplog.text

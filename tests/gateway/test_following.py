@@ -150,13 +150,20 @@ async def test_usage_is_counted_per_deployment_and_key(stack):
     ]
 
 
-def test_damaged_usage_file_is_kept_aside(tmp_path):
+@pytest.mark.parametrize("content", ["{", "[" * 200_000], ids=["cut", "nested"])
+def test_damaged_usage_file_is_kept_aside(tmp_path, content):
     path = tmp_path / "usage.json"
-    path.write_text("{")
+    path.write_text(content)
     ledger = UsageLedger(path)
     ledger.load()
     assert ledger.num_requests == 0
-    assert (tmp_path / "usage.damaged").read_text() == "{"
+    assert (tmp_path / "usage.damaged").read_text() == content
+
+
+def test_a_named_pipe_as_usage_file_is_kept_aside(tmp_path):
+    os.mkfifo(tmp_path / "usage.json")
+    UsageLedger(tmp_path / "usage.json").load()
+    assert [path.name for path in tmp_path.iterdir()] == ["usage.damaged"]
 
 
 def test_counts_of_many_keys_are_bounded_and_lose_nothing(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ for it, and signals go through pidfds, so that a reused pid is never hit.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from exo_inference.state_dir import (
     is_same_path,
     is_stopped,
     process_start_ticks,
+    read_json,
 )
 
 STOPPED = "stopped by a signal"
@@ -173,7 +173,7 @@ def _engine_state(directory: Path, process: dict[str, Any]) -> str:
 def _read(path: Path) -> dict[str, Any]:
     """Return a JSON object; an empty one where there is none."""
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path)
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -23,7 +23,7 @@ from exo_inference.controller.gateway_client import SocketGatewayClient
 from exo_inference.platforms.local.health import read_metrics
 from exo_inference.resources import InferenceDeployment
 from exo_inference.resources.states import deployment_state, wanted_replicas
-from exo_inference.state_dir import StateDir
+from exo_inference.state_dir import StateDir, read_file
 from exo_inference.wire import KeyUsage
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class LocalMetrics:
         body = await self._gateway.ask("/usage")
         if body is None:
             try:
-                body = await asyncio.to_thread(self._state.usage_file.read_bytes)
+                body = await asyncio.to_thread(read_file, self._state.usage_file)
             except FileNotFoundError:
                 return []  # it has not counted anything yet
             except OSError:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from exo_inference.state_dir import write_atomically
+from exo_inference.state_dir import read_file, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class RefusalLog:
             if max(self._num_lines, len(self._ends)) > MAX_LINES:
                 self._rewrite()
                 return
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK  # a pipe would wait
+            descriptor = os.open(self._path, flags, 0o600)
             try:
                 os.write(descriptor, f"{digest} {ends}\n".encode())
             finally:
@@ -67,7 +68,7 @@ class RefusalLog:
 
     def _load(self) -> None:
         try:
-            lines = self._path.read_text(errors="replace").splitlines()
+            lines = read_file(self._path).decode(errors="replace").splitlines()
         except FileNotFoundError:
             return
         except OSError as exc:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from exo_inference.controller.gateway_client import GatewayClient
 from exo_inference.resources import PUBLIC_SCOPE
-from exo_inference.state_dir import file_version, write_atomically
+from exo_inference.state_dir import file_version, read_file, write_atomically
 from exo_inference.wire import Route, RouteKey, RouteTable
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class RoutingTable:
         """Take over the table on disk; write an empty one if there is none that can be read."""
         found = file_version(self._path)  # before it is read: a change in between is noticed
         try:
-            text = await asyncio.to_thread(self._path.read_text)
+            text = await asyncio.to_thread(read_file, self._path)
             table = RouteTable.model_validate_json(text)
         except (OSError, ValueError) as exc:
             if not isinstance(exc, FileNotFoundError):
