@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
@@ -97,6 +98,25 @@ class Context:
             known={} if ref is None else await self.look_up(ref, draft_name, models),
         )
 
+    @asynccontextmanager
+    async def judging(
+        self, families: Sequence[InstanceTypeInfo], ref: ModelRef, draft_name: str | None
+    ) -> AsyncIterator[World]:
+        """Hold `writing` with the world as it is then; see `load_world` for the arguments.
+
+        The models are looked up before, so that one that is slow to read holds up no other's writes;
+        again if others have their names by the time the lock is held.
+        """
+        refs = (ref, ModelRef(name=draft_name))
+        while True:
+            models = await self.store.list(InferenceModel)
+            known = await self.look_up(ref, draft_name, models)
+            async with self.writing:
+                world = replace(await self.load_world(families), known=known)
+                if all(_is_same(find_model(r, models), find_model(r, world.models)) for r in refs):
+                    yield world
+                    return
+
     async def look_up(
         self, ref: ModelRef, draft_name: str | None, models: Sequence[InferenceModel]
     ) -> dict[str, KnownModel]:
@@ -123,6 +143,12 @@ class Context:
             return await read_hub_token(self.store, self.secret_box, self.models, model)
         except TokenSecretUnusable:  # the model itself says so
             return None
+
+
+def _is_same(before: InferenceModel | None, now: InferenceModel | None) -> bool:
+    if before is None or now is None:
+        return before is now
+    return before.metadata.uid == now.metadata.uid
 
 
 def context_of(request: Request) -> Context:

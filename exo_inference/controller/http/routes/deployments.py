@@ -76,10 +76,9 @@ async def create_deployment(request: Request) -> Response:
     identity = await operations.identify_request(request)
     families = await context.families()
     draft_name = admission.find_draft_name(wanted, families)
-    async with context.writing:
+    async with context.judging(families, wanted.model or ModelRef(), draft_name) as world:
         if done := await operations.find_repeated_operation(context.store, identity):
             return answer(done)
-        world = await context.load_world(families, wanted.model, draft_name)
         admitted = await asyncio.to_thread(
             admission.admit_create, wanted, world, issues, force=is_forced
         )

@@ -1,0 +1,115 @@
+"""A model that takes long to read is waited for by those who want it, and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import pytest
+from requests import Response
+
+from exo_inference.controller.admission import architectures
+from exo_inference.hub.base import ModelUnusable
+from exo_inference.planner import Architecture
+from tests.controller.conftest import Controller
+
+
+@dataclass
+class HeldReader:
+    """Reads a model for as long as it is told to."""
+
+    asked: Event = field(default_factory=Event)
+    released: Event = field(default_factory=Event)
+
+    async def read(self, directory: Path, name: str) -> Architecture:
+        self.asked.set()
+        await asyncio.to_thread(self.released.wait)
+        raise ModelUnusable(f"{name} cannot be read")
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldReader]:
+    made = HeldReader()
+    monkeypatch.setattr(architectures, "read_directory_async", made.read)
+    yield made
+    made.released.set()
+
+
+@pytest.fixture
+def requests_at_once() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def start_create(
+    controller: Controller, reader: HeldReader, pool: ThreadPoolExecutor
+) -> Future[Response]:
+    """Send the create of a deployment whose model is being read when this returns."""
+    (weights,) = controller.state.root.rglob("model.safetensors")
+    (weights.parent / "config.json").write_text("{}")
+    body = {"name": "slow", "model": {"name": "org/m1"}, "gpu-type": "cpu", "gpu-count": 1}
+    sent = pool.submit(controller.call, "POST", "/v2/ai/deployment", json={**body, "replicas": 1})
+    assert reader.asked.wait(15)
+    return sent
+
+
+def test_others_write_while_the_model_of_a_create_is_read(
+    controller: Controller, requests_at_once: ThreadPoolExecutor, reader: HeldReader
+) -> None:
+    controller.create_model()
+    uid = controller.create_deployment()
+    created = start_create(controller, reader, requests_at_once)
+    try:
+        path = f"/v2/ai/deployment/{uid}/scale"
+        assert controller.call("POST", path, json={"replicas": 2}).ok
+        assert not created.done()
+    finally:
+        reader.released.set()
+    assert created.result().ok
+
+
+def test_a_model_that_went_while_it_was_read_is_refused(
+    controller: Controller, requests_at_once: ThreadPoolExecutor, reader: HeldReader
+) -> None:
+    uid = controller.create_model()
+    created = start_create(controller, reader, requests_at_once)
+    try:
+        assert controller.call("DELETE", f"/v2/ai/model/{uid}").ok
+    finally:
+        reader.released.set()
+    answer = created.result()
+    assert answer.status_code == 400, answer.text
+    assert "there is no model 'org/m1'" in answer.text
+    assert controller.client().list_deployments()["deployments"] == []
+
+
+def test_a_model_that_another_replaced_while_it_was_read_is_read_itself(
+    controller: Controller,
+    requests_at_once: ThreadPoolExecutor,
+    reader: HeldReader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uid = controller.create_model()
+    created = start_create(controller, reader, requests_at_once)
+    again: list[str] = []
+
+    async def read(directory: Path, name: str) -> Architecture:
+        again.append(name)
+        raise ModelUnusable(f"{name} cannot be read")
+
+    try:
+        client = controller.client()
+        client.delete_model(id=uid)
+        controller.wait_for(lambda: not client.list_models()["models"])
+        controller.create_model()
+        (weights,) = controller.state.root.rglob("model.safetensors")
+        (weights.parent / "config.json").write_text('{"hidden_size": 1}')
+        monkeypatch.setattr(architectures, "read_directory_async", read)
+    finally:
+        reader.released.set()
+    assert created.result().ok
+    assert again == ["org/m1"]
