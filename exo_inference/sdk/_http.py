@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 import httpx
-from tenacity import AsyncRetrying, BaseRetrying, RetryCallState, Retrying, stop_after_attempt
+from tenacity import AsyncRetrying, BaseRetrying, RetryCallState, Retrying
 
 from exo_inference import __version__
 from exo_inference.errors import ConnectionFailed, UsageError
@@ -31,6 +31,9 @@ SyncHandler = httpx.BaseTransport
 AsyncHandler = httpx.AsyncBaseTransport
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
+MAX_CONNECT_SECONDS = 10.0
+MIN_STEP_SECONDS = 0.001
+"""A limit of zero or less would be no limit, or refuse what can be had at once."""
 STREAM_TIMEOUT_SECONDS = 90.0
 """How long a followed log may be silent before the connection counts as dead and is made anew."""
 
@@ -63,14 +66,9 @@ class HttpOptions:
 
     credentials: Credentials
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    """Of one request with all its repeats; infinity means none."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     trace: bool = False
-
-    @property
-    def timeout(self) -> httpx.Timeout:
-        """The limit of each step of a request; infinity means none."""
-        seconds = None if math.isinf(self.timeout_seconds) else self.timeout_seconds
-        return httpx.Timeout(seconds, connect=None if seconds is None else min(seconds, 10.0))
 
     def new_expiry(self, request: Request) -> int:
         """Return when a request expires, and all attempts at it.
@@ -111,7 +109,10 @@ class Transport:
         self.monotonic: Callable[[], float] = time.monotonic
         self.sleep: Callable[[float], None] = time.sleep
         self._client = httpx.Client(
-            timeout=options.timeout, transport=handler, verify=_tls(), mounts=dict(_NO_PROXY)
+            timeout=_limits(options.timeout_seconds),
+            transport=handler,
+            verify=_tls(),
+            mounts=dict(_NO_PROXY),
         )
 
     def send(self, endpoint: str, request: Request) -> Response:
@@ -120,19 +121,21 @@ class Transport:
         Raises:
             ConnectionFailed: there was none.
         """
+        end = self.monotonic() + self.options.timeout_seconds
         retrying = Retrying(
             sleep=self.sleep,
-            stop=stop_after_attempt(_retries.MAX_ATTEMPTS),
+            stop=_retries.should_stop(end, self.monotonic),
             wait=_retries.wait_seconds,
             retry=_retries.should_repeat(request),
             retry_error_callback=_last_outcome,
         )
         expires = self.options.new_expiry(request)
-        return _noted(retrying(self._attempt, endpoint, request, expires), retrying)
+        return _noted(retrying(self._attempt, endpoint, request, expires, end), retrying)
 
-    def _attempt(self, endpoint: str, request: Request, expires: int) -> Response:
+    def _attempt(self, endpoint: str, request: Request, expires: int, end: float) -> Response:
         with _mapped(request, endpoint, self.options.trace):
-            built = _build(self._client, self.options, endpoint, request, expires)
+            limits = _limits(end - self.monotonic())
+            built = _build(self._client, self.options, endpoint, request, expires, limits)
             answer = self._client.send(built)
         return _read(answer, self.options.trace)
 
@@ -144,9 +147,8 @@ class Transport:
         """
         with _mapped(request, endpoint, self.options.trace):
             expires = self.options.new_expiry(request)
-            built = _build(
-                self._client, self.options, endpoint, request, expires, STREAM_TIMEOUT_SECONDS
-            )
+            limits = _limits(self.options.timeout_seconds, read_seconds=STREAM_TIMEOUT_SECONDS)
+            built = _build(self._client, self.options, endpoint, request, expires, limits)
             answer = self._client.send(built, stream=True)
             try:
                 if answer.status_code >= 300:
@@ -168,7 +170,10 @@ class AsyncTransport:
         self.monotonic: Callable[[], float] = time.monotonic
         self.sleep = asyncio.sleep
         self._client = httpx.AsyncClient(
-            timeout=options.timeout, transport=handler, verify=_tls(), mounts=dict(_NO_PROXY)
+            timeout=_limits(options.timeout_seconds),
+            transport=handler,
+            verify=_tls(),
+            mounts=dict(_NO_PROXY),
         )
 
     async def send(self, endpoint: str, request: Request) -> Response:
@@ -177,19 +182,21 @@ class AsyncTransport:
         Raises:
             ConnectionFailed: there was none.
         """
+        end = self.monotonic() + self.options.timeout_seconds
         retrying = AsyncRetrying(
             sleep=self.sleep,
-            stop=stop_after_attempt(_retries.MAX_ATTEMPTS),
+            stop=_retries.should_stop(end, self.monotonic),
             wait=_retries.wait_seconds,
             retry=_retries.should_repeat(request),
             retry_error_callback=_last_outcome,
         )
         expires = self.options.new_expiry(request)
-        return _noted(await retrying(self._attempt, endpoint, request, expires), retrying)
+        return _noted(await retrying(self._attempt, endpoint, request, expires, end), retrying)
 
-    async def _attempt(self, endpoint: str, request: Request, expires: int) -> Response:
+    async def _attempt(self, endpoint: str, request: Request, expires: int, end: float) -> Response:
         with _mapped(request, endpoint, self.options.trace):
-            built = _build(self._client, self.options, endpoint, request, expires)
+            limits = _limits(end - self.monotonic())
+            built = _build(self._client, self.options, endpoint, request, expires, limits)
             answer = await self._client.send(built)
         return _read(answer, self.options.trace)
 
@@ -203,9 +210,8 @@ class AsyncTransport:
         """
         with _mapped(request, endpoint, self.options.trace):
             expires = self.options.new_expiry(request)
-            built = _build(
-                self._client, self.options, endpoint, request, expires, STREAM_TIMEOUT_SECONDS
-            )
+            limits = _limits(self.options.timeout_seconds, read_seconds=STREAM_TIMEOUT_SECONDS)
+            built = _build(self._client, self.options, endpoint, request, expires, limits)
             answer = await self._client.send(built, stream=True)
             try:
                 if answer.status_code >= 300:
@@ -231,7 +237,7 @@ def _build(
     endpoint: str,
     request: Request,
     expires: int,
-    read_timeout_seconds: float | None = None,
+    timeout: httpx.Timeout,
 ) -> httpx.Request:
     if client.is_closed:
         raise UsageError(f"{request.action}: this client is closed", hint="Make a new one.")
@@ -239,11 +245,18 @@ def _build(
     headers = options.headers_for(request, url, expires)
     if options.trace:
         _trace.trace_request(request.method, url, headers, request.body or b"")
-    timeout = options.timeout.as_dict()
-    if read_timeout_seconds is not None:
-        timeout["read"] = read_timeout_seconds
     return client.build_request(
-        request.method, url, content=request.body, headers=headers, timeout=httpx.Timeout(**timeout)
+        request.method, url, content=request.body, headers=headers, timeout=timeout
+    )
+
+
+def _limits(seconds: float, *, read_seconds: float | None = None) -> httpx.Timeout:
+    """Return the limit of each step of one attempt; infinity means none."""
+    limit = None if math.isinf(seconds) else max(seconds, MIN_STEP_SECONDS)
+    return httpx.Timeout(
+        limit,
+        connect=None if limit is None else min(limit, MAX_CONNECT_SECONDS),
+        read=limit if read_seconds is None else read_seconds,
     )
 
 

@@ -38,6 +38,20 @@ def should_repeat(request: Request) -> Callable[[RetryCallState], bool]:
     return decide
 
 
+def should_stop(end: float, monotonic: Callable[[], float]) -> Callable[[RetryCallState], bool]:
+    """Return the predicate that ends the attempts: there were enough, or the next begins too late.
+
+    Args:
+        end: of the whole request, on the clock.
+        monotonic: the clock, in seconds.
+    """
+
+    def decide(state: RetryCallState) -> bool:
+        return state.attempt_number >= MAX_ATTEMPTS or monotonic() + state.upcoming_sleep >= end
+
+    return decide
+
+
 def wait_seconds(state: RetryCallState) -> float:
     """Return the pause before the next attempt: what the server asks, or doubling from 0.2 s."""
     assert state.outcome is not None, "tenacity asks after an attempt"

@@ -202,3 +202,86 @@ def test_unreadable_success_is_an_error_of_ours(api: FakeApi, client: Client, bo
     api.on("GET", "/ai/model", Answer(body))
     with pytest.raises(errors.InvalidAnswer, match="listing the models"):
         client.models.list()
+
+
+def silent(clock: VirtualTime, steps: list[dict[str, float]]):
+    """Return what takes every request and answers none, in virtual time."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        steps.append(request.extensions["timeout"])
+        clock.sleep(steps[-1]["read"])
+        raise httpx.ReadTimeout("no answer", request=request)
+
+    return httpx.MockTransport(handle)
+
+
+def test_one_limit_holds_for_all_attempts(clock: VirtualTime):
+    steps: list[dict[str, float]] = []
+    endpoint = "http://127.0.0.1/v2"
+    with Client(
+        "EXOk", "s", endpoint=endpoint, timeout_seconds=3.0, transport=silent(clock, steps)
+    ) as client:
+        client._http.sleep, client._http.monotonic = clock.sleep, clock.monotonic
+        begun = clock.monotonic()
+        with pytest.raises(errors.ConnectionFailed, match="did not answer in time"):
+            client.models.list()
+    assert clock.monotonic() - begun == pytest.approx(3.0)
+    assert [step["read"] for step in steps] == [3.0]
+
+
+async def test_one_limit_holds_for_all_asynchronous_attempts(clock: VirtualTime):
+    steps: list[dict[str, float]] = []
+    async with AsyncClient(
+        "EXOk",
+        "s",
+        endpoint="http://127.0.0.1/v2",
+        timeout_seconds=3.0,
+        transport=silent(clock, steps),
+    ) as client:
+        client._http.sleep, client._http.monotonic = clock.asleep, clock.monotonic
+        begun = clock.monotonic()
+        with pytest.raises(errors.ConnectionFailed, match="did not answer in time"):
+            await client.models.list()
+    assert clock.monotonic() - begun == pytest.approx(3.0)
+
+
+def test_a_repeat_has_what_is_left_of_the_limit(clock: VirtualTime):
+    limits: list[float] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        clock.sleep(1.0)
+        return httpx.Response(503, json={})
+
+    with Client(
+        "EXOk",
+        "s",
+        endpoint="http://127.0.0.1/v2",
+        timeout_seconds=3.0,
+        transport=httpx.MockTransport(handle),
+    ) as client:
+        client._http.sleep, client._http.monotonic = clock.sleep, clock.monotonic
+        with pytest.raises(errors.ServerError):
+            client.models.list()
+    assert limits == pytest.approx([3.0, 1.8, 0.4])
+
+
+def test_without_a_limit_no_attempt_has_one(clock: VirtualTime):
+    limits: list[dict[str, float | None]] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"])
+        return httpx.Response(503, json={})
+
+    with Client(
+        "EXOk",
+        "s",
+        endpoint="http://127.0.0.1/v2",
+        timeout_seconds=float("inf"),
+        transport=httpx.MockTransport(handle),
+    ) as client:
+        client._http.sleep, client._http.monotonic = clock.sleep, clock.monotonic
+        with pytest.raises(errors.ServerError):
+            client.models.list()
+    assert len(limits) == 4
+    assert {value for each in limits for value in each.values()} == {None}

@@ -66,7 +66,7 @@ class AsyncClient:
             config_file: an `exoscale.toml` other than that in the standard places.
             account: the account of that file.
             state_dir: the state directory of a local control plane.
-            timeout_seconds: limit of each step of a request; infinity for none.
+            timeout_seconds: limit of a request with its repeats; infinity for none.
             transport: an httpx transport, for tests and proxies.
             settings: settings that are resolved already; nothing is read then.
 
