@@ -22,6 +22,8 @@ _PROGRESS = {
 _REPLACING = ("Recovering", "Updating", "Scaling")
 """Why replicas come to a deployment that has had all that were asked for."""
 
+_STARTING = ("pending", "starting")
+
 _SCALED_TO_0 = "scaled to 0"
 
 
@@ -78,12 +80,24 @@ def awaits_replicas(deployment: InferenceDeployment) -> bool:
     Those of the first start are not meant: it may take long, and who asks wants to know how far it is.
     """
     conditions = deployment.status.conditions
-    if deployment.metadata.deletion_timestamp is not None or is_true(conditions, "Failed"):
+    if deployment.metadata.deletion_timestamp is not None:
+        return False
+    if is_true(conditions, "Failed") and not _is_brought_back(deployment):
         return False
     progressing = find_condition(conditions, "Progressing")
     if progressing is None or not is_true(conditions, "Progressing"):
         return False
     return progressing.reason in _REPLACING and wanted_replicas(deployment) > 0
+
+
+def _is_brought_back(deployment: InferenceDeployment) -> bool:
+    """Whether the version before a change that failed is started again, or will be with the next step."""
+    status = deployment.status
+    failed = find_condition(status.conditions, "Failed")
+    if not status.refused_reason or failed is None:
+        return False
+    states = {replica.state for replica in status.replicas} - {"draining"}
+    return failed.reason != "ChangeFailed" or not states or not states.isdisjoint(_STARTING)
 
 
 def model_state(model: InferenceModel) -> tuple[ModelState, str]:

@@ -75,7 +75,10 @@ def replica(
 
 
 def assess(
-    obj: InferenceDeployment, *replicas: ObservedReplica, autoscaled: int | None = None
+    obj: InferenceDeployment,
+    *replicas: ObservedReplica,
+    autoscaled: int | None = None,
+    failure: str = "",
 ) -> InferenceDeployment:
     """Return the deployment with the status that these replicas give it.
 
@@ -83,8 +86,10 @@ def assess(
         obj: the deployment.
         replicas: what is there.
         autoscaled: the number that an autoscaler asks for.
+        failure: why what was asked for is not carried out.
     """
-    found = decision.assess_deployment(obj, ObservedDeployment(replicas, autoscaled=autoscaled))
+    observed = ObservedDeployment(replicas, autoscaled=autoscaled, failure=failure)
+    found = decision.assess_deployment(obj, observed)
     generation = obj.metadata.generation
     status = DeploymentStatus(
         conditions=merge(obj.status.conditions, found.conditions, generation=generation, now=NOW),

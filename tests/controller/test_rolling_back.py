@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from exo_inference.controller.local.routing_table import RoutingTable
 from exo_inference.controller.reconcile import rollback
 from exo_inference.platforms.base import ObservedDeployment
 from exo_inference.resources import DeploymentSpec, InferenceDeployment
 from exo_inference.resources.settled import spec_before
+from exo_inference.wire import Route
 from tests.controller import builders
 from tests.controller.conftest import Controller
 from tests.controller.test_reconciling import replica_names
@@ -74,6 +76,28 @@ def test_what_served_before_comes_back_and_stays_through_a_restart(
         controller.wait_for(lambda: view(controller, uid)["state"] == "ready")
         assert serving(controller) == "org/m2"
         assert key_of(controller, uid) == key
+
+
+def test_the_gateway_is_told_to_hold_requests_until_the_version_before_serves_again(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes: list[Route] = []
+    write = RoutingTable.set_route
+
+    async def note(table: RoutingTable, route: Route) -> None:
+        routes.append(route)
+        await write(table, route)
+
+    for name in ("org/m1", "org/m2"):
+        controller.create_model(name)
+    uid = controller.create_deployment()
+    controller.platform.slots, controller.platform.fails_model = 1, "org/m2"
+    monkeypatch.setattr(RoutingTable, "set_route", note)
+    assert controller.call("PUT", f"/v2/ai/deployment/{uid}", json=M2).ok
+    wait_for_roll_back(controller, uid)
+    away = [route for route in routes if not route.replicas]
+    assert "the version before it is being started" in away[-1].state_details.lower()
+    assert [route.state_details for route in away if not route.coming] == []
 
 
 def test_a_change_of_what_is_scaled_to_0_is_in_effect_only_once_it_has_served(

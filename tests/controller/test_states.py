@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from exo_inference.controller.conditions import condition
+from exo_inference.controller.reconcile import rollback
+from exo_inference.platforms.base import ObservedDeployment
 from exo_inference.resources import InferenceDeployment
 from exo_inference.resources.states import awaits_replicas, deployment_state, model_state
 from tests.controller.builders import assess, deployment, model, ready_model, replica
@@ -228,4 +230,40 @@ def test_model_states(conditions: list, state: str, words: str) -> None:
     ],
 )
 def test_requests_wait_for_a_replacement_only(obj, awaits):
+    assert awaits_replicas(obj) is awaits
+
+
+def rolled_back(*phases: str, refusal: str = "no wings", replicas: int = 1) -> InferenceDeployment:
+    """Return a deployment of which the version before its change has replicas in these phases."""
+    observed = ObservedDeployment(tuple(replica(p, p) for p in phases))
+    observed = rollback.as_rolled_back(observed, "no wings")
+    asked = edited(scaled(SETTLED, replicas))
+    found = assess(asked, *observed.replicas, failure=observed.failure)
+    status = found.status.model_copy(update={"refused_reason": refusal})
+    return found.model_copy(update={"status": status})
+
+
+def just_refused() -> InferenceDeployment:
+    """Return a deployment whose change failed in this very look."""
+    found = assess(edited(SETTLED), replica("b", "failed"))
+    status = found.status.model_copy(update={"refused_reason": "no wings"})
+    return found.model_copy(update={"status": status})
+
+
+@pytest.mark.parametrize(
+    ("obj", "awaits"),
+    [
+        pytest.param(just_refused(), True, id="it comes with the next step"),
+        pytest.param(rolled_back(), True, id="it is about to come"),
+        pytest.param(rolled_back("draining"), True, id="the new one goes"),
+        pytest.param(rolled_back("pending"), True, id="it waits for room"),
+        pytest.param(rolled_back("failed", "starting"), True, id="it starts"),
+        pytest.param(rolled_back("failed"), False, id="it cannot work either"),
+        pytest.param(rolled_back("backoff"), False, id="it crashes"),
+        pytest.param(rolled_back(replicas=0), False, id="scaled to nothing"),
+        pytest.param(rolled_back("starting", refusal=""), False, id="nothing is rolled back"),
+    ],
+)
+def test_requests_wait_for_the_version_before_a_change_that_failed(obj, awaits):
+    assert deployment_state(obj)[0] == "error"
     assert awaits_replicas(obj) is awaits
