@@ -14,6 +14,7 @@ import requests
 from exoscale_auth import ExoscaleV2Auth
 
 from exo_inference.controller.http import refusals, replays
+from exo_inference.controller.http.middleware import _has_no_effect
 from exo_inference.controller.http.refusals import RefusalLog
 from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory
 from tests.controller.conftest import Controller
@@ -99,6 +100,22 @@ def test_an_argument_that_does_nothing_here_is_refused(idle_controller: Controll
     for path in ("model/x", "deployment/x", "api-key/x"):
         answer = idle_controller.call("DELETE", f"/v2/ai/{path}?force=force")
         assert (answer.status_code, "known: dry-run" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (b"dry-run=dry-run", True),
+        (b"%64ry-run=dr%79-run", True),
+        (b"dry-run=true", True),
+        (b"", False),
+        (b"force=dry-run", False),
+        (b"x-dry-run=x", False),
+    ],
+)
+def test_a_dry_run_is_known_by_the_name_of_its_argument(query: bytes, expected: bool) -> None:
+    scope = {"method": "POST", "path": "/v2/ai/model", "query_string": query}
+    assert _has_no_effect(scope) is expected
 
 
 # -- the same signature again

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -207,7 +208,7 @@ def _has_no_effect(scope: Scope) -> bool:
     return (
         scope["method"] in READS
         or scope["path"] in _HARMLESS_WRITES
-        or b"dry-run" in scope["query_string"]
+        or "dry-run" in QueryParams(scope["query_string"])
     )
 
 
