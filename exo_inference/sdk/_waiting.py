@@ -178,9 +178,10 @@ def not_ready_in_time(obj: Model | Deployment, timeout: float, wanted: str) -> N
 
 def deleted_meanwhile(obj: Model | Deployment, wanted: str) -> NotFound:
     """Return the error of a wait whose object somebody else deleted."""
+    is_said = (obj.state_details or "").startswith("deleting")
+    last = "it was being deleted" if is_said else f"it was {obj.state} and never {wanted}"
     return NotFound(
-        f'{_kind(obj)} "{obj.name}" was deleted while it was waited for; it was {obj.state} '
-        f"and never {wanted}",
+        f'{_kind(obj)} "{obj.name}" was deleted while it was waited for; {last}',
         status_code=404,
         hint=f"Run `exo dedicated-inference {_kind(obj)} list` to see what there is.",
     )

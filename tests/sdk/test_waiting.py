@@ -182,6 +182,21 @@ def test_unknown_state_is_waited_through(api: FakeApi, client: Client):
     assert client.deployments.wait_until_ready("d-1", timeout=60).state == "ready"
 
 
+@pytest.mark.parametrize(
+    ("state", "details", "said"),
+    [
+        ("updating", "deleting: 1 replica ends", "it was being deleted$"),
+        ("updating", "1 of 2 replicas replaced", "it was updating and never ready$"),
+    ],
+)
+def test_waiting_for_what_is_deleted_says_so(
+    api: FakeApi, client: Client, state: str, details: str, said: str
+):
+    api.on("GET", "/ai/deployment/d-1", deployment(state, details), Answer({}, status=404))
+    with pytest.raises(errors.NotFound, match=f"was deleted while it was waited for; {said}"):
+        client.deployments.wait_until_ready("d-1", timeout=60)
+
+
 def test_waiting_for_deletion_ends_when_it_is_not_found(api: FakeApi, client: Client):
     gone = Answer({}, status=404)
     api.on("GET", "/ai/deployment/d-1", Answer(deployment("ready")), gone)
