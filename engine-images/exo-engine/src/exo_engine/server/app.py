@@ -13,6 +13,7 @@ from aiohttp import web
 from exo_engine import __version__
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import ApiError, bad_request, from_engine
+from exo_engine.server.metrics import CONTENT_TYPE
 from exo_engine.server.routes import anthropic_messages, chat, completions, responses, tokenization
 from exo_engine.server.routes.requests import json_response
 from exo_engine.server.service import Service
@@ -187,8 +188,7 @@ async def _measurements(request: web.Request, service: Service) -> web.Response:
 
 
 async def _metrics(request: web.Request, service: Service) -> web.Response:
-    page, content_type = service.metrics.render()
-    return web.Response(body=page, headers={"Content-Type": content_type})
+    return web.Response(body=service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
 async def _models(request: web.Request, service: Service) -> web.Response:

@@ -35,6 +35,7 @@ else:
         generate_latest,
     )
 
+CONTENT_TYPE = CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -192,13 +193,13 @@ class Metrics:
         if max_tokens is not None:
             self._max_tokens.observe(max_tokens)
 
-    def render(self) -> tuple[bytes, str]:
-        """Return the page in Prometheus' text format, and its content type.
+    def render(self) -> bytes:
+        """Return the page in Prometheus' text format.
 
         Raises:
             ApiError: prometheus-client is not installed.
         """
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        return generate_latest(self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         metric = Gauge(f"vllm:{name}", text, _LABELS, registry=self.registry)
