@@ -196,17 +196,19 @@ class ControlPlane:
     def make_node(self) -> None:
         """Make a node, which nobody runs, so that there is a CPU to ask for."""
         client = self.api.client
-        client.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
+        client.request("POST", "/api/v1/nodes", {"metadata": {"name": "node-of-this-test"}})
         status = {
             "allocatable": {"cpu": "8", "memory": "64Gi"},
             "capacity": {"cpu": "8", "memory": "64Gi"},
             "conditions": [{"type": "Ready", "status": "True"}],
         }
-        client.request("PATCH", "/api/v1/nodes/node-1/status", {"status": status}, MERGE)
+        client.request("PATCH", "/api/v1/nodes/node-of-this-test/status", {"status": status}, MERGE)
 
     def set_node_memory(self, memory: str) -> None:
         status = {"allocatable": {"memory": memory}, "capacity": {"memory": memory}}
-        self.api.client.request("PATCH", "/api/v1/nodes/node-1/status", {"status": status}, MERGE)
+        self.api.client.request(
+            "PATCH", "/api/v1/nodes/node-of-this-test/status", {"status": status}, MERGE
+        )
 
     def create_ready_model(self, process: Process | None = None) -> str:
         """Create the built-in model and end its download well."""
