@@ -14,6 +14,7 @@ from exo_engine.server.known_fields import (
     MESSAGES_TOOL,
     check_fields,
 )
+from exo_engine.server.routes.tools import translate_tools
 
 _SAME = ("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")
 _NAMES = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
@@ -41,7 +42,7 @@ def as_chat(fields: Fields, *, is_count: bool = False) -> Fields:
     if messages[-1]["role"] == "assistant":  # the answer goes on with what is there
         values["continue_final_message"] = True
         values["add_generation_prompt"] = False
-    values["tools"] = _read_tools(fields)
+    values["tools"] = translate_tools(fields, _read_tool)
     values |= _read_choice(fields)
     values |= _read_thinking(fields, values)
     values |= _read_output(fields)
@@ -146,15 +147,6 @@ def _required(fields: Fields, name: str) -> str:
     if value is None:
         raise fields.wrong(name, "a string")
     return value
-
-
-def _read_tools(fields: Fields) -> list[dict[str, Any]] | None:
-    tools = fields.values.get("tools")
-    if tools is None:
-        return None
-    if not isinstance(tools, list):
-        raise fields.wrong("tools", "a list")
-    return [_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def _read_tool(tool: Any, name: str) -> dict[str, Any]:

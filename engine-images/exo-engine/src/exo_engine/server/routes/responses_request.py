@@ -17,6 +17,7 @@ from exo_engine.server.known_fields import (
     RESPONSES_TEXT,
     check_fields,
 )
+from exo_engine.server.routes.tools import translate_tools
 
 _SAME = (
     "temperature",
@@ -64,7 +65,7 @@ def as_chat(fields: Fields) -> Fields:
     values["messages"] = _read_messages(fields)
     values["reasoning_effort"] = _read_effort(fields)
     values["response_format"] = _read_format(fields)
-    values["tools"] = _read_tools(fields)
+    values["tools"] = translate_tools(fields, _read_tool)
     values["tool_choice"] = _read_choice(fields)
     return Fields({name: value for name, value in values.items() if value is not None})
 
@@ -220,15 +221,6 @@ def _read_format(fields: Fields) -> dict[str, Any] | None:
         return given or None
     inner = {name: each for name, each in given.items() if name != "type"}
     return {"type": "json_schema", "json_schema": inner}
-
-
-def _read_tools(fields: Fields) -> list[dict[str, Any]] | None:
-    tools = fields.values.get("tools")
-    if tools is None:
-        return None
-    if not isinstance(tools, list):
-        raise fields.wrong("tools", "a list")
-    return [_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def _read_tool(tool: Any, name: str) -> dict[str, Any]:

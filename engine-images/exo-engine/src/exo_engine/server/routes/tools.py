@@ -5,7 +5,7 @@ Shared by all routes with conversations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,6 +59,22 @@ class ToolUse:
         if self.choice == "named":
             return NamedCall(self.tools[0]["function"]["name"])
         return RequiredCalls() if self.choice == "required" else None
+
+
+def translate_tools(
+    fields: Fields, read: Callable[[Any, str], dict[str, Any]]
+) -> list[dict[str, Any]] | None:
+    """Return the tools of another API's request, each as `read` makes of it and its name in the request.
+
+    Raises:
+        ApiError: they are no list, or `read` refuses one.
+    """
+    tools = fields.values.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise fields.wrong("tools", "a list")
+    return [read(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def read_tools(fields: Fields) -> ToolUse:
