@@ -204,6 +204,10 @@ class ControlPlane:
         }
         client.request("PATCH", "/api/v1/nodes/node-of-this-test/status", {"status": status}, MERGE)
 
+    def remove_node(self) -> None:
+        """Remove it, where the API server goes on to serve other tests."""
+        self.api.client.request("DELETE", "/api/v1/nodes/node-of-this-test")
+
     def set_node_memory(self, memory: str) -> None:
         status = {"allocatable": {"memory": memory}, "capacity": {"memory": memory}}
         self.api.client.request(

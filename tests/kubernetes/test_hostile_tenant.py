@@ -67,6 +67,7 @@ def plane(
     for process in plane.processes:
         process.popen.kill()
         process.popen.wait(10)
+    plane.remove_node()
 
 
 def is_installed(plane: ControlPlane) -> bool:
