@@ -3,7 +3,7 @@
 Called by `exo_engine.server.main` once per process. Builds the parser from the table in
 `exo_engine.flags`, turns every mistake into one `ConfigurationError` with a next step, and maps the
 values to what the two processes need: `ServerOptions` for the HTTP side and `EngineConfig` for the
-core. Reads one environment variable (EXO_ENGINE_API_KEY) and the file of --simulation. Imports no torch, so it answers at once.
+core. Reads two environment variables (EXO_ENGINE_API_KEY, VLLM_SERVER_DEV_MODE) and the file of --simulation. Imports no torch, so it answers at once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from exo_engine.simulation.file import Simulation, read_simulation
 from exo_engine.vllm_flags import REFUSED
 
 API_KEY_VARIABLE = "EXO_ENGINE_API_KEY"
+DEV_MODE_VARIABLE = "VLLM_SERVER_DEV_MODE"
 _SEE_PARAMETERS = "Run `exo-engine serve --help` for the flags of this engine."
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
     "K": 2**10,
@@ -66,6 +67,10 @@ class ServerOptions:
     is_usage_forced: bool = False
     has_prompt_tokens_details: bool = True
     are_tokens_named_by_id: bool = False
+    has_tokenizer_info: bool = False
+    """Whether /tokenizer_info is there."""
+    is_dev_mode_on: bool = False
+    """Whether /server_info and /reset_prefix_cache are there."""
     is_request_log_on: bool = True
     is_stats_log_on: bool = True
     log_level: str = "info"
@@ -99,7 +104,7 @@ def parse(
 
     Args:
         argv: the words, without the program's name.
-        environment: where the API key may stand.
+        environment: where the API key may stand, and vLLM's development mode.
 
     Raises:
         ConfigurationError: a word is unknown, or a value is wrong; says which and what to do.
@@ -191,9 +196,21 @@ def _parse_serve(words: list[str], environment: Mapping[str, str]) -> ServeComma
     model = _model_dir(namespace.model_tag, values["model"])
     if not values["api_key"] and environment.get(API_KEY_VARIABLE):
         values["api_key"] = [environment[API_KEY_VARIABLE]]
+    values["is_dev_mode_on"] = _is_dev_mode_on(environment)
     if values["simulation"] is not None:
         values["simulation"] = read_simulation(Path(values["simulation"]))
     return ServeCommand(server=_server_options(model, values), engine=_engine_config(model, values))
+
+
+def _is_dev_mode_on(environment: Mapping[str, str]) -> bool:
+    """Read vLLM's variable, which is a whole number there."""
+    value = environment.get(DEV_MODE_VARIABLE) or "0"
+    if re.fullmatch("[0-9]{1,9}", value) is None:
+        raise ConfigurationError(
+            f"{DEV_MODE_VARIABLE} must be 0 or 1, got {value[:100]!r}",
+            hint=f"Set {DEV_MODE_VARIABLE}=1 for /server_info and /reset_prefix_cache, or leave it out.",
+        )
+    return int(value) != 0
 
 
 def _with_dashes(words: Sequence[str]) -> list[str]:
@@ -341,6 +358,8 @@ def _server_options(model: str, values: Mapping[str, Any]) -> ServerOptions:
         is_usage_forced=values["enable_force_include_usage"],
         has_prompt_tokens_details=values["enable_prompt_tokens_details"],
         are_tokens_named_by_id=values["return_tokens_as_token_ids"],
+        has_tokenizer_info=values["enable_tokenizer_info_endpoint"],
+        is_dev_mode_on=values["is_dev_mode_on"],
         is_request_log_on=is_request_log_on,
         is_stats_log_on=not values["disable_log_stats"],
         log_level="debug"

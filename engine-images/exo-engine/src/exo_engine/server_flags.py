@@ -121,6 +121,23 @@ SERVER_FLAGS: Final[tuple[Flag, ...]] = (
         description="Name tokens in log probabilities as `token_id:<id>`.",
     ),
     Flag(
+        name="enable-tokenizer-info-endpoint",
+        kind="boolean",
+        section="Frontend",
+        default=False,
+        description="Answer GET /tokenizer_info with the tokenizer's configuration and the chat "
+        "template.",
+    ),
+    Flag(
+        name="enable-server-load-tracking",
+        kind="boolean",
+        section="Frontend",
+        default=True,
+        description="Count requests for GET /load. Always on here.",
+        only_values=(True,),
+        only_reason="requests are counted anyway",
+    ),
+    Flag(
         name="enable-log-requests",
         kind="boolean",
         section="Frontend",

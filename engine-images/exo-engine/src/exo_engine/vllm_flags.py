@@ -110,7 +110,6 @@ _WORDS: Final[dict[str, str]] = {
     "the HTTP side has no such setting": """
         allow-credentials allowed-headers allowed-methods allowed-origins api-server-count config
         disable-fastapi-docs enable-log-outputs enable-request-id-headers
-        enable-server-load-tracking enable-tokenizer-info-endpoint
         exclude-tools-when-tool-choice-none grpc h11-max-header-count h11-max-incomplete-event-size
         headless log-error-stack max-log-len middleware root-path tokens-only tool-server
         trust-request-chat-template

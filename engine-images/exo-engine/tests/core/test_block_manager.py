@@ -47,6 +47,22 @@ def test_blocks_are_taken_as_tokens_arrive_and_given_back_at_the_end(blocks):
     assert not blocks.holds("a")
 
 
+def test_forgotten_prefixes_are_not_found_and_who_holds_them_goes_on(blocks):
+    tokens = list(range(9))
+    compute(blocks, "ended", tokens)
+    blocks.close("ended")
+    compute(blocks, "running", tokens)
+    blocks.forget_prefixes()
+    assert blocks.num_cached_blocks == 0
+    assert blocks.find_prefix(tokens) == []
+    blocks.prepare_write("running", 9, 13)
+    blocks.commit("running", [*tokens, 9, 10, 11, 12], 13)
+    assert blocks.find_prefix(tokens) == [], "its beginning was forgotten"
+    blocks.close("running")
+    compute(blocks, "again", tokens)
+    assert len(blocks.find_prefix(tokens)) == 2
+
+
 def test_a_finished_prefix_is_found_and_shared(blocks):
     tokens = list(range(10))
     compute(blocks, "a", tokens)

@@ -125,14 +125,11 @@ def test_neutral_values_are_those_of_refused_fields() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("return_token_ids", True),
         ("kv_transfer_params", {"do_remote_decode": True}),
-        ("prompt_logprobs", 0),
-        ("prompt_logprobs", 1),
+        ("return_token_offsets", True),
         ("web_search_options", {}),
         ("verbosity", "low"),
-        ("truncate_prompt_tokens", -1),
-        ("truncate_prompt_tokens", 0),
+        ("thinking_token_budget", 0),
         ("use_beam_search", True),
     ],
 )

@@ -278,6 +278,10 @@ class BlockManager:
         for block in _held(self._holdings[sequence_id]):
             self._pool.forget(block)
 
+    def forget_prefixes(self) -> None:
+        """Let nobody find what is in any block so far; sequences keep those that they hold."""
+        self._pool.forget_all()
+
     def close(self, sequence_id: str) -> None:
         """Give back all blocks of a sequence; full ones stay findable until they are taken.
 

@@ -83,6 +83,11 @@ class BlockPool:
         if key is not None:
             del self._block_of_key[key]
 
+    def forget_all(self) -> None:
+        """Let no block be found any more."""
+        self._key_of_block.clear()
+        self._block_of_key.clear()
+
     def check_integrity(self, tables: Seq[Seq[int]]) -> None:
         """Raise InternalError when counts, free list and map disagree with what is held."""
         counts = [0] * len(self._ref_counts)

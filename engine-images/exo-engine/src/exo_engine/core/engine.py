@@ -97,6 +97,10 @@ class EngineCore:
         self._preparation.drop(request_ids)
         self._pipeline.abort(request_ids)
 
+    def reset_prefix_cache(self) -> None:
+        """Let no later request begin with what earlier ones have computed."""
+        self._scheduler.blocks.forget_prefixes()
+
     def has_unfinished_requests(self) -> bool:
         """Whether another `step` has anything to do."""
         return self._pipeline.has_unfinished() or len(self._preparation) > 0

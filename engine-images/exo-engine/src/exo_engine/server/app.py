@@ -14,7 +14,14 @@ from exo_engine import __version__
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import ApiError, bad_request, from_engine
 from exo_engine.server.metrics import CONTENT_TYPE
-from exo_engine.server.routes import anthropic_messages, chat, completions, responses, tokenization
+from exo_engine.server.routes import (
+    anthropic_messages,
+    chat,
+    completions,
+    management,
+    responses,
+    tokenization,
+)
 from exo_engine.server.routes.requests import json_response
 from exo_engine.server.service import Service
 
@@ -32,23 +39,7 @@ def build_app(service: Service) -> web.Application:
         client_max_size=service.options.max_request_body_bytes,
         middlewares=[_with_errors_and_log(service)],
     )
-    for method, path, route, is_computing in (
-        ("GET", "/health", _health, False),
-        ("GET", "/ping", _health, False),
-        ("POST", "/ping", _health, False),
-        ("GET", "/version", _version, False),
-        ("GET", "/measurements", _measurements, False),
-        ("GET", "/metrics", _metrics, False),
-        ("GET", "/v1/models", _models, False),
-        ("GET", "/v1/models/{model:.+}", _model, False),
-        ("POST", "/v1/completions", completions.create_completion, True),
-        ("POST", "/v1/chat/completions", chat.create_chat_completion, True),
-        ("POST", "/v1/responses", responses.create_response, True),
-        ("POST", "/v1/messages", anthropic_messages.create_message, True),
-        ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, True),
-        ("POST", "/tokenize", tokenization.tokenize, True),
-        ("POST", "/detokenize", tokenization.detokenize, True),
-    ):
+    for method, path, route, is_computing in _routes(service):
         handler = _handler(service, route, is_computing=is_computing)
         app.router.add_route(method, path, handler)
         if method == "GET":
@@ -64,7 +55,7 @@ async def _name_server(request: web.Request, response: web.StreamResponse) -> No
 
 def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
-        if request.path.startswith(("/v1/", "/tokenize", "/detokenize")):
+        if request.path.startswith(_FOR_KEY_HOLDERS):
             service.check_key(_credentials(request))
         if not is_computing:
             return await route(request, service)
@@ -221,3 +212,45 @@ def _model_card(service: Service, name: str) -> dict[str, object]:
         "max_model_len": service.max_model_len,
         "permission": [],
     }
+
+
+_Row = tuple[str, str, Route, bool]
+_ROUTES: Final[tuple[_Row, ...]] = (
+    ("GET", "/health", _health, False),
+    ("GET", "/ping", _health, False),
+    ("POST", "/ping", _health, False),
+    ("GET", "/version", _version, False),
+    ("GET", "/measurements", _measurements, False),
+    ("GET", "/metrics", _metrics, False),
+    ("GET", "/load", management.load, False),
+    ("GET", "/openapi.json", management.openapi, False),
+    ("GET", "/v1/models", _models, False),
+    ("GET", "/v1/models/{model:.+}", _model, False),
+    ("POST", "/v1/completions", completions.create_completion, True),
+    ("POST", "/v1/chat/completions", chat.create_chat_completion, True),
+    ("POST", "/v1/responses", responses.create_response, True),
+    ("POST", "/v1/messages", anthropic_messages.create_message, True),
+    ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, True),
+    ("POST", "/tokenize", tokenization.tokenize, True),
+    ("POST", "/detokenize", tokenization.detokenize, True),
+)
+"""Method, path, what answers, and whether it computes: then it waits for the model and counts as load."""
+_TOKENIZER_INFO: Final[_Row] = ("GET", "/tokenizer_info", management.tokenizer_info, False)
+_DEVELOPMENT: Final[tuple[_Row, ...]] = (
+    ("GET", "/server_info", management.server_info, False),
+    ("POST", "/reset_prefix_cache", management.reset_prefix_cache, False),
+)
+_FOR_KEY_HOLDERS: Final = (
+    "/v1/",
+    "/tokenize",  # and /tokenizer_info
+    "/detokenize",
+    "/server_info",
+    "/reset_prefix_cache",
+)
+
+
+def _routes(service: Service) -> tuple[_Row, ...]:
+    """Return what this server answers, by its flags."""
+    options = service.options
+    named = (_TOKENIZER_INFO,) if options.has_tokenizer_info else ()
+    return (*_ROUTES, *named, *(_DEVELOPMENT if options.is_dev_mode_on else ()))

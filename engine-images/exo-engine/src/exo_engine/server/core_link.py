@@ -96,6 +96,8 @@ class CoreLink:
             on_step: called after each step with the core's counters and the number of outputs.
         """
         self.progress = "starting the engine core"
+        self.config: EngineConfig | None = None
+        """What the core was told to load, once it was."""
         self.info: CoreInfo | None = None
         """Set once the model is loaded."""
         self.stats = EngineStats()
@@ -130,6 +132,7 @@ class CoreLink:
 
     async def attach(self, connection: socket.socket, config: EngineConfig) -> None:
         """Talk to a core at the other end of `connection`."""
+        self.config = config
         connection.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=connection)
         self._writer.write(encode("config", pack_config(config)))
@@ -149,6 +152,11 @@ class CoreLink:
         if not self.is_vocabulary_told and self._writer is not None:
             self.is_vocabulary_told = True
             self._writer.write(encode("vocabulary", vocabulary.pack()))
+
+    def reset_prefix_cache(self) -> None:
+        """Have the core forget what later prompts could begin with."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode("reset_prefix_cache", None))
 
     def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
         """Give sequences to the core; their outputs come on one stream."""

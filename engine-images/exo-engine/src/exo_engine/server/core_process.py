@@ -54,6 +54,9 @@ class Core(Protocol):
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Forget requests; unknown ids are ignored."""
 
+    def reset_prefix_cache(self) -> None:
+        """Forget what later prompts could begin with."""
+
     def has_unfinished_requests(self) -> bool:
         """Say whether a step would do anything."""
 
@@ -132,6 +135,9 @@ def _apply(core: Core, messages: Iterable[Message]) -> list[list[Any]]:
     for kind, payload in messages:
         if kind == "abort":
             core.abort_requests(payload)
+            continue
+        if kind == "reset_prefix_cache":
+            core.reset_prefix_cache()
             continue
         if kind == "vocabulary":
             core.use_vocabulary(Vocabulary.unpack(payload))

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from exo_engine.server.api_errors import ApiError, bad_request
 from exo_engine.server.pools.tokenizer_pool import TextRefused, TokenizerPool
+from exo_engine.server.truncation import Truncation
 from exo_engine.tokenizer import Tokenizer
 
 _SMALL_CHARACTERS = 20_000
@@ -49,23 +50,37 @@ class Encoder:
         self._turn = turn
 
     async def encode(
-        self, texts: Sequence[str], *, add_special_tokens: bool, param: str
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        param: str,
+        truncation: Truncation | None = None,
     ) -> list[list[int]]:
-        """Return the token ids of each text.
+        """Return the token ids of each text, cut where that was asked for.
 
         Raises:
             ApiError: 400 if one of them is no text, too long for the model, or too much for its
                 tokenizer.
         """
         for text in texts:
-            self._check(text, param)
+            self._check(text, param, truncation)
+        tokens = await self._encode(texts, add_special_tokens, param, truncation is not None)
+        if truncation is None:
+            return tokens
+        around = self._tokenizer.encode("", add_special_tokens=add_special_tokens)
+        return [truncation.cut(each, around) for each in tokens]
+
+    async def _encode(
+        self, texts: Sequence[str], add_special_tokens: bool, param: str, is_cut: bool
+    ) -> list[list[int]]:
         try:
             if sum(len(text) for text in texts) < _SMALL_CHARACTERS:
                 return await self._encode_small(texts, add_special_tokens)
             async with self._turn:
                 tokens: list[list[int]] = []
                 for group in _groups(texts):
-                    for text in group:
+                    for text in () if is_cut else group:
                         await self._check_parts(text, param)
                     tokens += await self._encode_large(group, add_special_tokens)
             return tokens
@@ -84,8 +99,14 @@ class Encoder:
             self._tokenizer.encode_all, texts, add_special_tokens=is_special_added
         )
 
-    def _check(self, text: str, param: str) -> None:
+    def _check(self, text: str, param: str, truncation: Truncation | None) -> None:
         """Refuse what is no text, and what is too long in any case."""
+        if truncation is not None and len(text) > _SLICE_CHARACTERS:
+            raise bad_request(
+                f"a text to be truncated may have {_SLICE_CHARACTERS} characters, this one has "
+                f"{len(text)}",
+                param,
+            )
         try:
             num_bytes = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError as exc:
@@ -95,7 +116,7 @@ class Encoder:
                 param,
             ) from exc
         most = self._tokenizer.most_bytes_per_token
-        if most is not None and num_bytes > most * self._max_model_len:
+        if truncation is None and most is not None and num_bytes > most * self._max_model_len:
             raise self._too_long(
                 f"the text has {num_bytes} bytes, which are at least "
                 f"{int(num_bytes // most) + 1} tokens",

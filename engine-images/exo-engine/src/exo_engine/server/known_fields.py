@@ -53,6 +53,11 @@ _SAMPLING = frozenset(
         "stream_options",
         "echo",
         "add_special_tokens",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
     ]
 )
 _CONVERSATION = frozenset(
@@ -96,12 +101,12 @@ HARMLESS = frozenset(
 
 UNSUPPORTED: Mapping[str, str] = {
     "use_beam_search": "beam search",
-    "prompt_logprobs": "prompt_logprobs (use echo with logprobs on /v1/completions)",
+    "prompt_logprobs": "prompt_logprobs (use /v1/chat/completions)",
     "prompt_embeds": "a prompt of embeddings",
     "logits_processors": "a custom logits processor",
     "truncate_prompt_tokens": "truncating prompts",
     "truncation_side": "truncating prompts",
-    "return_token_ids": "return_token_ids (use /tokenize)",
+    "return_token_ids": "return_token_ids (use /v1/chat/completions)",
     "return_tokens_as_token_ids": "return_tokens_as_token_ids (start the engine with that flag)",
     "kv_transfer_params": "moving the KV cache to or from another engine",
     "vllm_xargs": "vllm_xargs",
@@ -170,12 +175,14 @@ CHAT = KnownFields(
     },
     refused_here=_REFUSED_IN_CONVERSATIONS | {"audio", "modalities", "best_of", "echo"},
 )
-COMPLETIONS = KnownFields(
-    _SAMPLING | {"prompt", "suffix"}, refused_here=frozenset({"suffix", "best_of"})
-)
+COMPLETIONS = KnownFields(_SAMPLING | {"prompt", "suffix"}, refused_here=frozenset({"best_of"}))
 TOKENIZE = KnownFields(
     _CONVERSATION | {"model", "prompt", "add_special_tokens", "return_token_strs"},
     refused_here=_REFUSED_IN_CONVERSATIONS,
+)
+TOKENIZE_TEXT = KnownFields(
+    TOKENIZE.honoured - _CONVERSATION,
+    refused={**UNSUPPORTED, **dict.fromkeys(_CONVERSATION, "a field of conversations with prompt")},
 )
 DETOKENIZE = KnownFields(frozenset({"model", "tokens"}))
 _RESPONSES_REFUSED = {

@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from exo_engine.server.pools.template_pool import TemplatePool
 from exo_engine.server.pools.tokenizer_pool import TokenizerPool
 from exo_engine.server.readers import Readers
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
+from exo_engine.server.truncation import Truncation
 from exo_engine.structured_output.compiler import import_llguidance
 from exo_engine.structured_output.vocabulary import vocabulary_of
 from exo_engine.tokenizer import Tokenizer
@@ -57,6 +58,8 @@ class TextTools:
     format: AnswerFormat
     why_no_chat: str
     """What a conversation is told when there is no template to render it."""
+    templates: Mapping[str, str]
+    """The text of the chat templates, by name."""
 
 
 def load_text_tools(options: ServerOptions) -> TextTools:
@@ -79,7 +82,7 @@ def load_text_tools(options: ServerOptions) -> TextTools:
         sources, tools=options.tool_call_parser, reasoning=options.reasoning_parser
     )
     why_no_chat = _NO_JINJA if sources else _NO_TEMPLATE
-    return TextTools(tokenizer, template, load_defaults(options), form, why_no_chat)
+    return TextTools(tokenizer, template, load_defaults(options), form, why_no_chat, sources)
 
 
 class Service:
@@ -241,6 +244,11 @@ class Service:
         """Return an id that no other request of this server has, nor one before a restart."""
         return f"{self._prefix}{next(self._numbers):08x}"
 
+    @property
+    def num_active(self) -> int:
+        """Requests that are being answered."""
+        return self._num_active
+
     def enter(self) -> None:
         """Count a request in, so that a shutdown waits for it."""
         self._num_active += 1
@@ -257,7 +265,12 @@ class Service:
         await self._is_idle.wait()
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        param: str = "prompt",
+        truncation: Truncation | None = None,
     ) -> list[int]:
         """Tokenize a text.
 
@@ -265,12 +278,17 @@ class Service:
             ApiError: 400 if it is no text, too long for the model, or too much for its tokenizer.
         """
         (tokens,) = await self.encode_all(
-            [text], add_special_tokens=add_special_tokens, param=param
+            [text], add_special_tokens=add_special_tokens, param=param, truncation=truncation
         )
         return tokens
 
     async def encode_all(
-        self, texts: Sequence[str], *, add_special_tokens: bool, param: str = "prompt"
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool,
+        param: str = "prompt",
+        truncation: Truncation | None = None,
     ) -> list[list[int]]:
         """Tokenize texts, off the event loop if there is much of them.
 
@@ -278,6 +296,7 @@ class Service:
             texts: what to tokenize.
             add_special_tokens: with BOS or the like, if the model wants it.
             param: the field that the texts came from, for messages.
+            truncation: how long texts are cut.
 
         Raises:
             ApiError: 400 if one of them is no text, too long for the model, or too much for its
@@ -286,7 +305,9 @@ class Service:
         encoder = Encoder(
             self.text.tokenizer, self.max_model_len, self._encoding, self._tokenizer_pool
         )
-        return await encoder.encode(texts, add_special_tokens=add_special_tokens, param=param)
+        return await encoder.encode(
+            texts, add_special_tokens=add_special_tokens, param=param, truncation=truncation
+        )
 
     async def constrain(self, sampling: Sampling, constraint: Constraint | None) -> Sampling:
         """Have an answer keep to a constraint.

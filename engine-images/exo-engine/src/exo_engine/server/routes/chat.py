@@ -56,7 +56,9 @@ class _Writer:
         self._options = options
         self._answer = answer
         self._form = service.text.format
-        self._format = LogprobFormat(service.text.tokenizer, service.options)
+        self._format = LogprobFormat(
+            service.text.tokenizer, is_by_id=answer.reports.are_named_by_id
+        )
         self._num_calls = [0] * answer.num_choices
 
     def usage(self) -> dict[str, Any]:
@@ -71,12 +73,24 @@ class _Writer:
                 known = total[delta.index]
                 known.pieces += delta.pieces
                 known.logprobs += delta.logprobs
+                known.token_ids += delta.token_ids
                 known.finish_reason, known.stop_reason = delta.finish_reason, delta.stop_reason
         choices = [
             {"index": each.index, "message": self._message(each.pieces), **self._ending(each)}
             for each in total
         ]
-        return {**self._body("chat.completion", choices), "usage": self.usage()}
+        reported = {**self._prompt_tokens(), **self._prompt_logprobs()}
+        return {**self._body("chat.completion", choices), "usage": self.usage(), **reported}
+
+    def _prompt_tokens(self) -> dict[str, Any]:
+        has_them = self._answer.reports.has_token_ids
+        return {"prompt_token_ids": self._answer.prompt_token_ids} if has_them else {}
+
+    def _prompt_logprobs(self) -> dict[str, Any]:
+        num_top = self._answer.reports.num_prompt_logprobs
+        if num_top is None:
+            return {}
+        return {"prompt_logprobs": self._format.prompt(self._answer.prompt_logprobs, num_top)}
 
     def _message(self, pieces: list[Piece]) -> dict[str, Any]:
         parts = join(pieces)
@@ -114,7 +128,7 @@ class _Writer:
     def _opening(self, index: int) -> dict[str, Any]:
         delta = {"role": self._service.options.response_role, "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._body("chat.completion.chunk", [choice])
+        return {**self._body("chat.completion.chunk", [choice]), **self._prompt_tokens()}
 
     def _chunks(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         """Return a chunk for each piece; the last of them says how the answer ended."""
@@ -151,10 +165,12 @@ class _Writer:
 
     def _ending(self, delta: AnswerDelta) -> dict[str, Any]:
         num_top = self._answer.num_top_logprobs
+        has_token_ids = self._answer.reports.has_token_ids
         return {
             "logprobs": None if num_top is None else self._format.chat(delta.logprobs, num_top),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
+            **({"token_ids": delta.token_ids} if has_token_ids else {}),
         }
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ those, and write the same pieces in their own form.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from exo_engine.core.request import TokenLogprobs
@@ -24,9 +24,11 @@ from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Delta, Generation, Usage
 from exo_engine.server.known_fields import CHAT, check_fields
 from exo_engine.server.routes.conversation import Conversation, read_conversation
+from exo_engine.server.routes.formats import TokenReports, read_token_reports
 from exo_engine.server.sampling import Sampling, read_sampling
 from exo_engine.server.service import Service
 from exo_engine.server.token_limits import with_bad_words
+from exo_engine.server.truncation import read_truncation
 from exo_engine.structured_output.reasoning import behind_reasoning
 
 
@@ -37,13 +39,15 @@ class AnswerDelta:
     index: int
     pieces: list[Piece] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    """Only where the request asks for them."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
     @property
     def is_worth_showing(self) -> bool:
         """Whether a client can see any of it."""
-        return bool(self.pieces or self.logprobs or self.finish_reason)
+        return bool(self.pieces or self.logprobs or self.token_ids or self.finish_reason)
 
 
 class ChatAnswer:
@@ -56,6 +60,7 @@ class ChatAnswer:
         conversation: Conversation,
         *,
         num_top_logprobs: int | None,
+        reports: TokenReports,
         has_reasoning: bool,
     ) -> None:
         """Prepare.
@@ -65,11 +70,16 @@ class ChatAnswer:
             generation: of the request.
             conversation: its prompt and tools.
             num_top_logprobs: how many alternatives to report per token; None: no log probabilities.
+            reports: what else the client wants to see of tokens.
             has_reasoning: the client wants to see it.
         """
         self._format = service.text.format
         self._generation = generation
         self.num_top_logprobs = num_top_logprobs
+        self.reports = reports
+        self.prompt_token_ids = conversation.tokens
+        self.prompt_logprobs: Sequence[TokenLogprobs | None] = ()
+        """Once the answer has begun, if the request asks for them."""
         self._readers = [
             _ChoiceReader(service, conversation, has_reasoning=has_reasoning)
             for _ in generation.sequences
@@ -95,6 +105,10 @@ class ChatAnswer:
             ApiError: the core refused the request, or died.
         """
         async for deltas in self._generation.run():
+            for each in deltas:
+                self.prompt_logprobs = self.prompt_logprobs or each.prompt_logprobs or ()
+                if not self.reports.has_token_ids:
+                    each.token_ids = []
             yield [self._readers[each.index].take(each) for each in deltas]
 
 
@@ -108,17 +122,20 @@ async def begin_chat(fields: Fields, service: Service) -> ChatAnswer:
     _refuse_unsupported(fields)
     limit_name = "max_completion_tokens" if fields.has("max_completion_tokens") else "max_tokens"
     num_top_logprobs = _read_logprobs(fields, service.options.max_logprobs)
+    reports = read_token_reports(fields, service.options)
+    max_tokens = fields.integer(limit_name, minimum=1)
     sampling = read_sampling(
         fields,
         service.text.defaults,
         logprobs=num_top_logprobs,
-        prompt_logprobs=None,
-        max_tokens=fields.integer(limit_name, minimum=1),
+        prompt_logprobs=reports.num_prompt_logprobs,
+        max_tokens=max_tokens,
         tokenizer=service.text.tokenizer,
         vocabulary_size=service.vocabulary_size,
     )
     has_reasoning = fields.boolean("include_reasoning", True)
-    conversation = await read_conversation(fields, service)
+    truncation = read_truncation(fields, max_model_len=service.max_model_len, max_tokens=max_tokens)
+    conversation = await read_conversation(fields, service, truncation)
     sampling = await _constrained(fields, sampling, conversation, service)
     sampling = _with_markers(sampling, conversation, service)
     generation = service.begin(
@@ -129,6 +146,7 @@ async def begin_chat(fields: Fields, service: Service) -> ChatAnswer:
         generation,
         conversation,
         num_top_logprobs=num_top_logprobs,
+        reports=reports,
         has_reasoning=has_reasoning,
     )
 
@@ -220,6 +238,7 @@ class _ChoiceReader:
             delta.index,
             pieces,
             delta.logprobs,
+            delta.token_ids,
             "tool_calls" if reason == "stop" and is_calling else reason,
             delta.stop_reason,
         )

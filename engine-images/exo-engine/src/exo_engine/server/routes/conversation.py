@@ -17,6 +17,7 @@ from exo_engine.server.api_errors import bad_request, from_engine, not_supported
 from exo_engine.server.fields import Fields
 from exo_engine.server.routes.tools import ToolUse, read_tools
 from exo_engine.server.service import Service
+from exo_engine.server.truncation import Truncation
 
 _T = TypeVar("_T")
 _SMALL_MESSAGES = 100
@@ -39,7 +40,9 @@ class Conversation:
     tools: ToolUse
 
 
-async def read_conversation(fields: Fields, service: Service) -> Conversation:
+async def read_conversation(
+    fields: Fields, service: Service, truncation: Truncation | None = None
+) -> Conversation:
     """Render the messages and tools of a request, and tokenize the result.
 
     Raises:
@@ -70,7 +73,10 @@ async def read_conversation(fields: Fields, service: Service) -> Conversation:
     except EngineError as exc:
         raise from_engine(exc) from exc
     tokens = await service.encode(
-        text, add_special_tokens=fields.boolean("add_special_tokens"), param="messages"
+        text,
+        add_special_tokens=fields.boolean("add_special_tokens"),
+        param="messages",
+        truncation=truncation,
     )
     return Conversation(tokens, text[-_END_CHARACTERS:], tools)
 

@@ -73,12 +73,54 @@ def format_usage(usage: Usage, options: ServerOptions) -> dict[str, Any]:
     return body
 
 
+@dataclass(frozen=True, slots=True)
+class TokenReports:
+    """What beside its text a request wants to see of the tokens."""
+
+    has_token_ids: bool
+    are_named_by_id: bool
+    """Tokens in log probabilities are written `token_id:<id>`."""
+    num_prompt_logprobs: int | None
+    """Alternatives to report for each token of the prompt; None: no report."""
+
+
+def read_token_reports(fields: Fields, options: ServerOptions) -> TokenReports:
+    """Read the fields of vLLM's that ask for them.
+
+    Raises:
+        ApiError: one of them is wrong, or the prompt is to be reported on in a stream.
+    """
+    asked = fields.integer("prompt_logprobs", minimum=0, maximum=options.max_logprobs)
+    if asked is not None and fields.boolean("stream"):
+        raise bad_request("prompt_logprobs is only possible without stream", "prompt_logprobs")
+    by_id = fields.boolean("return_tokens_as_token_ids", options.are_tokens_named_by_id)
+    return TokenReports(fields.boolean("return_token_ids"), by_id, asked)
+
+
 class LogprobFormat:
     """Log probabilities as the two routes show them."""
 
-    def __init__(self, tokenizer: Tokenizer, options: ServerOptions) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, is_by_id: bool) -> None:
         self._tokenizer = tokenizer
-        self._is_by_id = options.are_tokens_named_by_id
+        self._is_by_id = is_by_id
+
+    def prompt(
+        self, entries: Sequence[TokenLogprobs | None], num_top: int
+    ) -> list[dict[str, dict[str, Any]] | None]:
+        """Return `prompt_logprobs`: for each token of the prompt it and the likeliest, by id."""
+        return [None if entry is None else self._ranked(entry, num_top) for entry in entries]
+
+    def _ranked(self, entry: TokenLogprobs, num_top: int) -> dict[str, dict[str, Any]]:
+        likeliest = [(*pair, rank) for rank, pair in enumerate(entry.top[:num_top], 1)]
+        found = [(entry.token_id, entry.logprob, entry.rank), *likeliest]
+        return {
+            str(token_id): {
+                "logprob": _finite(logprob),
+                "rank": rank,
+                "decoded_token": self._tokenizer.token_text(token_id),
+            }
+            for token_id, logprob, rank in found
+        }
 
     def chat(self, entries: Sequence[TokenLogprobs], num_top: int) -> dict[str, Any]:
         """Return the `logprobs` object of a chat choice."""

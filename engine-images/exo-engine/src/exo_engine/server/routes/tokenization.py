@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from exo_engine.server.known_fields import DETOKENIZE, TOKENIZE, check_fields
+from exo_engine.server.known_fields import DETOKENIZE, TOKENIZE, TOKENIZE_TEXT, check_fields
 from exo_engine.server.routes.conversation import read_conversation
 from exo_engine.server.routes.requests import json_response, read_request
 from exo_engine.server.service import Service
@@ -19,6 +19,7 @@ async def tokenize(request: web.Request, service: Service) -> web.Response:
     if fields.has("messages"):
         tokens = (await read_conversation(fields, service)).tokens
     else:
+        check_fields(fields, TOKENIZE_TEXT)
         text = fields.string("prompt")
         if text is None:
             raise fields.wrong("prompt", "a string")

@@ -1,0 +1,200 @@
+"""/load, /server_info, /tokenizer_info, /reset_prefix_cache and /openapi.json."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from exo_engine.server.known_fields import ROUTES
+from exo_engine.server.openapi import type_of
+
+from .conftest import MODEL, TEMPLATE, Engine
+from .scripted_core import FakeCore, serving
+
+pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
+ALL: dict[str, Any] = {"has_tokenizer_info": True, "is_dev_mode_on": True}
+WRONG: dict[str, Any] = {
+    "integer": "x", "number": "x", "boolean": "x", "string": 7, "array": 7, "object": 7,
+}  # fmt: skip
+LEAST: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 1},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 16},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+    "/tokenize": {"messages": [{"role": "user", "content": "hi"}]},
+    "/detokenize": {"tokens": [5]},
+}
+TYPED = [
+    (path, name)
+    for path in LEAST
+    for name in sorted(ROUTES[path].honoured - ROUTES[path].refused_here)
+    if type_of(name) is not None
+]
+
+
+class Resetting(FakeCore):
+    num_resets = 0
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
+
+
+async def fetch(
+    core: FakeCore, model_dir: Path, method: str, path: str, key: str = "", **options: Any
+) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with (
+        serving(core, model_dir, **options) as server,
+        ClientSession(server.make_url("/"), headers=headers) as client,
+        client.request(method, path) as response,
+    ):
+        is_json = response.content_type == "application/json"
+        return response.status, await response.json() if is_json else await response.text()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/tokenizer_info"), ("GET", "/server_info"), ("POST", "/reset_prefix_cache")],
+)
+async def test_routes_are_there_only_where_switched_on_and_for_who_has_a_key(
+    model_dir: Path, method: str, path: str
+) -> None:
+    assert (await fetch(FakeCore([5]), model_dir, method, path))[0] == 404
+    closed = {**ALL, "api_keys": ("secret",)}
+    assert (await fetch(FakeCore([5]), model_dir, method, path, **closed))[0] == 401
+    assert (await fetch(Resetting([5]), model_dir, method, path, "secret", **closed))[0] == 200
+
+
+async def test_reset_reaches_the_core_and_other_forms_are_refused(model_dir: Path) -> None:
+    core = Resetting([5])
+    async with (
+        serving(core, model_dir, **ALL) as server,
+        ClientSession(server.make_url("/")) as client,
+    ):
+        for query in ("reset_running_requests=true", "reset_external=1"):
+            async with client.post(f"/reset_prefix_cache?{query}") as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == query.split("=")[0]
+        async with client.post("/reset_prefix_cache?reset_external=false") as response:
+            assert (response.status, await response.read()) == (200, b"")
+        body = {"prompt": [5], "max_tokens": 1}
+        async with client.post("/v1/completions", json=body) as response:
+            assert response.status == 200  # comes behind the reset on the same socket
+    assert core.num_resets == 1
+
+
+async def test_a_reset_cache_has_nothing_for_the_next_prompt(
+    start_engine: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    engine: Engine = start_engine().wait_ready()
+    body = {"model": MODEL, "prompt": list(range(4, 100)), "max_tokens": 1}
+
+    def cached() -> int:
+        usage = engine.http.post("/v1/completions", json=body).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached(), cached() > 0] == [0, True]
+    assert engine.http.post("/reset_prefix_cache").status_code == 200
+    assert [cached(), cached() > 0] == [0, True]
+    info = engine.http.get("/server_info?config_format=json").json()["vllm_config"]
+    assert info["dtype"] == "float32"
+    assert info["served_model_names"][0] == MODEL
+
+
+async def test_server_info_shows_settings_in_both_forms_and_no_key(model_dir: Path) -> None:
+    closed = {**ALL, "api_keys": ("secret",)}
+    for form in ("text", "json"):
+        path = f"/server_info?config_format={form}"
+        status, body = await fetch(FakeCore([5]), model_dir, "GET", path, "secret", **closed)
+        assert status == 200
+        assert "secret" not in str(body)
+        assert "max_logprobs" in body["vllm_config"]
+    status, body = await fetch(
+        FakeCore([5]), model_dir, "GET", "/server_info?config_format=x", **ALL
+    )
+    assert (status, body["error"]["param"]) == (400, "config_format")
+
+
+async def test_tokenizer_info_has_the_configuration_and_the_template(model_dir: Path) -> None:
+    _, body = await fetch(FakeCore([5]), model_dir, "GET", "/tokenizer_info", **ALL)
+    assert (body["bos_token"], body["chat_template"]) == ("<s>", TEMPLATE)
+
+
+async def test_load_counts_what_is_being_answered(model_dir: Path) -> None:
+    gate = asyncio.Event()
+
+    class Waiting(FakeCore):
+        def step(self) -> list[Any]:
+            return super().step() if gate.is_set() else []
+
+    async with (
+        serving(Waiting([5]), model_dir) as server,
+        ClientSession(server.make_url("/")) as client,
+    ):
+
+        async def count() -> int:
+            async with client.get("/load") as response:
+                return int((await response.json())["server_load"])
+
+        assert await count() == 0
+        body = {"prompt": [5], "max_tokens": 1}
+        asking = asyncio.ensure_future(client.post("/v1/completions", json=body))
+        async with asyncio.timeout(30):
+            while await count() != 1:
+                pass
+        gate.set()
+        (await asking).close()
+        async with asyncio.timeout(30):
+            while await count() != 0:
+                pass
+
+
+def test_openapi_names_every_route_and_field(engine: Engine) -> None:
+    document = engine.http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    assert set(ROUTES) <= document["paths"].keys()
+    for path, known in ROUTES.items():
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        schema = body["schema"]
+        assert set(schema["properties"]) == (known.honoured - known.refused_here) | known.harmless
+        assert set(schema["required"]) <= set(schema["properties"])
+    for path, methods in document["paths"].items():
+        for method in methods:
+            plain = path.replace("{model}", "none")
+            status = engine.http.request(method, plain, content=b"{").status_code
+            assert status != 405, (method, path)
+            assert status != 404 or "{" in path, (method, path)
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_the_least_request_that_openapi_allows_is_answered(engine: Engine, path: str) -> None:
+    assert engine.http.post(path, json={"model": MODEL, **LEAST[path]}).status_code == 200
+    document = engine.http.get("/openapi.json").json()
+    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    for name in body["schema"]["required"]:
+        less = {key: value for key, value in LEAST[path].items() if key != name}
+        assert engine.http.post(path, json={"model": MODEL, **less}).status_code == 400
+
+
+@pytest.mark.parametrize(("path", "name"), TYPED)
+def test_a_value_of_another_type_than_openapi_says_is_refused(
+    engine: Engine, path: str, name: str
+) -> None:
+    kind = type_of(name)
+    assert kind is not None
+    body = {"model": MODEL, **LEAST[path], name: WRONG[kind]}
+    response = engine.http.post(path, json=body)
+    assert response.status_code == 400, (name, response.text)
+
+
+def test_tokenizing_a_text_ignores_no_field_of_conversations(engine: Engine) -> None:
+    body = {"model": MODEL, "prompt": "hi"}
+    assert engine.http.post("/tokenize", json=body).status_code == 200
+    for change in ({"tools": [{}]}, {"reasoning_effort": "low"}, {"add_generation_prompt": True}):
+        response = engine.http.post("/tokenize", json={**body, **change})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == next(iter(change))
