@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from exo_engine.server.api_errors import ApiError
-from exo_engine.server.encoding import Encoder
 from exo_engine.server.fields import parse_object
+from exo_engine.server.prompts.encoding import Encoder
 from exo_engine.tokenizer import Tokenizer
 
 

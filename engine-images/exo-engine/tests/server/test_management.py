@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from exo_engine.server.known_fields import ROUTES
-from exo_engine.server.openapi import type_of
+from exo_engine.server.routes.openapi import type_of
 
 from .conftest import MODEL, TEMPLATE, Engine
 from .scripted_core import FakeCore, serving

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from exo_engine.server.truncation import Truncation
+from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.tokenizer import Tokenizer
 
 from .conftest import MAX_MODEL_LEN, MODEL, Engine

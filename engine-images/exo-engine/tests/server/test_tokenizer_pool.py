@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from exo_engine.errors import ConfigurationError, ModelUnusable
 from exo_engine.server.api_errors import ApiError
-from exo_engine.server.encoding import Encoder
 from exo_engine.server.pools import tokenizer_pool
 from exo_engine.server.pools.process_pool import NoProcess
 from exo_engine.server.pools.tokenizer_pool import TextRefused, TokenizerPool
+from exo_engine.server.prompts.encoding import Encoder
 from exo_engine.tokenizer import Tokenizer, tokenizer_process
 
 from .conftest import Engine

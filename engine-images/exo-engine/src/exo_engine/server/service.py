@@ -22,16 +22,16 @@ from exo_engine.server.answer_parsing.formats import AnswerFormat, choose_format
 from exo_engine.server.api_errors import DRAINING_HEADER, STARTING_HEADER, ApiError, bad_request
 from exo_engine.server.constraints import Constraint
 from exo_engine.server.core_link import CoreLink
-from exo_engine.server.encoding import Encoder
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Generation
 from exo_engine.server.metrics import Metrics
 from exo_engine.server.pools.grammar_pool import GrammarPool
 from exo_engine.server.pools.template_pool import TemplatePool
 from exo_engine.server.pools.tokenizer_pool import TokenizerPool
+from exo_engine.server.prompts.encoding import Encoder
+from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.readers import Readers
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
-from exo_engine.server.truncation import Truncation
 from exo_engine.structured_output.compiler import import_llguidance
 from exo_engine.structured_output.vocabulary import vocabulary_of
 from exo_engine.tokenizer import Tokenizer

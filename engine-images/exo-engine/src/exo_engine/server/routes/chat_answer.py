@@ -23,12 +23,12 @@ from exo_engine.server.constraints import read_constraint, schema_constraint
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Delta, Generation, Usage
 from exo_engine.server.known_fields import CHAT, check_fields
+from exo_engine.server.prompts.truncation import read_truncation
 from exo_engine.server.routes.conversation import Conversation, read_conversation
 from exo_engine.server.routes.formats import TokenReports, read_token_reports
 from exo_engine.server.sampling import Sampling, read_sampling
 from exo_engine.server.service import Service
 from exo_engine.server.token_limits import with_bad_words
-from exo_engine.server.truncation import read_truncation
 from exo_engine.structured_output.reasoning import behind_reasoning
 
 

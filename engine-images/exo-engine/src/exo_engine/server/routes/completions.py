@@ -12,8 +12,9 @@ from exo_engine.server.api_errors import ApiError, bad_request
 from exo_engine.server.constraints import read_constraint
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Delta, Generation
-from exo_engine.server.infilling import fill_in, no_text, read_suffix
 from exo_engine.server.known_fields import COMPLETIONS, check_fields
+from exo_engine.server.prompts.infilling import fill_in, no_text, read_suffix
+from exo_engine.server.prompts.truncation import Truncation, read_truncation
 from exo_engine.server.routes.formats import (
     LogprobFormat,
     StreamOptions,
@@ -28,7 +29,6 @@ from exo_engine.server.routes.streaming import send_events
 from exo_engine.server.sampling import Sampling, read_sampling
 from exo_engine.server.service import Service
 from exo_engine.server.token_limits import with_bad_words
-from exo_engine.server.truncation import Truncation, read_truncation
 
 _DEFAULT_MAX_TOKENS = 16
 """Of OpenAI's reference and of vLLM; chat has no such limit."""

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import bad_request, from_engine, not_supported
 from exo_engine.server.fields import Fields
+from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.routes.tools import ToolUse, read_tools
 from exo_engine.server.service import Service
-from exo_engine.server.truncation import Truncation
 
 _T = TypeVar("_T")
 _SMALL_MESSAGES = 100

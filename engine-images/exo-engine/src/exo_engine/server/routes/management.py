@@ -17,7 +17,7 @@ from exo_engine import __version__
 from exo_engine.arguments import ServerOptions
 from exo_engine.config import EngineConfig
 from exo_engine.server.api_errors import bad_request, not_supported
-from exo_engine.server.openapi import describe
+from exo_engine.server.routes.openapi import describe
 from exo_engine.server.routes.requests import json_response
 from exo_engine.server.service import Service
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from exo_engine.server.api_errors import ApiError, bad_request
 from exo_engine.server.pools.tokenizer_pool import TextRefused, TokenizerPool
-from exo_engine.server.truncation import Truncation
+from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.tokenizer import Tokenizer
 
 _SMALL_CHARACTERS = 20_000

@@ -1,0 +1,1 @@
+"""Prompts as tokens: tokenizing what clients send, cutting it, and putting it around a gap."""
