@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -44,11 +46,18 @@ class Cost:
     """Of a token with one that it looks back at."""
     hiccup_every: int = 10**9
     hiccup: float = 0.0
+    both: float = 0.0
+    """Of a step with single tokens and a chunk."""
+    noise: float = 0.0
+    """Standard deviation of the logarithm of a step's time."""
 
     def of(self, number: int, starts: np.ndarray, lengths: np.ndarray) -> float:
         pairs = (lengths * (starts + (lengths + 1) / 2)).sum()
         hiccup = self.hiccup if number % self.hiccup_every == 0 else 0.0
-        return float(self.step + self.token * lengths.sum() + self.pair * pairs + hiccup)
+        both = self.both if 1 < lengths.max() < lengths.sum() else 0.0
+        chance = random.Random(number).gauss(0.0, self.noise)
+        plain = self.step + self.token * lengths.sum() + self.pair * pairs + both
+        return float(math.exp(chance) * plain + hiccup)
 
 
 class TimedDevice:
@@ -129,6 +138,7 @@ COSTS = {
     "small model": Cost(),
     "cost grows with context": Cost(pair=1e-6),
     "large model": Cost(step=0.5, token=0.02),
+    "135M in bfloat16": Cost(step=0.0275, token=0.0019, pair=0.8e-6, both=0.013, noise=0.06),
     "hiccups": Cost(hiccup_every=17, hiccup=0.05),
     "weights hardly matter": Cost(step=0.001, token=0.005),
 }

@@ -1,9 +1,11 @@
 """How many prompt tokens fit into a step beside answers in progress, from how long steps took.
 
 On a CPU the time of a step grows with its tokens, so any fixed number of them is too many for one model
-and too few for another. A step that carries prompt tokens may take `_STRETCH` times what it takes
-without them: those who are being answered hardly notice, and a prompt still gets three sevenths of
-the time. No clock: times are told.
+and too few for another. Two promises are kept to those who are being answered: half of their tokens come in
+twice the time of a step without prompts, and all but one in a hundred in three times that. So a step with
+prompt tokens aims at a little below twice, and lower where steps have lately taken so much longer than
+they were expected to that the second promise would be broken. A prompt gets nearly half of the time. No
+clock: times are told.
 
 What a step takes without prompts is measured, not guessed: by such steps as they come, and where
 prompts leave none for a while, by one step in `_STALE_AFTER` that leaves prompts out.
@@ -11,12 +13,17 @@ prompts leave none for a while, by one step in `_STALE_AFTER` that leaves prompt
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-_STRETCH = 1.75
-"""With it, others wait less than twice as long, and a prompt takes 7/3 of its time alone."""
+_USUAL, _MOST = 2.0, 3.0
+"""Promised: how many times longer others wait, half of the time and all but a hundredth of it."""
+_MARGIN = 0.03
+"""Of the first promise, since medians of noisy times are compared."""
+_LEAST_STRETCH = 1.5
+"""However much steps differ, a prompt gets a third of the time."""
 _SHORT_STEP_SECONDS = 0.02
 """Steps need not be shorter than this for anybody's sake."""
 _LEAST_TOKENS = 8
@@ -25,8 +32,14 @@ _STALE_AFTER = 64
 """Steps after which what was measured is to be measured again."""
 _ALIKE = 1.25
 """Steps whose numbers of sequences differ by less than this factor take about as long."""
-_NUM_KEPT = 5
+_SURPRISE = 2.0
+"""A token that takes so many times longer than the ones before counts at once; less of it is noise."""
+_NUM_KEPT = 15
 """Times of which the median counts, so that a single hiccup does not."""
+_NUM_EXCESSES, _RARE = 100, 0.98
+"""Steps that are held against what was expected of them, and which of them, in order, counts."""
+_ENOUGH_EXCESSES, _UNKNOWN_EXCESS = 50, 1.25
+"""With fewer steps than that, rare ones may take so many steps without prompts longer than expected."""
 
 
 @dataclass(slots=True)
@@ -46,6 +59,8 @@ class StepTimes:
         self._per_token = _Kept()
         self._alone_per_token = 0.0
         self._last_tokens = _LEAST_TOKENS
+        self._left_over = 0.0
+        self._excesses: deque[float] = deque(maxlen=_NUM_EXCESSES)
 
     def take(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """Remember how long a step took.
@@ -56,6 +71,7 @@ class StepTimes:
             seconds: its time.
         """
         self._num_steps += 1
+        self._compare(num_decodes, num_prompt_tokens, seconds)
         if num_prompt_tokens == 0:
             kept = self._without_prompts.setdefault(num_decodes, _Kept())
             kept.times.append(seconds)
@@ -74,12 +90,38 @@ class StepTimes:
         seconds = self._seconds_without_prompts(num_decodes)
         if seconds is None:
             return 0
-        spare = max(_STRETCH * seconds, _SHORT_STEP_SECONDS) - seconds
+        usual, most = self._longest(seconds)
         per_token = self._seconds_per_token()
-        fitting = int(spare / per_token) if per_token > 0 else 2 * self._last_tokens
+        fitting = 2.0 * self._last_tokens
+        if per_token > 0:
+            fitting = (usual - seconds) / per_token + self._left_over
+            fitting = min(fitting, (most - seconds) / per_token)
         if self._per_token.times:  # times so small that they drown in noise must not add up
-            fitting = min(fitting, 2 * self._last_tokens)
-        return max(fitting, _LEAST_TOKENS)
+            fitting = min(fitting, 2.0 * self._last_tokens)
+        self._left_over = fitting % 1.0
+        return max(int(fitting), _LEAST_TOKENS)
+
+    def _longest(self, seconds: float) -> tuple[float, float]:
+        """Return how long a step may be on average, and ever, that takes `seconds` without prompts."""
+        least = max(_LEAST_STRETCH * seconds, _SHORT_STEP_SECONDS)
+        usual = max(_USUAL * (1 - _MARGIN) * seconds, least)
+        excess = self._excess()
+        if len(self._excesses) < _ENOUGH_EXCESSES:
+            excess = max(excess, _UNKNOWN_EXCESS * seconds)
+        return usual, max(_MOST * seconds - excess, least)
+
+    def _excess(self) -> float:
+        """Return by how much rare steps have taken longer than was expected."""
+        if not self._excesses:
+            return 0.0
+        return sorted(self._excesses)[math.ceil(_RARE * (len(self._excesses) - 1))]
+
+    def _compare(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Remember by how much a step took longer than steps like it, of which some were measured."""
+        alone = self._seconds_without_prompts(num_decodes) if num_decodes else None
+        if alone is not None and (num_prompt_tokens == 0 or self._per_token.times):
+            per_token = statistics.median(self._per_token.times or (0.0,))
+            self._excesses.append(max(0.0, seconds - alone - per_token * num_prompt_tokens))
 
     def _take_mixed(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         alone = self._seconds_without_prompts(num_decodes)
@@ -88,9 +130,10 @@ class StepTimes:
             self._last_tokens = num_prompt_tokens
 
     def _seconds_per_token(self) -> float:
-        """Where the last step took longer it counts, as cost grows with what a prompt looks back at."""
+        """Return what counts for the next step; cost grows with what a prompt looks back at."""
         if times := self._per_token.times:
-            return max(times[-1], statistics.median(times))
+            usual = statistics.median(times)
+            return times[-1] if times[-1] > _SURPRISE * usual else usual
         return self._alone_per_token
 
     def _seconds_without_prompts(self, num_decodes: int) -> float | None:
