@@ -1,0 +1,134 @@
+"""How long a start takes, from `exec` to the first 200 of /health, and what the engine then holds in memory.
+
+Each round starts `exo-engine serve` anew, waits until it is ready, and has a prompt answered, so that a part of
+the cache is used. Memory is that of all its processes, pages that several share counted once (Pss), after
+the answer; the bound is the weights, the cache's blocks in use at most, and 500 MB. Beside it stands how many
+processor seconds the start took, which others on the machine change less than the time by the clock.
+
+    python benchmarks/start.py --model ../../exo_inference/hub/builtin_models/tiny-chat --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_READY_SECONDS, _BEYOND_MB = 1.5, 500.0
+_PROMPT_TOKENS, _MOST_SECONDS = 400, 120.0
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_MOST_SECONDS)
+    try:
+        headers = {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        text = response.read()
+        is_json = response.headers.get_content_type() == "application/json"
+        return response.status, json.loads(text) if is_json and text else None
+    finally:
+        connection.close()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    limit = time.monotonic() + _MOST_SECONDS
+    while time.monotonic() < limit and process.poll() is None:
+        try:
+            if _ask(port, "GET", "/health")[0] == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.005)
+    raise SystemExit(f"the engine was not ready after {_MOST_SECONDS:g} s, or has ended")
+
+
+def _family(pid: int) -> list[int]:
+    """Return a process and all that it started, and those started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return [pid, *(each for child in children for each in _family(int(child)))]
+
+
+def _kib(pid: int, file: str, name: str) -> int:
+    lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def _processor_seconds(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _round(model: Path, more: list[str]) -> dict[str, float]:
+    port = _free_port()
+    program = Path(sys.executable).with_name("exo-engine")
+    command = [str(program), "serve", str(model), "--port", str(port)]
+    command += ["--served-model-name", "model", "--log-level", "warning", *more]
+    begun = time.monotonic()
+    process = subprocess.Popen(command)
+    try:
+        _wait_ready(process, port)
+        ready = time.monotonic() - begun
+        seconds = sum(map(_processor_seconds, _family(process.pid)))
+        body = {"model": "model", "prompt": [1] * _PROMPT_TOKENS, "max_tokens": 8}
+        status, answer = _ask(port, "POST", "/v1/completions", body)
+        if status != 200:
+            raise SystemExit(f"a completion was answered with {status}: {answer}")
+        measured = _ask(port, "GET", "/measurements")[1]
+        pids = _family(process.pid)
+        held = sum(_kib(pid, "smaps_rollup", "Pss") for pid in pids) / 1000 * 1.024
+        core = max(_kib(pid, "status", "VmRSS") for pid in pids) / 1000 * 1.024
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    cache = (_PROMPT_TOKENS + 8) * measured["kv_bytes_per_token"] / 1e6
+    weights = measured["weights_bytes"] / 1e6
+    return {
+        "ready_seconds": ready,
+        "processor_seconds": seconds,
+        "weights_mb": weights,
+        "cache_in_use_mb": cache,
+        "all_processes_mb": held,
+        "core_rss_mb": core,
+        "beyond_weights_and_cache_mb": held - weights - cache,
+    }
+
+
+def main() -> int:
+    """Print the rounds' medians; the exit code is 1 where a bound is passed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments, more = parser.parse_known_args()
+    load = os.getloadavg()[0]
+    rounds = [_round(arguments.model, more) for _ in range(arguments.rounds)]
+    medians = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+    bounds = {"ready_seconds": _READY_SECONDS, "beyond_weights_and_cache_mb": _BEYOND_MB}
+    report = {
+        "model": str(arguments.model),
+        "load_average": round(load, 1),
+        "medians": {key: round(value, 2) for key, value in medians.items()},
+        "bounds": bounds,
+    }
+    print(json.dumps(report, indent=2))
+    return int(any(medians[key] > bound for key, bound in bounds.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
