@@ -68,6 +68,7 @@ def test_values_reach_both_sides() -> None:
         *("--long-prefill-token-threshold", "300", "--max-num-partial-prefills", "4"),
         *("--max-long-partial-prefills", "2"),
         *("--distributed-executor-backend", "mp", "--device", "cpu", "--cpu-threads", "2"),
+        *("--tensor-parallel-size", "2"),
         *("--max-logprobs", "5", "--shutdown-timeout", "7", "--max-num-queued-reqs", "11"),
         *("--override-generation-config", '{"temperature": 0}', "--log-level", "warning"),
     )
@@ -87,6 +88,7 @@ def test_values_reach_both_sides() -> None:
         async_scheduling=True,
         batch_invariant=True,
         executor_backend="mp",
+        tensor_parallel_size=2,
         scheduling_policy="priority",
         device="cpu",
         num_threads=2,
@@ -157,8 +159,9 @@ def test_negative_of_a_refused_flag_is_refused_as_well() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--tensor-parallel-size", "2"], "only 1 is supported"),
-        (["-tp", "4"], "more replicas"),
+        (["--pipeline-parallel-size", "2"], "only 1 is supported"),
+        (["-pp", "4"], "more replicas"),
+        (["-tp", "65"], "at most 64"),
         (["--kv-cache-dtype", "fp4"], "one of auto, float32"),
         (["--dtype", "int8"], "one of auto, half"),
         (["--gpu-memory-utilization", "0"], "above 0"),
@@ -252,6 +255,7 @@ def test_engine_config_has_no_field_that_the_command_line_forgets() -> None:
         "async_scheduling", "executor_backend", "long_prefill_tokens", "max_partial_prefills",
         "max_long_partial_prefills", "scheduling_policy", "max_logprobs", "num_threads", "simulation",
         "kv_cache_dtype", "attention_backend", "enforce_eager", "batch_invariant",
+        "tensor_parallel_size",
     }  # fmt: skip
 
 

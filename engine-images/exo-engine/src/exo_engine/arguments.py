@@ -400,6 +400,7 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         scheduling_policy=values["scheduling_policy"],
         max_logprobs=values["max_logprobs"],
         executor_backend=values["distributed_executor_backend"],
+        tensor_parallel_size=values["tensor_parallel_size"],
         num_threads=values["cpu_threads"],
         simulation=values["simulation"],
     )

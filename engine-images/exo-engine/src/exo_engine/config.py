@@ -95,6 +95,8 @@ class EngineConfig:
     head, and halve the cache of 16-bit models or better."""
     executor_backend: str = "uni"
     """uni: steps are computed in the engine's own process. mp: in another one."""
+    tensor_parallel_size: int = 1
+    """Ranks that share each layer, on a CPU only; each is a process of its own."""
     num_threads: int | None = None
     """Threads for CPU kernels; None leaves torch's own choice (OMP_NUM_THREADS, cores)."""
     simulation: Simulation | None = None
@@ -142,6 +144,7 @@ class ResolvedConfig:
     kv_cache_dtype: str
     """A name of `attention.kv_format.KV_FORMATS`."""
     num_threads: int | None
+    tensor_parallel_size: int = 1
 
 
 def resolve(
@@ -160,6 +163,7 @@ def resolve(
     """
     _check_ranges(config)
     device = _resolve_device(config.device, has_cuda=has_cuda)
+    _check_ranks(config, device)
     max_model_len = _resolve_max_model_len(config.max_model_len, limits)
     max_num_seqs, budget = _resolve_step_size(config, device, max_model_len)
     dtype = _resolve_dtype(config.dtype, limits, device, has_bfloat16=has_bfloat16)
@@ -193,6 +197,7 @@ def resolve(
         if config.kv_cache_dtype != "auto"
         else dtype,
         num_threads=config.num_threads,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
 
 
@@ -210,6 +215,7 @@ def _check_ranges(config: EngineConfig) -> None:
         ("max-num-seqs", config.max_num_seqs),
         ("max-num-batched-tokens", config.max_num_batched_tokens),
         ("num-threads", config.num_threads),
+        ("tensor-parallel-size", config.tensor_parallel_size),
         ("long-prefill-token-threshold", config.long_prefill_tokens),
         ("max-num-partial-prefills", config.max_partial_prefills),
         ("max-long-partial-prefills", config.max_long_partial_prefills),
@@ -237,6 +243,21 @@ def _check_ranges(config: EngineConfig) -> None:
         if word not in choices:
             raise ConfigurationError(
                 f"--{param} must be one of {', '.join(choices)}, got {word!r}", param=param
+            )
+
+
+def _check_ranks(config: EngineConfig, device: str) -> None:
+    num_ranks = config.tensor_parallel_size
+    if num_ranks == 1:
+        return
+    for reason, is_so in (
+        ("ranks compute on a CPU only in this version", device != "cpu"),
+        ("a simulation has one rank", config.simulation is not None),
+        ("the order of sums depends on the ranks", config.batch_invariant),
+    ):
+        if is_so:
+            raise ConfigurationError(
+                f"--tensor-parallel-size is {num_ranks}, but {reason}", param="tensor-parallel-size"
             )
 
 

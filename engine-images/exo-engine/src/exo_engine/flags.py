@@ -291,9 +291,10 @@ FLAGS: Final[tuple[Flag, ...]] = (
         section="ParallelConfig",
         default=1,
         aliases=("-tp",),
-        only_values=(1,),
-        only_reason=_ONE_GPU,
-        description="Devices that share each layer. Only 1 in this version.",
+        minimum=1,
+        maximum=64,
+        description="Processes that share each layer, on a CPU. They must divide heads and inner sizes. On "
+        "a GPU only 1 in this version.",
     ),
     Flag(
         name="pipeline-parallel-size",

@@ -173,6 +173,6 @@ def _step_times(loaded: LoadedCore) -> StepTimes | None:
 
 
 def _load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
-    if config.executor_backend == "mp":
+    if config.executor_backend == "mp" or config.tensor_parallel_size > 1:
         return ProcessExecutor(config, start_up).loaded
     return load_here(config, start_up)

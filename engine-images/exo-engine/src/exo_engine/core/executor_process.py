@@ -1,8 +1,9 @@
-"""An executor in a process of its own: configuration in, then frames in and results out.
+"""An executor in a process of its own, or one for each rank: configuration in, then frames in and results out.
 
-`ProcessExecutor` starts the process and talks to it; `main` is the process. It loads what `EngineCore`
+`ProcessExecutor` starts the processes and talks to them; `main` is such a process. It loads what `EngineCore`
 would load itself, and tells all but the executor. It never outlives the process that started it: the
-kernel kills it with that one's main thread, and it ends by itself when the socket closes.
+kernel kills it with that one's main thread, and it ends by itself when the socket closes. Ranks get the same
+frames and choose the same tokens; the first one tells them.
 
     config, progress …, loaded | step, step, …, result, …
 """
@@ -12,14 +13,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from functools import partial
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
+from exo_engine.core.rank_process import RankProcess, end_of, start_processes
 from exo_engine.core.start_up import StartUp
 from exo_engine.core.step import (
     StepFrame,
@@ -37,34 +37,21 @@ from exo_engine.core.step import (
     unpack_frame,
     unpack_result,
 )
-from exo_engine.errors import (
-    ConfigurationError,
-    CoreFailed,
-    EngineError,
-    InternalError,
-    InvalidSamplingParams,
-    ModelUnusable,
-    OutOfMemory,
-)
+from exo_engine.errors import EngineError, InternalError, InvalidSamplingParams, OutOfMemory
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.structured_output.compiler import PARAM
 from exo_engine.structured_output.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from exo_engine.core.loading import LoadedCore
-
-_REAP_SECONDS = 5.0
-_NAMED: dict[str, type[EngineError]] = {
-    each.__name__: each for each in (ConfigurationError, ModelUnusable, OutOfMemory, InternalError)
-}
-"""Errors that arrive as what they are; others as `CoreFailed`."""
+    from exo_engine.core.rank_group import RankGroup
 
 
 class ProcessExecutor:
-    """Runs steps in another process, one after the other.
+    """Runs steps in another process, or in one for each rank, one after the other.
 
     Args:
-        config: what that process loads.
+        config: what they load.
         start_up: told what loading is at.
 
     Raises:
@@ -72,17 +59,9 @@ class ProcessExecutor:
     """
 
     def __init__(self, config: EngineConfig, start_up: StartUp) -> None:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "exo_engine.core.executor_process"]
-        command += ["--socket", str(theirs.fileno()), "--parent", str(os.getpid())]
-        with theirs:
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
-        self._socket = ours
-        self._link = FrameSocket(ours)
-        self._received: deque[Message] = deque()
         self._prepared: dict[str, Future[None]] = {}
+        self._processes = start_processes(config.tensor_parallel_size)
+        self._first = self._processes[0]
         try:
             # Both ends are one installation on one machine; nobody else has the socket.
             self._send("config", pickle.dumps(config))
@@ -93,8 +72,13 @@ class ProcessExecutor:
 
     @property
     def pid(self) -> int:
-        """The process."""
-        return self._process.pid
+        """The process, of several ranks the first one's."""
+        return self._first.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """That of each rank."""
+        return [each.pid for each in self._processes]
 
     def submit(self, frame: StepFrame) -> None:
         """See `Executor.submit`."""
@@ -120,17 +104,25 @@ class ProcessExecutor:
 
     def wait(self, prepared: Future[None], seconds: float) -> None:
         """See `Executor.wait`."""
-        self._link.wait(seconds)
+        if not self._first.received:
+            self._first.link.wait(seconds)
         try:
-            self._take_in(self._link.receive(is_waiting=False))
+            self._first.receive(is_waiting=False)
         except ConnectionEnded:
-            raise self._died() from None
+            raise end_of(self._processes) from None
+        self._take_in(self._first)
 
-    def _take_in(self, messages: Iterable[Message]) -> None:
-        """Keep messages, and tell of those grammars that they say are compiled."""
-        for kind, payload in messages:
+    def close(self) -> None:
+        """End the processes and wait for them."""
+        for each in self._processes:
+            each.close()
+
+    def _take_in(self, process: RankProcess) -> bool:
+        """Tell of grammars that are said to be compiled; return whether there is another message."""
+        others = []
+        for kind, payload in process.received:
             if kind != "prepared":
-                self._received.append((kind, payload))
+                others.append((kind, payload))
                 continue
             grammar, refusal = payload
             future = self._prepared.pop(grammar)
@@ -138,11 +130,8 @@ class ProcessExecutor:
                 future.set_result(None)
             else:
                 future.set_exception(InvalidSamplingParams(refusal, param=PARAM))
-
-    def close(self) -> None:
-        """End the process and wait for it."""
-        self._socket.close()
-        self._reap()
+        process.received = deque(others)
+        return bool(others)
 
     def _wait_loaded(self, start_up: StartUp) -> LoadedCore:
         from exo_engine.core.loading import LoadedCore
@@ -150,43 +139,35 @@ class ProcessExecutor:
         while True:
             kind, payload = self._next_message()
             if kind == "loaded":
-                return LoadedCore(executor=self, **pickle.loads(payload))  # noqa: S301  (from our own child)
+                break
             start_up.report(payload)
+        told = pickle.loads(payload)  # noqa: S301  (from our own child)
+        for each in self._processes[1:]:
+            _, payload = self._next_message(each)
+            other = pickle.loads(payload)["measurements"]  # noqa: S301  (likewise)
+            told["measurements"] = told["measurements"].with_rank(other)
+        return LoadedCore(executor=self, **told)
 
-    def _next_message(self) -> Message:
-        """Return the next message.
+    def _next_message(self, process: RankProcess | None = None) -> Message:
+        """Return the next message of a process, of the first one if none is named.
 
         Raises:
-            EngineError: the process failed, and said so or died.
+            EngineError: a process failed, and said so or died.
         """
+        process = process or self._first
         try:
-            while not self._received:
-                self._take_in(self._link.receive(is_waiting=True))
+            while not self._take_in(process):
+                process.receive(is_waiting=True)
         except ConnectionEnded:
-            raise self._died() from None
-        kind, payload = self._received.popleft()
-        if kind == "failed":
-            raise _error(*payload)
-        return kind, payload
+            raise end_of(self._processes) from None
+        return process.pop()
 
     def _send(self, kind: str, payload: Any) -> None:
         try:
-            self._link.send(kind, payload)
+            for each in self._processes:
+                each.send(kind, payload)
         except ConnectionEnded:
-            raise self._died() from None
-
-    def _died(self) -> CoreFailed:
-        status = self._reap()
-        how = f"status {status}" if status >= 0 else signal.Signals(-status).name
-        code = InternalError.exit_code if status <= 0 else status
-        return CoreFailed(f"the process that computes steps ended with {how}", exit_code=code)
-
-    def _reap(self) -> int:
-        try:
-            return self._process.wait(_REAP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+            raise end_of(self._processes) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,6 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="exo-engine executor", allow_abbrev=False)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--memory", type=int)
+    parser.add_argument("--peers", type=int, nargs="*", default=[])
     options = parser.parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -201,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     link = FrameSocket(socket.socket(fileno=options.socket))
     try:
         try:
-            _serve(link)
+            _serve(link, options)
         except EngineError as exc:
             link.send("failed", [type(exc).__name__, exc.message, exc.hint, exc.exit_code])
             return exc.exit_code
@@ -213,13 +197,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _serve(link: FrameSocket) -> None:
+def _serve(link: FrameSocket, options: argparse.Namespace) -> None:
     """Load, then compute for ever; ends by an error, or by `ConnectionEnded`."""
     from exo_engine.core.loading import load_here  # imports torch
 
     ((_, payload),) = link.receive(is_waiting=True)
-    config = pickle.loads(payload)  # noqa: S301  (from our own parent)
-    loaded = load_here(config, StartUp(lambda detail: link.send("progress", detail)))
+    config, is_first = pickle.loads(payload), options.rank == 0  # noqa: S301  (from our own parent)
+    start_up = StartUp(partial(link.send, "progress")) if is_first else StartUp()
+    loaded = load_here(config, start_up, _group(options))
     told = {each.name: getattr(loaded, each.name) for each in fields(loaded)}
     del told["executor"]
     link.send("loaded", pickle.dumps(told))
@@ -230,16 +215,30 @@ def _serve(link: FrameSocket) -> None:
             if kind == "vocabulary":
                 executor.use_vocabulary(Vocabulary.unpack(content))
             elif kind == "grammar":
-                tell = partial(_tell_prepared, link, sending, content)
-                executor.prepare(content).add_done_callback(tell)
+                prepared = executor.prepare(content)
+                if is_first:
+                    prepared.add_done_callback(partial(_tell_prepared, link, sending, content))
+                else:  # frames with it come behind, and nobody waits for this rank to say so
+                    prepared.exception()
             else:
                 executor.submit(unpack_frame(content))
                 num_begun += 1
         if num_begun:
             packed = pack_result(executor.result())
-            with sending:
-                link.send("result", packed)
+            if is_first:
+                with sending:
+                    link.send("result", packed)
             num_begun -= 1
+
+
+def _group(options: argparse.Namespace) -> RankGroup | None:
+    """Return what this rank exchanges with the others; None: it is alone."""
+    if options.memory is None:
+        return None
+    from exo_engine.core.rank_group import RankGroup  # imports torch
+
+    peers = [socket.socket(fileno=each) for each in options.peers]
+    return RankGroup(options.rank, options.memory, peers)
 
 
 def _tell_prepared(link: FrameSocket, sending: Lock, grammar: str, prepared: Future[None]) -> None:
@@ -247,13 +246,6 @@ def _tell_prepared(link: FrameSocket, sending: Lock, grammar: str, prepared: Fut
     failure = prepared.exception()
     with sending, contextlib.suppress(ConnectionEnded):
         link.send("prepared", [grammar, None if failure is None else str(failure)])
-
-
-def _error(name: str, message: str, hint: str | None, exit_code: int) -> EngineError:
-    kind = _NAMED.get(name)
-    if kind is None:
-        return CoreFailed(message, exit_code=exit_code, hint=hint)
-    return kind(message, hint=hint)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,6 +46,9 @@ from exo_engine.models.spec import DecoderSpec
 from exo_engine.models.weights import check_checkpoint, load_weights
 from exo_engine.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from exo_engine.core.rank_group import RankGroup
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -63,28 +67,35 @@ class LoadedCore:
     """Longest prompt whose own log-probabilities can be computed; None: any."""
 
 
-def load_here(config: EngineConfig, start_up: StartUp) -> LoadedCore:
+def load_here(
+    config: EngineConfig, start_up: StartUp, group: RankGroup | None = None
+) -> LoadedCore:
     """Load in this process what a configuration asks for, simulated or not.
+
+    Args:
+        config: what to load and how.
+        start_up: told what loading is at.
+        group: what this rank exchanges with others of the same model; None: it has all of it.
 
     Raises:
         EngineError: as `load` and `load_simulated` do.
     """
     if config.simulation is None:
-        return load(config, start_up)
+        return load(config, start_up, group)
     from exo_engine.simulation.loading import load_simulated  # not needed by a real deployment
 
     return load_simulated(config, start_up)
 
 
-def load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
-    """Load the model and make room for its cache.
+def load(config: EngineConfig, start_up: StartUp, group: RankGroup | None = None) -> LoadedCore:
+    """Load the model, or this rank's part of it, and make room for its cache.
 
     Raises:
         ConfigurationError: a setting is wrong (`ModelUnusable`: the model's files are).
         OutOfMemory: weights or cache do not fit.
     """
     start_up.begin("reading configuration")
-    spec = read_spec(config.model_dir)
+    spec = read_spec(config.model_dir).shared_by(config.tensor_parallel_size)
     settings = resolve(
         config,
         limits_of(spec),
@@ -94,7 +105,7 @@ def load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
     settings = replace(settings, block_size=fitting_block_size(spec, settings))
     try:
         return _load_on_device(
-            spec, settings, start_up, was_length_asked=config.max_model_len is not None
+            spec, settings, start_up, group, was_length_asked=config.max_model_len is not None
         )
     except torch.OutOfMemoryError as exc:
         raise OutOfMemory(
@@ -104,19 +115,24 @@ def load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
 
 
 def _load_on_device(
-    spec: DecoderSpec, settings: ResolvedConfig, start_up: StartUp, *, was_length_asked: bool
+    spec: DecoderSpec,
+    settings: ResolvedConfig,
+    start_up: StartUp,
+    group: RankGroup | None,
+    *,
+    was_length_asked: bool,
 ) -> LoadedCore:
     at_start = read_device_memory(settings.device)
     start_up.begin("loading weights", "loading weights 0 %")
-    decoder = load_decoder(spec, settings, start_up.report)
+    decoder = load_decoder(spec, settings, start_up.report, group)
     start_up.begin("sizing KV cache")
     budget = choose_num_blocks(spec, settings, lambda: _run_largest_step(decoder, settings))
-    num_blocks = budget.num_blocks
+    num_blocks = budget.num_blocks if group is None else group.least(budget.num_blocks)
     max_model_len = fit_model_len(spec, settings, num_blocks, was_asked=was_length_asked)
     config = replace(settings, max_model_len=max_model_len)
     decoder.set_num_positions(max_model_len)
     start_up.begin("allocating KV blocks", f"allocating {num_blocks} KV blocks")
-    runner = make_runner(decoder, config, num_blocks)
+    runner = make_runner(decoder, config, num_blocks, group)
     if config.batch_invariant and (reason := runner.why_not_batch_invariant()):
         raise ConfigurationError(
             f"--batch-invariant cannot be kept: {reason}", param="batch-invariant"
@@ -126,13 +142,17 @@ def _load_on_device(
     if runner.can_capture_graphs and not config.enforce_eager:
         start_up.begin("capturing graphs")
         runner.capture_graphs(max_model_len)
+    budget = replace(budget, num_blocks=num_blocks)
     measurements = _measure(decoder, config, budget, at_start, start_up)
     executor, reaches = make_executor(runner, config), cache_plan(spec, config).reaches
     return LoadedCore(spec, config, executor, num_blocks, measurements, reaches)
 
 
 def load_decoder(
-    spec: DecoderSpec, settings: ResolvedConfig, progress: Callable[[str], None]
+    spec: DecoderSpec,
+    settings: ResolvedConfig,
+    progress: Callable[[str], None],
+    group: RankGroup | None = None,
 ) -> Decoder:
     """Load the weights.
 
@@ -140,29 +160,33 @@ def load_decoder(
         spec: the model.
         settings: where and in which number format.
         progress: told how much of them is loaded.
+        group: of the ranks, of which this one loads its part.
 
     Raises:
         ModelUnusable: the files are not those of the model.
         OutOfMemory: there is no room for them.
     """
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
+    threads = settings.num_threads or torch.get_num_threads() // settings.tensor_parallel_size
+    torch.set_num_threads(max(1, threads))
     if (kernels := kernels_for(DTYPES[settings.dtype], torch.device(settings.device))) is not None:
         kernels.set_num_threads(torch.get_num_threads())
     entries = check_checkpoint(settings.model_dir, spec, settings.weight_format)
-    check_weights_fit(_make_decoder(spec, settings, "meta").num_bytes, settings)
-    decoder = _make_decoder(spec, settings, settings.device)
+    check_weights_fit(_make_decoder(spec, settings, "meta", group).num_bytes, settings)
+    decoder = _make_decoder(spec, settings, settings.device, group)
     with torch.inference_mode():
         load_weights(decoder, entries, progress)
     return decoder
 
 
-def _make_decoder(spec: DecoderSpec, settings: ResolvedConfig, device: str) -> Decoder:
+def _make_decoder(
+    spec: DecoderSpec, settings: ResolvedConfig, device: str, group: RankGroup | None
+) -> Decoder:
     return Decoder(
         spec,
         dtype=DTYPES[settings.dtype],
         device=torch.device(device),
         weight_format=settings.weight_format,
+        ranks=group,
     )
 
 
@@ -195,7 +219,9 @@ def make_scheduler(
     return Scheduler(limits, blocks, times)
 
 
-def make_runner(decoder: Decoder, config: ResolvedConfig, num_blocks: int) -> ModelRunner:
+def make_runner(
+    decoder: Decoder, config: ResolvedConfig, num_blocks: int, group: RankGroup | None = None
+) -> ModelRunner:
     """Allocate the cache and return a runner over it."""
     cache = KVCache(
         decoder.spec.attention_layers,
@@ -211,6 +237,7 @@ def make_runner(decoder: Decoder, config: ResolvedConfig, num_blocks: int) -> Mo
         attention_backend=config.attention_backend,
         eos_token_ids=decoder.spec.eos_token_ids,
         num_slots=config.max_num_seqs,
+        agree=None if group is None else group.from_first,
     )
 
 

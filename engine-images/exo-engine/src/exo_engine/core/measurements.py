@@ -8,7 +8,7 @@ size was given on the command line needs no profile on a GPU either. No torch he
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 
@@ -50,6 +50,20 @@ class Measurements:
     """Most host memory that the core process has had in RAM so far."""
     start_up_seconds: Mapping[str, float] = field(default_factory=dict)
     """By phase, in order."""
+
+    def with_rank(self, other: Measurements) -> Measurements:
+        """Return these with the bytes of another rank of the same model added."""
+        return replace(
+            self,
+            weights_bytes=_sum(self.weights_bytes, other.weights_bytes),
+            kv_bytes_per_token=_sum(self.kv_bytes_per_token, other.kv_bytes_per_token),
+            kv_block_bytes=_sum(self.kv_block_bytes, other.kv_block_bytes),
+            peak_rss_bytes=self.peak_rss_bytes + other.peak_rss_bytes,
+        )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 def peak_rss_bytes() -> int:

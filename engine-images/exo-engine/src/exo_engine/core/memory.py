@@ -93,13 +93,14 @@ def check_weights_fit(needed: int, config: ResolvedConfig) -> None:
     """Refuse, before anything is allocated, weights that the device has no room for.
 
     Args:
-        needed: bytes of all layers' weights, as they will be held.
+        needed: bytes of all layers' weights, as each rank will hold them.
         config: the settings.
 
     Raises:
         OutOfMemory: with what is needed and what is free.
     """
     free = torch.cuda.mem_get_info()[0] if config.device == "cuda" else free_host_bytes()
+    needed *= config.tensor_parallel_size
     if needed > free:
         smaller = " or --dtype bfloat16" if config.dtype == "float32" else ""
         if config.weight_format == PLAIN:
@@ -125,7 +126,7 @@ def choose_num_blocks(
         OutOfMemory: not even one block fits.
     """
     plan = cache_plan(spec, config)
-    size = plan.block_bytes
+    size = plan.block_bytes * config.tensor_parallel_size
     most = config.max_num_seqs * block_demand(plan, config).most_blocks(config.max_model_len)
     cuda = None
     if config.num_gpu_blocks_override is not None:

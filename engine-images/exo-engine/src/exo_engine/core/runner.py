@@ -8,8 +8,8 @@ Legend: T tokens in step, S sequences in step, N rows that need logits, E hidden
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -103,6 +103,7 @@ class ModelRunner:
         eos_token_ids: tokens that may not come before a request's `min_tokens`.
         num_slots: most sequences at once.
         ops: of the device; None: those that it has.
+        agree: returns the first rank's numbers in place of this one's; None: there is one rank.
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...],
         num_slots: int,
         ops: DeviceOps | None = None,
+        agree: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._decoder = decoder
+        self._agree = agree
         self._ops = device_ops(decoder.device) if ops is None else ops
         self._graphs: DecodeGraphs | None = None
         self._num_slots = num_slots
@@ -281,6 +284,8 @@ class ModelRunner:
             slots = inputs.slots[members]
             logits = self._decoder.logits(hidden[self._to_device(rows)])
             samples = sample(logits, self._sampling, slots, self.grammars.masks(slots))
+            if self._agree is not None:
+                samples = replace(samples, tokens=self._agree(samples.tokens))
             self._chosen[self._to_device(slots)] = samples.tokens.int()
             yield self._note(members, slots, samples)
             depth += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,16 @@ from torch import Tensor
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.library import Kernels, kernels_for
 from exo_engine.weight_formats.base import Stored, WeightFormat
+
+
+class Ranks(Protocol):
+    """Processes that share each layer of a model, as this one sees them."""
+
+    rank: int
+    size: int
+
+    def add_up(self, part: Tensor) -> Tensor:
+        """Return the sum of every rank's part, the same on each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +39,8 @@ class Context:
     rank: int = 0
     num_ranks: int = 1
     """Processes that share each layer; this one is `rank`."""
+    add_up: Callable[[Tensor], Tensor] | None = None
+    """Returns the sum of what the ranks have; None: there is one."""
     layers: list[Layer] = field(default_factory=list)
 
     def share(self, size: int) -> slice:

@@ -43,6 +43,7 @@ class Linear(Layer):
             num_rows, columns.stop - columns.start, dtype=context.dtype, device=context.device
         )
         self.bias = context.empty(num_rows) if has_bias else None
+        self._add_up = None if splits_outputs else context.add_up
         # Where results of ranks are added up, one of them brings the bias.
         self._has_own_bias = splits_outputs or context.rank == 0
         for name, (share, out_features) in self.shares.items():
@@ -83,17 +84,18 @@ class Linear(Layer):
         *,
         has_bias: bool = False,
     ) -> Linear:
-        """Make a layer of which each rank has a part of the inputs: results are to be added up."""
+        """Make a layer of which each rank has a part of the inputs; their results are added up."""
         return cls(context, {name: out_features}, in_features, "inputs", has_bias=has_bias)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return (T, outputs) for inputs (T, inputs)."""
-        return self.matrix.multiply(inputs, self.bias)
+        outputs = self.matrix.multiply(inputs, self.bias)
+        return outputs if self._add_up is None else self._add_up(outputs)
 
     def kernel_call(self) -> LinearCall | None:
         """Return what the CPU kernels need to compute this layer; None: they cannot."""
         found = self.matrix.kernel_call()
-        if found is None:
+        if found is None or self._add_up is not None:
             return None
         call = LinearCall.from_buffer_copy(found)
         call.bias = None if self.bias is None else self.bias.data_ptr()

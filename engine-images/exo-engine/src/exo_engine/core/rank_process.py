@@ -1,0 +1,137 @@
+"""Processes that compute steps, as the process sees them that starts them: one, or one for each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from exo_engine.core.rank_group import open_memory, open_sockets
+from exo_engine.errors import (
+    ConfigurationError,
+    CoreFailed,
+    EngineError,
+    InternalError,
+    ModelUnusable,
+    OutOfMemory,
+)
+from exo_engine.frames import ConnectionEnded, FrameSocket, Message
+
+_REAP_SECONDS = 5.0
+_MODULE = "exo_engine.core.executor_process"
+_NAMED: dict[str, type[EngineError]] = {
+    each.__name__: each for each in (ConfigurationError, ModelUnusable, OutOfMemory, InternalError)
+}
+"""Errors that arrive as what they are; others as `CoreFailed`."""
+
+
+class RankProcess:
+    """One such process.
+
+    Args:
+        arguments: of its command line, beside those that say how it is talked to.
+        descriptors: that it inherits.
+    """
+
+    def __init__(self, arguments: Sequence[str], descriptors: Sequence[int]) -> None:
+        self._socket, theirs = socket.socketpair()
+        command = [sys.executable, "-m", _MODULE, "--socket", str(theirs.fileno())]
+        command += ["--parent", str(os.getpid()), *arguments]
+        with theirs:
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno(), *descriptors], stdin=subprocess.DEVNULL
+            )
+        self.link = FrameSocket(self._socket)
+        self.received: deque[Message] = deque()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def send(self, kind: str, payload: Any) -> None:
+        """Send a message; raises ConnectionEnded where the process is gone."""
+        self.link.send(kind, payload)
+
+    def receive(self, *, is_waiting: bool) -> None:
+        """Take in what has come; raises ConnectionEnded where the process is gone."""
+        self.received += self.link.receive(is_waiting=is_waiting)
+
+    def pop(self) -> Message:
+        """Return the first message that was taken in; raises what the process failed with."""
+        kind, payload = self.received.popleft()
+        if kind == "failed":
+            raise _error(*payload)
+        return kind, payload
+
+    def last_words(self) -> EngineError | None:
+        """Have the process end, and return why it failed if it says so."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        self._socket.settimeout(_REAP_SECONDS)
+        try:
+            while True:
+                while self.received:
+                    self.pop()
+                self.receive(is_waiting=True)
+        except EngineError as exc:
+            return exc
+        except ConnectionEnded:
+            return None
+
+    def close(self) -> int:
+        """End the process and wait for it; return its status."""
+        self._socket.close()
+        try:
+            return self._process.wait(_REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def start_processes(num_ranks: int) -> list[RankProcess]:
+    """Start one process, or one for each of several ranks, which are connected with each other."""
+    if num_ranks == 1:
+        return [RankProcess((), ())]
+    memory, sockets = open_memory(num_ranks), open_sockets(num_ranks)
+    started: list[RankProcess] = []
+    try:
+        for rank, peers in enumerate(sockets):
+            numbers = [peer.fileno() for peer in peers]
+            arguments = ["--rank", str(rank), "--memory", str(memory)]
+            arguments += ["--peers", *map(str, numbers)]
+            started.append(RankProcess(arguments, [memory, *numbers]))
+    except BaseException:
+        for each in started:
+            each.close()
+        raise
+    finally:  # each end is its process's alone, so that the others see it end
+        os.close(memory)
+        for peer in (peer for peers in sockets for peer in peers):
+            peer.close()
+    return started
+
+
+def end_of(processes: Sequence[RankProcess]) -> EngineError:
+    """Return why processes have ended, of which one is gone; the others are ended, too."""
+    failures = [each.last_words() for each in processes]
+    statuses = [each.close() for each in processes]
+    if failure := next((each for each in failures if each is not None), None):
+        return failure
+    status = min(statuses) if min(statuses) < 0 else max(statuses)
+    how = f"status {status}" if status >= 0 else signal.Signals(-status).name
+    code = InternalError.exit_code if status <= 0 else status
+    return CoreFailed(f"the process that computes steps ended with {how}", exit_code=code)
+
+
+def _error(name: str, message: str, hint: str | None, exit_code: int) -> EngineError:
+    kind = _NAMED.get(name)
+    if kind is None:
+        return CoreFailed(message, exit_code=exit_code, hint=hint)
+    return kind(message, hint=hint)

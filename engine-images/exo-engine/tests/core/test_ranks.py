@@ -1,0 +1,172 @@
+"""Several processes that share each layer give the tokens of one that has all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from exo_engine.config import EngineConfig, ModelLimits, resolve
+from exo_engine.core.rank_group import RankGroup, open_memory, open_sockets
+from exo_engine.errors import ConfigurationError, CoreFailed
+from exo_engine.frames import ConnectionEnded
+from exo_engine.llm import LLM
+from exo_engine.models.config_file import read_spec
+from exo_engine.sampling_params import SamplingParams
+from exo_engine.structured_output import grammars
+from exo_engine.structured_output.vocabulary import Vocabulary
+
+OPTIONS = {
+    "dtype": "float32", "device": "cpu", "block_size": 4, "max_model_len": 88, "num_threads": 1,
+    "num_gpu_blocks_override": 60, "max_num_batched_tokens": 9, "max_num_seqs": 5,
+}  # fmt: skip
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=12, logprobs=2, prompt_logprobs=1),
+    SamplingParams(temperature=1.3, seed=1, max_tokens=12, repetition_penalty=1.3),
+    SamplingParams(temperature=1.3, seed=2, max_tokens=12, logit_bias={3: 5.0}, min_tokens=4),
+    SamplingParams(temperature=1.3, seed=3, max_tokens=12, stop_token_ids=(5, 6, 7)),
+    SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+]
+# Every kind of layer that ranks can share.
+FAMILIES = [
+    "llama-biases",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("qwen3-half-windowed", "gemma2", "gpt-oss", "qwen3-moe", "deepseek-v3")
+    ),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_give_the_tokens_of_one(tiny_model, prompts, family):
+    path = tiny_model(family).path
+    alone = LLM(path, **OPTIONS)
+    wanted = alone.generate(prompts, PARAMS)
+    ranks = LLM(path, **OPTIONS, tensor_parallel_size=2)
+    try:
+        found = ranks.generate(prompts, PARAMS)
+        assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+        scores = [[entry.logprob for entry in each[0].logprobs] for each in (found, wanted)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+        ranks.core.check_integrity()
+        assert ranks.stats().num_used_blocks == 0
+        both, one = ranks.core.measurements, alone.core.measurements
+        assert both.kv_bytes_per_token == one.kv_bytes_per_token or family == "deepseek-v3"
+        assert one.weights_bytes < both.weights_bytes < 2 * one.weights_bytes
+        assert len(set(ranks.core.executor.pids)) == 2
+    finally:
+        ranks.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"async_scheduling": True}, {"quantization": "int8"}])
+def test_so_do_three_however_steps_are_made(tiny_model, prompts, options):
+    path = tiny_model("qwen3-three").path
+    wanted = LLM(path, **OPTIONS, **options).generate(prompts, PARAMS)
+    ranks = LLM(path, **OPTIONS, **options, tensor_parallel_size=3)
+    try:
+        found = ranks.generate(prompts, PARAMS)
+        assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+    finally:
+        ranks.close()
+
+
+def test_the_end_of_any_rank_is_told(tiny_model, prompts):
+    ranks = LLM(tiny_model("llama").path, **OPTIONS, tensor_parallel_size=2)
+    try:
+        os.kill(ranks.core.executor.pids[1], signal.SIGKILL)
+        with pytest.raises(CoreFailed, match="ended with SIGKILL"):
+            ranks.generate(prompts, PARAMS)
+    finally:
+        ranks.close()
+
+
+@pytest.mark.slow
+def test_ranks_keep_to_a_grammar(tiny_model):
+    pytest.importorskip("llguidance")
+    tokens = (*(bytes([32 + n]) for n in range(95)), b'{"', b'":', b'",', b"12", b"true", b'"}')
+    params = SamplingParams(
+        temperature=1.0,
+        seed=4,
+        max_tokens=8,
+        structured_outputs=grammars.grammar('"yes" | "n" /[o-q]{1,4}/'),
+    )
+    given = []
+    for num_ranks in (1, 2):
+        llm = LLM(tiny_model("llama").path, **OPTIONS, tensor_parallel_size=num_ranks)
+        llm.use_vocabulary(Vocabulary(tokens, (), ()))
+        given.append([each.token_ids for each in llm.generate([(1, 2, 3)] * 3, params)])
+        llm.close()
+    assert given[0] == given[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "num_ranks", "message"),
+    [
+        ("llama", 4, "does not divide the 6 attention heads of LlamaForCausalLM"),
+        ("llama", 3, "does not divide the 80 inner numbers of an MLP"),
+        ("llama", 6, "does not divide the 80 inner numbers of an MLP"),
+        ("qwen3.5", 2, "Qwen3_5ForCausalLM has layers with states"),
+    ],
+)
+def test_what_ranks_cannot_share_is_refused_by_name(tiny_model, family, num_ranks, message):
+    spec = read_spec(tiny_model(family).path)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        spec.shared_by(num_ranks)
+    assert caught.value.param == "tensor-parallel-size"
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_cuda", "message"),
+    [
+        ({}, True, "ranks compute on a CPU only"),
+        ({"batch_invariant": True}, False, "the order of sums depends on the ranks"),
+        ({"tensor_parallel_size": 0}, False, "must be 1 or more"),
+    ],
+)
+def test_settings_that_ranks_do_not_go_with_are_refused(tmp_path, changes, has_cuda, message):
+    config = EngineConfig(tmp_path, **{"tensor_parallel_size": 2, **changes})
+    with pytest.raises(ConfigurationError, match=message):
+        resolve(config, ModelLimits(64, "float32"), has_cuda=has_cuda)
+
+
+def groups(num_ranks):
+    memory = open_memory(num_ranks)
+    made = [RankGroup(rank, memory, peers) for rank, peers in enumerate(open_sockets(num_ranks))]
+    os.close(memory)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_rank_gets_the_same_sum_of_any_size(dtype):
+    torch.manual_seed(0)
+    sizes = [(3, 7), (600, 1001), (1, 1), (0, 5), (2**19 + 1,)]
+    parts = [[torch.randn(size).to(dtype) for size in sizes] for _ in range(3)]
+
+    def run(group):
+        sums = [group.add_up(part) for part in parts[group.rank]]
+        given = sums, group.least(10 - group.rank), group.from_first(torch.tensor([group.rank]))
+        group.close()
+        return given
+
+    with ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(run, groups(3)))
+    for sums, least, first in results:
+        assert (least, int(first)) == (8, 0)
+        for place, total in enumerate(sums):
+            assert torch.equal(total, results[0][0][place])
+            exact = sum(part[place].double() for part in parts)
+            assert total.dtype == dtype
+            torch.testing.assert_close(
+                total.double(), exact.to(dtype).double(), atol=1e-5, rtol=0.01
+            )
+
+
+def test_a_rank_that_is_gone_is_noticed():
+    first, second = groups(2)
+    second.close()
+    with pytest.raises(ConnectionEnded):
+        first.add_up(torch.ones(3))
+    first.close()
