@@ -119,7 +119,11 @@ def test_what_both_take_they_read_alike(field: str) -> None:
     assert num_read >= 3
 
 
-MODEL_TYPES = {"qwen3_5": {"qwen3_5_text"}, "deepseek": {"deepseek_v2", "deepseek_v3"}}
+MODEL_TYPES = {
+    "qwen3_5": {"qwen3_5_text"},
+    "deepseek": {"deepseek_v2", "deepseek_v3"},
+    "gemma3": {"gemma3_text"},
+}
 """Modules of families that are not called as the model type of config.json."""
 
 

@@ -81,6 +81,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2-yarn": ("Qwen2", {"rope_parameters": _YARN}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
+    # What three ranks can share.
+    "qwen3-three": (
+        "Qwen3",
+        {"head_dim": 16, "num_key_value_heads": 3, "intermediate_size": 96},
+    ),
     "qwen3-half-windowed": (
         "Qwen3",
         {
@@ -135,6 +140,31 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 5.0,
             "num_hidden_layers": 4,
             "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 24,
+            "num_hidden_layers": 6,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.0,
+            "rope_parameters": {**_YARN, "truncate": False},
         },
     ),
     "qwen3-next": (
@@ -199,13 +229,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     def build(family: str) -> TinyModel:
         if family not in built:
             prefix, overrides = FAMILIES[family]
-            kind = "Qwen3_5TextConfig" if prefix == "Qwen3_5" else f"{prefix}Config"
+            has_text = prefix in ("Gemma3", "Gemma4", "Qwen3_5")
+            kind = f"{prefix}TextConfig" if has_text else f"{prefix}Config"
             config = getattr(transformers, kind)(**{**_COMMON, **overrides})
             torch.manual_seed(len(family))
             oracle = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
             for name, parameter in oracle.named_parameters():
                 # Fresh biases are zeros and norms are ones: make them matter.
-                if parameter.ndim == 1:
+                if parameter.ndim == 1 or name.endswith("_bias"):
                     torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
             path = tmp_path_factory.mktemp(family)
             oracle.save_pretrained(path)

@@ -15,6 +15,8 @@ FAMILIES = [
     "deepseek-v2-groups",
     "deepseek-v3",
     "gemma2",
+    "gemma3",
+    "gpt-oss",
     "llama",
     "llama3-tied",
     "llama-biases",
@@ -37,6 +39,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SCARCE_BLOCKS = {
     "mistral-window": 11,
     "gemma2": 40,
+    "gemma3": 60,
+    "gpt-oss": 24,
     "qwen2-half-windowed": 34,
     "qwen3-moe-some-layers": 11,
     "qwen3.5": 14,

@@ -5,13 +5,35 @@ Legend: T tokens in step, H heads, Hkv key/value heads, D head dim; heads are th
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
-from exo_engine.layers.base import Context
+from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.norm import Norm
 from exo_engine.layers.rope import rotate
+from exo_engine.weight_formats.base import Stored
+
+
+class Sinks(Layer):
+    """A score of each of this rank's heads that takes weight and gives no value."""
+
+    def __init__(self, context: Context, name: str, num_heads: int) -> None:
+        super().__init__(context)
+        heads = context.share(num_heads)
+        self.weight = context.empty(heads.stop - heads.start)
+        load = partial(self._load, heads)
+        self.slots[name] = Slot(Stored((num_heads,)), load)
+
+    def _load(self, heads: slice, tensor: Tensor) -> None:
+        self.weight.copy_(tensor[heads])
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Layer.num_bytes`."""
+        return self.weight.nbytes
 
 
 class Attention:
@@ -26,6 +48,7 @@ class Attention:
         has_gate: whether each query head brings a gate, which its result passes.
         query_norm: of each query head before it is turned, or None.
         key_norm: of each key head.
+        sinks: of each query head, or None.
     """
 
     def __init__(
@@ -39,12 +62,14 @@ class Attention:
         has_gate: bool = False,
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
+        sinks: Sinks | None = None,
     ) -> None:
         heads, kv_heads = context.share(num_heads), context.share(num_kv_heads)
         num_kv = kv_heads.stop - kv_heads.start
         self._num_heads = heads.stop - heads.start
         self._split = [self._num_heads * (2 if has_gate else 1), num_kv, num_kv]
-        self.has_gate = has_gate
+        self._has_gate = has_gate
+        self._sinks = sinks
         self._index = index
         self._head_dim = head_dim
         self._query_norm = query_norm
@@ -62,12 +87,17 @@ class Attention:
             (T, H D).
         """
         attended = None
-        if not self.has_gate:
+        if self.can_be_merged:
             norms, eps = self.head_norms()
             attended = backend.attend_merged(self._index, merged, rotation, norms=norms, eps=eps)
         if attended is None:
             attended = self._attend(merged, rotation, backend)
         return attended.flatten(1)
+
+    @property
+    def can_be_merged(self) -> bool:
+        """Whether a backend may do all at once, as far as it can."""
+        return not self._has_gate and self._sinks is None
 
     def head_norms(self) -> tuple[tuple[Tensor, Tensor] | None, float]:
         """Return the weights of the norms of query and key heads, if there are any, and their eps."""
@@ -82,10 +112,11 @@ class Attention:
         if self._key_norm is not None:
             keys = self._key_norm(keys)
         gates = None
-        if self.has_gate:  # each head's gate follows its query
+        if self._has_gate:  # each head's gate follows its query
             queries, gates = queries.reshape(len(merged), self._num_heads, -1).chunk(2, dim=-1)
         if self._query_norm is not None:
             queries = self._query_norm(queries)
         queries, keys = rotate(queries, rotation), rotate(keys, rotation)
-        attended = backend.attend(self._index, queries, keys, values)
+        sinks = None if self._sinks is None else self._sinks.weight
+        attended = backend.attend(self._index, queries, keys, values, sinks=sinks)
         return attended if gates is None else attended * gates.sigmoid()

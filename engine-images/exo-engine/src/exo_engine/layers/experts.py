@@ -16,7 +16,8 @@ from torch import Tensor
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.linear import Linear
 from exo_engine.layers.mlp import GatedMLP, gate
-from exo_engine.models.spec import RoutingSpec
+from exo_engine.layers.transposed_experts import ExpertBiases, transposed_slots
+from exo_engine.models.spec import ClampSpec, RoutingSpec
 from exo_engine.weight_formats import PLAIN, load_format
 from exo_engine.weight_formats.base import Share, Stored
 
@@ -27,7 +28,8 @@ class Experts(Layer):
     """Router and experts of one layer. Ranks share every expert, and all have the router.
 
     A checkpoint has three matrices per expert (`experts.0.gate_proj`), or all experts' in two tensors
-    (`experts.gate_up_proj`, `experts.down_proj`), outputs by inputs behind the number of the expert.
+    (`experts.gate_up_proj`, `experts.down_proj`), outputs by inputs behind the number of the expert; or
+    inputs by outputs, as `MixtureSpec.is_transposed` says.
 
     Args:
         context: what the model is made with.
@@ -38,6 +40,8 @@ class Experts(Layer):
         num_chosen: K.
         normalizes: whether the weights of the chosen ones are made to add up to 1.
         routing: how they are chosen.
+        clamp: of their gates; None: they are SiLU.
+        is_transposed: see `MixtureSpec`.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Experts(Layer):
         num_chosen: int,
         normalizes: bool,
         routing: RoutingSpec = _FROM_ALL,
+        clamp: ClampSpec | None = None,
+        is_transposed: bool = False,
     ) -> None:
         super().__init__(context)
         inside = replace(context, layers=[])
@@ -62,16 +68,21 @@ class Experts(Layer):
             num_ranks=1,
             dtype=torch.float32 if routing.is_float32 else context.dtype,
         )
-        self._router = Linear.column(plain, {f"{name}.gate": num_experts}, hidden_size)
+        router = f"{name}.router" if is_transposed else f"{name}.gate"
+        self._router = Linear.column(
+            plain, {router: num_experts}, hidden_size, has_bias=is_transposed
+        )
         self._experts = [
             GatedMLP(inside, f"{name}.experts.{index}", hidden_size, inner_size)
             for index in range(num_experts)
         ]
         self._kernels = context.kernels
+        self._add_up = context.add_up
         self._num_chosen = num_chosen
         self._normalizes = normalizes
         self._routing = routing
         self._parts = inside.layers
+        self._fused: dict[str, Slot] = {}
         self._bias = None
         for part in inside.layers:
             self.slots.update(part.slots)
@@ -81,7 +92,14 @@ class Experts(Layer):
             slot = Slot(Stored((num_experts,)), self._bias.copy_)
             self._own_slots[f"{name}.gate.e_score_correction_bias"] = slot
             self.slots.update(self._own_slots)
-        self._fused = self._fused_slots(f"{name}.experts", hidden_size, inner_size)
+        self._clamp = clamp
+        self._biases: ExpertBiases | None = None
+        if is_transposed:
+            self._biases = ExpertBiases(context, num_experts, hidden_size, inner_size)
+            fused = transposed_slots(f"{name}.experts", self._experts, hidden_size, inner_size)
+            self.slots = {**self._own_slots, **fused, **self._biases.slots(f"{name}.experts")}
+        else:
+            self._fused = self._fused_slots(f"{name}.experts", hidden_size, inner_size)
 
     def slots_for(self, names: Container[str]) -> Mapping[str, Slot]:
         """See `Layer.slots_for`: experts apart, or all in one where the checkpoint has them so."""
@@ -97,13 +115,18 @@ class Experts(Layer):
         sizes = experts.bincount(minlength=len(self._experts)).tolist()
         inputs = hidden[order // self._num_chosen]
         merged = self._multiply([expert.gate_up for expert in self._experts], inputs, sizes)
-        inner = gate(merged, self._kernels)
+        if self._biases is not None:
+            merged += self._biases.gate_up[experts[order]]
+        inner = gate(merged, self._kernels, clamp=self._clamp)
         results = self._multiply([expert.down for expert in self._experts], inner, sizes)
+        if self._biases is not None:
+            results += self._biases.down[experts[order]]
         outputs = torch.empty_like(results)
         outputs[order] = results
         # Added up in the order of the router's choice: the same for a token alone and among others.
         outputs = outputs.view(len(hidden), self._num_chosen, -1)
-        return (outputs * weights.unsqueeze(-1)).sum(dim=1)
+        total = (outputs * weights.unsqueeze(-1)).sum(dim=1)
+        return total if self._add_up is None else self._add_up(total)
 
     def finish(self) -> None:
         """See `Layer.finish`."""
@@ -114,6 +137,7 @@ class Experts(Layer):
     def num_bytes(self) -> int:
         """See `Layer.num_bytes`."""
         bias = 0 if self._bias is None else self._bias.nbytes
+        bias += 0 if self._biases is None else self._biases.num_bytes
         return bias + sum(part.num_bytes for part in self._parts)
 
     def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ Legend: T tokens in step, E hidden size, I inner size.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from exo_engine.kernels.library import Kernels
 from exo_engine.kernels.pointwise import silu_and_multiply
 from exo_engine.layers.base import Context
 from exo_engine.layers.linear import Linear
-from exo_engine.models.spec import Activation
+from exo_engine.models.spec import Activation, ClampSpec
 
 
 class GatedMLP:
@@ -50,8 +51,17 @@ class GatedMLP:
         return self.down(gate(self.gate_up(hidden), self._kernels, self.activation))
 
 
-def gate(merged: Tensor, kernels: Kernels | None, activation: Activation = "silu") -> Tensor:
+def gate(
+    merged: Tensor,
+    kernels: Kernels | None,
+    activation: Activation = "silu",
+    clamp: ClampSpec | None = None,
+) -> Tensor:
     """Return the first half of `merged` (T, 2 I), activated, times the second: (T, I)."""
+    if clamp is not None:
+        gates, values = merged.chunk(2, dim=-1)
+        gates, values = gates.clamp(max=clamp.limit), values.clamp(-clamp.limit, clamp.limit)
+        return (values + 1) * gates * torch.sigmoid(clamp.alpha * gates)
     if kernels is not None and activation == "silu":
         return silu_and_multiply(kernels, merged)
     gates, values = merged.chunk(2, dim=-1)

@@ -22,6 +22,8 @@ FAMILIES: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "exo_engine.models.deepseek",
     "DeepseekV3ForCausalLM": "exo_engine.models.deepseek",
     "Gemma2ForCausalLM": "exo_engine.models.gemma2",
+    "Gemma3ForCausalLM": "exo_engine.models.gemma3",
+    "GptOssForCausalLM": "exo_engine.models.gpt_oss",
     "LlamaForCausalLM": "exo_engine.models.llama",
     "MistralForCausalLM": "exo_engine.models.mistral",
     "Qwen2ForCausalLM": "exo_engine.models.qwen2",

@@ -17,10 +17,12 @@ from torch import Tensor
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.kernels.stack import StackLayer
 from exo_engine.layers import Attention, Context, Embedding, Experts, GatedMLP, Layer, Linear, Norm
+from exo_engine.layers.attention import Sinks
+from exo_engine.layers.base import Ranks
 from exo_engine.layers.delta_net import GatedDeltaNet
 from exo_engine.layers.latent import LatentAttention
 from exo_engine.layers.rope import RotaryEmbedding
-from exo_engine.models.spec import DecoderSpec, MixtureSpec
+from exo_engine.models.spec import DecoderSpec, MixtureSpec, RopeSpec
 from exo_engine.weight_formats import PLAIN, load_format
 
 
@@ -49,6 +51,7 @@ class SelfAttention:
             spec.num_kv_heads,
             spec.head_dim,
             has_gate=spec.has_output_gate,
+            sinks=Sinks(context, f"{name}.sinks", spec.num_heads) if spec.has_sinks else None,
             **norms,
         )
         self.output = Linear.row(
@@ -66,6 +69,7 @@ class DecoderLayer:
     def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
         prefix = f"model.layers.{index}"
         self.index = index
+        self.rope = spec.rope_of(index)
         self.input_norm = _norm(context, spec, f"{prefix}.input_layernorm")
         self.mixer = _make_mixer(context, spec, index)
         self.post_norms: tuple[Norm, Norm] | None = None
@@ -96,7 +100,9 @@ class DecoderLayer:
     def stacked(self) -> StackLayer | None:
         """Return the layer as the CPU kernels compute it among others; None where they cannot."""
         mixer, mlp = self.mixer, self.mlp
-        if not isinstance(mixer, SelfAttention) or mixer.attention.has_gate or self.post_norms:
+        if not isinstance(mixer, SelfAttention) or self.post_norms:
+            return None
+        if not mixer.attention.can_be_merged:
             return None
         if not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
             return None
@@ -176,6 +182,8 @@ def _make_experts(context: Context, name: str, hidden_size: int, mixture: Mixtur
         num_chosen=mixture.num_chosen,
         normalizes=mixture.normalizes,
         routing=mixture.routing,
+        clamp=mixture.clamp,
+        is_transposed=mixture.is_transposed,
     )
 
 
@@ -189,8 +197,11 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         weight_format: str = PLAIN,
+        ranks: Ranks | None = None,
     ) -> None:
         context = Context(load_format(weight_format), dtype, device)
+        if ranks is not None:
+            context = replace(context, rank=ranks.rank, num_ranks=ranks.size, add_up=ranks.add_up)
         self.spec = spec
         self.dtype = dtype
         self.device = device
@@ -204,13 +215,14 @@ class Decoder:
             if spec.ties_embeddings
             else Embedding(context, "lm_head", spec.vocab_size, spec.hidden_size)
         )
-        self._rotary: RotaryEmbedding | None = None
+        self._rotary: dict[RopeSpec, RotaryEmbedding] = {}
 
     def set_num_positions(self, num_positions: int) -> None:
         """Compute the rotary tables for sequences of up to `num_positions` tokens."""
-        self._rotary = RotaryEmbedding(
-            self.spec.rope, self.spec.num_turned, num_positions, self.device
-        )
+        self._rotary = {
+            rope: RotaryEmbedding(rope, self.spec.num_turned, num_positions, self.device)
+            for rope in {layer.rope for layer in self.layers}
+        }
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
         """Run a step's tokens through all layers.
@@ -223,17 +235,17 @@ class Decoder:
         Returns:
             (T, E): final hidden states, normalised.
         """
-        assert self._rotary is not None, "set_num_positions() comes first"
-        rotation = self._rotary.at(positions)
+        assert self._rotary, "set_num_positions() comes first"
+        rotations = {rope: table.at(positions) for rope, table in self._rotary.items()}
         hidden = self.embedding.look_up(token_ids)
         if self.spec.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype)
         update: Tensor | None = None
         if self._stack is not None:
-            update = attention.run_layers(self._stack, hidden, rotation)
+            update = attention.run_layers(self._stack, hidden, rotations[self.spec.rope])
         if update is None:
             for layer in self.layers:
-                hidden, update = layer(hidden, update, rotation, attention)
+                hidden, update = layer(hidden, update, rotations[layer.rope], attention)
         return self.final_norm.add(hidden, update)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -250,6 +262,8 @@ class Decoder:
     def _stack(self) -> list[StackLayer] | None:
         """All layers as the CPU kernels take them in one call; None where one is beyond them."""
         found = [layer.stacked() for layer in self.layers]
+        if len({layer.rope for layer in self.layers}) > 1:  # it turns all layers' heads alike
+            return None
         return None if None in found else [layer for layer in found if layer is not None]
 
     @property

@@ -26,6 +26,16 @@ def read_rope(
         default_part: likewise, the share of each head that is turned; None: all of it must be.
     """
     scaling = reader.child("rope_parameters") or reader.child("rope_scaling")
+    return read_rope_of(reader, scaling, default_theta, default_part)
+
+
+def read_rope_of(
+    reader: ConfigReader,
+    scaling: ConfigReader | None,
+    default_theta: float,
+    default_part: float | None = None,
+) -> RopeSpec:
+    """Return the rotary embedding that one object describes; arguments beside as in `read_rope`."""
     part = reader.number("partial_rotary_factor", default_part or 1.0)
     may_be_partial = default_part is not None
     if scaling is None:

@@ -6,14 +6,23 @@ from it which tensors a checkpoint must have. No torch here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach, StateLayer
+from exo_engine.errors import ConfigurationError
 from exo_engine.weight_formats import PLAIN
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClampSpec:
+    """Gates of gpt-oss: g sigmoid(alpha g) (v + 1), with gates and values clamped before."""
+
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,11 @@ class MixtureSpec:
     """Inner size of an MLP that computes every token beside the chosen experts; 0: none."""
     gates_shared: bool = False
     """What that one gives is multiplied by a number of the token's."""
+    clamp: ClampSpec | None = None
+    """Of the experts' gates; None: they are SiLU."""
+    is_transposed: bool = False
+    """As in gpt-oss, a checkpoint has all experts in one tensor, inputs by outputs, with gates and values
+    in turns, and with biases of experts and router."""
 
     @property
     def num_numbers(self) -> int:
@@ -167,6 +181,8 @@ class DecoderSpec:
     rms_norm_eps: float
     max_position_embeddings: int
     rope: RopeSpec
+    window_rope: RopeSpec | None = None
+    """Of layers with a window; None: that of all."""
     ties_embeddings: bool = False
     """The output projection is the embedding matrix."""
     has_qkv_bias: bool = False
@@ -188,6 +204,8 @@ class DecoderSpec:
     """Multiplies every product of a query and a key; None: one over the root of the head size."""
     soft_cap: float | None = None
     """Of attention's scores."""
+    has_sinks: bool = False
+    """Each head has a score that takes weight and gives no value."""
     logit_cap: float | None = None
     """Logits x become cap * tanh(x / cap)."""
     latent: LatentSpec | None = None
@@ -200,6 +218,40 @@ class DecoderSpec:
     checkpoint_dtype: str | None = None
     checkpoint_format: str = PLAIN
     """How linear layers are stored, a name of `weight_formats`."""
+    num_ranks: int = 1
+    """Processes that share each layer."""
+
+    def shared_by(self, num_ranks: int) -> DecoderSpec:
+        """Return the model as one of so many ranks has it.
+
+        Raises:
+            ConfigurationError: they cannot share it; with what cannot be shared.
+        """
+        param = "tensor-parallel-size"
+        if num_ranks > 1 and self.delta is not None:
+            raise ConfigurationError(
+                f"{self.architecture} has layers with states, which ranks cannot share in this version",
+                param=param,
+                hint="Leave --tensor-parallel-size out.",
+            )
+        parts = {
+            "attention heads": self.num_heads,
+            "inner numbers of an MLP": self.intermediate_size,
+        }
+        if self.latent is None:
+            parts["key/value heads"] = self.num_kv_heads
+        if self.mixture is not None:
+            parts["inner numbers of an expert"] = self.mixture.intermediate_size
+            parts["inner numbers of shared experts"] = self.mixture.shared_size
+        for name, size in parts.items():
+            if size % num_ranks:
+                raise ConfigurationError(
+                    f"--tensor-parallel-size is {num_ranks}, which does not divide the {size} {name} "
+                    f"of {self.architecture}",
+                    param=param,
+                    hint="Use a number that divides all of them.",
+                )
+        return replace(self, num_ranks=num_ranks)
 
     @property
     def num_parameters(self) -> int:
@@ -215,6 +267,12 @@ class DecoderSpec:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.ties_embeddings else 2)
         return layers + embeddings + self.hidden_size
 
+    def rope_of(self, layer: int) -> RopeSpec:
+        """Return the rotary embedding of one layer."""
+        if self.window_rope is None or self.windows[layer] is None:
+            return self.rope
+        return self.window_rope
+
     @property
     def num_turned(self) -> int:
         """Numbers of a query or key that the rotary embedding turns."""
@@ -224,19 +282,23 @@ class DecoderSpec:
 
     @property
     def attention_layers(self) -> tuple[CachedLayer, ...]:
-        """What cache and attention backend must know, per layer."""
+        """What cache and attention backend of a rank must know, per layer."""
+        num_heads, num_kv_heads = (
+            each // self.num_ranks for each in (self.num_heads, self.num_kv_heads)
+        )
         if self.latent is not None:
-            return (self.latent.cached(self.num_heads),) * self.num_layers
+            return (self.latent.cached(num_heads),) * self.num_layers
         return tuple(
             StateLayer(4 * self.delta.state_numbers)  # float32
             if self.delta is not None and index in self.delta.layers
             else AttentionLayer(
-                self.num_heads,
-                self.num_kv_heads,
+                num_heads,
+                num_kv_heads,
                 self.head_dim,
                 scale=self.attention_scale or self.head_dim**-0.5,
                 reach=Reach(window),
                 soft_cap=self.soft_cap,
+                has_sinks=self.has_sinks,
             )
             for index, window in enumerate(self.windows)
         )
