@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from exo_engine.config import EngineConfig, ModelLimits, resolve
-from exo_engine.core.rank_group import RankGroup, open_memory, open_sockets
+from exo_engine.core.ranks.group import RankGroup, open_memory, open_sockets
 from exo_engine.errors import ConfigurationError, CoreFailed
 from exo_engine.frames import ConnectionEnded
 from exo_engine.llm import LLM

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
-from exo_engine.core.rank_process import RankProcess, end_of, start_processes
+from exo_engine.core.ranks.process import RankProcess, end_of, start_processes
 from exo_engine.core.start_up import StartUp
 from exo_engine.core.step import (
     StepFrame,
@@ -44,7 +44,7 @@ from exo_engine.structured_output.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from exo_engine.core.loading import LoadedCore
-    from exo_engine.core.rank_group import RankGroup
+    from exo_engine.core.ranks.group import RankGroup
 
 
 class ProcessExecutor:
@@ -235,7 +235,7 @@ def _group(options: argparse.Namespace) -> RankGroup | None:
     """Return what this rank exchanges with the others; None: it is alone."""
     if options.memory is None:
         return None
-    from exo_engine.core.rank_group import RankGroup  # imports torch
+    from exo_engine.core.ranks.group import RankGroup  # imports torch
 
     peers = [socket.socket(fileno=each) for each in options.peers]
     return RankGroup(options.rank, options.memory, peers)

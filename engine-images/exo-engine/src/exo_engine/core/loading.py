@@ -47,7 +47,7 @@ from exo_engine.models.weights import check_checkpoint, load_weights
 from exo_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from exo_engine.core.rank_group import RankGroup
+    from exo_engine.core.ranks.group import RankGroup
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

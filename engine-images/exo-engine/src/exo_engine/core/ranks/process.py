@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from exo_engine.core.rank_group import open_memory, open_sockets
+from exo_engine.core.ranks.group import open_memory, open_sockets
 from exo_engine.errors import (
     ConfigurationError,
     CoreFailed,

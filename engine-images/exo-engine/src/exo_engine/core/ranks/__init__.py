@@ -1,0 +1,1 @@
+"""Processes that share the layers of one model."""
