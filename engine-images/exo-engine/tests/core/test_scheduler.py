@@ -2,95 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 from exo_engine.attention.layer import Reach
 from exo_engine.core.block_demand import BlockDemand
-from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest
-from exo_engine.core.scheduled import ScheduledStep
-from exo_engine.core.scheduler import Scheduler, SchedulerLimits
-from exo_engine.core.step import SequenceResult, StepResult
 from exo_engine.errors import DuplicateRequest, PromptTooLong, RequestError
 from exo_engine.sampling_params import SamplingParams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-EOS = 99
-
-
-def make(
-    *,
-    num_blocks: int = 16,
-    block_size: int = 4,
-    budget: int = 32,
-    max_num_seqs: int = 8,
-    caching: bool = False,
-    reaches: tuple[Reach, ...] = (Reach(),),
-    **limits,
-) -> Scheduler:
-    return Scheduler(
-        SchedulerLimits(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            max_model_len=limits.pop("max_model_len", num_blocks * block_size),
-            eos_token_ids=frozenset({EOS}),
-            **limits,
-        ),
-        BlockManager(num_blocks, block_size, enable_prefix_caching=caching, reaches=reaches),
-    )
-
-
-def set_budget(scheduler: Scheduler, num_tokens: int) -> None:
-    scheduler.limits = replace(scheduler.limits, max_num_batched_tokens=num_tokens)
-    scheduler.budget.limits = scheduler.limits
-
-
-def request(name: str, num_prompt: int, max_tokens: int | None = 4, *, priority=0, **params):
-    prompt = tuple(random.Random(name).randrange(50) for _ in range(num_prompt))
-    return EngineRequest(name, prompt, SamplingParams(max_tokens=max_tokens, **params), priority)
-
-
-def answer(scheduled: ScheduledStep, *tokens: int, **others: tuple[int, ...] | None) -> StepResult:
-    """What a runner would say: `tokens` for all that yield any; for `others` these, or nonsense."""
-    results = []
-    for name, item in scheduled.items.items():
-        given = others.get(name, tokens)
-        said = (given or ()) if item.num_samples else ()
-        valid = given is not None
-        results.append(SequenceResult(item.sequence.slot, item.epoch, said, is_valid=valid))
-    return StepResult(tuple(results))
-
-
-def step(scheduler: Scheduler, token: int = 1):
-    """One step in which the model always says `token`; returns it with what came out."""
-    scheduled = scheduler.schedule()
-    scheduler.check_integrity()
-    if not scheduled.items:
-        return scheduled, []
-    outputs = scheduler.update(scheduled, answer(scheduled, token))
-    scheduler.check_integrity()
-    return scheduled, outputs
-
-
-def finish(scheduler: Scheduler, *, most_steps: int = 500) -> dict[str, list[int]]:
-    tokens: dict[str, list[int]] = {}
-    for _ in range(most_steps):
-        if not scheduler.has_unfinished():
-            return tokens
-        scheduled, outputs = step(scheduler)
-        assert scheduled.items or scheduled.preempted_ids, "a step that does nothing"
-        assert scheduled.num_tokens <= scheduler.limits.max_num_batched_tokens
-        assert len(scheduled.items) <= scheduler.limits.max_num_seqs
-        for output in outputs:
-            tokens.setdefault(output.request_id, []).extend(output.token_ids)
-    raise AssertionError("did not finish")
+from .scheduler_steps import EOS, answer, finish, make_scheduler, request, step
 
 
 def test_prompts_and_single_tokens_share_one_step():
-    scheduler = make()
+    scheduler = make_scheduler()
     scheduler.add(request("a", 5))
     step(scheduler)
     scheduler.add(request("b", 6))
@@ -100,7 +27,7 @@ def test_prompts_and_single_tokens_share_one_step():
 
 
 def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_meanwhile():
-    scheduler = make(budget=8)
+    scheduler = make_scheduler(budget=8)
     scheduler.add(request("short", 3, 10))
     step(scheduler)
     scheduler.add(request("long", 20))
@@ -116,7 +43,7 @@ def test_a_long_prompt_is_cut_to_the_budget_and_others_go_on_meanwhile():
 
 
 def test_long_prompts_leave_the_rest_of_a_step_to_others():
-    scheduler = make(budget=16, long_prefill_tokens=5)
+    scheduler = make_scheduler(budget=16, long_prefill_tokens=5)
     for name, length in (("long", 12), ("short", 3)):
         scheduler.add(request(name, length, 2))
     sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(3)]
@@ -124,7 +51,7 @@ def test_long_prompts_leave_the_rest_of_a_step_to_others():
 
 
 def test_prompts_in_parts_share_a_step_and_no_more_of_them_than_asked_for_begin():
-    scheduler = make(budget=9, max_partial_prefills=2)
+    scheduler = make_scheduler(budget=9, max_partial_prefills=2)
     for name, length in (("a", 12), ("b", 8), ("c", 5)):
         scheduler.add(request(name, length, 2))
     sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(4)]
@@ -137,7 +64,7 @@ def test_prompts_in_parts_share_a_step_and_no_more_of_them_than_asked_for_begin(
 
 
 def test_a_prompt_that_would_stay_unfinished_waits_while_enough_others_are():
-    scheduler = make(budget=9, max_partial_prefills=1, long_prefill_tokens=4)
+    scheduler = make_scheduler(budget=9, max_partial_prefills=1, long_prefill_tokens=4)
     for name, length in (("a", 12), ("b", 8), ("c", 3)):
         scheduler.add(request(name, length, 2))
     sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(4)]
@@ -145,7 +72,7 @@ def test_a_prompt_that_would_stay_unfinished_waits_while_enough_others_are():
 
 
 def test_short_prompts_pass_long_ones_when_enough_of_those_are_under_way():
-    scheduler = make(budget=12, long_prefill_tokens=4, max_long_partial_prefills=1)
+    scheduler = make_scheduler(budget=12, long_prefill_tokens=4, max_long_partial_prefills=1)
     for name, length in (("long", 8), ("longer", 9), ("short", 3)):
         scheduler.add(request(name, length, 2))
     sizes = [{n: i.num_tokens for n, i in step(scheduler)[0].items.items()} for _ in range(3)]
@@ -158,7 +85,7 @@ def test_short_prompts_pass_long_ones_when_enough_of_those_are_under_way():
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it_whole():
-    scheduler = make(budget=8, enable_chunked_prefill=False, max_model_len=8)
+    scheduler = make_scheduler(budget=8, enable_chunked_prefill=False, max_model_len=8)
     scheduler.add(request("a", 5, 2))
     scheduler.add(request("b", 5, 2))
     assert set(step(scheduler)[0].items) == {"a"}
@@ -166,7 +93,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_holds_it_whole()
 
 
 def test_no_more_sequences_run_than_allowed():
-    scheduler = make(max_num_seqs=2)
+    scheduler = make_scheduler(max_num_seqs=2)
     for name in "abc":
         scheduler.add(request(name, 2, 3))
     assert set(step(scheduler)[0].items) == {"a", "b"}
@@ -179,7 +106,7 @@ def test_no_more_sequences_run_than_allowed():
 
 
 def test_the_latest_gives_way_when_blocks_run_out_and_starts_over():
-    scheduler = make(num_blocks=4, block_size=2, max_model_len=8)
+    scheduler = make_scheduler(num_blocks=4, block_size=2, max_model_len=8)
     scheduler.add(request("first", 3, 5))
     scheduler.add(request("second", 3, 5))
     assert set(step(scheduler)[0].items) == {"first", "second"}
@@ -194,7 +121,7 @@ def test_the_latest_gives_way_when_blocks_run_out_and_starts_over():
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_in_the_prefix_cache():
-    scheduler = make(num_blocks=6, block_size=2, max_model_len=12, caching=True)
+    scheduler = make_scheduler(num_blocks=6, block_size=2, max_model_len=12, caching=True)
     scheduler.add(request("first", 5, 3))
     scheduler.add(request("second", 5, 3))
     num_tokens = 0
@@ -206,7 +133,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_in_the_prefix_cache():
 
 
 def test_a_cached_prompt_computes_only_its_last_token():
-    scheduler = make(caching=True)
+    scheduler = make_scheduler(caching=True)
     scheduler.add(request("same", 8, 1))
     finish(scheduler)
     scheduler.add(request("same", 8, 1))
@@ -218,7 +145,7 @@ def test_a_cached_prompt_computes_only_its_last_token():
 
 
 def test_prompt_logprobs_need_the_whole_prompt_computed():
-    scheduler = make(caching=True)
+    scheduler = make_scheduler(caching=True)
     scheduler.add(request("same", 8, 1))
     finish(scheduler)
     scheduler.add(request("same", 8, 1, prompt_logprobs=0))
@@ -226,7 +153,7 @@ def test_prompt_logprobs_need_the_whole_prompt_computed():
 
 
 def test_lower_priority_numbers_run_first():
-    scheduler = make(max_num_seqs=1, policy="priority")
+    scheduler = make_scheduler(max_num_seqs=1, policy="priority")
     scheduler.add(request("late", 2, 2, priority=5))
     scheduler.add(request("middle", 2, 2, priority=1))
     scheduler.add(request("urgent", 2, 2, priority=0))
@@ -237,7 +164,7 @@ def test_lower_priority_numbers_run_first():
 
 
 def test_an_urgent_arrival_takes_the_seat_of_a_less_urgent_one():
-    scheduler = make(max_num_seqs=1, policy="priority")
+    scheduler = make_scheduler(max_num_seqs=1, policy="priority")
     scheduler.add(request("late", 2, 8, priority=5))
     step(scheduler)
     scheduler.add(request("urgent", 2, 2, priority=0))
@@ -246,7 +173,7 @@ def test_an_urgent_arrival_takes_the_seat_of_a_less_urgent_one():
 
 
 def test_equal_priority_never_takes_a_seat():
-    scheduler = make(max_num_seqs=1, policy="priority")
+    scheduler = make_scheduler(max_num_seqs=1, policy="priority")
     scheduler.add(request("a", 2, 4))
     step(scheduler)
     scheduler.add(request("b", 2, 4))
@@ -255,7 +182,7 @@ def test_equal_priority_never_takes_a_seat():
 
 
 def test_fcfs_ignores_priority():
-    scheduler = make(max_num_seqs=1)
+    scheduler = make_scheduler(max_num_seqs=1)
     scheduler.add(request("a", 2, 2, priority=5))
     scheduler.add(request("b", 2, 2, priority=0))
     assert set(step(scheduler)[0].items) == {"a"}
@@ -263,7 +190,7 @@ def test_fcfs_ignores_priority():
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3], ids=["waiting", "in-prompt", "decoding"])
 def test_an_aborted_request_leaves_nothing_behind(num_steps):
-    scheduler = make(budget=4)
+    scheduler = make_scheduler(budget=4)
     scheduler.add(request("a", 8, 20))
     for _ in range(num_steps):
         step(scheduler)
@@ -276,7 +203,7 @@ def test_an_aborted_request_leaves_nothing_behind(num_steps):
 
 
 def test_an_abort_between_schedule_and_update_is_no_error():
-    scheduler = make()
+    scheduler = make_scheduler()
     scheduler.add(request("a", 3))
     scheduled = scheduler.schedule()
     result = answer(scheduled, 1)
@@ -286,7 +213,7 @@ def test_an_abort_between_schedule_and_update_is_no_error():
 
 
 def test_end_of_sequence_ends_a_request_and_is_named():
-    scheduler = make()
+    scheduler = make_scheduler()
     scheduler.add(request("a", 3, 10))
     _, outputs = step(scheduler, token=EOS)
     assert (outputs[0].finish_reason, outputs[0].stop_token_id) == ("stop", EOS)
@@ -305,13 +232,13 @@ def test_end_of_sequence_ends_a_request_and_is_named():
     ],
 )
 def test_what_ends_a_request(params, token, reason):
-    scheduler = make()
+    scheduler = make_scheduler()
     scheduler.add(request("a", 3, **{"max_tokens": 10, **params}))
     assert step(scheduler, token)[1][0].finish_reason == reason
 
 
 def test_no_finite_logits_end_only_that_request():
-    scheduler = make()
+    scheduler = make_scheduler()
     scheduler.add(request("bad", 3))
     scheduler.add(request("good", 3))
     scheduled = scheduler.schedule()
@@ -322,7 +249,7 @@ def test_no_finite_logits_end_only_that_request():
 
 
 def test_without_max_tokens_a_request_runs_to_the_models_length():
-    scheduler = make(max_model_len=12)
+    scheduler = make_scheduler(max_model_len=12)
     scheduler.add(request("a", 5, None))
     assert len(finish(scheduler)["a"]) == 7
 
@@ -332,7 +259,7 @@ def test_without_max_tokens_a_request_runs_to_the_models_length():
     [(64, 1, "prompt"), (100, None, "prompt"), (60, 5, "max_tokens")],
 )
 def test_what_can_never_fit_is_refused(num_prompt, max_tokens, param):
-    scheduler = make(num_blocks=16, block_size=4, max_model_len=1000)
+    scheduler = make_scheduler(num_blocks=16, block_size=4, max_model_len=1000)
     with pytest.raises(PromptTooLong, match="at most 64") as caught:
         scheduler.add(request("a", num_prompt, max_tokens))
     assert caught.value.param == param
@@ -340,7 +267,7 @@ def test_what_can_never_fit_is_refused(num_prompt, max_tokens, param):
 
 
 def test_an_empty_prompt_and_a_duplicate_id_are_refused():
-    scheduler = make()
+    scheduler = make_scheduler()
     with pytest.raises(RequestError, match="no tokens"):
         scheduler.add(request("a", 0))
     scheduler.add(request("a", 1))
@@ -348,86 +275,8 @@ def test_an_empty_prompt_and_a_duplicate_id_are_refused():
         scheduler.add(request("a", 1))
 
 
-def test_guesses_that_hold_are_several_tokens_of_one_step():
-    scheduler = make()
-    scheduler.add(request("a", 3, 10))
-    step(scheduler)
-    scheduler.propose("a", (5, 6, 7))
-    scheduled = scheduler.schedule()
-    item = scheduled.items["a"]
-    assert (item.start, item.end, item.num_samples) == (3, 7, 4)
-    assert scheduled.frame.proposed.tolist() == [5, 6, 7]
-    (output,) = scheduler.update(scheduled, answer(scheduled, 5, 6, 7, 8))
-    assert output.token_ids == (5, 6, 7, 8)
-    assert step(scheduler)[0].items["a"].start == 7
-    assert len(finish(scheduler)["a"]) == 10 - 6
-
-
-def test_guesses_that_do_not_hold_are_taken_back():
-    scheduler = make(caching=True, block_size=2, num_blocks=32)
-    scheduler.add(request("a", 3, 10))
-    step(scheduler)
-    scheduler.propose("a", (5, 6, 7))
-    scheduled = scheduler.schedule()
-    (output,) = scheduler.update(scheduled, answer(scheduled, 5, 9))
-    scheduler.check_integrity()
-    assert output.token_ids == (5, 9)
-    assert step(scheduler)[0].items["a"].start == 5  # 9 is the last known one, at place 5
-    prompt = scheduled.items["a"].sequence.token_ids
-    assert prompt[3:] == [1, 5, 9, 1]
-    # Nothing that was taken back can be found: two blocks hold what was computed and confirmed.
-    assert len(scheduler.blocks.find_prefix([*prompt[:5], 6, 7])) == 2
-
-
-@pytest.mark.parametrize(
-    ("params", "tokens", "kept", "reason"),
-    [
-        ({"max_tokens": 10}, (4, EOS, 4), (4, EOS), "stop"),
-        ({"max_tokens": 10, "min_tokens": 3}, (EOS, EOS, 4), (EOS, EOS), "stop"),
-        ({"max_tokens": 4}, (4, 4, 4), (4, 4, 4), "length"),
-        ({"max_tokens": 3}, (4, 4), (4, 4), "length"),
-    ],
-)
-def test_several_tokens_end_with_the_one_that_ends_the_request(params, tokens, kept, reason):
-    scheduler = make()
-    scheduler.add(request("a", 3, **params))
-    step(scheduler)
-    scheduler.propose("a", (4, 4, 4))
-    scheduled = scheduler.schedule()
-    (output,) = scheduler.update(scheduled, answer(scheduled, *tokens))
-    assert (output.token_ids, output.finish_reason) == (kept, reason)
-    assert scheduler.stats().num_used_blocks == 0
-
-
-def test_guesses_take_what_is_left_of_the_budget_and_no_more():
-    scheduler = make(budget=4)
-    for name in "ab":
-        scheduler.add(request(name, 2, 10))
-    step(scheduler)
-    scheduler.propose("b", (5, 6, 7))
-    scheduler.propose("a", (5, 6, 7))
-    scheduled, _ = step(scheduler)
-    assert [(i.num_tokens, i.num_samples) for i in scheduled.items.values()] == [(4, 4)]
-    assert len(step(scheduler)[0].items) == 2
-
-
-def test_guess_for_a_request_that_waits_is_not_kept():
-    scheduler = make()
-    scheduler.add(request("a", 1, 10))
-    scheduler.propose("a", (5, 6, 7))
-    assert step(scheduler)[0].num_tokens == 1
-
-
-def test_guesses_are_not_computed_where_a_state_could_not_take_them_back():
-    scheduler = make(reaches=(Reach(), Reach(is_state=True)))
-    scheduler.add(request("a", 3, 10))
-    step(scheduler)
-    scheduler.propose("a", (5, 6, 7))
-    assert step(scheduler)[0].num_tokens == 1
-
-
 def test_tokens_are_counted_in_the_step_that_computes_them():
-    scheduler = make(budget=8)
+    scheduler = make_scheduler(budget=8)
     scheduler.add(request("a", 20, 3))
     counts = []
     while scheduler.has_unfinished():
@@ -437,7 +286,7 @@ def test_tokens_are_counted_in_the_step_that_computes_them():
 
 
 def test_abandoned_steps_start_over():
-    scheduler = make()
+    scheduler = make_scheduler()
     scheduler.add(request("a", 3, 4))
     step(scheduler)
     scheduler.schedule()
@@ -447,91 +296,8 @@ def test_abandoned_steps_start_over():
     assert len(finish(scheduler)["a"]) == 3
 
 
-def siblings(count: int, num_prompt: int, max_tokens: int = 4, **others) -> list[EngineRequest]:
-    """As the server makes them of `n`."""
-    prompt = tuple(random.Random(7).randrange(50) for _ in range(num_prompt))
-    params = SamplingParams(max_tokens=max_tokens)
-    first = EngineRequest("s0", prompt, params, **others)
-    return [first] + [replace(first, request_id=f"s{i}", sibling_of="s0") for i in range(1, count)]
-
-
-@pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize(
-    "reaches", [(Reach(),), (Reach(), Reach(window=40))], ids=["full", "window"]
-)
-def test_siblings_compute_their_prompt_once(caching, reaches):
-    scheduler = make(num_blocks=400, block_size=16, budget=128, caching=caching, reaches=reaches)
-    for each in siblings(8, 500):
-        scheduler.add(each)
-    num_prompt_tokens = most_used = 0
-    steps = []
-    while scheduler.has_unfinished():
-        scheduled, _ = step(scheduler)
-        steps.append([item.num_tokens for item in scheduled.items.values()])
-        num_prompt_tokens += sum(
-            max(0, min(item.end, 500) - item.start) for item in scheduled.items.values()
-        )
-        most_used = max(most_used, scheduler.stats().num_used_blocks)
-    assert num_prompt_tokens == 500 + 7
-    # Each of seven has one block of its own, per group: that of the last tokens.
-    assert most_used <= (32 + 7 + 8) * len(reaches)
-    assert steps[4] == [1] * 8
-
-
-def test_siblings_of_a_model_with_states_begin_with_the_state_before_the_last_tokens():
-    reaches = (Reach(), Reach(is_state=True))
-    scheduler = make(num_blocks=400, block_size=16, budget=128, caching=True, reaches=reaches)
-    for each in siblings(8, 500):
-        scheduler.add(each)
-    num_prompt_tokens = 0
-    while scheduler.has_unfinished():
-        items = step(scheduler)[0].items.values()
-        num_prompt_tokens += sum(max(0, min(item.end, 500) - item.start) for item in items)
-    assert num_prompt_tokens == 500 + 7 * 4  # 496 are whole blocks
-
-
-def test_siblings_of_one_that_is_gone_go_on_alone():
-    scheduler = make(num_blocks=40, budget=4)
-    for each in siblings(3, 9):
-        scheduler.add(each)
-    step(scheduler)
-    assert (scheduler.stats().num_running, scheduler.stats().num_waiting) == (1, 2)
-    scheduler.abort(["s0", "s2"])
-    scheduler.check_integrity()
-    assert {name: len(tokens) for name, tokens in finish(scheduler).items()} == {"s1": 4}
-    assert scheduler.stats().num_used_blocks == 0
-
-
-def test_sibling_takes_nothing_of_one_that_was_preempted_and_computes_its_prompt_anew():
-    scheduler = make(budget=4, max_num_seqs=2)
-    first, second = siblings(2, 9)
-    scheduler.add(first)
-    for _ in range(3):
-        step(scheduler)
-    scheduler.schedule()
-    scheduler.abandon()
-    scheduler.add(second)
-    set_budget(scheduler, 7)
-    sizes = {name: (i.start, i.end) for name, i in step(scheduler)[0].items.items()}
-    assert sizes == {"s0": (0, 7)}
-    set_budget(scheduler, 32)
-    sizes = {name: (i.start, i.end) for name, i in step(scheduler)[0].items.items()}
-    assert sizes == {"s0": (7, 10), "s1": (0, 9)}
-
-
-def test_one_that_only_says_it_is_a_sibling_computes_its_own_prompt():
-    scheduler = make(num_blocks=40)
-    first, second = siblings(2, 9)
-    scheduler.add(first)
-    scheduler.add(replace(second, prompt_token_ids=(1,) * 9))
-    scheduler.add(replace(second, request_id="salted", cache_salt="other"))
-    scheduler.add(replace(second, request_id="late", sibling_of="nobody"))
-    assert {i.num_tokens for i in step(scheduler)[0].items.values()} == {9, 5}
-    assert len(finish(scheduler)) == 4
-
-
 def test_a_salt_keeps_prefixes_apart():
-    scheduler = make(num_blocks=40, caching=True)
+    scheduler = make_scheduler(num_blocks=40, caching=True)
     prompt = request("a", 12, 1)
     found = []
     for salt in (None, "one", "two", "one", None):
@@ -577,7 +343,7 @@ def test_every_request_that_was_admitted_ends_with_all_its_tokens(
     has_siblings,
 ):
     """Whatever the sizes: nobody starves, and the budget holds in every step."""
-    scheduler = make(
+    scheduler = make_scheduler(
         num_blocks=num_blocks,
         block_size=block_size,
         budget=budget,
