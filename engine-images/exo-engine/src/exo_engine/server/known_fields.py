@@ -198,45 +198,49 @@ _RESPONSES_REFUSED = {
     "context": "choosing the turns whose reasoning is seen",
     "mode": "a mode of reasoning",
 }
+RESPONSES_AS_CHAT = frozenset(
+    [
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "logit_bias",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "parallel_tool_calls",
+        "include_reasoning",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "priority",
+        "cache_salt",
+        "chat_template_kwargs",
+        "structured_outputs",
+    ]
+)
+"""Fields of /v1/responses that mean what they mean in /v1/chat/completions."""
 RESPONSES = KnownFields(
-    frozenset(
-        [
-            "model",
-            "input",
-            "instructions",
-            "max_output_tokens",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "stop",
-            "stop_token_ids",
-            "ignore_eos",
-            "logit_bias",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-            "stream",
-            "stream_options",
-            "text",
-            "reasoning",
-            "include",
-            "include_reasoning",
-            "include_stop_str_in_output",
-            "skip_special_tokens",
-            "truncation",
-            "top_logprobs",
-            "previous_response_id",
-            "priority",
-            "cache_salt",
-            "chat_template_kwargs",
-            "structured_outputs",
-        ]
-    ),
+    RESPONSES_AS_CHAT
+    | {
+        "model",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "tools",
+        "tool_choice",
+        "stream",
+        "stream_options",
+        "text",
+        "reasoning",
+        "include",
+        "truncation",
+        "top_logprobs",
+        "previous_response_id",
+    },
     # Limits and hints for tools of OpenAI's own, which are refused, and for its stores.
     HARMLESS | {"max_tool_calls", "access_programs"},
     _RESPONSES_REFUSED,
@@ -268,26 +272,24 @@ _ANTHROPIC_REFUSED = {
     "defer_loading": "a tool that is loaded later",
     "input_examples": "examples of a tool's input (put them into its description)",
 }
+MESSAGES_AS_CHAT = frozenset(
+    {"temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs"}
+)
+"""Fields of /v1/messages that mean what they mean in /v1/chat/completions."""
 MESSAGES = KnownFields(
-    frozenset(
-        [
-            "model",
-            "messages",
-            "max_tokens",
-            "system",
-            "temperature",
-            "top_p",
-            "top_k",
-            "stop_sequences",
-            "stream",
-            "tools",
-            "tool_choice",
-            "thinking",
-            "output_config",
-            "cache_salt",
-            "chat_template_kwargs",
-        ]
-    ),
+    MESSAGES_AS_CHAT
+    | {
+        "model",
+        "messages",
+        "max_tokens",
+        "system",
+        "stop_sequences",
+        "stream",
+        "tools",
+        "tool_choice",
+        "thinking",
+        "output_config",
+    },
     _ANTHROPIC_HARMLESS,
     _ANTHROPIC_REFUSED,
 )

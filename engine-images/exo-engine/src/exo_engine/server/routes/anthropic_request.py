@@ -9,6 +9,7 @@ from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
 from exo_engine.server.known_fields import (
     MESSAGES,
+    MESSAGES_AS_CHAT,
     MESSAGES_OUTPUT,
     MESSAGES_THINKING,
     MESSAGES_TOOL,
@@ -16,7 +17,6 @@ from exo_engine.server.known_fields import (
 )
 from exo_engine.server.routes.tools import translate_tools
 
-_SAME = ("temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs")
 _NAMES = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -32,7 +32,7 @@ def as_chat(fields: Fields, *, is_count: bool = False) -> Fields:
         ApiError: a field is wrong, or asks for what this engine does not offer.
     """
     check_fields(fields, MESSAGES)
-    values = {name: fields.values[name] for name in _SAME if fields.has(name)}
+    values = {name: value for name, value in fields.values.items() if name in MESSAGES_AS_CHAT}
     if not is_count:
         values["max_tokens"] = fields.integer("max_tokens", minimum=1)
         if values["max_tokens"] is None:

@@ -13,34 +13,13 @@ from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
 from exo_engine.server.known_fields import (
     RESPONSES,
+    RESPONSES_AS_CHAT,
     RESPONSES_REASONING,
     RESPONSES_TEXT,
     check_fields,
 )
 from exo_engine.server.routes.tools import translate_tools
 
-_SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "logit_bias",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "include_reasoning",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "priority",
-    "cache_salt",
-    "chat_template_kwargs",
-    "parallel_tool_calls",
-    "structured_outputs",
-)
 _NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -60,7 +39,7 @@ def as_chat(fields: Fields) -> Fields:
     """
     check_fields(fields, RESPONSES)
     _refuse_unsupported(fields)
-    values = {name: fields.values[name] for name in _SAME if fields.has(name)}
+    values = {name: value for name, value in fields.values.items() if name in RESPONSES_AS_CHAT}
     values["max_tokens"] = fields.values.get("max_output_tokens")
     values["messages"] = _read_messages(fields)
     values["reasoning_effort"] = _read_effort(fields)
