@@ -2,7 +2,7 @@
 
 The event loop's own way takes all that come: uvloop, once it has no descriptor left, hangs up on everything
 that waits in the kernel's queue, and asyncio leaves none for the rest of the process. Here what is too much stays
-in that queue. The gateway's site (`gateway/accepting.py`) and the controller's server (`controller/http/server.py`)
+in that queue. The gateway's site (`gateway/bounded_site.py`) and the controller's server (`controller/http/server.py`)
 make one; standard library only.
 """
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import requests
 from exoscale_auth import ExoscaleV2Auth
 
-from benchmarks.foreign_files.asking import ASK_SECONDS, Answers, asked
+from benchmarks.foreign_files.answer_times import ASK_SECONDS, Answers, asked
 from benchmarks.foreign_files.mutations import KINDS, mutated, passes_first_parser, write_seed
 from exo_inference.local_settings import ensure_credentials, prepare_settings, save_settings
 from exo_inference.state_dir import StateDir

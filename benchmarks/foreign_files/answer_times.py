@@ -1,4 +1,4 @@
-"""`python -m benchmarks.foreign_files.asking URL`: asks an API every 50 ms until stdin ends.
+"""`python -m benchmarks.foreign_files.answer_times URL`: asks an API every 50 ms until stdin ends.
 
 A process of its own, because the one that makes files and sends them holds up its own threads. Reads key
 and secret from the first line of stdin, prints what it found in JSON, and how late the machine let it
@@ -42,7 +42,7 @@ def asked(url: str, key: str, secret: str) -> Iterator[Answers]:
     """Ask until the block ends; the answers are there after it."""
     found = Answers()
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.foreign_files.asking", url],
+        [sys.executable, "-m", "benchmarks.foreign_files.answer_times", url],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

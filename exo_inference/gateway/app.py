@@ -18,10 +18,10 @@ from aiohttp import web
 from exo_inference.connection_limits import BACKLOG, Share
 from exo_inference.errors import PlatformError
 from exo_inference.gateway import errors
-from exo_inference.gateway.accepting import BoundedSite
 from exo_inference.gateway.addresses import parse_path
 from exo_inference.gateway.admin import build_admin_app
 from exo_inference.gateway.balancer import Balancer
+from exo_inference.gateway.bounded_site import BoundedSite
 from exo_inference.gateway.connections import Server, check_head
 from exo_inference.gateway.exchange import (
     CLIENT_CLOSED,

@@ -11,7 +11,7 @@ from typing import cast
 
 from aiohttp import web
 
-from exo_inference.accepting import Acceptor
+from exo_inference.acceptor import Acceptor
 from exo_inference.connection_limits import BACKLOG
 from exo_inference.gateway.connections import Server
 

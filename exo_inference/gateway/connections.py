@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from exo_inference import accepting
+from exo_inference import acceptor
 from exo_inference.connection_limits import end_when_stalled
 from exo_inference.gateway import errors
 
@@ -45,7 +45,7 @@ class Server(web.Server):
 
     is_closing = False
     max_kept: int | None = None
-    on_lost: Callable[[accepting.Connection], None] = staticmethod(lambda _: None)
+    on_lost: Callable[[acceptor.Connection], None] = staticmethod(lambda _: None)
 
     def __call__(self) -> Connection:
         """Return the protocol of one new connection."""

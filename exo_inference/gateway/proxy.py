@@ -35,13 +35,13 @@ from exo_inference.gateway.headers import (
 )
 from exo_inference.gateway.held_requests import Holding
 from exo_inference.gateway.lost_replicas import LostReplicas
-from exo_inference.gateway.models.asked import MODELS_PATH, AskedModel
 from exo_inference.gateway.models.listing import (
     SharedLists,
     merge_models,
     read_page,
     split_by_models,
 )
+from exo_inference.gateway.models.requested_model import MODELS_PATH, RequestedModel
 from exo_inference.gateway.table import Deployment, Replica, Tables
 from exo_inference.gateway.upstreams import UpstreamPool
 
@@ -126,7 +126,7 @@ class Job:
 class _Attempts:
     """What has been tried for one request, and which model it asks for."""
 
-    asked: AskedModel
+    asked: RequestedModel
     unreachable: set[str] = field(default_factory=set)
     died: set[str] = field(default_factory=set)
     busy: set[str] = field(default_factory=set)
@@ -206,7 +206,7 @@ class Proxy:
             merged = await self._list_models(request, exchange, job)
             if merged is not None:
                 return merged
-        attempts = _Attempts(AskedModel(job.path, job.body))
+        attempts = _Attempts(RequestedModel(job.path, job.body))
         while True:
             replica = await self._next_replica(exchange, job, attempts)
             exchange.replica = replica.name
@@ -239,7 +239,7 @@ class Proxy:
             finally:
                 self._balancer.release(replica.name)
 
-    def _check_in_effect(self, exchange: Exchange, job: Job, asked: AskedModel) -> None:
+    def _check_in_effect(self, exchange: Exchange, job: Job, asked: RequestedModel) -> None:
         """Say why a model is not found that the deployment is to have, which the engine cannot know.
 
         Raises:
@@ -279,7 +279,7 @@ class Proxy:
         self, request: web.BaseRequest, exchange: Exchange, job: Job, group: Deployment
     ) -> bytes | None:
         """Return what one of these replicas answers; None where none does in time."""
-        attempts = _Attempts(AskedModel(job.path, job.body))
+        attempts = _Attempts(RequestedModel(job.path, job.body))
         with contextlib.suppress(errors.RequestRefused):  # others may have room, or can be reached
             while (replica := self._balancer.acquire(group, attempts.unreachable)) is not None:
                 attempts.unreachable.add(replica.name)

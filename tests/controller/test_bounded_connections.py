@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference import accepting, connection_limits
+from exo_inference import acceptor, connection_limits
 from exo_inference.controller.http import server
 from exo_inference.controller.http.routes import logs
 from exo_inference.errors import BadRequest
@@ -38,8 +38,8 @@ def crowded(
     """A controller that takes eight connections at once."""
     monkeypatch.setattr(server, "client_connections", lambda _: 8)
     monkeypatch.setattr(logs, "client_connections", lambda _: 8)
-    monkeypatch.setattr(accepting, "SPARED_SECONDS", 0.05)
-    monkeypatch.setattr(accepting, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(acceptor, "SPARED_SECONDS", 0.05)
+    monkeypatch.setattr(acceptor, "LOOK_SECONDS", 0.01)
     with stopped_controller.running() as controller:
         yield controller
 

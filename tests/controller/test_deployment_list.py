@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from exo_inference.controller.http import listed
-from exo_inference.controller.http.listed import ListedDeployments
+from exo_inference.controller.http import deployment_list
+from exo_inference.controller.http.deployment_list import ListedDeployments
 from exo_inference.controller.http.views import view_deployment
 from exo_inference.resources import InferenceDeployment
 from exo_inference.wire import DeploymentList
@@ -29,7 +29,7 @@ def test_it_is_the_list_of_the_views_and_only_changes_are_made(
         made.append(item.metadata.uid)
         return view_deployment(item, *args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(listed, "view_deployment", view)
+    monkeypatch.setattr(deployment_list, "view_deployment", view)
     lists = ListedDeployments()
     a, b, c = named("a"), named("b", deleting=True), named("c")
     ids: dict[str, str] = {"org/m1": "m-1"}

@@ -10,7 +10,7 @@ from exo_inference.controller.local.routing_table import RoutingTable
 from exo_inference.controller.reconcile import rollback
 from exo_inference.platforms.base import ObservedDeployment
 from exo_inference.resources import DeploymentSpec, InferenceDeployment
-from exo_inference.resources.settled import spec_before
+from exo_inference.resources.settled_spec import spec_before
 from exo_inference.wire import Route
 from tests.controller import builders
 from tests.controller.conftest import Controller

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from exo_inference import accepting
+from exo_inference import acceptor
 from exo_inference.connection_limits import BACKLOG, OWN_DESCRIPTORS, Share, share_descriptors
 from exo_inference.gateway import proxy
 from exo_inference.gateway.app import Gateway
@@ -197,8 +197,8 @@ async def test_connections_beyond_the_bound_wait_and_are_answered(stack):
 @pytest.mark.parametrize("is_used", [False, True])
 async def test_connections_that_ask_for_nothing_give_way(stack, monkeypatch, is_used):
     """One client that holds all connections keeps nobody out, whether it had an answer or not."""
-    monkeypatch.setattr(accepting, "SPARED_SECONDS", 0.05)
-    monkeypatch.setattr(accepting, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(acceptor, "SPARED_SECONDS", 0.05)
+    monkeypatch.setattr(acceptor, "LOOK_SECONDS", 0.01)
     await begin_again(stack, Share(exchanges=8, connections=4))
     async with contextlib.AsyncExitStack() as clients:
         for _ in range(6):
@@ -212,8 +212,8 @@ async def test_connections_that_ask_for_nothing_give_way(stack, monkeypatch, is_
 
 
 async def test_request_in_flight_never_gives_way(stack, monkeypatch):
-    monkeypatch.setattr(accepting, "SPARED_SECONDS", 0.0)
-    monkeypatch.setattr(accepting, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(acceptor, "SPARED_SECONDS", 0.0)
+    monkeypatch.setattr(acceptor, "LOOK_SECONDS", 0.01)
     await begin_again(stack, Share(exchanges=1, connections=1))
     gate = asyncio.Semaphore(1)
     for engine in stack.engines:

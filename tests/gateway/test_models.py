@@ -15,9 +15,9 @@ from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.endpoints import sort_endpoints
 from exo_inference.gateway.held_requests import HoldSettings
 from exo_inference.gateway.lost_replicas import LostReplicaSettings
-from exo_inference.gateway.models.asked import AskedModel
 from exo_inference.gateway.models.listing import MAX_PAGE_BYTES, merge_models
 from exo_inference.gateway.models.replicas import read_models
+from exo_inference.gateway.models.requested_model import RequestedModel
 from exo_inference.gateway.table import Deployment, Replica, parse_table, tell_models_apart
 from exo_inference.resources import (
     DeploymentSpec,
@@ -37,7 +37,7 @@ def serve(engine, *models):
         if request.path.endswith("/v1/models"):
             cards = [{"id": name, "object": "model", "by": engine.name} for name in models]
             return web.json_response({"object": "list", "data": cards})
-        name = AskedModel(request.path, await request.read())._find(())
+        name = RequestedModel(request.path, await request.read())._find(())
         if name is not None and name not in models:
             error = {"message": f"{name} does not exist", "code": "model_not_found"}
             return web.json_response({"error": error}, status=404)
@@ -140,8 +140,8 @@ async def test_a_model_that_is_not_in_effect_is_explained_to_who_asks_for_it(mix
         assert (status, document["error"]["message"]) == (404, "exo/other does not exist")
     assert await answered_by(mixed, {"model": OLD}) == {"chat-a", "chat-b"}
     nested = json.dumps({"a": {"model": OLD}, "model": NEW}).encode()
-    assert AskedModel("/v1/completions", nested).names(NEW)
-    assert not AskedModel("/v1/completions", nested).names(OLD)
+    assert RequestedModel("/v1/completions", nested).names(NEW)
+    assert not RequestedModel("/v1/completions", nested).names(OLD)
 
 
 async def test_a_form_and_a_path_name_a_model_too(mixed):
@@ -292,7 +292,7 @@ async def test_a_slow_replica_is_alone_where_the_others_have_another_model(mixed
 
 
 def asked(body: bytes, known=(OLD, NEW), path="/v1/chat/completions"):
-    return AskedModel(path, body)._find(known)
+    return RequestedModel(path, body)._find(known)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_long_body_is_searched_and_never_parsed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_body_is_looked_at_only_while_models_differ() -> None:
     deployment = Deployment("d", "chat", "ready", "", (), (Replica("a", "http://a"),), 8)
-    model = AskedModel("/v1/completions", b'{"model":"exo/old"}')
+    model = RequestedModel("/v1/completions", b'{"model":"exo/old"}')
     assert model.narrow(deployment) is deployment
     assert model._names is None
 

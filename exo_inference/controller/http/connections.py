@@ -16,7 +16,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from exo_inference import accepting
+from exo_inference import acceptor
 from exo_inference.connection_limits import end_when_stalled
 
 HEAD_SECONDS = 75.0
@@ -67,7 +67,7 @@ class Connections:
         self._config = config
         self._state = state
         self._max_kept = max_kept
-        self.on_lost: Callable[[accepting.Connection], None] = lambda _: None
+        self.on_lost: Callable[[acceptor.Connection], None] = lambda _: None
 
     def __call__(self) -> Connection:
         """Return the protocol of one new connection."""

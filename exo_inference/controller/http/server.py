@@ -16,7 +16,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from exo_inference.accepting import Acceptor
+from exo_inference.acceptor import Acceptor
 from exo_inference.connection_limits import BACKLOG, client_connections
 from exo_inference.controller.http.connections import HEAD_SECONDS, Connection, Connections
 

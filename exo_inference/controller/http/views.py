@@ -19,7 +19,7 @@ from exo_inference.resources import (
     ObjectMeta,
     ReplicaState,
 )
-from exo_inference.resources.settled import spec_before
+from exo_inference.resources.settled_spec import spec_before
 from exo_inference.resources.states import deployment_state, model_state, wanted_replicas
 from exo_inference.wire import (
     ApiKey,

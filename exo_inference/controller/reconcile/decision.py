@@ -29,7 +29,7 @@ from exo_inference.resources import (
     find_condition,
     is_true,
 )
-from exo_inference.resources.settled import spec_before
+from exo_inference.resources.settled_spec import spec_before
 from exo_inference.resources.states import files_state
 from exo_inference.wire import ModelState
 

@@ -42,7 +42,7 @@ from exo_inference.resources import (
     find_condition,
     model_object_name,
 )
-from exo_inference.resources.settled import read_refusal, spec_before
+from exo_inference.resources.settled_spec import read_refusal, spec_before
 from exo_inference.resources.states import awaits_replicas, deployment_state, files_state
 from exo_inference.wire import ModelState, Route, RouteKey, RouteReplica
 

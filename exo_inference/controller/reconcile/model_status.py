@@ -22,7 +22,7 @@ from exo_inference.resources import (
     find_condition,
     find_older_model,
 )
-from exo_inference.resources.settled import read_settled
+from exo_inference.resources.settled_spec import read_settled
 
 DUPLICATE_REASON = "Duplicate"
 

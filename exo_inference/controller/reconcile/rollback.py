@@ -18,7 +18,7 @@ from exo_inference.resources import (
     InferenceDeployment,
     find_condition,
 )
-from exo_inference.resources.settled import read_settled
+from exo_inference.resources.settled_spec import read_settled
 
 CRASH_LOOP_RESTARTS = 3
 """A new replica that crashed so often ends a change, as nothing of it serves yet."""

@@ -30,7 +30,7 @@ _FIELD_VALUE = re.compile(
 )
 
 
-class AskedModel:
+class RequestedModel:
     """The model that one request asks for; remembers what was found.
 
     Args:

@@ -18,7 +18,7 @@ from exo_inference.controller.admission.seals import admission_annotation
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http import operations, versions
 from exo_inference.controller.http.body import parse_object
-from exo_inference.controller.http.listed import listed_of
+from exo_inference.controller.http.deployment_list import listed_of
 from exo_inference.controller.http.routes.requests import answer, has_argument, load, route
 from exo_inference.controller.http.views import view_deployment
 from exo_inference.controller.secret_box import KEY_SECRET, new_api_key
@@ -39,7 +39,7 @@ from exo_inference.resources import (
     ObjectMeta,
     is_true,
 )
-from exo_inference.resources.settled import read_refusal, spec_before
+from exo_inference.resources.settled_spec import read_refusal, spec_before
 from exo_inference.resources.states import wanted_replicas
 from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import (
