@@ -80,7 +80,7 @@ test-slow: setup-dev ## tests that take longer: full training check, rolling upd
 	@$(PYTEST) -m 'slow and not kubernetes' --timeout 600
 
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
-	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests/equivalence
+	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests
 
 # The GPU machines have another release than PyTorch brings here.
 test-triton: setup-dev ## GPU kernels, compiled for all GPUs, with the release TRITON=3.6.0

@@ -57,14 +57,22 @@ def _score(texts: list[tuple[list[int], int]], **options: object) -> Iterator[tu
             yield report.logprob, row
 
 
+@pytest.fixture(scope="module")
+def tokens(texts: list[tuple[list[int], int]]) -> dict[str, list[tuple[float, float, float]]]:
+    """Return of each token, by format: its log-probability in bf16 and in the format, and the divergence."""
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in BOUNDS}
+    each = [_score(texts), *(_score(texts, quantization=name) for name in BOUNDS)]
+    for (before, wanted), *others in zip(*each, strict=True):
+        for name, (after, row) in zip(BOUNDS, others, strict=True):
+            found[name].append((before, after, float((wanted.exp() * (wanted - row)).sum())))
+    return found
+
+
 @pytest.mark.parametrize("quantization", BOUNDS)
-def test_quantized_weights_stay_near(texts: list[tuple[list[int], int]], quantization: str) -> None:
-    divergences, plain, rough = [], [], []
-    both = zip(_score(texts), _score(texts, quantization=quantization), strict=True)
-    for (before, wanted), (after, found) in both:
-        divergences.append(float((wanted.exp() * (wanted - found)).sum()))
-        plain.append(before)
-        rough.append(after)
+def test_quantized_weights_stay_near(
+    tokens: dict[str, list[tuple[float, float, float]]], quantization: str
+) -> None:
+    plain, rough, divergences = zip(*tokens[quantization], strict=True)
     factor = math.exp(mean(plain) - mean(rough))
     print(
         f"{quantization}: {len(plain)} tokens, mean KL {mean(divergences):.5f} nats, "

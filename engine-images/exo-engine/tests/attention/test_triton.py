@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -21,6 +22,14 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from attention_cases import CPU, LAYERS, Case, layer, random_case, write_plainly
+
+from ..pairwise import few_with_every_combination
+
+SLOW, OTHERS = pytest.mark.slow, pytest.mark.equivalence
+TOGETHER = list(
+    itertools.product(LAYERS, ("split", "fixed"), ("bfloat16", "fp8_e4m3", "int8"), (1, 48))
+)
+PAIRWISE = few_with_every_combination(TOGETHER, 2)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -45,14 +54,14 @@ def test_a_long_context_is_split_and_put_together():
     case.check()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [1, 48])
-@pytest.mark.parametrize("kv", ["bfloat16", "fp8_e4m3", "int8"])
-@pytest.mark.parametrize("is_fixed", [False, True], ids=["split", "fixed"])
-@pytest.mark.parametrize("each", LAYERS.values(), ids=LAYERS)
-def test_all_of_it_together(each, is_fixed, kv, block, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "segments", "kv", "block"),
+    [pytest.param(*case, marks=SLOW if case in PAIRWISE else OTHERS) for case in TOGETHER],
+)
+def test_all_of_it_together(name, segments, kv, block, monkeypatch):
     monkeypatch.setattr(launching, "FIXED_SEGMENT", 64)
-    Case(each, torch.bfloat16, kv, block, is_fixed=is_fixed).check(seed=block)
+    is_fixed = segments == "fixed"
+    Case(LAYERS[name], torch.bfloat16, kv, block, is_fixed=is_fixed).check(seed=block)
 
 
 @pytest.mark.slow

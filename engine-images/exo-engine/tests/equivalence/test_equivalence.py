@@ -26,6 +26,8 @@ from exo_engine.sampling_params import SamplingParams
 from exo_engine.structured_output import grammars
 from exo_engine.structured_output.vocabulary import Vocabulary
 
+from ..pairwise import combinations, few_with_every_combination
+
 MOST_TOKENS = 10
 VOCAB = 101
 BASE = {"dtype": "float32", "device": "cpu", "max_model_len": 72}
@@ -128,26 +130,7 @@ if not HAS_GRAMMARS:
 
 
 Case = tuple[str, ...]
-Combination = tuple[tuple[str, str], ...]
-
-
-def combinations(case: Case, size: int) -> set[Combination]:
-    """Return what a case combines: single values of axes, or pairs of them."""
-    return set(itertools.combinations(zip(AXES, case, strict=True), size))
-
-
-def few_with_every_combination(cases: list[Case], size: int) -> list[Case]:
-    """Return few of the cases, which combine all that all of them do."""
-    held = {case: combinations(case, size) for case in cases}
-    wanted, chosen = set().union(*held.values()), []
-    while wanted:
-        best = max(held, key=lambda case: len(wanted & held[case]))
-        wanted -= held.pop(best)
-        chosen.append(best)
-    return chosen
-
-
-CASES = list(itertools.product(*AXES.values()))
+CASES: list[Case] = list(itertools.product(*AXES.values()))
 PAIRWISE = few_with_every_combination(CASES, 2)
 # Another process takes seconds to start: as few of those as there can be.
 SINGLE = few_with_every_combination(sorted(PAIRWISE, key=lambda case: "other" in case), 1)
