@@ -118,6 +118,36 @@ def test_creates_at_once_never_take_the_last_room_twice(controller: Controller) 
     assert results.count(412) == 12
 
 
+@pytest.mark.parametrize("verb", ["scale", "update", "replace"])
+def test_changes_at_once_never_take_the_last_room_twice(controller: Controller, verb: str) -> None:
+    """Each alone fits, and two together do not."""
+    small = ["--kv-cache-memory-bytes=268435456", "--max-model-len=1024"]
+    more = {"inference-engine-parameters": small}
+    large = ["--kv-cache-memory-bytes=17179869184", "--max-model-len=1024"]
+    most = largest(create(controller, "x", 100, **more)[1])
+    names = [f"d{number}" for number in range(8)]
+    for name in names:
+        assert create(controller, name, 1, **more)[0] == 200
+    paths = [f"/v2/ai/deployment/{find(controller, name)['id']}" for name in names]
+
+    def change(path: str) -> int:
+        if verb == "scale":
+            body: dict[str, Any] = {"replicas": (most - len(names)) // 2 + 2}
+            return controller.call("POST", f"{path}/scale", json=body).status_code
+        body = {"inference-engine-parameters": large}
+        if verb == "update":
+            return controller.call("PATCH", path, json=body).status_code
+        body |= {"model": {"name": MODEL}, "gpu-type": "cpu", "gpu-count": 1}
+        return controller.call("PUT", path, json=body).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(change, paths))
+    taken = results.count(200)
+    assert 1 <= taken <= 2, results
+    assert results.count(412) == len(names) - taken
+    assert create(controller, "y", most)[0] == 412
+
+
 def test_scaling_up_is_judged_and_scaling_down_never(controller: Controller) -> None:
     most = largest(create(controller, "x", 100)[1])
     assert create(controller, "x", most)[0] == 200

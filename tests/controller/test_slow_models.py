@@ -57,6 +57,29 @@ def start_create(
     return sent
 
 
+def test_a_replacement_whose_model_goes_while_it_is_read_is_refused(
+    controller: Controller, requests_at_once: ThreadPoolExecutor, reader: HeldReader
+) -> None:
+    """What it is judged by is read when nobody else writes any more, and not before."""
+    controller.create_model()
+    path = f"/v2/ai/deployment/{controller.create_deployment()}"
+    before = set(controller.state.root.rglob("model.safetensors"))
+    model = controller.create_model("org/m2")
+    (weights,) = set(controller.state.root.rglob("model.safetensors")) - before
+    (weights.parent / "config.json").write_text("{}")
+    body = {"model": {"name": "org/m2"}, "gpu-type": "cpu", "gpu-count": 1}
+    sent = requests_at_once.submit(controller.call, "PUT", path, json=body)
+    assert reader.asked.wait(15)
+    try:
+        assert controller.call("DELETE", f"/v2/ai/model/{model}").ok
+    finally:
+        reader.released.set()
+    answer = sent.result()
+    assert answer.status_code == 400, answer.text
+    assert "there is no model 'org/m2'" in answer.text
+    assert controller.call("GET", path).json()["model"]["name"] == "org/m1"
+
+
 def test_others_write_while_the_model_of_a_create_is_read(
     controller: Controller, requests_at_once: ThreadPoolExecutor, reader: HeldReader
 ) -> None:

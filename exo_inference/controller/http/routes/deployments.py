@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from exo_inference.controller.admission import AdmittedDeployment
 from exo_inference.controller.admission.bodies import read_update, read_wanted
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.seals import admission_annotation
+from exo_inference.controller.admission.world import World
 from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http import operations, versions
 from exo_inference.controller.http.body import parse_object
@@ -28,7 +29,7 @@ from exo_inference.controller.stores.base import (
     Recording,
     VersionConflict,
 )
-from exo_inference.platforms.base import ReplicaPhase
+from exo_inference.platforms.base import InstanceTypeInfo, ReplicaPhase
 from exo_inference.resources import (
     DEPLOYMENT_FINALIZER,
     MEMORY_ANNOTATION,
@@ -64,8 +65,25 @@ _ONE_FOR_NONE = "replicas: 0 was taken as 1; scale the deployment to 0 to stop i
 Change = tuple[ObjectMeta, AdmittedDeployment]
 """What a deployment shall be."""
 
-Judge = Callable[[InferenceDeployment], Change]
-"""Says what a deployment shall become; raises Refused."""
+Judge = Callable[[InferenceDeployment, World], Change]
+"""Says what a deployment shall become, by everything that is there; raises Refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A change that somebody asks for.
+
+    Attributes:
+        judge: called while no other change is judged.
+        model, draft_name, families: what `Context.judging` looks up for it.
+    """
+
+    judge: Judge
+    event: NewEvent
+    is_dry_run: bool
+    model: ModelRef = field(default_factory=ModelRef)
+    draft_name: str | None = None
+    families: Sequence[InstanceTypeInfo] = ()
 
 
 async def create_deployment(request: Request) -> Response:
@@ -146,14 +164,15 @@ async def update_deployment(request: Request) -> Response:
     before = await load(context.store, InferenceDeployment, request)
     families = await context.families()
     draft_name = admission.find_draft_name(wanted.over(WantedDeployment.of(before)), families)
-    world = await context.load_world(families, ModelRef(name=before.spec.model), draft_name)
 
-    def judge(present: InferenceDeployment) -> Change:
+    def judge(present: InferenceDeployment, world: World) -> Change:
         admitted = admission.admit_update(wanted, present, world, issues, force=is_forced)
         return _changed(context, present, admitted), admitted
 
     event = NewEvent("Normal", "Updated", "a change was asked for")
-    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+    ref = ModelRef(name=before.spec.model)
+    asked = _Asked(judge, event, is_dry_run, ref, draft_name, families)
+    return answer(await _change(context, request, asked))
 
 
 async def replace_deployment(request: Request) -> Response:
@@ -168,14 +187,15 @@ async def replace_deployment(request: Request) -> Response:
     before = await load(context.store, InferenceDeployment, request)
     families = await context.families()
     draft_name = admission.find_draft_name(admission.keep(wanted, before), families)
-    world = await context.load_world(families, wanted.model, draft_name)
 
-    def judge(present: InferenceDeployment) -> Change:
+    def judge(present: InferenceDeployment, world: World) -> Change:
         admitted = admission.admit_replace(wanted, present, world, issues, force=is_forced)
         return _changed(context, present, admitted), admitted
 
     event = NewEvent("Normal", "Replaced", "another specification was asked for")
-    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+    ref = wanted.model or ModelRef()
+    asked = _Asked(judge, event, is_dry_run, ref, draft_name, families)
+    return answer(await _change(context, request, asked))
 
 
 async def scale_deployment(request: Request) -> Response:
@@ -183,16 +203,16 @@ async def scale_deployment(request: Request) -> Response:
     context = context_of(request)
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     wanted, issues = read_wanted(ScaleDeployment, parse_object(await request.body()))
-    world = await context.load_world(await context.families())
 
-    def judge(present: InferenceDeployment) -> Change:
+    def judge(present: InferenceDeployment, world: World) -> Change:
         admitted = admission.admit_scale(wanted, present, world, issues, force=is_forced)
         return present.metadata, admitted
 
     count = wanted.replicas
-    asked = "1 replica was" if count == 1 else f"{count} replicas were"
-    event = NewEvent("Normal", "Scaled", f"{asked} asked for")
-    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+    replicas = "1 replica was" if count == 1 else f"{count} replicas were"
+    event = NewEvent("Normal", "Scaled", f"{replicas} asked for")
+    asked = _Asked(judge, event, is_dry_run, families=await context.families())
+    return answer(await _change(context, request, asked))
 
 
 async def restart_deployment(request: Request) -> Response:
@@ -203,7 +223,7 @@ async def restart_deployment(request: Request) -> Response:
     context = context_of(request)
     is_dry_run = has_argument(request, "dry-run")
 
-    def judge(present: InferenceDeployment) -> Change:
+    def judge(present: InferenceDeployment, world: World) -> Change:
         if wanted_replicas(present) == 0:
             raise Refused(
                 412,
@@ -219,7 +239,7 @@ async def restart_deployment(request: Request) -> Response:
         return metadata, AdmittedDeployment(metadata.name, present.spec)
 
     event = NewEvent("Normal", "Restarted", "new replicas in place of all that run were asked for")
-    return answer(await _change(context, request, judge, event, is_dry_run=is_dry_run))
+    return answer(await _change(context, request, _Asked(judge, event, is_dry_run)))
 
 
 async def delete_deployment(request: Request) -> Response:
@@ -286,9 +306,7 @@ def _has_failed(present: InferenceDeployment) -> bool:
     return any(replica.state in _RESTARTED for replica in present.status.replicas)
 
 
-async def _change(
-    context: Context, request: Request, judge: Judge, event: NewEvent, *, is_dry_run: bool
-) -> Operation:
+async def _change(context: Context, request: Request, asked: _Asked) -> Operation:
     """Read, judge and record a change, again if a status was written in between.
 
     One that was recorded before is not made again: it gets the operation of then.
@@ -296,7 +314,7 @@ async def _change(
     identity = await operations.identify_change(request)
     await versions.catch_up(context.store, request)
     # One change at a time in this process; the loop is for statuses and for other controllers.
-    async with context.writing:
+    async with context.judging(asked.families, asked.model, asked.draft_name) as world:
         for attempt in range(_MAX_ATTEMPTS):
             present = await load(context.store, InferenceDeployment, request)
             if done := await operations.find_repeated_operation(context.store, identity):
@@ -310,9 +328,9 @@ async def _change(
                 )
             versions.check_unchanged(request, present)
             # In a thread: to judge takes milliseconds, in which others want answers.
-            metadata, admitted = await asyncio.to_thread(judge, present)
+            metadata, admitted = await asyncio.to_thread(asked.judge, present, world)
             uid = present.metadata.uid
-            if is_dry_run:
+            if asked.is_dry_run:
                 return operations.dry_run("deployment", uid, admitted.plan)
             after = versions.after_change(present, metadata, admitted.spec)
             operation = operations.succeeded("deployment", uid, plan=admitted.plan).model_copy(
@@ -321,7 +339,7 @@ async def _change(
             is_another = (metadata, admitted.spec) != (present.metadata, present.spec)
             # A new name leaves the plan as it was: only another spec has something to say of it.
             told = admitted.events if admitted.spec != present.spec else ()
-            events = (event, *told) if is_another else ()
+            events = (asked.event, *told) if is_another else ()
             made = replace(identity, result_id=operation.id)
             recording = Recording(operation, made, events=events, guard=admitted.guard)
             by = request.state.key_id
