@@ -17,6 +17,7 @@ from exo_inference.foreign_files.client import (
     describe_model,
     describe_model_async,
     describe_remote_async,
+    num_waiting,
 )
 from exo_inference.foreign_files.errors import (
     ForeignFileError,
@@ -36,4 +37,5 @@ __all__ = [
     "describe_model",
     "describe_model_async",
     "describe_remote_async",
+    "num_waiting",
 ]

@@ -15,6 +15,7 @@ import sys
 import time
 from typing import Any
 
+from exo_inference.errors import ExoError
 from exo_inference.foreign_files import frames
 from exo_inference.foreign_files.errors import (
     ForeignFileError,
@@ -25,6 +26,8 @@ from exo_inference.foreign_files.errors import (
 
 DEADLINE_SECONDS = 30.0
 """Of the wall clock, for one request; what takes the processor for longer than 10 s ends sooner."""
+MAX_PROCESSOR_SECONDS = 10
+"""Of one request. The largest models in use take one second."""
 NICENESS = 5
 """Above that of the process that asks, whose other work goes first; also while Python starts in it."""
 _MODULE = "exo_inference.foreign_files.worker"
@@ -32,19 +35,26 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH", "PYTHONHOME", "VIRT
 """Of the environment. Tokens and passwords in it are nothing for a process that reads foreign files."""
 
 
+class TookTooLong(ExoError):
+    """A request was ended by one of the limits on its time."""
+
+
+class _CostlyFile(TookTooLong, ForeignFileError):
+    """Reading it takes more of the processor than a model may."""
+
+
+class _SlowReading(TookTooLong, ReadingFailed):
+    """It was not read by the deadline."""
+
+
 class _Ended(Exception):
     """The child ended without an answer."""
 
 
 class Child:
-    """A child, or the place for one.
+    """A child, or the place for one."""
 
-    Args:
-        deadline_seconds: after which a request is given up, and the child ended.
-    """
-
-    def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-        self._deadline_seconds = deadline_seconds
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,19 +62,40 @@ class Child:
         """Its process id, None while there is none."""
         return None if self._process is None else self._process.pid
 
-    def ask(self, task: str, arguments: dict[str, Any], blobs: tuple[bytes, ...] = ()) -> Any:
+    def ask(
+        self,
+        task: str,
+        arguments: dict[str, Any],
+        blobs: tuple[bytes, ...] = (),
+        *,
+        processor_seconds: int = MAX_PROCESSOR_SECONDS,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> Any:
         """Have a task done; return its value, whose form the caller checks.
+
+        Args:
+            task: of `tasks.py`.
+            arguments: of the task.
+            blobs: of the task.
+            processor_seconds: what it may take of the processor; the kernel counts whole seconds, and one more.
+            deadline_seconds: after which it is given up, and the child ended.
 
         Raises:
             MissingFile, ForeignFileError: the file is at fault.
             ReadingFailed: nothing is known about it.
+            TookTooLong: is one of these two as well, where a limit ended it.
         """
-        header = {"task": task, "arguments": arguments, "blobs": [len(each) for each in blobs]}
+        header = {
+            "task": task,
+            "arguments": arguments,
+            "blobs": [len(each) for each in blobs],
+            "processor_seconds": processor_seconds,
+        }
         request = frames.pack(header, blobs)
         try:
-            document = self._exchange(request)
+            document = self._exchange(request, deadline_seconds)
             if document is None:  # it had ended by itself, because nothing was asked for a while
-                document = self._exchange(request)
+                document = self._exchange(request, deadline_seconds)
         except BaseException:
             self.close()
             raise
@@ -83,25 +114,24 @@ class Child:
                 stream.close()
         process.wait()
 
-    def _exchange(self, request: bytes) -> Any:
+    def _exchange(self, request: bytes, deadline_seconds: float) -> Any:
         """Send a request and return the answer; None if the child ended in peace.
 
         Raises:
             ForeignFileError, ReadingFailed: it ended otherwise, or gave no answer in time.
         """
         try:
-            return self._try_exchange(request)
+            return self._try_exchange(request, time.monotonic() + deadline_seconds)
         except _Ended as error:
             status = self._end()
             if status == 0:
                 return None
             raise _explain(status) from error
 
-    def _try_exchange(self, request: bytes) -> Any:
+    def _try_exchange(self, request: bytes, deadline: float) -> Any:
         process = self._running()
         assert process.stdin is not None, "made with pipes"
         assert process.stdout is not None, "made with pipes"
-        deadline = time.monotonic() + self._deadline_seconds
         _write(process.stdin.fileno(), request, deadline)
         out = process.stdout.fileno()
         (length,) = frames.PREFIX.unpack(_read(out, frames.PREFIX.size, deadline))
@@ -183,7 +213,7 @@ def _await(deadline: float, *, reading: int | None = None, writing: int | None =
     if writing is not None:
         poll.register(writing, select.POLLOUT)
     if seconds <= 0 or not poll.poll(seconds * 1000):
-        raise ReadingFailed(
+        raise _SlowReading(
             "reading the model's files took too long and was given up",
             hint="Check the disk that they lie on; it is tried again.",
         )
@@ -191,8 +221,8 @@ def _await(deadline: float, *, reading: int | None = None, writing: int | None =
 
 def _explain(status: int | None) -> Exception:
     if status == -signal.SIGXCPU:
-        return ForeignFileError(
-            "reading the model's files takes more than 10 seconds of processor time",
+        return _CostlyFile(
+            f"reading the model's files takes more than {MAX_PROCESSOR_SECONDS} seconds of processor time",
             hint="Download the files again, or choose another model.",
         )
     if status in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL):

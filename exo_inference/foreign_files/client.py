@@ -20,6 +20,11 @@ from exo_inference.foreign_files.pool import pool
 from exo_inference.planner.model.architecture import Architecture
 
 
+def num_waiting(owner: str) -> int:
+    """Return how many requests of somebody wait for a child."""
+    return pool.num_waiting(owner)
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteDescription:
     """A model that lies elsewhere: what is known of it, and the files whose headers would say more."""
@@ -65,7 +70,7 @@ async def describe_model_async(path: Path, name: str | None = None) -> Architect
 
 
 async def describe_remote_async(
-    files: Mapping[str, bytes], headers: Sequence[bytes], *, name: str, source: str
+    files: Mapping[str, bytes], headers: Sequence[bytes], *, name: str, source: str, owner: str = ""
 ) -> RemoteDescription:
     """Return what the planner knows of a model whose small files were fetched.
 
@@ -74,6 +79,7 @@ async def describe_remote_async(
         headers: of the weight files, in JSON; empty while they were not asked for.
         name: of the model.
         source: where it is, for messages.
+        owner: as whom it waits for its turn; the model itself where nothing is said.
 
     Raises:
         ForeignFileError: config.json cannot be used.
@@ -81,7 +87,9 @@ async def describe_remote_async(
     """
     arguments = {"files": list(files), "name": name, "source": source}
     blobs = (*files.values(), *headers)
-    found = await asyncio.wrap_future(pool.submit("describe_remote", arguments, blobs))
+    found = await asyncio.wrap_future(
+        pool.submit("describe_remote", arguments, blobs, owner or name)
+    )
     try:
         shards = tuple(found["shards"])
         if all(isinstance(each, str) for each in shards):
@@ -92,12 +100,16 @@ async def describe_remote_async(
 
 
 def _ask_to_check(directory: Path) -> Future[Any]:
-    return pool.submit("check_model", {"directory": str(directory)})
+    return pool.submit("check_model", {"directory": str(directory)}, owner=str(directory))
 
 
 def _ask_to_describe(path: Path, name: str | None, is_strict: bool) -> Future[Any]:
-    arguments = {"path": str(path.absolute()), "name": name, "is_strict": is_strict}
-    return pool.submit("describe_model", arguments)
+    arguments: dict[str, Any] = {
+        "path": str(path.absolute()),
+        "name": name,
+        "is_strict": is_strict,
+    }
+    return pool.submit("describe_model", arguments, owner=arguments["path"])
 
 
 def _checked(found: Any) -> CheckedFiles:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exo_inference.foreign_files import child, client
+from exo_inference.foreign_files import client
+from exo_inference.foreign_files import pool as pool_module
 from exo_inference.foreign_files.pool import Pool
 from exo_inference.planner import find_model, load_models
 from exo_inference.planner.model import architecture
@@ -147,16 +148,10 @@ def test_a_config_is_read_in_a_child_and_never_in_the_controller(
 
 
 @pytest.fixture
-def _impatient_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the child that reads foreign files end after a second of processor time."""
-    (tmp_path / "impatient.py").write_text(
-        "import sys\n"
-        "from exo_inference.foreign_files import worker\n"
-        "worker.MAX_PROCESSOR_SECONDS = 0\n"
-        "sys.exit(worker.main())\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(child, "_MODULE", "impatient")
+    for limit in ("MAX_PROCESSOR_SECONDS", "QUICK_PROCESSOR_SECONDS"):
+        monkeypatch.setattr(pool_module, limit, 0)
     monkeypatch.setattr(client, "pool", Pool(num_children=1))
 
 
@@ -340,3 +335,17 @@ def test_any_json_is_answered_with_a_plan_or_a_refusal(
 ) -> None:
     answer = controller.call("POST", "/v2/ai/plan", json=body)
     assert answer.status_code in (200, 400), (answer.text, body)
+
+
+def test_plans_that_wait_for_a_reader_are_bounded(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def num_waiting(self, owner: str) -> int:
+            return 64 if owner == "plans" else 0
+
+    monkeypatch.setattr(client, "pool", Full())
+    body = {"gpu-type": "gpua5000", "model-config": load_models()[LLAMA]["config"]}
+    answer = controller.call("POST", "/v2/ai/plan", json=body)
+    assert answer.status_code == 429, answer.text
+    assert answer.headers["retry-after"] == "5"

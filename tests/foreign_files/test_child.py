@@ -16,7 +16,7 @@ import pytest
 from exo_inference.foreign_files import ForeignFileError, MissingFile, ReadingFailed
 from exo_inference.foreign_files import child as child_module
 from exo_inference.foreign_files.architecture_json import WrongForm, decode, encode
-from exo_inference.foreign_files.child import Child
+from exo_inference.foreign_files.child import DEADLINE_SECONDS, Child
 from exo_inference.foreign_files.pool import Pool
 from exo_inference.planner import find_gpu, find_model, load_models, plan
 from exo_inference.planner.parameters import EngineParameters
@@ -29,9 +29,9 @@ def child() -> Iterator[Child]:
     made.close()
 
 
-def ask(child: Child, code: str) -> object:
+def ask(child: Child, code: str, deadline_seconds: float = DEADLINE_SECONDS) -> object:
     """Have a child that obeys (see `obedient`) run a piece of code, as a parser gone wrong would."""
-    return child.ask("run", {"code": code})
+    return child.ask("run", {"code": code}, deadline_seconds=deadline_seconds)
 
 
 @pytest.fixture
@@ -122,9 +122,8 @@ def test_limits_are_those_of_the_process(obedient: Child) -> None:
 def test_a_child_that_hangs_is_ended_at_the_deadline(obedient: Child) -> None:
     ask(obedient, "1")
     pid = obedient.pid
-    obedient._deadline_seconds = 0.2
     with pytest.raises(ReadingFailed, match="took too long and was given up"):
-        ask(obedient, "import time; time.sleep(600)")
+        ask(obedient, "import time; time.sleep(600)", deadline_seconds=0.2)
     assert pid is not None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -144,9 +143,8 @@ def test_a_stopped_child_does_not_hold_a_large_request(obedient: Child) -> None:
     ask(obedient, "1")
     assert obedient.pid is not None
     os.kill(obedient.pid, signal.SIGSTOP)
-    obedient._deadline_seconds = 0.2
     with pytest.raises(ReadingFailed, match="took too long"):
-        obedient.ask("run", {"code": "1"}, (bytes(10_000_000),))
+        obedient.ask("run", {"code": "1"}, (bytes(10_000_000),), deadline_seconds=0.2)
 
 
 def test_secrets_of_the_environment_stay_outside(

@@ -37,6 +37,7 @@ from exo_inference.controller.admission.fit import (
 from exo_inference.controller.admission.host_room import with_room_left
 from exo_inference.controller.admission.problems import (
     Issue,
+    Refused,
     choice_issue,
     field_issue,
     refuse,
@@ -62,6 +63,12 @@ from exo_inference.wire import ModelRef, PlanRequest, PlanStartList
 
 _TITLE = "Not planned"
 _CONFIG_MODEL = "the given config.json"
+
+_ASKING = "plans"
+"""As whom all plans of a config.json wait to have it read: many of them hold up nobody else."""
+
+_MAX_WAITING = 64
+"""Plans that wait so; one more is told to come again."""
 
 
 async def plan_deployment(request: Request) -> Response:
@@ -174,11 +181,21 @@ async def _read_config(config: Mapping[str, Any], name: str) -> Architecture:
     """Read a config.json in a child process: its expressions may take any time to match.
 
     Raises:
-        Refused: 400, when it breaks a bound or its reader was stopped.
+        Refused: 400, when it breaks a bound or its reader was stopped; 429, when too many wait.
     """
+    if foreign_files.num_waiting(_ASKING) >= _MAX_WAITING:
+        raise Refused(
+            429,
+            "Too many plans",
+            f"{_MAX_WAITING} plans wait for their config.json to be read",
+            hint="Repeat it in a few seconds.",
+            headers={"retry-after": "5"},
+        )
     files = {CONFIG_NAME: json.dumps(config).encode()}
     try:
-        found = await foreign_files.describe_remote_async(files, (), name=name, source=CONFIG_NAME)
+        found = await foreign_files.describe_remote_async(
+            files, (), name=name, source=CONFIG_NAME, owner=_ASKING
+        )
     except (ForeignFileError, ReadingFailed) as error:
         issue = field_issue("model-config", f"cannot be read: {error.message}")
         hint = "Send the config.json that its engine would load."
