@@ -14,11 +14,11 @@ import hmac
 import os
 import secrets
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from exo_inference.controller.stores.base import RecordStore
 from exo_inference.errors import ConfigurationError
 from exo_inference.state_dir import read_file, write_atomically
 
@@ -30,6 +30,14 @@ TOKEN_SECRET = "huggingface-token"  # noqa: S105 -- the name of a secret, not it
 
 _FACT = "secret-key-check"
 _NONCE_BYTES = 12
+
+
+class Facts(Protocol):
+    """What is written down once; see `RecordStore`."""
+
+    async def ensure_fact(self, name: str, value: str) -> str:
+        """Return the stored fact of this name; store `value` if there is none yet."""
+        ...
 
 
 class SecretBox:
@@ -72,11 +80,15 @@ class SecretBox:
         """Return what shows that a controller with this key admitted a specification of an object."""
         return self._derive(f"admitted:{owner}/{digest}".encode()).hex()
 
+    def uid_seal(self, what: str, uid: str) -> str:
+        """Return what shows that a controller with this key took an object over under a uid."""
+        return self._derive(f"uid:{what}/{uid}".encode()).hex()
+
     def _derive(self, purpose: bytes) -> bytes:
         return hmac.new(self._key, b"exo-inference:" + purpose, hashlib.sha256).digest()
 
 
-async def open_secret_box(path: Path, store: RecordStore) -> SecretBox:
+async def open_secret_box(path: Path, store: Facts) -> SecretBox:
     """Read the key file, or make it (mode 0600) for a store that has none yet.
 
     Raises:
@@ -96,7 +108,7 @@ async def open_secret_box(path: Path, store: RecordStore) -> SecretBox:
     )
 
 
-async def fits_store(box: SecretBox, store: RecordStore) -> bool:
+async def fits_store(box: SecretBox, store: Facts) -> bool:
     """Whether a key is the one of a store; a store that has none yet takes it."""
     return await store.ensure_fact(_FACT, box.fingerprint) == box.fingerprint
 

@@ -17,7 +17,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from exo_inference.kubernetes_api.identity import UID_ANNOTATION, Age, Claim, Identity, identify
+from exo_inference.kubernetes_api.identity import (
+    SEAL_ANNOTATION,
+    SUCCESSOR_ANNOTATION,
+    UID_ANNOTATION,
+    Age,
+    Claim,
+    Identity,
+    Seal,
+    identify,
+    sealed_annotation,
+)
 from exo_inference.resources import (
     API_GROUP,
     API_VERSION,
@@ -37,6 +47,7 @@ CREATED_ANNOTATION = f"{API_GROUP}/created-at"
 _HIDDEN = frozenset(
     {
         UID_ANNOTATION,
+        SEAL_ANNOTATION,
         NAME_ANNOTATION,
         CREATED_ANNOTATION,
         "kubectl.kubernetes.io/last-applied-configuration",
@@ -56,6 +67,8 @@ class Stored:
         version: its resourceVersion; they are whole numbers that grow (KEP-5504).
         identity: what it says of the uid that clients know it by; others may have that one.
         resource: what it means; None if it cannot be read, and `problem` says why.
+        seal: what it has of its seal, whosever that is.
+        heir: name of the object that may have its uid when it is gone.
     """
 
     name: str
@@ -65,6 +78,8 @@ class Stored:
     identity: Identity
     resource: Resource | None
     problem: str = ""
+    seal: str = ""
+    heir: str = ""
 
     @property
     def resource_uid(self) -> str:
@@ -75,7 +90,8 @@ class Stored:
         """Return what it has to say where uids are given out."""
         resource = self.resource
         is_idle = resource is None or resource.metadata.deletion_timestamp is not None
-        return Claim(self.uid, self.identity, self.age, f"{kind} {self.name}", is_idle)
+        what, heir = (f"{kind} {name}" for name in (self.name, self.heir or self.name))
+        return Claim(self.uid, self.identity, self.age, what, is_idle, heir)
 
     @property
     def is_renamed(self) -> bool:
@@ -83,18 +99,28 @@ class Stored:
         return self.resource is not None and self.resource.metadata.name != self.name
 
 
-def read_object(kind: type[Resource], raw: Mapping[str, Any]) -> Stored:
-    """Read one object as the API server gives it; one that makes no sense is a `problem`."""
+def read_object(kind: type[Resource], raw: Mapping[str, Any], seal: Seal | None = None) -> Stored:
+    """Read one object as the API server gives it; one that makes no sense is a `problem`.
+
+    Args:
+        kind: what it is.
+        raw: the object.
+        seal: of the controllers; None where seals cannot be checked.
+    """
     meta = raw["metadata"]
     annotations = meta.get("annotations", {})
     name, uid = meta["name"], meta["uid"]
-    identity = identify(raw)
+    identity = identify(raw, kind.KIND, seal)
     age = Age(meta["creationTimestamp"], annotations.get(CREATED_ANNOTATION, ""), name)
     resource, problem = _validate(kind, raw, identity.uid)
     if resource is not None and resource.metadata.name != name:
         resource = resource.model_copy(update={"metadata": resource.metadata.kept_as(name)})
     version = int(meta["resourceVersion"])
-    return Stored(name, uid, version, age, identity, resource, problem)
+    heir = str(annotations.get(SUCCESSOR_ANNOTATION, ""))
+    return Stored(
+        name, uid, version, age, identity, resource, problem,
+        seal=annotations.get(SEAL_ANNOTATION, ""), heir=heir if _NAME.fullmatch(heir) else "",
+    )  # fmt: skip
 
 
 def resource_uid(raw: Mapping[str, Any]) -> str:
@@ -127,9 +153,12 @@ def _validate(
         return None, f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
-def new_object(resource: Resource, now: datetime) -> dict[str, Any]:
-    """Return the object to create; the resource has a uid."""
+def new_object(resource: Resource, now: datetime, seal: Seal | None = None) -> dict[str, Any]:
+    """Return the object to create; the resource has a uid, which is sealed where that can be."""
     meta = resource.metadata
+    sealed = {}
+    if seal is not None:
+        sealed[SEAL_ANNOTATION] = sealed_annotation(resource.KIND, meta.name, meta.uid, seal)
     return {
         "apiVersion": API_VERSION,
         "kind": resource.KIND,
@@ -140,6 +169,7 @@ def new_object(resource: Resource, now: datetime) -> dict[str, Any]:
                 **meta.annotations,
                 UID_ANNOTATION: f"{meta.name}/{meta.uid}",
                 CREATED_ANNOTATION: now.astimezone(UTC).isoformat(timespec="microseconds"),
+                **sealed,
             },
             "finalizers": list(meta.finalizers),
         },

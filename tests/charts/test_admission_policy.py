@@ -151,14 +151,16 @@ def test_who_may_write_status_writes_no_identity(
     )
     tenant.create("victim", None)
     wait_until_allowed(lambda: tenant.patch("before", READY, "/status", writer))
-    for field in ("uid", "release", "url"):
+    for field in ("uid", "release", "url", "keySha256", "admittedSpec"):
         for status in ({field: CHOSEN}, {field: CHOSEN, "readyReplicas": 2}):
-            with pytest.raises(ApiError, match="uid, release, url and path of a status"):
+            with pytest.raises(
+                ApiError, match="uid, release, url, path, keySha256 and admittedSpec"
+            ):
                 tenant.patch("before", {"status": status}, "/status", writer)
     known = {"uid": CHOSEN, "release": f"exo-d-{CHOSEN}", "url": f"http://g/{CHOSEN}/v1"}
     tenant.patch("victim", {"status": known}, "/status", controller)
     tenant.patch("victim", READY, "/status", writer)
-    with pytest.raises(ApiError, match="uid, release, url and path of a status"):
+    with pytest.raises(ApiError, match="uid, release, url, path, keySha256 and admittedSpec"):
         tenant.patch("victim", {"status": {"uid": None}}, "/status", writer)
     tenant.patch("victim", {"status": {"uid": OTHER}}, "/status")  # an administrator, as to restore
 

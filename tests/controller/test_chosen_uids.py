@@ -185,3 +185,64 @@ def test_who_was_refused_an_id_does_not_inherit_it_and_what_is_made_anew_has_it(
     annotate(plane, "inferencedeployments", "second", None)  # it goes by its own
     wait_for(lambda: len(plane.deployments()) == 2)
     assert plane.api.request("GET", path)["status"]["uid"] == second["metadata"]["uid"]
+
+
+def restart(plane: ControlPlane) -> None:
+    """Start the controller anew, as an upgrade does: it knows nothing but what is written down."""
+    (process,) = plane.processes
+    process.popen.kill()
+    process.popen.wait(10)
+    plane.processes.clear()
+    started = plane.start("controller-1")
+    wait_for(lambda: started.probe("/readyz")[0] == 200 and started.is_leading)
+
+
+def test_who_writes_anothers_id_into_a_status_does_not_have_it_after_a_restart(
+    plane: ControlPlane,
+) -> None:
+    """Without the chart's admission policy, which keeps others from writing it; the older one is ranked first."""
+    plane.create_ready_model(plane.leader)
+    create(plane, "thief", None)
+    victim = plane.create_deployment(plane.leader, "victim")
+    create(plane, "applied", f"applied/{OTHER}")
+    wait_for(lambda: len(plane.deployments()) == 3)
+    wait_for(lambda: not _unfinished(plane))
+    path = plane.path("inferencedeployments", "thief")
+    own = plane.api.request("GET", path)["status"]
+    for uid in (victim, OTHER):
+        key = plane.secret(f"exo-{uid}-api-key")
+        # Nobody puts it right while no controller runs.
+        (process,) = plane.processes
+        process.popen.kill()
+        lies = {"uid": uid, "release": f"exo-d-{uid}", "url": f"https://g.example/{uid}/v1"}
+        plane.api.client.request("PATCH", f"{path}/status", {"status": lies}, MERGE)
+        before = state(plane, RELEASES)
+        restart(plane)
+        wait_for(lambda: plane.api.request("GET", path)["status"]["uid"] == own["uid"])
+        wait_for(lambda: plane.api.request("GET", path)["status"]["url"] == own["url"])
+        shown = plane.call(plane.leader, "GET", f"/ai/deployment/{uid}")
+        assert shown["name"] == ("victim" if uid == victim else "applied")
+        assert state(plane, RELEASES) == before
+        assert plane.secret(f"exo-{uid}-api-key") == key
+    plane.api.kubectl("delete", "inferencedeployment", "thief", "--timeout=60s")
+    wait_for(lambda: len(plane.deployments()) == 2)
+    assert plane.secret(f"exo-{victim}-api-key")
+
+
+def test_the_id_of_what_was_deleted_is_kept_for_its_name_over_a_restart(
+    plane: ControlPlane,
+) -> None:
+    plane.create_ready_model(plane.leader)
+    create(plane, "first", f"first/{CHOSEN}")
+    wait_for(lambda: len(plane.deployments()) == 1)
+    plane.api.kubectl("delete", "inferencedeployment", "first", "--timeout=60s")
+    create(plane, "thief", f"thief/{CHOSEN}")
+    has_reason(plane, "thief", "DuplicateUid")
+    restart(plane)
+    create(plane, "second", f"second/{CHOSEN}")
+    has_reason(plane, "second", "DuplicateUid")
+    assert "is kept for InferenceDeployment first" in ready(plane, "second")["message"]
+    create(plane, "first", f"first/{CHOSEN}")
+    wait_for(lambda: len(plane.deployments()) == 1)
+    first = plane.api.request("GET", plane.path("inferencedeployments", "first"))
+    assert first["status"]["uid"] == CHOSEN

@@ -29,6 +29,7 @@ from exo_inference.controller.http.server import Running, run_server
 from exo_inference.controller.reconcile.reconciler import Reconciler
 from exo_inference.controller.settings import ClusterSettings, ControllerSettings
 from exo_inference.controller.stores.kubernetes import KubernetesStore
+from exo_inference.controller.stores.kubernetes.records import Records
 from exo_inference.hub.architecture import fetch_architecture
 from exo_inference.kubernetes_api.client import KubernetesApi
 from exo_inference.kubernetes_api.pod import listen_everywhere
@@ -126,7 +127,9 @@ async def serve_on_cluster(
     with listen_everywhere(pod.metrics_port) as probes, listen_everywhere(pod.listen_port) as own:
         async with contextlib.AsyncExitStack() as stack:
             api = await KubernetesApi.connect(pod.kubeconfig, pod.inference_namespace)
-            store = await KubernetesStore.open(api)
+            stack.push_async_callback(api.close)
+            secret_box = await open_shared_box(api, Records(api))
+            store = await KubernetesStore.open(api, seal=secret_box.uid_seal)
             stack.push_async_callback(store.close)
             platforms = await stack.enter_async_context(opening(api, cluster, leadership.wake))
             platforms.watch_capacity(leadership.wake_held)
@@ -139,7 +142,7 @@ async def serve_on_cluster(
                 models=platforms.models,
                 cluster_starts=ClusterStarts(api),
                 find_source=find_source,
-                secret_box=await open_shared_box(api, store),
+                secret_box=secret_box,
                 routing=ClusterRouting(),
                 org_uuid=await store.ensure_fact("org-uuid", str(uuid.uuid4())),
                 architectures=Architectures(fetch),

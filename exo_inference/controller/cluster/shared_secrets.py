@@ -14,8 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 
-from exo_inference.controller.secret_box import SecretBox, fits_store
-from exo_inference.controller.stores.base import RecordStore
+from exo_inference.controller.secret_box import Facts, SecretBox, fits_store
 from exo_inference.errors import ConfigurationError, StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, get_if_there, object_path
 
@@ -36,7 +35,7 @@ _LABELS = {
 }
 
 
-async def open_shared_box(api: KubernetesApi, store: RecordStore) -> SecretBox:
+async def open_shared_box(api: KubernetesApi, store: Facts) -> SecretBox:
     """Read the key of the secrets, or make it for a store that has none yet.
 
     Raises:

@@ -7,9 +7,19 @@ from typing import Any
 import pytest
 
 from exo_inference.controller.reconcile.outcome import adopted_uid
+from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import Change
 from exo_inference.controller.stores.kubernetes.cache import Cache
-from exo_inference.kubernetes_api.identity import UID_ANNOTATION, Claims, identify
+from exo_inference.kubernetes_api import identity as identity_module
+from exo_inference.kubernetes_api.identity import (
+    SEAL_ANNOTATION,
+    SUCCESSOR_ANNOTATION,
+    UID_ANNOTATION,
+    Claims,
+    Seal,
+    identify,
+    sealed_annotation,
+)
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION, read_object
 from exo_inference.resources import (
     InferenceDeployment,
@@ -25,8 +35,9 @@ OTHER = "0f1e2d3c-4b5a-4678-9abc-def012345678"
 def raw(
     name: str = "chat", own: str = "k1", second: int = 0, *, kind: str = "", **given: Any
 ) -> dict[str, Any]:
-    """Return an object; `given` are the annotation `asks`, and its status."""
-    asks = given.pop("asks", None)
+    """Return an object; `given` are the annotations `asks` and `sealed`, and its status."""
+    asks, sealed = given.pop("asks", None), given.pop("sealed", None)
+    annotations = {UID_ANNOTATION: asks, SEAL_ANNOTATION: sealed}
     spec = {"source": "org/m1"} if kind == "model" else {"model": "org/m1", "gpuType": "cpu"}
     return {
         "apiVersion": "inference.exo.dev/v1alpha1",
@@ -36,7 +47,7 @@ def raw(
             "resourceVersion": str(given.pop("version", 1)),
             "creationTimestamp": f"2026-11-21T19:00:{second:02}Z",
             "generation": 1,
-            "annotations": {} if asks is None else {UID_ANNOTATION: asks},
+            "annotations": {key: value for key, value in annotations.items() if value is not None},
         },
         "spec": spec,
         "status": given,
@@ -74,9 +85,9 @@ def test_only_a_canonical_uuid_can_be_asked_for(asks: str) -> None:
 
 
 def test_a_uuid_that_is_asked_for_counts_and_that_of_a_copy_says_nothing() -> None:
-    assert identify(raw(asks=f"chat/{CHOSEN}")) == (CHOSEN, False, None)
-    assert identify(raw("copy", asks=f"chat/{CHOSEN}")) == ("k1", False, None)
-    assert identify(raw()) == ("k1", False, None)
+    assert identify(raw(asks=f"chat/{CHOSEN}"))[:3] == (CHOSEN, False, None)
+    assert identify(raw("copy", asks=f"chat/{CHOSEN}"))[:3] == ("k1", False, None)
+    assert identify(raw())[:3] == ("k1", False, None)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +123,7 @@ def test_what_the_version_before_adopted_stays_too(status: dict[str, str]) -> No
 def test_an_id_that_is_no_uuid_and_served_before_goes_on() -> None:
     """An earlier version took any text; what is adopted is not torn down for that."""
     before = raw(asks="chat/prod-1", url="https://gateway.example/prod-1/v1")
-    assert identify(before) == ("prod-1", True, None)
+    assert identify(before)[:3] == ("prod-1", True, None)
 
 
 # -- several
@@ -121,10 +132,10 @@ def test_an_id_that_is_no_uuid_and_served_before_goes_on() -> None:
 class World:
     """Caches of two kinds that share their claims, and what watchers of deployments were told."""
 
-    def __init__(self) -> None:
+    def __init__(self, seal: Seal | None = None) -> None:
         claims = Claims()
-        self.deployments = Cache(InferenceDeployment, claims)
-        self.models = Cache(InferenceModel, claims)
+        self.deployments = Cache(InferenceDeployment, claims, seal)
+        self.models = Cache(InferenceModel, claims, seal)
         self.told: list[tuple[str, str]] = []
         self.deployments._queues.append(self)  # type: ignore[arg-type]
 
@@ -247,6 +258,136 @@ def test_an_id_that_a_hand_took_out_of_the_status_stays() -> None:
     for version, status in ((2, {"uid": OTHER}), (3, {}), (4, {"uid": ""})):
         world.deployments.observe(raw(version=version, **status))
         assert (world.uid("chat"), world.reason("chat")) == (CHOSEN, "")
+
+
+# -- a status that somebody else wrote, where no admission policy keeps him from it
+
+BOX = SecretBox(b"k" * 32)
+
+
+def sealed(name: str, uid: str, *, kind: str = "InferenceDeployment") -> str:
+    return sealed_annotation(kind, name, uid, BOX.uid_seal)
+
+
+LIES = [
+    pytest.param({"uid": CHOSEN}, id="uid"),
+    pytest.param({"url": f"https://gateway.example/{CHOSEN}/v1"}, id="url"),
+    pytest.param({"uid": CHOSEN, "sealed": sealed("chat", CHOSEN)}, id="the other's seal"),
+    pytest.param({"uid": CHOSEN, "sealed": f"{CHOSEN}.{'0' * 64}"}, id="a made up seal"),
+    pytest.param(
+        {"uid": CHOSEN, "sealed": sealed("thief", CHOSEN, kind="InferenceModel")}, id="a model's"
+    ),
+]
+
+
+@pytest.mark.parametrize("victim_first", [True, False])
+@pytest.mark.parametrize("lies", LIES)
+def test_an_older_one_that_wrote_anothers_uid_into_its_status_does_not_have_it(
+    lies: dict[str, str], victim_first: bool
+) -> None:
+    """As after a restart of all controllers, which then know nothing but what is written."""
+    world = World(BOX.uid_seal)
+    both = [
+        raw(own="k1", second=9, uid=CHOSEN, sealed=sealed("chat", CHOSEN)),
+        raw("thief", "k2", 0, keySha256="0" * 64, **lies),
+    ]
+    for item in both if victim_first else reversed(both):
+        world.deployments.observe(item)
+    assert (world.uid("chat"), world.reason("chat")) == (CHOSEN, "")
+    assert (world.uid("thief"), world.reason("thief")) == ("k2", "DuplicateUid")
+    found = world.deployments.by_uid(CHOSEN)
+    assert found is not None
+    assert found.name == "chat"
+    (thief,) = [s for s in world.deployments.all() if s.name == "thief"]
+    told = world.deployments.present(thief)
+    assert isinstance(told, InferenceDeployment)
+    assert (told.status.uid, told.status.url, told.status.key_sha256) == ("", "", "")
+    assert adopted_uid(told) == "k2", "it is put right"
+
+
+def test_a_model_does_not_get_a_deployments_uid_by_its_status() -> None:
+    world = World(BOX.uid_seal)
+    world.models.observe(raw("m1", "k2", 0, kind="model", uid=CHOSEN, path=f"pvc:exo-m-{CHOSEN}"))
+    world.deployments.observe(raw(second=9, uid=CHOSEN, sealed=sealed("chat", CHOSEN)))
+    assert (world.uid("chat"), world.reason("chat")) == (CHOSEN, "")
+    assert world.models.by_uid(CHOSEN) is None
+
+
+@pytest.mark.parametrize("status", [{"uid": OTHER}, {"uid": ""}, {}])
+def test_what_is_sealed_is_known_by_that_whatever_its_status_says(status: dict[str, str]) -> None:
+    found = identify(
+        raw(asks=f"chat/{CHOSEN}", sealed=sealed("chat", CHOSEN), **status),
+        "InferenceDeployment",
+        BOX.uid_seal,
+    )
+    assert found == (CHOSEN, True, None, True)
+
+
+def test_what_a_version_before_adopted_is_sealed_and_what_is_refused_is_not() -> None:
+    world = World(BOX.uid_seal)
+    world.deployments.observe(raw(uid=CHOSEN))
+    world.deployments.observe(raw("thief", "k2", 1, asks=f"thief/{CHOSEN}"))
+    world.deployments.observe(raw("odd", "k3", 2, asks="odd/inference"))
+    found = {s.name: world.deployments.find_seal(s) for s in world.deployments.all()}
+    assert found == {"chat": sealed("chat", CHOSEN), "thief": "", "odd": ""}
+    world.deployments.observe(raw(uid=CHOSEN, sealed=found["chat"], version=2))
+    (chat,) = [s for s in world.deployments.all() if s.name == "chat"]
+    assert world.deployments.find_seal(chat) == ""
+    assert chat.identity.is_sealed
+
+
+def test_one_that_was_taken_over_before_there_were_seals_still_outranks_who_asks_for_its_uid() -> (
+    None
+):
+    world = World(BOX.uid_seal)
+    world.deployments.observe(raw("thief", "k2", 0, asks=f"thief/{CHOSEN}"))
+    world.deployments.observe(raw(second=1, uid=CHOSEN))
+    assert (world.uid("chat"), world.reason("thief")) == (CHOSEN, "DuplicateUid")
+
+
+# -- the uid of what was deleted
+
+
+@pytest.mark.parametrize("known", [{}, {"uid": CHOSEN}, {"url": f"https://g.example/{CHOSEN}/v1"}])
+def test_the_uid_of_what_was_deleted_is_for_no_object_of_another_name(
+    known: dict[str, str],
+) -> None:
+    """Its URL has clients, and keys that name it open what has it next."""
+    world = World(BOX.uid_seal)
+    world.deployments.observe(raw(asks=f"chat/{CHOSEN}", sealed=sealed("chat", CHOSEN)))
+    world.deployments.forget("chat", "k1")
+    thief = raw("thief", "k2", 1, asks=f"thief/{CHOSEN}", **known)
+    world.deployments.observe(thief)
+    assert (world.uid("thief"), world.reason("thief")) == ("k2", "DuplicateUid")
+    assert world.deployments.by_uid(CHOSEN) is None
+    thief = adopted(world, thief)
+    assert thief["status"]["uid"] == "k2"
+    kept = f"the id {CHOSEN} is kept for InferenceDeployment chat"
+    assert kept in thief["status"]["conditions"][0]["message"]
+    world.models.observe(raw("chat", "k3", 2, kind="model", asks=f"chat/{CHOSEN}"))
+    assert world.models.by_uid(CHOSEN) is None
+    world.deployments.observe(raw(own="k9", second=9, asks=f"chat/{CHOSEN}", version=9))
+    assert (world.uid("chat"), world.reason("chat")) == (CHOSEN, "")
+
+
+def test_an_object_names_who_may_have_its_uid_after_it() -> None:
+    world = World(BOX.uid_seal)
+    item = raw(asks=f"chat/{CHOSEN}")
+    item["metadata"]["annotations"][SUCCESSOR_ANNOTATION] = "talk"
+    world.deployments.observe(item)
+    world.deployments.forget("chat", "k1")
+    world.deployments.observe(raw(own="k9", second=2, asks=f"chat/{CHOSEN}", version=2))
+    assert (world.uid("chat"), world.reason("chat")) == ("k9", "DuplicateUid")
+    world.deployments.observe(raw("talk", "k2", 3, asks=f"talk/{CHOSEN}"))
+    assert (world.uid("talk"), world.reason("talk")) == (CHOSEN, "")
+
+
+def test_whose_a_uid_was_is_remembered_of_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity_module, "MAX_DEPARTED", 10)
+    claims = Claims()
+    for number in range(100):
+        claims.remember(str(number), "InferenceDeployment chat")
+    assert len(claims._departed) == 10
 
 
 # -- other fields that become names

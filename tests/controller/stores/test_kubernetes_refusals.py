@@ -12,6 +12,7 @@ from exo_inference.controller.cluster import shared_refusals
 from exo_inference.controller.cluster.shared_refusals import SharedRefusals
 from exo_inference.controller.http.replays import KEEP_SECONDS
 from exo_inference.controller.stores.base import RecordedRequest, Recording
+from exo_inference.controller.stores.kubernetes import records
 from exo_inference.controller.stores.kubernetes import store as store_module
 from exo_inference.errors import StoreUnreachable
 from exo_inference.resources import InferenceDeployment
@@ -54,7 +55,7 @@ async def test_refusals_go_when_their_signatures_have_ended(
     await store.prune(requests_before=long_ago, operations_before=long_ago)
     assert await store.find_request(KEY) is not None
     monkeypatch.setattr(store_module, "REPAIR_SECONDS", 0.0)
-    monkeypatch.setattr(store_module, "REFUSALS_KEPT", timedelta(seconds=-60))
+    monkeypatch.setattr(records, "REFUSALS_KEPT", timedelta(seconds=-60))
     store._next_repair = 0.0
     await store.prune(requests_before=long_ago, operations_before=long_ago)
     assert await store.find_request(KEY) is None

@@ -14,9 +14,12 @@ from typing import Any
 
 from exo_inference.controller.stores.base import Change, ChangeType
 from exo_inference.controller.stores.deletion_waiters import DeletionWaiters
-from exo_inference.kubernetes_api.identity import Claims
+from exo_inference.kubernetes_api.identity import Claims, Seal, sealed_annotation
 from exo_inference.kubernetes_api.objects import Stored, read_object
 from exo_inference.resources import Resource
+
+_OF_ITS_UID = ("uid", "url", "release", "key_sha256", "path")
+"""Fields of a status that hang on the uid."""
 
 MAX_GONE = 4096
 """Deleted objects that are remembered: far more than go while one request is answered."""
@@ -31,10 +34,14 @@ class Cache:
     Args:
         kind: of the objects.
         claims: who has which uid, among the objects of all kinds.
+        seal: of the controllers; None is without.
     """
 
-    def __init__(self, kind: type[Resource], claims: Claims | None = None) -> None:
+    def __init__(
+        self, kind: type[Resource], claims: Claims | None = None, seal: Seal | None = None
+    ) -> None:
         self.kind = kind
+        self._seal = seal
         self._claims = Claims() if claims is None else claims
         self.version = 0
         self._objects: dict[str, Stored] = {}
@@ -77,9 +84,19 @@ class Cache:
             uid, problem = self._claims.resolve(stored.uid)
             if (uid, problem) != (metadata.uid, None):
                 metadata = metadata.known_as(uid, problem)
+            if self._claims.has_lost(stored.uid):
+                return _without_lies(stored.resource).model_copy(update={"metadata": metadata})
         if metadata is stored.resource.metadata:
             return stored.resource
         return stored.resource.model_copy(update={"metadata": metadata})
+
+    def find_seal(self, stored: Stored) -> str:
+        """Return the seal that an object lacks; empty where it has it, or nothing is to be sealed yet."""
+        if self._seal is None or stored.uid not in self._by_own_uid:
+            return ""
+        uid, problem = self._claims.resolve(stored.uid)
+        found = sealed_annotation(self.kind.KIND, stored.name, uid, self._seal)
+        return "" if problem is not None or found == stored.seal else found
 
     def subscribe(self) -> AsyncIterator[Change]:
         """Yield what changes from this call on."""
@@ -107,7 +124,7 @@ class Cache:
 
     def observe(self, raw: Mapping[str, Any]) -> Stored:
         """Take note of an object as it is, or was, and return it."""
-        stored = read_object(self.kind, raw)
+        stored = read_object(self.kind, raw, self._seal)
         self.version = max(self.version, stored.version)
         known = self._objects.get(stored.name)
         if stored.uid in self._gone or (known is not None and stored.version <= known.version):
@@ -178,6 +195,7 @@ class Cache:
     def _remove(self, stored: Stored) -> None:
         self._tell(ChangeType.DELETED, stored)
         uid, rivals = self.uid_of(stored), self._claims.rivals(stored.uid)
+        self._claims.depart(stored.uid)
         self._unindex(stored)
         del self._objects[stored.name]
         self._departures.tell(uid)
@@ -197,6 +215,17 @@ class Cache:
         told = Change(change, self.present(stored))
         for queue in self._queues:
             queue.put_nowait(told)
+
+
+def _without_lies(resource: Resource) -> Resource:
+    """Return an object without what its status says of an id that is another's."""
+    status: Any = getattr(resource, "status", None)
+    if status is None:
+        return resource
+    named = [name for name in _OF_ITS_UID if name in type(status).model_fields]
+    nothing = type(status)()
+    told = status.model_copy(update={name: getattr(nothing, name) for name in named})
+    return resource.model_copy(update={"status": told})
 
 
 def _drop(index: dict[str, set[str]], key: str, name: str) -> None:

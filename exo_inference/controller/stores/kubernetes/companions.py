@@ -17,6 +17,7 @@ from exo_inference.controller.stores.kubernetes.events import Events
 from exo_inference.controller.stores.kubernetes.records import Effect, Records
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.errors import StoreError
+from exo_inference.kubernetes_api.identity import is_uuid
 from exo_inference.kubernetes_api.objects import Stored
 from exo_inference.resources import OperationSubject, Resource
 from exo_inference.wire import Operation
@@ -66,6 +67,14 @@ class Companions:
         if recording.events:
             writes.append(self._events.add(kind, stored, recording.events))
         await asyncio.gather(*writes)
+
+    async def before_the_end(self, kind: type[Resource], stored: Stored, uid: str) -> None:
+        """Write down whose an id was, and remove what nobody looks for soon once the object is gone."""
+        if is_uuid(uid):  # an id of another form nobody can ask for
+            heir = stored.heir or stored.name
+            subject = OperationSubject(kind=kind.KIND, name=heir, uid=uid)
+            await self._records.add_departed(subject)
+        await self._secrets.forget(uid)
 
     async def after_the_end(self, recording: Recording | None, stored: Stored, uid: str) -> None:
         """Remove what belonged to an object that is gone, and was known by this uid."""

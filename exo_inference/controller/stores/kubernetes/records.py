@@ -55,6 +55,9 @@ REFUSED = "refused"
 REFUSALS_KEPT = timedelta(seconds=1080)
 """A signature is accepted for 960 s at most; clocks may differ."""
 
+DEPARTED_KEPT = timedelta(days=90)
+"""How long an id of what was deleted is for no object of another name."""
+
 ABANDONED_AFTER = timedelta(seconds=60)
 """A create that has not made its object by then was cut off: no request lives so long."""
 
@@ -162,6 +165,26 @@ class Records:
         body["metadata"]["annotations"] = {_CHANGE: REFUSED}
         await self._try(self._api.create(self._path(), body))
 
+    async def add_departed(self, subject: OperationSubject) -> None:
+        """Note whose id this was; the object goes now."""
+        nothing = IdempotentRequest(fingerprint="", result_id="")
+        spec = OperationSpec(subject=subject, request=nothing)
+        body = _record(f"departed-{subject.uid}", "departed", spec)
+        await self._try(self._api.create(self._path(), body))
+
+    async def list_departed(self) -> list[OperationSubject]:
+        """Return whose the ids were of what was deleted."""
+        query = {"labelSelector": f"{RECORD_LABEL}=departed", "limit": "500"}
+        found: list[OperationSubject] = []
+        while True:
+            page = await self._api.get(self._path(), query)
+            # Items of a list do not say what they are.
+            kind = {"apiVersion": API_VERSION}
+            found += [_read({**kind, **item}).spec.subject for item in page["items"]]
+            if not page["metadata"].get("continue"):
+                return found
+            query = {**query, "continue": page["metadata"]["continue"]}
+
     async def confirm(self, key: str) -> None:
         """Note that a write was made, so that its object need not be looked for."""
         path = f"{self._path(_request_name(key))}/status"
@@ -189,6 +212,14 @@ class Records:
                 return facts[name]
             version = {"resourceVersion": found["metadata"]["resourceVersion"]}
             await self._try(self._api.merge(path, {"metadata": version, "data": {name: value}}))
+
+    async def prune_all(self, requests_before: datetime, operations_before: datetime) -> None:
+        """Remove what is old of all sorts."""
+        now = datetime.now(UTC)
+        await self.prune("request", requests_before)
+        await self.prune("operation", operations_before)
+        await self.prune("refusal", now - REFUSALS_KEPT)
+        await self.prune("departed", now - DEPARTED_KEPT)
 
     async def prune(self, record: str, before: datetime) -> None:
         """Remove the records of one sort (`operation`, `request`, `refusal`) that are older."""

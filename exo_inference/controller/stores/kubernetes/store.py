@@ -13,7 +13,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -29,14 +29,14 @@ from exo_inference.controller.stores.base import (
 from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.controller.stores.kubernetes.companions import Companions
 from exo_inference.controller.stores.kubernetes.events import Events
-from exo_inference.controller.stores.kubernetes.records import KINDS, REFUSALS_KEPT, Effect, Records
+from exo_inference.controller.stores.kubernetes.records import KINDS, Effect, Records
 from exo_inference.controller.stores.kubernetes.schemas import explain_missing, refuse_old_schemas
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.controller.stores.kubernetes.unreadable import report_unreadable
 from exo_inference.errors import StoreError
 from exo_inference.kubernetes_api.client import ApiRefusal, KubernetesApi, get_if_there, object_path
 from exo_inference.kubernetes_api.follower import Follower
-from exo_inference.kubernetes_api.identity import Claims
+from exo_inference.kubernetes_api.identity import SEAL_ANNOTATION, Claims, Seal
 from exo_inference.kubernetes_api.objects import (
     UID_LABEL,
     Stored,
@@ -63,15 +63,16 @@ _Events = list[Event]  # inside the class, `list` is the method
 class KubernetesStore:
     """Implements `Store`. Open it with `await KubernetesStore.open(api)`."""
 
-    def __init__(self, api: KubernetesApi, clock: Callable[[], float]) -> None:
+    def __init__(self, api: KubernetesApi, clock: Callable[[], float], seal: Seal | None) -> None:
         self._api = api
+        self._seal = seal
         self._clock = clock
         self._records = Records(api)
         self._secrets = Secrets(api)
         self._events = Events(api)
         self._companions = Companions(self._records, self._secrets, self._events)
-        claims = Claims()
-        self._caches = {name: Cache(kind, claims) for name, kind in KINDS.items()}
+        self._claims = claims = Claims()
+        self._caches = {name: Cache(kind, claims, seal) for name, kind in KINDS.items()}
         self._followers = [
             Follower(api, object_path(api, cache.kind.PLURAL, group=API_VERSION), cache)
             for cache in self._caches.values()
@@ -82,24 +83,30 @@ class KubernetesStore:
 
     @classmethod
     async def open(
-        cls, api: KubernetesApi, clock: Callable[[], float] = time.monotonic
+        cls,
+        api: KubernetesApi,
+        clock: Callable[[], float] = time.monotonic,
+        seal: Seal | None = None,
     ) -> KubernetesStore:
         """Read everything and begin to watch; `close` closes the API, too.
 
         Args:
             api: the server and the namespace.
             clock: seconds, for how often is repaired.
+            seal: of the uids that are taken over; None is without, as where nobody else writes.
 
         Raises:
             StoreUnreachable: the API does not answer.
             StoreDamaged: the CRDs are not installed, or are those of an older version.
             StoreTooNew: those of a newer version are.
         """
-        store = cls(api, clock)
+        store = cls(api, clock, seal)
         try:
             for follower in store._followers:
                 await store._list_all(follower)
             await refuse_old_schemas(api)
+            for subject in await store._records.list_departed():
+                store._claims.remember(subject.uid, f"{subject.kind} {subject.name}")
         except BaseException:
             await store.close()
             raise
@@ -168,8 +175,11 @@ class KubernetesStore:
             raise _name_taken(obj)
         if present.metadata.deletion_timestamp is not None and not obj.metadata.finalizers:
             # Before the object goes: of one that is gone nobody looks for secrets for a while.
-            await self._secrets.forget(cache.uid_of(stored))
+            await self._companions.before_the_end(type(obj), stored, cache.uid_of(stored))
         patch = plan_change(stored, obj)
+        if patch and (seal := cache.find_seal(stored)):
+            metadata = patch.setdefault("metadata", {})
+            metadata.setdefault("annotations", {})[SEAL_ANNOTATION] = seal
         if patch:
             patch.setdefault("metadata", {})["resourceVersion"] = str(stored.version)
         if "spec" in patch:
@@ -252,17 +262,27 @@ class KubernetesStore:
         if self._clock() < self._next_repair:
             return
         self._next_repair = self._clock() + REPAIR_SECONDS
-        await self._records.prune("request", requests_before)
-        await self._records.prune("operation", operations_before)
-        await self._records.prune("refusal", datetime.now(UTC) - REFUSALS_KEPT)
+        await self._records.prune_all(requests_before, operations_before)
         # What is removed for good is not decided by a cache that may have fallen behind.
         for follower in self._followers:
             await follower.list_all()
         stored = [(cache, s) for cache in self._caches.values() for s in cache.all()]
+        await self._seal_adopted(stored)
         owners = {cache.uid_of(s) for cache, s in stored} | {s.resource_uid for _, s in stored}
         await self._secrets.remove_orphans(owners)
 
     # -- parts
+
+    async def _seal_adopted(self, stored: Sequence[tuple[Cache, Stored]]) -> None:
+        """Seal the uids of what a version before took over, or a hand took the seal of."""
+        for cache, each in stored:
+            if not each.identity.is_fixed or not (seal := cache.find_seal(each)):
+                continue
+            patch = {"metadata": {"annotations": {SEAL_ANNOTATION: seal}}}
+            try:
+                await self._patch(cache, each, "", patch)
+            except StoreError as exc:
+                logger.warning("the uid of %s is sealed later: %s", each.name, exc.message)
 
     def _cache(self, kind: type[Resource]) -> Cache:
         if self._is_closed:
@@ -324,7 +344,7 @@ class KubernetesStore:
         """Create an object; one with this name and uid is the outcome of an attempt before."""
         path = object_path(self._api, obj.PLURAL, group=API_VERSION)
         try:
-            return await self._api.create(path, new_object(obj, datetime.now(UTC)))
+            return await self._api.create(path, new_object(obj, datetime.now(UTC), self._seal))
         except ApiRefusal as exc:
             if exc.reason != "AlreadyExists":
                 raise
