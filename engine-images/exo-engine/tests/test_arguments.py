@@ -71,6 +71,14 @@ def test_values_reach_both_sides() -> None:
         *("--tensor-parallel-size", "2"),
         *("--max-logprobs", "5", "--shutdown-timeout", "7", "--max-num-queued-reqs", "11"),
         *("--override-generation-config", '{"temperature": 0}', "--log-level", "warning"),
+        *(
+            "--runner",
+            "pooling",
+            "--convert",
+            "embed",
+            "--pooler-config",
+            '{"pooling_type": "MEAN"}',
+        ),
     )
     assert command.engine == EngineConfig(
         model_dir=Path("model-dir"),
@@ -92,6 +100,9 @@ def test_values_reach_both_sides() -> None:
         scheduling_policy="priority",
         device="cpu",
         num_threads=2,
+        runner="pooling",
+        convert="embed",
+        pooler={"pooling_type": "MEAN"},
         max_logprobs=5,
     )
     assert command.server.served_model_names == ("a", "b/c")
@@ -256,6 +267,7 @@ def test_engine_config_has_no_field_that_the_command_line_forgets() -> None:
         "max_long_partial_prefills", "scheduling_policy", "max_logprobs", "num_threads", "simulation",
         "kv_cache_dtype", "attention_backend", "enforce_eager", "batch_invariant",
         "tensor_parallel_size",
+        "runner", "convert", "pooler",
     }  # fmt: skip
 
 

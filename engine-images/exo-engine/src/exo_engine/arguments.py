@@ -401,6 +401,9 @@ def _engine_config(model: str, values: Mapping[str, Any]) -> EngineConfig:
         max_logprobs=values["max_logprobs"],
         executor_backend=values["distributed_executor_backend"],
         tensor_parallel_size=values["tensor_parallel_size"],
+        runner=values["runner"],
+        convert=values["convert"],
+        pooler=values["pooler_config"],
         num_threads=values["cpu_threads"],
         simulation=values["simulation"],
     )

@@ -7,9 +7,10 @@ pure: no file, device or environment variable is read here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from exo_engine.attention import BACKENDS
 from exo_engine.attention.kv_format import KV_FORMATS
@@ -23,6 +24,8 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 DTYPE_CHOICES = ("auto", "float32", "bfloat16", "float16", "float", "half")
 DEVICE_CHOICES = ("auto", "cpu", "cuda")
 POLICY_CHOICES = ("fcfs", "priority")
+RUNNER_CHOICES = ("auto", "generate", "pooling")
+CONVERT_CHOICES = ("auto", "none", "embed", "classify")
 EXECUTOR_CHOICES = ("uni", "mp")
 KV_CACHE_DTYPE_CHOICES = ("auto", *KV_FORMATS, "fp8")
 _KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
@@ -97,6 +100,12 @@ class EngineConfig:
     """uni: steps are computed in the engine's own process. mp: in another one."""
     tensor_parallel_size: int = 1
     """Ranks that share each layer, on a CPU only; each is a process of its own."""
+    runner: str = "auto"
+    """generate: text. pooling: vectors or scores. auto: as the model's files say."""
+    convert: str = "auto"
+    """embed, classify: what a model that pools is for; auto and none: as its architecture says."""
+    pooler: Mapping[str, Any] | None = None
+    """How a text's states become its vector: keys of vLLM's --pooler-config, which win over files."""
     num_threads: int | None = None
     """Threads for CPU kernels; None leaves torch's own choice (OMP_NUM_THREADS, cores)."""
     simulation: Simulation | None = None
@@ -239,6 +248,8 @@ def _check_ranges(config: EngineConfig) -> None:
         ("distributed-executor-backend", config.executor_backend, EXECUTOR_CHOICES),
         ("kv-cache-dtype", config.kv_cache_dtype, KV_CACHE_DTYPE_CHOICES),
         ("attention-backend", config.attention_backend, ("auto", *BACKENDS)),
+        ("runner", config.runner, RUNNER_CHOICES),
+        ("convert", config.convert, CONVERT_CHOICES),
     ):
         if word not in choices:
             raise ConfigurationError(

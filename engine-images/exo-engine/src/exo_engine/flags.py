@@ -125,8 +125,27 @@ FLAGS: Final[tuple[Flag, ...]] = (
         kind="enum",
         section="ModelConfig",
         default="auto",
-        choices=("auto", "generate"),
-        description="What the model is used for. This engine generates text.",
+        choices=("auto", "generate", "pooling"),
+        description="What the model is used for: `generate` makes text, `pooling` vectors or scores of texts. "
+        "`auto`: as config.json and sentence-transformers' modules.json say.",
+    ),
+    Flag(
+        name="convert",
+        kind="enum",
+        section="ModelConfig",
+        default="auto",
+        choices=("auto", "none", "embed", "classify"),
+        description="What a model that pools is for: `embed` makes a vector of each text, also with a model "
+        "that generates; `classify` scores pairs of texts. `auto` and `none`: as its architecture says.",
+    ),
+    Flag(
+        name="pooler-config",
+        kind="json",
+        section="ModelConfig",
+        description="JSON object that says how a text's states become its vector: `pooling_type` (LAST, MEAN, "
+        "CLS; or `seq_pooling_type`) and `use_activation` (vectors have length 1, scores pass a sigmoid; or "
+        "`normalize`). Left out: as sentence-transformers' files say, else the first token of an encoder and "
+        "the last one of a decoder.",
     ),
     Flag(
         name="attention-backend",

@@ -43,11 +43,11 @@ _WORDS: Final[dict[str, str]] = {
     """,
     "the model is taken as its directory describes it": """
         allow-deprecated-quantization allowed-local-media-path allowed-media-domains code-revision
-        config-format convert disable-cascade-attn disable-sliding-window enable-cumem-allocator
+        config-format disable-cascade-attn disable-sliding-window enable-cumem-allocator
         enable-nccl-comm-suspend enable-prompt-embeds enable-return-routed-experts enable-sleep-mode
         enable-trace-replay hf-config-path hf-overrides io-processor-plugin logits-processor-pattern
         logits-processors logprobs-mode model-class-overrides model-impl override-attention-dtype
-        pooler-config quantization-config renderer-num-workers return-sampling-mask
+        quantization-config renderer-num-workers return-sampling-mask
         skip-tokenizer-init sleep-mode-backend sleep-mode-offload-cudagraph
         sleep-preserve-parameter-names task tokenizer-revision use-fp64-gumbel
     """,

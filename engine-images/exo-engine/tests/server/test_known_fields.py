@@ -16,20 +16,23 @@ from exo_engine.server.known_fields import (
     CHAT,
     COMPLETIONS,
     DETOKENIZE,
+    EMBEDDINGS,
     HARMLESS,
     MESSAGES,
     MESSAGES_OUTPUT,
     MESSAGES_THINKING,
     MESSAGES_TOOL,
+    RERANK,
     RESPONSES,
     RESPONSES_REASONING,
     RESPONSES_TEXT,
+    SCORE,
     STREAM_OPTIONS,
     TOKENIZE,
     KnownFields,
     check_fields,
 )
-from openai.types import completion_create_params, shared_params
+from openai.types import completion_create_params, embedding_create_params, shared_params
 from openai.types.chat import chat_completion_stream_options_param
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import ResponseTextConfigParam, response_create_params
@@ -42,6 +45,9 @@ WALKED: dict[str, tuple[KnownFields, list[object]]] = {
     "completions": (COMPLETIONS, [completion_create_params]),
     "responses": (RESPONSES, [response_create_params]),
     "messages": (MESSAGES, [message_create_params, message_count_tokens_params]),
+    "embeddings": (EMBEDDINGS, [embedding_create_params]),
+    "score": (SCORE, []),
+    "rerank": (RERANK, []),
     "tokenize": (TOKENIZE, []),
     "detokenize": (DETOKENIZE, []),
 }
@@ -103,6 +109,7 @@ def test_types_of_clients_are_found() -> None:
     """Renamed types would leave nothing to walk."""
     assert {"messages", "tools", "stream"} <= names_of(chat_create_params)
     assert {"prompt", "suffix", "stream"} <= names_of(completion_create_params)
+    assert {"input", "dimensions", "encoding_format"} <= names_of(embedding_create_params)
     assert {"input", "previous_response_id", "stream"} <= names_of(response_create_params)
     assert {"messages", "thinking", "stream"} <= names_of(message_create_params)
 

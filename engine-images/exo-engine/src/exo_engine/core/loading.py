@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -43,11 +44,13 @@ from exo_engine.kernels.library import kernels_for
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
-from exo_engine.models.weights import check_checkpoint, load_weights
+from exo_engine.models.weights import Model, Spec, check_checkpoint, load_weights
 from exo_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from exo_engine.core.ranks.group import RankGroup
+
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -154,9 +157,20 @@ def load_decoder(
     progress: Callable[[str], None],
     group: RankGroup | None = None,
 ) -> Decoder:
+    """Load a model that generates; see `load_model`."""
+    return load_model(partial(Decoder, ranks=group), spec, settings, progress)
+
+
+def load_model(
+    make: Callable[..., AnyModel],
+    spec: Spec,
+    settings: ResolvedConfig,
+    progress: Callable[[str], None],
+) -> AnyModel:
     """Load the weights.
 
     Args:
+        make: makes the model of its spec.
         spec: the model.
         settings: where and in which number format.
         progress: told how much of them is loaded.
@@ -170,24 +184,13 @@ def load_decoder(
     torch.set_num_threads(max(1, threads))
     if (kernels := kernels_for(DTYPES[settings.dtype], torch.device(settings.device))) is not None:
         kernels.set_num_threads(torch.get_num_threads())
-    entries = check_checkpoint(settings.model_dir, spec, settings.weight_format)
-    check_weights_fit(_make_decoder(spec, settings, "meta", group).num_bytes, settings)
-    decoder = _make_decoder(spec, settings, settings.device, group)
+    entries = check_checkpoint(settings.model_dir, spec, settings.weight_format, make)
+    on = partial(make, spec, dtype=DTYPES[settings.dtype], weight_format=settings.weight_format)
+    check_weights_fit(on(device=torch.device("meta")).num_bytes, settings)
+    model = on(device=torch.device(settings.device))
     with torch.inference_mode():
-        load_weights(decoder, entries, progress)
-    return decoder
-
-
-def _make_decoder(
-    spec: DecoderSpec, settings: ResolvedConfig, device: str, group: RankGroup | None
-) -> Decoder:
-    return Decoder(
-        spec,
-        dtype=DTYPES[settings.dtype],
-        device=torch.device(device),
-        weight_format=settings.weight_format,
-        ranks=group,
-    )
+        load_weights(model, entries, progress)
+    return model
 
 
 def make_scheduler(

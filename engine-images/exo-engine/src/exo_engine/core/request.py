@@ -58,6 +58,8 @@ class RequestOutput:
     """The end-of-sequence or stop token that ended the request, if one did."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """With the first output only, one entry per prompt token; the first has none."""
+    pooled: bytes | None = None
+    """Of a model that embeds or scores: the text's vector, float32, little-endian."""
     fault: str | None = None
     """With finish_reason "error": what of the request itself cannot be followed."""
 

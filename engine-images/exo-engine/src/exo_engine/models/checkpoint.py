@@ -33,6 +33,8 @@ class TensorEntry:
     """As in the header, such as `BF16`."""
     shape: tuple[int, ...]
     num_bytes: int
+    name: str
+    """In the file."""
 
 
 def read_checkpoint(model_dir: Path) -> dict[str, TensorEntry]:
@@ -142,4 +144,4 @@ def _entry(path: Path, name: str, value: dict[str, Any]) -> tuple[str, TensorEnt
         raise ValueError(f"tensor {shown(name, 128)} has sizes that are none")
     if begin > end or not isinstance(dtype, str):
         raise ValueError(f"tensor {shown(name, 128)} has no type, or ends before it begins")
-    return name, TensorEntry(path, dtype, shape, end - begin)
+    return name, TensorEntry(path, dtype, shape, end - begin, name)

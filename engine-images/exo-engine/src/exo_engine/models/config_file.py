@@ -10,11 +10,12 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from exo_engine.config import DType, ModelLimits
 from exo_engine.errors import ModelUnusable
 from exo_engine.foreign_files import MissingFile, parse_object, read_regular, shown
+from exo_engine.models.pooling_spec import EncoderSpec
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.weight_formats import PLAIN, format_of_checkpoint
 
@@ -33,6 +34,8 @@ FAMILIES: Mapping[str, str] = {
     "Qwen3NextForCausalLM": "exo_engine.models.qwen3_next",
 }
 """Architecture in config.json to the module whose `spec_from_config` understands it."""
+
+AnySpec = TypeVar("AnySpec", DecoderSpec, EncoderSpec)
 
 _MISSING: Any = object()
 _MOST = 2**31 - 1
@@ -123,30 +126,64 @@ def read_spec(model_dir: Path) -> DecoderSpec:
     Raises:
         ModelUnusable: there is no model there, or not one this engine can compute.
     """
+    reader = open_config(model_dir)
+    return read_decoder(reader, _architecture(reader))
+
+
+def open_config(model_dir: Path) -> ConfigReader:
+    """Open config.json of the model in `model_dir`.
+
+    Raises:
+        ModelUnusable: it cannot be read.
+    """
     if not model_dir.is_dir():
         raise ModelUnusable(
             f"model directory {model_dir} does not exist or is not a directory",
             hint="Give the path of a directory with config.json and *.safetensors.",
         )
-    reader = ConfigReader(model_dir / "config.json", _read_json(model_dir / "config.json"))
-    architecture = _architecture(reader)
-    checkpoint_format = _checkpoint_format(reader)
+    return ConfigReader(model_dir / "config.json", _read_json(model_dir / "config.json"))
+
+
+def read_decoder(reader: ConfigReader, architecture: str) -> DecoderSpec:
+    """Read what a decoder is, of an architecture in `FAMILIES`.
+
+    Raises:
+        ModelUnusable: not one this engine can compute.
+    """
+    check_num_layers(reader)
     family = importlib.import_module(FAMILIES[architecture])
-    if reader.integer("num_hidden_layers") > _MOST_LAYERS:
-        layers = reader.values["num_hidden_layers"]
-        raise reader.unusable("num_hidden_layers", layers, f"{_MOST_LAYERS} or fewer")
     spec: DecoderSpec = family.spec_from_config(reader)
     if spec.activation == "silu":
         _check_activation(reader)
+    spec = replace(spec, eos_token_ids=_eos_token_ids(reader.path.parent, reader))
+    return read_checkpoint_facts(reader, spec)
+
+
+def read_checkpoint_facts(reader: ConfigReader, spec: AnySpec) -> AnySpec:
+    """Return `spec` with what config.json says of the files.
+
+    Raises:
+        ModelUnusable: they are quantized in a way that is not known.
+    """
     return replace(
         spec,
-        eos_token_ids=_eos_token_ids(model_dir, reader),
         checkpoint_dtype=_checkpoint_dtype(reader),
-        checkpoint_format=checkpoint_format,
+        checkpoint_format=_checkpoint_format(reader),
     )
 
 
-def limits_of(spec: DecoderSpec) -> ModelLimits:
+def check_num_layers(reader: ConfigReader) -> None:
+    """Refuse an absurd number of layers before anything is made for each.
+
+    Raises:
+        ModelUnusable: it is one, or missing.
+    """
+    if reader.integer("num_hidden_layers") > _MOST_LAYERS:
+        layers = reader.values["num_hidden_layers"]
+        raise reader.unusable("num_hidden_layers", layers, f"{_MOST_LAYERS} or fewer")
+
+
+def limits_of(spec: DecoderSpec | EncoderSpec) -> ModelLimits:
     """Return what `config.resolve` needs to know of a model."""
     dtypes: dict[str, DType] = {
         "float32": "float32",

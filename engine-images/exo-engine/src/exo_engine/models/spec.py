@@ -273,6 +273,13 @@ class DecoderSpec:
             return self.rope
         return self.window_rope
 
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint may have this tensor although nothing here needs it."""
+        # What guesses tokens ahead: a layer more in DeepSeek-V3's checkpoints, a part in Qwen3-Next's.
+        ahead = f"model.layers.{self.num_layers}." if self.latent is not None else "mtp."
+        is_tied = name == "lm_head.weight" and self.ties_embeddings
+        return is_tied or name.startswith(ahead)
+
     @property
     def num_turned(self) -> int:
         """Numbers of a query or key that the rotary embedding turns."""

@@ -1,4 +1,4 @@
-"""Fills a decoder's layers from a checkpoint, after checking that the two belong together.
+"""Fills a model's layers from a checkpoint, after checking that the two belong together.
 
 Every tensor the architecture needs must be there with its shape, and nothing may be there that the
 architecture has no place for: silently ignoring a bias gives fluent nonsense.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from exo_engine.errors import ModelUnusable
+from exo_engine.layers import Layer
 from exo_engine.models.checkpoint import TensorEntry, read_checkpoint
 from exo_engine.models.decoder import Decoder
-from exo_engine.models.spec import DecoderSpec
 from exo_engine.weight_formats import PLAIN
 from exo_engine.weight_formats.base import Stored
 
@@ -39,8 +39,34 @@ _DTYPE_BYTES = {
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 
+class Spec(Protocol):
+    """What loading needs to know of a model."""
+
+    @property
+    def architecture(self) -> str:
+        """As in config.json."""
+
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint may have this tensor although nothing here needs it."""
+
+
+class Model(Protocol):
+    """What has weights to be filled."""
+
+    @property
+    def weighted_layers(self) -> Sequence[Layer]:
+        """Every layer with weights, in the order of the computation."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+
+
 def check_checkpoint(
-    model_dir: Path, spec: DecoderSpec, weight_format: str = PLAIN
+    model_dir: Path,
+    spec: Spec,
+    weight_format: str = PLAIN,
+    make: Callable[..., Model] = Decoder,
 ) -> dict[str, TensorEntry]:
     """Return the tensors to load, once it is sure that they fit the model.
 
@@ -48,12 +74,13 @@ def check_checkpoint(
         model_dir: where the files are.
         spec: the model.
         weight_format: that of its linear layers, which says how they are stored.
+        make: makes the model of its spec.
 
     Raises:
         ModelUnusable: a tensor is missing, unexpected, of the wrong shape or of an unknown dtype.
     """
-    entries = read_checkpoint(model_dir)
-    expected = _expected_tensors(model_dir, spec, weight_format, entries)
+    entries = _as_part_of_a_whole(read_checkpoint(model_dir))
+    expected = _expected_tensors(model_dir, spec, weight_format, entries, make)
     missing = [name for name in expected if name not in entries]
     if missing:
         raise ModelUnusable(
@@ -92,11 +119,22 @@ def check_checkpoint(
     return {name: entries[name] for name in expected}
 
 
+def _as_part_of_a_whole(entries: dict[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Name the tensors of a decoder that was saved without its head as those of one with it."""
+    if "embed_tokens.weight" not in entries:
+        return entries
+    return {f"model.{name}": entry for name, entry in entries.items()}
+
+
 def _expected_tensors(
-    model_dir: Path, spec: DecoderSpec, weight_format: str, entries: Mapping[str, TensorEntry]
+    model_dir: Path,
+    spec: Spec,
+    weight_format: str,
+    entries: Mapping[str, TensorEntry],
+    make: Callable[..., Model],
 ) -> dict[str, Stored]:
     try:
-        sketch = Decoder(
+        sketch = make(
             spec,
             dtype=torch.float32,
             device=torch.device("meta"),
@@ -115,9 +153,9 @@ def _expected_tensors(
 
 
 def load_weights(
-    decoder: Decoder, entries: Mapping[str, TensorEntry], progress: Callable[[str], None]
+    model: Model, entries: Mapping[str, TensorEntry], progress: Callable[[str], None]
 ) -> None:
-    """Fill every layer of `decoder` from the tensors of `entries`, reporting progress by bytes.
+    """Fill every layer of `model` from the tensors of `entries`, reporting progress by bytes.
 
     Layer by layer and from mapped files, so that besides the finished layers no more is in memory of
     this process than one layer's tensors.
@@ -129,10 +167,10 @@ def load_weights(
     done, reported = 0, -1
     with ExitStack() as files:
         mapped: dict[Path, Any] = {}
-        for layer in decoder.weighted_layers:
+        for layer in model.weighted_layers:
             for name, slot in layer.slots_for(entries).items():
                 entry = entries[name]
-                slot.load(_map_tensor(entry.path, name, mapped, files))
+                slot.load(_map_tensor(entry, mapped, files))
                 done += entry.num_bytes
                 percent = done * 100 // max(total, 1)
                 if percent > reported:
@@ -142,25 +180,22 @@ def load_weights(
     logger.info("loaded %d tensors, %d bytes", len(entries), total)
 
 
-def _map_tensor(path: Path, name: str, mapped: dict[Path, Any], files: ExitStack) -> torch.Tensor:
+def _map_tensor(entry: TensorEntry, mapped: dict[Path, Any], files: ExitStack) -> torch.Tensor:
     """Return a view of one tensor in its file, whose pages are read when they are looked at."""
     from safetensors import SafetensorError, safe_open
 
+    path = entry.path
     try:
         if path not in mapped:
             mapped[path] = files.enter_context(safe_open(path, framework="pt"))
-        tensor: torch.Tensor = mapped[path].get_tensor(name)
+        tensor: torch.Tensor = mapped[path].get_tensor(entry.name)
     except (SafetensorError, OSError) as exc:
         raise ModelUnusable(f"cannot load {path}: {exc}", hint="Download the model again.") from exc
     return tensor
 
 
-def _is_ignored(name: str, spec: DecoderSpec) -> bool:
-    # What guesses tokens ahead: a layer more in DeepSeek-V3's checkpoints, a part in Qwen3-Next's.
-    ahead = f"model.layers.{spec.num_layers}." if spec.latent is not None else "mtp."
-    is_beyond = name.startswith(ahead)
-    is_tied = name == "lm_head.weight" and spec.ties_embeddings
-    return name.endswith(_IGNORED_SUFFIXES) or is_tied or is_beyond
+def _is_ignored(name: str, spec: Spec) -> bool:
+    return name.endswith(_IGNORED_SUFFIXES) or spec.ignores(name)
 
 
 def _list(names: Iterable[str]) -> str:

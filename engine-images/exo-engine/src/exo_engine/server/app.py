@@ -18,12 +18,15 @@ from exo_engine.server.routes import (
     anthropic_messages,
     chat,
     completions,
+    embeddings,
     management,
     responses,
+    scores,
     tokenization,
 )
 from exo_engine.server.routes.requests import json_response
 from exo_engine.server.service import Service
+from exo_engine.server.tasks import check_task
 
 logger = logging.getLogger("exo_engine.requests")
 
@@ -60,6 +63,7 @@ def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
         if not is_computing:
             return await route(request, service)
         service.check_open()
+        check_task(service.link.info, request.path)
         service.enter()
         try:
             return await route(request, service)
@@ -139,7 +143,7 @@ def _log(request: web.Request, status: int, seconds: float) -> None:
     usage = request.get("usage")
     if usage:
         extra["prompt_tokens"] = usage["prompt_tokens"]
-        extra["completion_tokens"] = usage["completion_tokens"]
+        extra["completion_tokens"] = usage.get("completion_tokens", 0)
         extra["cached_tokens"] = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     if request.get("error"):
         extra["error"] = request["error"]
@@ -231,6 +235,12 @@ _ROUTES: Final[tuple[_Row, ...]] = (
     ("POST", "/v1/responses", responses.create_response, True),
     ("POST", "/v1/messages", anthropic_messages.create_message, True),
     ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens, True),
+    ("POST", "/v1/embeddings", embeddings.create_embeddings, True),
+    ("POST", "/v1/score", scores.create_scores, True),
+    ("POST", "/score", scores.create_scores, True),
+    ("POST", "/v1/rerank", scores.create_ranking, True),
+    ("POST", "/rerank", scores.create_ranking, True),
+    ("POST", "/v2/rerank", scores.create_ranking, True),
     ("POST", "/tokenize", tokenization.tokenize, True),
     ("POST", "/detokenize", tokenization.detokenize, True),
 )
@@ -242,6 +252,9 @@ _DEVELOPMENT: Final[tuple[_Row, ...]] = (
 )
 _FOR_KEY_HOLDERS: Final = (
     "/v1/",
+    "/v2/",
+    "/score",
+    "/rerank",
     "/tokenize",  # and /tokenizer_info
     "/detokenize",
     "/server_info",

@@ -19,6 +19,7 @@ from typing import Any
 
 from exo_engine.config import EngineConfig
 from exo_engine.core.host_memory import num_oom_kills
+from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.errors import InternalError, OutOfMemory
 from exo_engine.frames import ConnectionEnded, encode, read_frame
@@ -28,6 +29,7 @@ from exo_engine.server.messages import (
     Refusal,
     StepOutput,
     pack_config,
+    pack_pooling,
     pack_request,
     unpack_info,
     unpack_output,
@@ -158,8 +160,8 @@ class CoreLink:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode("reset_prefix_cache", None))
 
-    def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
-        """Give sequences to the core; their outputs come on one stream."""
+    def submit(self, requests: Sequence[EngineRequest | PoolingRequest]) -> RequestStream:
+        """Give sequences, or texts to embed or score, to the core; their outputs come on one stream."""
         stream = RequestStream(self, [request.request_id for request in requests])
         if self._writer is None or self.failure is not None:
             for request in requests:
@@ -167,7 +169,7 @@ class CoreLink:
             return stream
         for request in requests:
             self._streams[request.request_id] = stream
-            self._writer.write(encode("add", pack_request(request)))
+            self._writer.write(_command(request))
         return stream
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -248,6 +250,12 @@ class CoreLink:
         except subprocess.TimeoutExpired:
             process.kill()
             return await asyncio.to_thread(process.wait)
+
+
+def _command(request: EngineRequest | PoolingRequest) -> bytes:
+    if isinstance(request, PoolingRequest):
+        return encode("pool", pack_pooling(request))
+    return encode("add", pack_request(request))
 
 
 def _error_output(request_id: str, failure: CoreFailure | None) -> StepOutput:

@@ -15,24 +15,30 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from exo_engine.clock import Clock
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
+from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import EngineError, InternalError, OutOfMemory, RequestError
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
+from exo_engine.models.pooling_spec import PoolingSpec
+from exo_engine.models.spec import DecoderSpec
 from exo_engine.server.logs import configure_logging
 from exo_engine.server.messages import (
     CoreInfo,
+    PoolingInfo,
     Refusal,
     pack,
+    pack_info,
     pack_output,
     unpack_config,
+    unpack_pooling,
     unpack_request,
 )
 from exo_engine.server.torch_import import import_torch
@@ -45,8 +51,8 @@ logger = logging.getLogger("exo_engine.server.core_process")  # not __main__, as
 class Core(Protocol):
     """What the loop needs of an engine core."""
 
-    def add_request(self, request: EngineRequest) -> None:
-        """Queue one request."""
+    def add_request(self, request: Any) -> None:
+        """Queue one request, of the kind that this core serves."""
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Take what tokens stand for; before the first request with a grammar."""
@@ -67,6 +73,10 @@ class Core(Protocol):
         """Return a snapshot of the counters."""
 
 
+_UNPACK: Mapping[str, Callable[[Sequence[Any]], EngineRequest | PoolingRequest]] = {
+    "add": unpack_request,
+    "pool": unpack_pooling,
+}
 CoreFactory = Callable[[EngineConfig, Callable[[str], None]], tuple[Core, CoreInfo]]
 
 
@@ -97,7 +107,7 @@ def serve(link: FrameSocket, build: CoreFactory) -> int:
         try:
             config = unpack_config(messages[0][1])
             core, info = build(config, lambda detail: link.send("progress", detail))
-            link.send("ready", pack(info))
+            link.send("ready", pack_info(info))
             _loop(link, core, messages[1:])
         except ConnectionEnded:
             raise
@@ -142,9 +152,8 @@ def _apply(core: Core, messages: Iterable[Message]) -> list[list[Any]]:
         if kind == "vocabulary":
             core.use_vocabulary(Vocabulary.unpack(payload))
             continue
-        assert kind == "add", f"unknown command {kind!r}"
         try:
-            core.add_request(unpack_request(payload))
+            core.add_request(_UNPACK[kind](payload))
         except RequestError as exc:
             refusal = Refusal(exc.message, exc.code, exc.param)
             output = RequestOutput(request_id=payload[0], finish_reason="error")
@@ -158,9 +167,13 @@ def _build_core(
     start_up = StartUp(progress)
     if config.simulation is None:  # whose phases are its own
         start_up.begin("loading PyTorch", since=begun)
-    from exo_engine.core.engine import EngineCore  # imports torch, so not before it is needed
+    # They import torch, so not before it is needed.
+    from exo_engine.core.engine import EngineCore
+    from exo_engine.core.pooling.core import PoolingCore
+    from exo_engine.models.pooling_config import is_pooling
 
-    core = EngineCore(config, start_up=start_up)
+    kind = PoolingCore if is_pooling(config) else EngineCore
+    core = kind(config, start_up=start_up)
     resolved, stats = core.config, core.stats()
     info = CoreInfo(
         vocabulary_size=core.spec.vocab_size,
@@ -173,8 +186,21 @@ def _build_core(
         gpu_memory_utilization=resolved.gpu_memory_utilization,
         is_prefix_caching_on=resolved.enable_prefix_caching,
         measurements=dataclasses.asdict(core.measurements),
+        pooling=_pooling_info(core.spec),
     )
     return core, info
+
+
+def _pooling_info(spec: PoolingSpec | DecoderSpec) -> PoolingInfo | None:
+    if not isinstance(spec, PoolingSpec):
+        return None
+    return PoolingInfo(
+        task=spec.task,
+        num_dimensions=spec.num_dimensions,
+        dimensions=spec.dimensions,
+        is_activated=spec.is_activated,
+        lowers_case=spec.lowers_case,
+    )
 
 
 def _report(link: FrameSocket, exc: Exception) -> int:

@@ -139,6 +139,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "context": ("auto",),
     "mode": ("standard",),
     "speed": ("standard",),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "padding": ("do_not_pad",),
     "truncation_side": ("left", "right"),  # says nothing without truncate_prompt_tokens
 }
 """Values of unsupported fields that ask for nothing, where they are not the empty ones and false."""
@@ -304,6 +307,42 @@ MESSAGES_THINKING = KnownFields(
 MESSAGES_OUTPUT = KnownFields(
     frozenset({"effort", "format"}), _ANTHROPIC_HARMLESS, _ANTHROPIC_REFUSED
 )
+_POOLING_HARMLESS = HARMLESS | {"cache_salt"}  # nothing of a text is cached
+_POOLING_REFUSED = {
+    **UNSUPPORTED,
+    "messages": "a conversation (use input)",
+    "chat_template": "a conversation (use input)",
+    "chat_template_kwargs": "a conversation (use input)",
+    "add_generation_prompt": "a conversation (use input)",
+    "continue_final_message": "a conversation (use input)",
+    "normalize": "normalize (use use_activation)",
+    "task": "another task than the route's",
+    "embed_dtype": "numbers other than float32",
+    "endianness": "big-endian numbers",
+    "padding": "padding texts",
+    "instruction": "an instruction (put it into the query)",
+    "rank_fields": "documents with fields",
+    "max_chunks_per_doc": "documents in chunks",
+    "truncation": "truncation (use truncate_prompt_tokens)",
+}
+_POOLING = frozenset(
+    ["model", "priority", "use_activation", "truncate_prompt_tokens", "truncation_side"]
+)
+EMBEDDINGS = KnownFields(
+    _POOLING | {"input", "dimensions", "encoding_format", "add_special_tokens"},
+    _POOLING_HARMLESS,
+    _POOLING_REFUSED,
+)
+SCORE = KnownFields(
+    _POOLING | {"text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"},
+    _POOLING_HARMLESS,
+    _POOLING_REFUSED,
+)
+RERANK = KnownFields(
+    _POOLING | {"query", "documents", "top_n", "return_documents", "max_tokens_per_doc"},
+    _POOLING_HARMLESS,
+    _POOLING_REFUSED,
+)
 STREAM_OPTIONS = KnownFields(
     frozenset({"include_usage", "continuous_usage_stats"}), frozenset({"include_obfuscation"})
 )
@@ -313,6 +352,9 @@ ROUTES: Mapping[str, KnownFields] = {
     "/v1/completions": COMPLETIONS,
     "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/score": SCORE,
+    "/v1/rerank": RERANK,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

@@ -12,9 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from exo_engine.config import EngineConfig
+from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.simulation import parse_simulation
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingInfo:
+    """What a model that embeds or scores is, as far as requests go."""
+
+    task: str
+    """`embed` or `score`."""
+    num_dimensions: int
+    """Of a vector; 1 of a score."""
+    dimensions: tuple[int, ...] | None
+    """To which a vector may be cut; None: to any."""
+    is_activated: bool
+    """Unless a request says otherwise: vectors have length 1, scores pass a sigmoid."""
+    lowers_case: bool
+    """Texts are made lower case before they are tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +50,8 @@ class CoreInfo:
     is_prefix_caching_on: bool
     measurements: dict[str, Any] = field(default_factory=dict)
     """What the start has measured, as `GET /measurements` shows it."""
+    pooling: PoolingInfo | None = None
+    """None: the model generates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +120,17 @@ def unpack_request(values: Sequence[Any]) -> EngineRequest:
     return EngineRequest(request_id, tuple(prompt_token_ids), SamplingParams(**fields), *others)
 
 
+def pack_pooling(request: PoolingRequest) -> list[Any]:
+    """Return a text to embed or score as plain values."""
+    return pack(request)
+
+
+def unpack_pooling(values: Sequence[Any]) -> PoolingRequest:
+    """Invert `pack_pooling`."""
+    request_id, token_ids, *others = values
+    return PoolingRequest(request_id, tuple(token_ids), *others)
+
+
 def pack_output(output: RequestOutput, refusal: Refusal | None = None) -> list[Any]:
     """Return one request's part of a step as plain values."""
     return [
@@ -112,12 +142,14 @@ def pack_output(output: RequestOutput, refusal: Refusal | None = None) -> list[A
         output.stop_token_id,
         _pack_logprobs(output.prompt_logprobs),
         pack(refusal) if refusal else None,
+        output.pooled,
     ]
 
 
 def unpack_output(values: Sequence[Any]) -> StepOutput:
     """Invert `pack_output`."""
-    request_id, token_ids, logprobs, finish_reason, cached, stop_token_id, prompt, refusal = values
+    request_id, token_ids, logprobs, finish_reason, cached, stop_token_id, prompt, *rest = values
+    refusal, pooled = rest
     output = RequestOutput(
         request_id=request_id,
         token_ids=tuple(token_ids),
@@ -130,6 +162,7 @@ def unpack_output(values: Sequence[Any]) -> StepOutput:
         prompt_logprobs=None
         if prompt is None
         else tuple(None if each is None else _unpack_logprobs(each) for each in prompt),
+        pooled=pooled,
     )
     return StepOutput(output, Refusal(*refusal) if refusal else None)
 
@@ -139,9 +172,17 @@ def unpack_stats(values: Sequence[Any]) -> EngineStats:
     return EngineStats(*values)
 
 
+def pack_info(info: CoreInfo) -> list[Any]:
+    """Return what the core turned out to be as plain values."""
+    pooling = None if info.pooling is None else pack(info.pooling)
+    return [*pack(info)[:-1], pooling]
+
+
 def unpack_info(values: Sequence[Any]) -> CoreInfo:
-    """Invert `pack` for what the core turned out to be."""
-    return CoreInfo(*values)
+    """Invert `pack_info`."""
+    *plain, pooling = values
+    found = None if pooling is None else PoolingInfo(*pooling)
+    return dataclasses.replace(CoreInfo(*plain), pooling=found)
 
 
 def _pack_logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[Any] | None:

@@ -390,7 +390,7 @@ class Service:
             for prompt in prompts
         ]
         self.check_num_prompts(len(prompts), sampling.num_choices)
-        self._check_queue(len(prompts) * sampling.num_choices)
+        self.check_queue(len(prompts) * sampling.num_choices)
         self.metrics.observe_request(sampling.num_choices)
         return Generation(
             self.link,
@@ -428,7 +428,12 @@ class Service:
         cap = self.text.defaults.max_tokens
         return limit if cap is None else min(limit, cap)
 
-    def _check_queue(self, num_new: int) -> None:
+    def check_queue(self, num_new: int) -> None:
+        """Refuse what would wait behind too many others.
+
+        Raises:
+            ApiError: 429 if too many requests wait.
+        """
         info, limit = self.link.info, self.options.max_num_queued_requests
         if limit is None or info is None:
             return

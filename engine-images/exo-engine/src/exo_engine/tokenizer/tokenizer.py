@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from exo_engine.foreign_files import (
 from exo_engine.tokenizer.decoding_bound import check_texts
 from exo_engine.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from exo_engine.tokenizer.size_bound import most_bytes_per_token
+from exo_engine.tokenizer.wrapping import Wrapping, wrapping_of
 
 _SPECIAL_NAMES: Final = (
     "bos_token",
@@ -80,6 +82,11 @@ class Tokenizer:
         self._bytes_by_id: dict[int, bytes] = {}
         self.most_bytes_per_token = most_bytes_per_token(state)
         """Bytes of text that one token stands for at most; None where nothing can be said."""
+
+    @cached_property
+    def wrapping(self) -> Wrapping:
+        """What it puts around one text, and between two."""
+        return wrapping_of(self._backend)
 
     @property
     def vocabulary_size(self) -> int:

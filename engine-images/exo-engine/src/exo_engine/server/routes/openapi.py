@@ -13,22 +13,22 @@ from exo_engine.server.known_fields import ROUTES, KnownFields
 
 _TYPES: Final[dict[str, str]] = {
     "integer": """
-        best_of max_completion_tokens max_output_tokens max_tokens min_tokens n priority prompt_logprobs seed
-        top_k top_logprobs truncate_prompt_tokens
+        best_of dimensions max_completion_tokens max_output_tokens max_tokens max_tokens_per_doc min_tokens n priority
+        prompt_logprobs seed top_k top_logprobs top_n truncate_prompt_tokens
     """,
     "number": """
         frequency_penalty min_p presence_penalty repetition_penalty temperature top_p
     """,
     "boolean": """
         add_generation_prompt add_special_tokens continue_final_message echo ignore_eos include_reasoning
-        include_stop_str_in_output parallel_tool_calls return_token_ids return_token_strs
-        return_tokens_as_token_ids skip_special_tokens stream
+        include_stop_str_in_output parallel_tool_calls return_documents return_token_ids return_token_strs
+        return_tokens_as_token_ids skip_special_tokens stream use_activation
     """,
     "string": """
-        cache_salt model reasoning_effort suffix truncation_side
+        cache_salt encoding_format model query reasoning_effort suffix truncation_side
     """,
     "array": """
-        allowed_token_ids bad_words documents messages stop_sequences stop_token_ids tokens tools
+        allowed_token_ids bad_words messages stop_sequences stop_token_ids tokens tools
     """,
     "object": """
         chat_template_kwargs logit_bias response_format stream_options structured_outputs
@@ -43,9 +43,18 @@ _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "/v1/responses": ("input",),
     "/v1/messages": ("messages", "max_tokens"),
     "/v1/messages/count_tokens": ("messages",),
+    "/v1/embeddings": ("input",),
+    "/v1/rerank": ("query", "documents"),
+    "/rerank": ("query", "documents"),
+    "/v2/rerank": ("query", "documents"),
     "/detokenize": ("tokens",),
 }
-_SAME_FIELDS: Final[Mapping[str, str]] = {"/v1/messages/count_tokens": "/v1/messages"}
+_SAME_FIELDS: Final[Mapping[str, str]] = {
+    "/v1/messages/count_tokens": "/v1/messages",
+    "/score": "/v1/score",
+    "/rerank": "/v1/rerank",
+    "/v2/rerank": "/v1/rerank",
+}
 _STREAMING: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )

@@ -1,0 +1,1 @@
+"""The core of a model that embeds or scores: whole texts in steps, nothing cached."""

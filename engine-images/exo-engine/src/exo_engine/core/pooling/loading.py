@@ -1,0 +1,102 @@
+"""From a configuration to a model that embeds or scores: weights, warm-up, and what was measured."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from exo_engine.config import EngineConfig, ResolvedConfig, resolve
+from exo_engine.core.host_memory import has_bfloat16
+from exo_engine.core.loading import load_model
+from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
+from exo_engine.core.memory import read_device_memory
+from exo_engine.core.start_up import StartUp
+from exo_engine.errors import ConfigurationError, OutOfMemory
+from exo_engine.models.config_file import limits_of
+from exo_engine.models.pooling_config import read_pooling_spec
+from exo_engine.models.pooling_model import PoolingModel
+from exo_engine.models.pooling_spec import PoolingSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPooling:
+    """What `PoolingCore` is made of."""
+
+    spec: PoolingSpec
+    config: ResolvedConfig
+    model: PoolingModel
+    measurements: Measurements
+
+
+def load_pooling(config: EngineConfig, start_up: StartUp) -> LoadedPooling:
+    """Load the model.
+
+    Raises:
+        ConfigurationError: a setting is wrong (`ModelUnusable`: the model's files are).
+        OutOfMemory: the weights do not fit.
+    """
+    start_up.begin("reading configuration")
+    _check_settings(config)
+    spec = read_pooling_spec(config)
+    asked = replace(config, max_model_len=config.max_model_len or spec.max_length)
+    settings = resolve(
+        asked,
+        limits_of(spec.body),
+        has_cuda=torch.cuda.is_available(),
+        has_bfloat16=has_bfloat16(),
+    )
+    at_start = read_device_memory(settings.device)
+    try:
+        start_up.begin("loading weights", "loading weights 0 %")
+        model = load_model(PoolingModel, spec, settings, start_up.report)
+        model.set_num_positions(settings.max_model_len)
+        start_up.begin("warming up")
+        _warm_up(model)
+    except torch.OutOfMemoryError as exc:
+        raise OutOfMemory(
+            f"loading {config.model_dir} ran out of memory on the {settings.device} device",
+            hint="Free memory, or choose a smaller model.",
+        ) from exc
+    measurements = Measurements(
+        device=settings.device,
+        device_name=torch.cuda.get_device_name() if settings.device == "cuda" else cpu_name(),
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        weights_bytes=model.num_bytes,
+        kv_block_size=settings.block_size,
+        num_kv_blocks=0,
+        kv_capacity_tokens=0,
+        device_total_bytes=at_start.total_bytes,
+        device_free_bytes=at_start.free_bytes,
+        peak_rss_bytes=peak_rss_bytes(),
+        start_up_seconds=start_up.finish(),
+    )
+    return LoadedPooling(spec, settings, model, measurements)
+
+
+def _check_settings(config: EngineConfig) -> None:
+    """Refuse what is about steps of another kind."""
+    for param, is_asked in (
+        ("batch-invariant", config.batch_invariant),
+        ("distributed-executor-backend", config.executor_backend != "uni"),
+        ("tensor-parallel-size", config.tensor_parallel_size > 1),
+    ):
+        if is_asked:
+            raise ConfigurationError(
+                f"--{param} is for models that generate, and this one embeds or scores",
+                param=param,
+                hint=f"Leave --{param} out.",
+            )
+
+
+@torch.inference_mode()
+def _warm_up(model: PoolingModel) -> None:
+    """Compute a text, so that the first request does not pay for lazy set-up."""
+    zeros = torch.zeros(1, dtype=torch.int32, device=model.device)
+    model.forward(zeros, zeros, zeros, [1])

@@ -1,0 +1,111 @@
+"""Bodies for models that embed or score, with something wrong in them: read, or refused with a field."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from exo_engine.server.fields import Fields
+from exo_engine.server.known_fields import EMBEDDINGS, RERANK, SCORE, check_fields
+from exo_engine.server.messages import CoreInfo, PoolingInfo
+from exo_engine.server.metrics import Metrics
+from exo_engine.server.pooling import read_cutting, read_options, read_texts
+from exo_engine.server.routes.scores import Scoring, read_pairs, read_ranking
+from exo_engine.tokenizer import Tokenizer
+
+from .pooling.tiny_models import write_tokenizer
+from .test_mutated_requests import NUM_BODIES, mutated, refusal
+
+Read = Callable[[Fields, Any], Awaitable[object]]
+
+
+class FakeService:
+    """What reading needs of a server; texts are tokenized by words."""
+
+    max_model_len = 50
+    vocabulary_size = 90
+
+    def __init__(self, directory: Path, task: str) -> None:
+        write_tokenizer(directory)
+        self.text = SimpleNamespace(tokenizer=Tokenizer(directory))
+        self.metrics = Metrics("m")
+        pooling = PoolingInfo(task, 8, None, is_activated=True, lowers_case=True)
+        info = CoreInfo(90, 50, 4, 0, 16, "float32", "cpu", 0.9, False, pooling=pooling)
+        self.link = SimpleNamespace(info=info)
+
+    async def encode_all(self, texts: Sequence[str], **_: Any) -> list[list[int]]:
+        return [[5] * len(each.split()) for each in texts]
+
+    def check_queue(self, number: int) -> None:
+        assert number > 0
+
+    def new_id(self) -> str:
+        return "x"
+
+
+async def embeddings(fields: Fields, service: Any) -> object:
+    check_fields(fields, EMBEDDINGS)
+    read_options(fields, service)
+    return await read_texts(fields, read_cutting(fields, service), service)
+
+
+async def score(fields: Fields, service: Any) -> object:
+    check_fields(fields, SCORE)
+    names, first, second = read_pairs(fields)
+    return await Scoring(service, fields, names).read(first, second)
+
+
+async def rerank(fields: Fields, service: Any) -> object:
+    check_fields(fields, RERANK)
+    query, documents, _ = read_ranking(fields)
+    return await Scoring(service, fields, ("query", "documents")).read([query], documents)
+
+
+COMMON = {
+    "truncate_prompt_tokens": 20, "truncation_side": "left", "priority": 1, "use_activation": False, "user": "u",
+    "padding": "do_not_pad",
+}  # fmt: skip
+BODIES: dict[str, tuple[Read, str, dict[str, Any]]] = {
+    "texts": (
+        embeddings,
+        "embed",
+        {**COMMON, "input": ["a b", "c"], "dimensions": 4, "add_special_tokens": True},
+    ),
+    "tokens": (embeddings, "embed", {**COMMON, "input": [[1, 2, 3], [4]], "dimensions": 4}),
+    "score": (score, "score", {**COMMON, "text_1": ["a b", "b"], "text_2": ["c", {"text": "d e"}]}),
+    "cosine": (score, "embed", {**COMMON, "queries": "a b", "documents": ["c", {"text": "d e"}]}),
+    "rerank": (
+        rerank,
+        "score",
+        {
+            **COMMON,
+            "query": "a",
+            "documents": ["b", {"text": "c d"}],
+            "top_n": 1,
+            "return_documents": True,
+            "max_tokens_per_doc": 3,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_mutated_bodies_are_read_or_refused(tmp_path: Path, name: str) -> None:
+    read, task, body = BODIES[name]
+    service = FakeService(tmp_path, task)
+    rng = random.Random(17)
+    with asyncio.Runner() as runner:
+
+        def read_now(fields: Fields) -> object:
+            return runner.run(read(fields, service))
+
+        assert refusal(read_now, body) is None
+        refusals = [refusal(read_now, mutated(body, rng)) for _ in range(NUM_BODIES)]
+    refused = [each for each in refusals if each is not None]
+    assert all(each.status == 400 and each.message and each.param for each in refused)
+    assert NUM_BODIES / 4 < len(refused) < NUM_BODIES
