@@ -58,8 +58,9 @@ def read_accounts(file: Path) -> tuple[list[Account], str | None]:
 
 
 def _read(file: Path) -> bytes:
-    # In /dev a pipe is meant: `-C <(command)`, `-C /dev/stdin`.
-    return file.read_bytes() if file.parts[:2] == ("/", "dev") else read_file(file)
+    # A pipe is meant there: `-C /dev/stdin`, `-C <(command)`, which zsh calls /proc/self/fd/11.
+    is_meant = file.parts[:2] == ("/", "dev") or file.parts[:4] == ("/", "proc", "self", "fd")
+    return file.read_bytes() if is_meant else read_file(file)
 
 
 def find_line(file: Path, key: str, account: int | None = None) -> str:

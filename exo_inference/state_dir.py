@@ -172,12 +172,13 @@ def find_servers_in_proc(root: Path) -> list[ProcessRecord]:
         if not entry.name.isdigit():
             continue
         try:
+            if os.geteuid() not in (0, entry.stat().st_uid):
+                continue  # a path that a stranger names is not even looked at: its disk may hang
             words = (entry / "cmdline").read_bytes().split(b"\0")
             name = _server_name(words, os.fsencode(root))
-            mine = name is not None and os.geteuid() in (0, entry.stat().st_uid)
         except OSError:
             continue  # it has just ended
-        ticks = process_start_ticks(int(entry.name)) if mine else None
+        ticks = process_start_ticks(int(entry.name)) if name is not None else None
         if name is not None and ticks is not None:
             found.append(ProcessRecord(name, int(entry.name), ticks))
     return sorted(found, key=lambda record: (record.start_ticks, record.pid))

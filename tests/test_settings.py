@@ -299,11 +299,12 @@ def test_a_named_pipe_as_configuration_is_told_and_not_waited_for(tmp_path: Path
         read_accounts(tmp_path / "exoscale.toml")
 
 
-def test_a_pipe_that_the_shell_makes_is_read() -> None:
+@pytest.mark.parametrize("directory", ["/dev/fd", "/proc/self/fd"])
+def test_a_pipe_that_the_shell_makes_is_read(directory: str) -> None:
     reader, writer = os.pipe()
     os.write(writer, b"accounts = []")
     os.close(writer)
     try:
-        assert read_accounts(Path(f"/dev/fd/{reader}")) == ([], None)
+        assert read_accounts(Path(f"{directory}/{reader}")) == ([], None)
     finally:
         os.close(reader)

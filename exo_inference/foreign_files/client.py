@@ -1,7 +1,7 @@
 """What the rest of the control plane asks of the children, as typed functions.
 
 The form of every answer is checked here: the child has read foreign files, and is believed no more
-than they are.
+than they are. That takes up to half a second for one that is as large as can be, so no event loop does it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def describe_model(path: Path, name: str | None = None, *, is_strict: bool = Fal
 
 async def describe_model_async(path: Path, name: str | None = None) -> Architecture:
     """Return what the planner knows of a model; see `describe_model`."""
-    return _architecture(await asyncio.wrap_future(_ask_to_describe(path, name, False)))
+    found = await asyncio.wrap_future(_ask_to_describe(path, name, False))
+    return await asyncio.to_thread(_architecture, found)
 
 
 async def describe_remote_async(
@@ -93,7 +94,8 @@ async def describe_remote_async(
     try:
         shards = tuple(found["shards"])
         if all(isinstance(each, str) for each in shards):
-            return RemoteDescription(_architecture(found["model"]), shards)
+            model = await asyncio.to_thread(_architecture, found["model"])
+            return RemoteDescription(model, shards)
     except (KeyError, TypeError):
         pass
     raise _wrong_answer()

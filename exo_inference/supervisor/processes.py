@@ -72,8 +72,8 @@ def find_processes(argv: tuple[str, ...]) -> list[int]:
             continue
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")[1:-1]
-            alike = len(words) == len(wanted) and all(map(is_same_path, words, wanted))
-            mine = alike and entry.stat().st_uid == os.geteuid()
+            may_be = len(words) == len(wanted) and entry.stat().st_uid == os.geteuid()
+            mine = may_be and all(map(is_same_path, words, wanted))
         except OSError:
             continue  # it has just ended, or belongs to another user
         ticks = process_start_ticks(int(entry.name)) if mine else None

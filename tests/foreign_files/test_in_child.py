@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from benchmarks.foreign_files.mutations import SEED_CONFIG, write_seed
+from exo_inference import foreign_files
 from exo_inference.cli.plan.model_files import read_model
 from exo_inference.controller.admission.architectures import Architectures
-from exo_inference.foreign_files import bounded_reads, safetensors
+from exo_inference.foreign_files import bounded_reads, client, safetensors
+from exo_inference.foreign_files.architecture_json import decode
 from exo_inference.hub import source_for
 from exo_inference.hub.architecture import fetch_architecture, read_directory
 from exo_inference.hub.base import ModelUnusable
 from exo_inference.hub.huggingface import HuggingFaceSource
+from exo_inference.planner import Architecture
 from exo_inference.resources import InferenceModel
 from tests.hub.hub_server import HubServer, Repo
 
@@ -59,6 +63,24 @@ async def test_the_description_of_a_model_that_is_judged(model: Path) -> None:
     assert known.architecture is not None
     assert known.architecture.hidden_size == SEED_CONFIG["hidden_size"]
     assert read_directory(model, "m").hidden_size == SEED_CONFIG["hidden_size"]
+
+
+async def test_no_event_loop_stops_for_what_the_child_says(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of 2 MiB takes 0.4 s to check."""
+    threads: list[threading.Thread] = []
+
+    def noted(document: object) -> Architecture:
+        threads.append(threading.current_thread())
+        return decode(document)
+
+    monkeypatch.setattr(client, "decode", noted)
+    files = {"config.json": json.dumps(SEED_CONFIG).encode()}
+    await foreign_files.describe_model_async(model)
+    await foreign_files.describe_remote_async(files, (), name="m", source="config.json")
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 def test_a_plan_of_a_folder(model: Path) -> None:
