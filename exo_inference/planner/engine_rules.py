@@ -123,8 +123,8 @@ def parse_version(text: str) -> Version | None:
 
 
 _EXO_FAMILIES = frozenset({
-    "bert", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "gpt_oss", "llama", "mistral", "qwen2", "qwen3",
-    "qwen3_5_text", "qwen3_moe", "qwen3_next", "roberta", "xlm-roberta",
+    "bert", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "llama", "mistral",
+    "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "roberta", "xlm-roberta",
 })  # fmt: skip
 
 

@@ -123,6 +123,7 @@ MODEL_TYPES = {
     "qwen3_5": {"qwen3_5_text"},
     "deepseek": {"deepseek_v2", "deepseek_v3"},
     "gemma3": {"gemma3_text"},
+    "gemma4": {"gemma4_text"},
 }
 """Modules of families that are not called as the model type of config.json."""
 ENCODERS = {"bert", "roberta", "xlm-roberta"}

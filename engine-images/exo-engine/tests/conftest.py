@@ -156,6 +156,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # Its last layers read keys and values of earlier ones, and full layers have larger heads.
+    "gemma4": (
+        "Gemma4",
+        {
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "sliding_window": 9,
+            "num_hidden_layers": 6,
+            "num_kv_shared_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 5.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4-without-values": (
+        "Gemma4",
+        {
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 9,
+            "num_hidden_layers": 6,
+            "hidden_size_per_layer_input": 0,
+            "tie_word_embeddings": False,
+        },
+    ),
     "gpt-oss": (
         "GptOss",
         {
@@ -234,10 +264,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
             config = getattr(transformers, kind)(**{**_COMMON, **overrides})
             torch.manual_seed(len(family))
             oracle = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
-            for name, parameter in oracle.named_parameters():
+            buffers = (pair for pair in oracle.named_buffers() if pair[0].endswith("layer_scalar"))
+            for name, parameter in [*oracle.named_parameters(), *buffers]:
                 # Fresh biases are zeros and norms are ones: make them matter.
                 if parameter.ndim == 1 or name.endswith("_bias"):
-                    torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
+                    torch.nn.init.normal_(
+                        parameter, mean=1.0 if "norm" in name or "scalar" in name else 0.0, std=0.3
+                    )
             path = tmp_path_factory.mktemp(family)
             oracle.save_pretrained(path)
             built[family] = TinyModel(path, oracle)

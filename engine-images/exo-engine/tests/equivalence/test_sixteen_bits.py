@@ -19,7 +19,16 @@ HALF, MOST = 0.08, 0.5
 
 
 @pytest.mark.parametrize("chunk", [1024, 7], ids="chunks-of-{}".format)
-@pytest.mark.parametrize("family", ["llama3-tied", "mistral-window", "qwen2", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama3-tied", "mistral-window", "qwen2", "qwen3", "qwen3-moe"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gemma2", "gemma3", "gemma4", "gpt-oss", "qwen3-next", "deepseek-v3")
+        ),
+    ],
+)
 def test_log_probabilities_are_near_those_of_transformers(tiny_model, prompts, family, chunk):
     model, prompt = tiny_model(family), prompts[-1]
     llm = LLM(

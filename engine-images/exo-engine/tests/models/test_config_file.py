@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from exo_engine.attention.cache_plan import plan_cache
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.errors import ModelUnusable
-from exo_engine.models.config_file import limits_of, read_spec
+from exo_engine.models.config_file import FAMILIES, limits_of, read_spec
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -56,6 +58,14 @@ NEXT = {
     "moe_intermediate_size": 24,
 }
 GEMMA2 = {**LLAMA, "architectures": ["Gemma2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh"}
+GEMMA3 = {**GEMMA2, "architectures": ["Gemma3ForCausalLM"]}
+GEMMA4 = {**GEMMA2, "architectures": ["Gemma4ForCausalLM"], "num_hidden_layers": 6}
+GPT_OSS = {
+    **LLAMA,
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 
 def test_llama(spec_of):
@@ -168,11 +178,54 @@ V3 = {"architectures": ["DeepseekV3ForCausalLM"]}
         (GEMMA2, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         (GEMMA2, {"layer_types": ["full_attention"]}, "layer_types is .*, expected 2 of sliding_"),
         (GEMMA2, {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0.0, expected a number"),
+        (GEMMA3, {"attn_logit_softcapping": 50}, "attn_logit_softcapping is 50, expected null"),
+        (GEMMA3, {"rope_parameters": {"full_attention": 3}}, "full_attention is 3, expected an o"),
+        (GEMMA4, {"enable_moe_block": True}, "enable_moe_block is True, expected false"),
+        (GEMMA4, {"global_head_dim": 3}, "global_head_dim is 3, expected an even number"),
+        (GEMMA4, {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5, expected fewer"),
+        (GEMMA4, {"num_kv_shared_layers": 99}, "num_kv_shared_layers is 99, expected fewer"),
+        (GEMMA4, {"vocab_size_per_layer_input": 7}, "vocab_size_per_layer_input is 7, expected an"),
+        (
+            GEMMA4,
+            {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
+            "num_global_key_value_heads is 3, expected a divisor",
+        ),
+        (GEMMA4, {"per_layer_config": {"5": {"head_dim": 7}}}, "per_layer_config is .* expected h"),
+        (GEMMA4, {"per_layer_config": {"5": 1}}, "per_layer_config.5 is 1, expected an object"),
+        (GPT_OSS, {"num_local_experts": 10**6}, "num_local_experts is 1000000, expected 32768 or"),
+        (GPT_OSS, {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected at most 4"),
+        (GPT_OSS, {"swiglu_limit": -1}, "swiglu_limit is -1.0, expected a number above 0"),
     ],
 )
 def test_what_a_family_cannot_compute_is_refused_by_key(spec_of, base, changes, message):
     with pytest.raises(ModelUnusable, match=message):
         spec_of(base=base, **changes)
+
+
+@pytest.mark.parametrize("module", sorted(set(FAMILIES.values())))
+def test_a_dense_family_has_60_lines_at_most_and_a_mixture_150(module):
+    text = Path(importlib.import_module(module).__file__).read_text()
+    most = 150 if "MixtureSpec" in text else 60
+    assert len(text.splitlines()) <= most
+
+
+def test_layers_of_gemma_differ_in_angles_and_heads(spec_of):
+    third = spec_of(base={**GEMMA3, "num_hidden_layers": 6})
+    assert third.windows == (*[4096] * 5, None)
+    assert [third.heads(layer).rope.theta for layer in (0, 5)] == [10_000.0, 1_000_000.0]
+    third = spec_of(
+        base={**GEMMA3, "num_hidden_layers": 6}, rope_theta=5e5, rope_local_base_freq=100
+    )
+    assert [third.heads(layer).rope.theta for layer in (0, 5)] == [100.0, 5e5]
+    fourth = spec_of(base=GEMMA4, num_kv_shared_layers=1, sliding_window_pattern=2,
+                     layer_types=["sliding_attention", "full_attention"] * 3)  # fmt: skip
+    assert [layer.kv_layer for layer in fourth.attention_layers] == [*[None] * 5, 3]
+    assert [layer.head_dim for layer in fourth.attention_layers] == [256, 512] * 3
+    assert (fourth.heads(1).rope.kind, fourth.heads(1).num_turned) == ("proportional", 512)
+    objects = {str(layer): {"head_dim": 32} for layer in (1, 3, 5)}
+    own = spec_of(base=GEMMA4, per_layer_config=objects, head_dim=16,
+                  layer_types=["sliding_attention", "full_attention"] * 3)  # fmt: skip
+    assert [layer.head_dim for layer in own.attention_layers] == [16, 32] * 3
 
 
 def test_latent_attention_is_cached_as_one_row_per_token(spec_of):
@@ -184,10 +237,10 @@ def test_latent_attention_is_cached_as_one_row_per_token(spec_of):
 
 
 def test_part_of_a_head_that_is_turned_may_stand_anywhere(spec_of):
-    assert spec_of(base=NEXT, head_dim=32).num_turned == 8
-    assert spec_of(base=NEXT, head_dim=32, partial_rotary_factor=0.5).num_turned == 16
+    assert spec_of(base=NEXT, head_dim=32).heads(1).num_turned == 8
+    assert spec_of(base=NEXT, head_dim=32, partial_rotary_factor=0.5).heads(1).num_turned == 16
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.75}
-    assert spec_of(base=NEXT, head_dim=32, rope_parameters=rope).num_turned == 24
+    assert spec_of(base=NEXT, head_dim=32, rope_parameters=rope).heads(1).num_turned == 24
 
 
 def test_caps_and_windows_of_gemma_2_are_per_layer(spec_of):

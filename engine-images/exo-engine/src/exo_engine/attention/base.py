@@ -68,7 +68,7 @@ class AttentionBackend(ABC):
         Args:
             layer: index of the layer.
             queries: (T, H, D), rotary embedding applied.
-            keys: (T, Hkv, D), likewise. Of a layer that shares another's: what that one was given.
+            keys: (T, Hkv, D), likewise. Of a layer that reads another's they are not looked at.
             values: (T, Hkv, D).
             sinks: (H,): a score of each head that takes weight and gives no value.
 

@@ -65,6 +65,7 @@ class _Kind:
     group: int
     reach: Reach
     max_pairs: int
+    is_shared: bool  # another layer has written its keys and values
 
 
 class ReferenceAttention(AttentionBackend):
@@ -179,7 +180,8 @@ class ReferenceAttention(AttentionBackend):
         # Where every head's scores are written out, they count.
         share = layer.num_heads if layer.has_sinks or layer.soft_cap is not None else 1
         most = _MAX_PAIRS[self._device.type] // share
-        return _Kind(self._cache.group_of(source), layer.reach, most)
+        is_shared = layer.kv_layer is not None
+        return _Kind(self._cache.group_of(source), layer.reach, most, is_shared)
 
     def _plan_decodes(self, layout: StepLayout, kind: _Kind) -> Iterator[_DecodeBatch]:
         """Put sequences of similar visible length together, longest first."""
@@ -240,7 +242,7 @@ class ReferenceAttention(AttentionBackend):
             rows, context = slice(starts[index], starts[index + 1]), contexts[index]
             offset = context - (rows.stop - rows.start)
             blocks, skipped = None, 0
-            if offset > 0 or self._cache.is_lossy:
+            if offset > 0 or self._cache.is_lossy or kind.is_shared:
                 first = kind.reach.first_seen(offset) // block_size
                 table = layout.block_tables[kind.group][index]
                 blocks, skipped = table[first : -(-context // block_size)], first * block_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
@@ -43,9 +44,11 @@ class Attention:
         context: what the model is made with.
         index: of the layer, by which the backend knows window and cache.
         num_heads: query heads of the whole model.
-        num_kv_heads: key/value heads of the whole model.
+        num_kv_heads: key/value heads of the whole model; 0: it reads an earlier layer's.
         head_dim: size of one head.
         has_gate: whether each query head brings a gate, which its result passes.
+        has_values: whether values come behind the keys; otherwise they are these, before norm and rotation.
+        value_norm_eps: values are normalised with it; None: they are not.
         query_norm: of each query head before it is turned, or None.
         key_norm: of each key head.
         sinks: of each query head, or None.
@@ -60,6 +63,8 @@ class Attention:
         head_dim: int,
         *,
         has_gate: bool = False,
+        has_values: bool = True,
+        value_norm_eps: float | None = None,
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
         sinks: Sinks | None = None,
@@ -67,7 +72,11 @@ class Attention:
         heads, kv_heads = context.share(num_heads), context.share(num_kv_heads)
         num_kv = kv_heads.stop - kv_heads.start
         self._num_heads = heads.stop - heads.start
-        self._split = [self._num_heads * (2 if has_gate else 1), num_kv, num_kv]
+        self._split = [self._num_heads * (2 if has_gate else 1), num_kv]
+        if has_values:
+            self._split.append(num_kv)
+        self._value_norm_eps = value_norm_eps
+        self._is_plain = has_values and num_kv > 0 and value_norm_eps is None and not has_gate
         self._has_gate = has_gate
         self._sinks = sinks
         self._index = index
@@ -97,7 +106,7 @@ class Attention:
     @property
     def can_be_merged(self) -> bool:
         """Whether a backend may do all at once, as far as it can."""
-        return not self._has_gate and self._sinks is None
+        return self._is_plain and self._sinks is None
 
     def head_norms(self) -> tuple[tuple[Tensor, Tensor] | None, float]:
         """Return the weights of the norms of query and key heads, if there are any, and their eps."""
@@ -108,7 +117,10 @@ class Attention:
     def _attend(self, merged: Tensor, rotation: Rotation, backend: AttentionBackend) -> Tensor:
         """Do in steps what `attend_merged` does in one: (T, H, D)."""
         heads = merged.view(len(merged), -1, self._head_dim)
-        queries, keys, values = torch.split(heads, self._split, dim=1)
+        queries, keys, *rest = torch.split(heads, self._split, dim=1)
+        values = rest[0] if rest else keys
+        if self._value_norm_eps is not None:
+            values = F.rms_norm(values, values.shape[-1:], eps=self._value_norm_eps)
         if self._key_norm is not None:
             keys = self._key_norm(keys)
         gates = None

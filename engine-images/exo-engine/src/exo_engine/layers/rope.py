@@ -46,6 +46,9 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
     """Return the angle per position of each pair of dimensions, (D/2,) float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / (spec.theta**exponents)
+    if spec.kind == "proportional":  # as partial, but of frequencies: the rest does not turn
+        is_turned = torch.arange(len(plain)) < int(spec.rotary_part * head_dim // 2)
+        return torch.where(is_turned, plain / spec.factor, 0.0)
     if spec.kind == "linear":
         return plain / spec.factor
     if spec.kind == "llama3":

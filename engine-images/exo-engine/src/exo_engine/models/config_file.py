@@ -24,6 +24,7 @@ FAMILIES: Mapping[str, str] = {
     "DeepseekV3ForCausalLM": "exo_engine.models.deepseek",
     "Gemma2ForCausalLM": "exo_engine.models.gemma2",
     "Gemma3ForCausalLM": "exo_engine.models.gemma3",
+    "Gemma4ForCausalLM": "exo_engine.models.gemma4",
     "GptOssForCausalLM": "exo_engine.models.gpt_oss",
     "LlamaForCausalLM": "exo_engine.models.llama",
     "MistralForCausalLM": "exo_engine.models.mistral",

@@ -21,6 +21,7 @@ from exo_engine.layers.attention import Sinks
 from exo_engine.layers.base import Ranks
 from exo_engine.layers.delta_net import GatedDeltaNet
 from exo_engine.layers.latent import LatentAttention
+from exo_engine.layers.layer_inputs import LayerInput, LayerInputs, Scale
 from exo_engine.layers.rope import RotaryEmbedding
 from exo_engine.models.spec import DecoderSpec, MixtureSpec, RopeSpec
 from exo_engine.weight_formats import PLAIN, load_format
@@ -31,13 +32,17 @@ class SelfAttention:
 
     def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
         name = f"model.layers.{index}.self_attn"
-        query, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        heads, size = spec.heads(index), spec.heads(index).head_dim
+        is_shared = spec.kv_layer(index) is not None
         norms = {}
         if spec.has_qk_norm:
-            norms["query_norm"] = _norm(context, spec, f"{name}.q_norm", spec.head_dim)
-            norms["key_norm"] = _norm(context, spec, f"{name}.k_norm", spec.head_dim)
-        num_queries = 2 * query if spec.has_output_gate else query
-        parts = {"q_proj": num_queries, "k_proj": kv, "v_proj": kv}
+            norms["query_norm"] = _norm(context, spec, f"{name}.q_norm", size)
+            if not is_shared:
+                norms["key_norm"] = _norm(context, spec, f"{name}.k_norm", size)
+        query, kv = spec.num_heads * size, heads.num_kv_heads * size
+        parts = {"q_proj": 2 * query if spec.has_output_gate else query}
+        if not is_shared:
+            parts |= {"k_proj": kv, "v_proj": kv} if heads.has_values else {"k_proj": kv}
         self.qkv = Linear.column(
             context,
             {f"{name}.{part}": size for part, size in parts.items()},
@@ -48,9 +53,11 @@ class SelfAttention:
             context,
             index,
             spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
+            0 if is_shared else heads.num_kv_heads,
+            size,
             has_gate=spec.has_output_gate,
+            has_values=heads.has_values,
+            value_norm_eps=spec.rms_norm_eps if spec.has_value_norm else None,
             sinks=Sinks(context, f"{name}.sinks", spec.num_heads) if spec.has_sinks else None,
             **norms,
         )
@@ -69,7 +76,9 @@ class DecoderLayer:
     def __init__(self, context: Context, spec: DecoderSpec, index: int) -> None:
         prefix = f"model.layers.{index}"
         self.index = index
-        self.rope = spec.rope_of(index)
+        heads = spec.heads(index)
+        self.rotary = heads.rope, heads.num_turned
+        """What turns its heads, and how many numbers of each."""
         self.input_norm = _norm(context, spec, f"{prefix}.input_layernorm")
         self.mixer = _make_mixer(context, spec, index)
         self.post_norms: tuple[Norm, Norm] | None = None
@@ -80,6 +89,11 @@ class DecoderLayer:
             name = "pre_feedforward_layernorm"
         self.mlp_norm = _norm(context, spec, f"{prefix}.{name}")
         self.mlp = _make_mlp(context, spec, index)
+        self._inputs = self._scale = None
+        if spec.layer_inputs is not None:
+            self._inputs = LayerInput(context, prefix, spec, spec.layer_inputs.size)
+        if spec.has_layer_scale:
+            self._scale = Scale(context, f"{prefix}.layer_scalar")
 
     def __call__(
         self,
@@ -87,20 +101,29 @@ class DecoderLayer:
         update: Tensor | None,
         rotation: Rotation,
         backend: AttentionBackend,
+        inputs: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return hidden states (T, E) and what is to be added to them; the layer got them so, too."""
+        """Return hidden states (T, E) and what is to be added to them; the layer got them so, too.
+
+        `inputs` (T, numbers) are the layer's own, where it has any.
+        """
         hidden, normalised = self.input_norm.add(hidden, update)
         update = self.mixer(normalised, rotation, backend)
         if self.post_norms is not None:
             update = self.post_norms[0](update)
         hidden, normalised = self.mlp_norm.add(hidden, update)
         update = self.mlp(normalised)
-        return hidden, update if self.post_norms is None else self.post_norms[1](update)
+        if self.post_norms is not None:
+            update = self.post_norms[1](update)
+        if self._inputs is not None and inputs is not None:
+            hidden = hidden + update
+            update = self._inputs(hidden, inputs)
+        return (hidden, update) if self._scale is None else self._scale(hidden, update)
 
     def stacked(self) -> StackLayer | None:
         """Return the layer as the CPU kernels compute it among others; None where they cannot."""
         mixer, mlp = self.mixer, self.mlp
-        if not isinstance(mixer, SelfAttention) or self.post_norms:
+        if not isinstance(mixer, SelfAttention) or self.post_norms or self._scale or self._inputs:
             return None
         if not mixer.attention.can_be_merged:
             return None
@@ -164,7 +187,7 @@ def _make_mlp(
             context,
             name,
             spec.hidden_size,
-            spec.intermediate_size,
+            spec.intermediate_size * (spec.shared_width if spec.kv_layer(index) is not None else 1),
             has_bias=spec.has_mlp_bias,
             activation=spec.activation,
         )
@@ -215,13 +238,16 @@ class Decoder:
             if spec.ties_embeddings
             else Embedding(context, "lm_head", spec.vocab_size, spec.hidden_size)
         )
-        self._rotary: dict[RopeSpec, RotaryEmbedding] = {}
+        self._layer_inputs = None
+        if spec.layer_inputs is not None:
+            self._layer_inputs = LayerInputs(context, spec, spec.layer_inputs)
+        self._rotary: dict[tuple[RopeSpec, int], RotaryEmbedding] = {}
 
     def set_num_positions(self, num_positions: int) -> None:
         """Compute the rotary tables for sequences of up to `num_positions` tokens."""
         self._rotary = {
-            rope: RotaryEmbedding(rope, self.spec.num_turned, num_positions, self.device)
-            for rope in {layer.rope for layer in self.layers}
+            (rope, size): RotaryEmbedding(rope, size, num_positions, self.device)
+            for rope, size in {layer.rotary for layer in self.layers}
         }
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
@@ -236,16 +262,22 @@ class Decoder:
             (T, E): final hidden states, normalised.
         """
         assert self._rotary, "set_num_positions() comes first"
-        rotations = {rope: table.at(positions) for rope, table in self._rotary.items()}
+        rotations = {key: table.at(positions) for key, table in self._rotary.items()}
         hidden = self.embedding.look_up(token_ids)
         if self.spec.embedding_scale != 1.0:
             hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype)
         update: Tensor | None = None
         if self._stack is not None:
-            update = attention.run_layers(self._stack, hidden, rotations[self.spec.rope])
+            rotation = rotations[self.layers[0].rotary]
+            update = attention.run_layers(self._stack, hidden, rotation)
         if update is None:
-            for layer in self.layers:
-                hidden, update = layer(hidden, update, rotations[layer.rope], attention)
+            inputs = None
+            if self._layer_inputs is not None:
+                inputs = self._layer_inputs(token_ids, hidden)
+            for index, layer in enumerate(self.layers):
+                own = None if inputs is None else inputs[:, index]
+                rotation = rotations[layer.rotary]
+                hidden, update = layer(hidden, update, rotation, attention, own)
         return self.final_norm.add(hidden, update)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -262,7 +294,7 @@ class Decoder:
     def _stack(self) -> list[StackLayer] | None:
         """All layers as the CPU kernels take them in one call; None where one is beyond them."""
         found = [layer.stacked() for layer in self.layers]
-        if len({layer.rope for layer in self.layers}) > 1:  # it turns all layers' heads alike
+        if len({layer.rotary for layer in self.layers}) > 1:  # it turns all layers' heads alike
             return None
         return None if None in found else [layer for layer in found if layer is not None]
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exo_engine.models import gemma2
+from exo_engine.models import gemma
 from exo_engine.models.config_file import ConfigReader
-from exo_engine.models.rope_config import read_rope_of
-from exo_engine.models.spec import DecoderSpec, RopeSpec
-
-_THETA, _WINDOW_THETA = 1_000_000.0, 10_000.0
+from exo_engine.models.spec import DecoderSpec, HeadsSpec, RopeSpec
 
 
 def spec_from_config(reader: ConfigReader) -> DecoderSpec:
@@ -17,26 +14,13 @@ def spec_from_config(reader: ConfigReader) -> DecoderSpec:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if reader.has(key):
             raise reader.unusable(key, reader.values[key], "null")
-    rope, window_rope = _read_ropes(reader)
-    spec = gemma2.read_common(reader, rope=rope)
+    rope, window_rope = gemma.read_ropes(reader, RopeSpec(1_000_000.0))
+    spec = gemma.read_common(reader, rope=rope)
     every = reader.integer("sliding_window_pattern", 6)
     return replace(
         spec,
         architecture="Gemma3ForCausalLM",
         has_qk_norm=True,
-        window_rope=window_rope,
-        windows=gemma2.read_windows(reader, spec.num_layers, full_every=every),
-    )
-
-
-def _read_ropes(reader: ConfigReader) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary embedding of full layers, and of those with a window."""
-    both = reader.child("rope_parameters")
-    if both is None:
-        theta = reader.number("rope_local_base_freq", _WINDOW_THETA)
-        full = read_rope_of(reader, reader.child("rope_scaling"), _THETA)
-        return full, RopeSpec(theta=theta)
-    return (
-        read_rope_of(reader, both.child("full_attention"), _THETA),
-        read_rope_of(reader, both.child("sliding_attention"), _WINDOW_THETA),
+        window_heads=HeadsSpec(spec.num_kv_heads, spec.head_dim, window_rope),
+        windows=gemma.read_windows(reader, spec.num_layers, full_every=every),
     )

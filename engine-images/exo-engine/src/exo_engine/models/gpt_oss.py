@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from exo_engine.models import gemma2, llama
+from exo_engine.models import gemma, llama
 from exo_engine.models.config_file import ConfigReader
 from exo_engine.models.rope_config import read_rope
 from exo_engine.models.spec import ClampSpec, DecoderSpec, MixtureSpec
@@ -26,7 +26,7 @@ def spec_from_config(reader: ConfigReader) -> DecoderSpec:
         has_output_bias=has_bias,
         has_mlp_bias=False,
         has_sinks=True,
-        windows=gemma2.read_windows(reader, spec.num_layers, full_every=2, default=128),
+        windows=gemma.read_windows(reader, spec.num_layers, full_every=2, default=128),
         mixture=_read_mixture(reader, spec.num_layers),
     )
 

@@ -42,14 +42,16 @@ def read_num_kv_heads(reader: ConfigReader, default: int | None = None) -> int:
     return num_kv_heads
 
 
-def read_head_dim(reader: ConfigReader, default: int | None = None) -> int:
+def read_head_dim(
+    reader: ConfigReader, default: int | None = None, *, key: str = "head_dim"
+) -> int:
     """Return the size of one head: explicit, or hidden size over heads."""
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    if not reader.has("head_dim") and default is None and hidden_size % num_heads:
+    if not reader.has(key) and default is None and hidden_size % num_heads:
         raise reader.unusable(
             "hidden_size", hidden_size, f"a multiple of num_attention_heads ({num_heads})"
         )
-    head_dim = reader.integer("head_dim", default or hidden_size // num_heads)
+    head_dim = reader.integer(key, default or hidden_size // num_heads)
     if head_dim % 2:
-        raise reader.unusable("head_dim", head_dim, "an even number")
+        raise reader.unusable(key, head_dim, "an even number")
     return head_dim

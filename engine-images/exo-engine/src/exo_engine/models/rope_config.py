@@ -12,7 +12,7 @@ import math
 from exo_engine.models.config_file import ConfigReader
 from exo_engine.models.spec import RopeSpec
 
-_SUPPORTED = ("default", "linear", "llama3", "yarn")
+_SUPPORTED = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 def read_rope(
@@ -51,6 +51,9 @@ def read_rope_of(
             hint="This engine cannot compute that rotary embedding; another engine may.",
         )
     part = scaling.number("partial_rotary_factor", part)
+    if kind == "proportional":
+        factor = scaling.number("factor", 1.0)
+        return RopeSpec(theta, kind="proportional", factor=factor, rotary_part=min(part, 1.0))
     if kind == "default":
         return RopeSpec(theta=theta, rotary_part=_part(scaling, part, may_be_partial))
     _part(scaling, part, False)

@@ -6,6 +6,7 @@ from it which tensors a checkpoint must have. No torch here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,7 +14,7 @@ from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach, State
 from exo_engine.errors import ConfigurationError
 from exo_engine.weight_formats import PLAIN
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
 Activation = Literal["silu", "gelu_tanh"]
 
 
@@ -99,6 +100,32 @@ class MixtureSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadsSpec:
+    """Key/value heads of a layer, and what turns them."""
+
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeSpec
+    has_values: bool = True
+    """It has a matrix for values; otherwise they are the keys before norm and rotation."""
+
+    @property
+    def num_turned(self) -> int:
+        """Numbers of a query or key that the rotary embedding turns."""
+        is_partial = self.rope.kind != "proportional"
+        return int(self.head_dim * self.rope.rotary_part) if is_partial else self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputSpec:
+    """Embeddings of each layer's own (Gemma 3n, Gemma 4): added through a gate behind the MLP."""
+
+    size: int
+    """Numbers of one layer."""
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class LatentSpec:
     """Multi-head latent attention in all layers."""
 
@@ -181,8 +208,19 @@ class DecoderSpec:
     rms_norm_eps: float
     max_position_embeddings: int
     rope: RopeSpec
-    window_rope: RopeSpec | None = None
-    """Of layers with a window; None: that of all."""
+    window_heads: HeadsSpec | None = None
+    """Of layers with a window; None: as the others."""
+    has_values: bool = True
+    """Of layers without a window, see `HeadsSpec`."""
+    has_value_norm: bool = False
+    """Values are normalised per head, without weights."""
+    kv_layers: tuple[int | None, ...] = ()
+    """Per layer, the earlier one whose keys and values it reads; None: its own. Empty: all None."""
+    shared_width: int = 1
+    """The MLP of a layer that reads another's keys and values is so many times as wide."""
+    layer_inputs: LayerInputSpec | None = None
+    has_layer_scale: bool = False
+    """What a layer gives is multiplied by a number of its own."""
     ties_embeddings: bool = False
     """The output projection is the embedding matrix."""
     has_qkv_bias: bool = False
@@ -239,7 +277,8 @@ class DecoderSpec:
             "inner numbers of an MLP": self.intermediate_size,
         }
         if self.latent is None:
-            parts["key/value heads"] = self.num_kv_heads
+            for each in {self.heads(layer) for layer in range(self.num_layers)}:
+                parts[f"key/value heads of {each.head_dim}"] = each.num_kv_heads
         if self.mixture is not None:
             parts["inner numbers of an expert"] = self.mixture.intermediate_size
             parts["inner numbers of shared experts"] = self.mixture.shared_size
@@ -267,32 +306,37 @@ class DecoderSpec:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.ties_embeddings else 2)
         return layers + embeddings + self.hidden_size
 
-    def rope_of(self, layer: int) -> RopeSpec:
-        """Return the rotary embedding of one layer."""
-        if self.window_rope is None or self.windows[layer] is None:
-            return self.rope
-        return self.window_rope
-
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint may have this tensor although nothing here needs it."""
         # What guesses tokens ahead: a layer more in DeepSeek-V3's checkpoints, a part in Qwen3-Next's.
         ahead = f"model.layers.{self.num_layers}." if self.latent is not None else "mtp."
+        is_unread = name.startswith(tuple(self._unread()))
         is_tied = name == "lm_head.weight" and self.ties_embeddings
-        return is_tied or name.startswith(ahead)
+        return is_tied or is_unread or name.startswith(ahead)
 
-    @property
-    def num_turned(self) -> int:
-        """Numbers of a query or key that the rotary embedding turns."""
+    def _unread(self) -> Iterator[str]:
+        """Yield how names begin of what checkpoints have in layers that read another's keys and values."""
+        for index, source in enumerate(self.kv_layers):
+            if source is not None:
+                for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
+                    yield f"model.layers.{index}.self_attn.{part}."
+
+    def heads(self, layer: int) -> HeadsSpec:
+        """Return the heads of one layer."""
         if self.latent is not None:
-            return self.latent.turned_dim
-        return int(self.head_dim * self.rope.rotary_part)
+            return HeadsSpec(1, self.latent.turned_dim, self.rope)
+        if self.window_heads is not None and self.windows[layer] is not None:
+            return self.window_heads
+        return HeadsSpec(self.num_kv_heads, self.head_dim, self.rope, self.has_values)
+
+    def kv_layer(self, layer: int) -> int | None:
+        """Return the earlier layer whose keys and values one reads; None: its own."""
+        return self.kv_layers[layer] if self.kv_layers else None
 
     @property
     def attention_layers(self) -> tuple[CachedLayer, ...]:
         """What cache and attention backend of a rank must know, per layer."""
-        num_heads, num_kv_heads = (
-            each // self.num_ranks for each in (self.num_heads, self.num_kv_heads)
-        )
+        num_heads = self.num_heads // self.num_ranks
         if self.latent is not None:
             return (self.latent.cached(num_heads),) * self.num_layers
         return tuple(
@@ -300,12 +344,13 @@ class DecoderSpec:
             if self.delta is not None and index in self.delta.layers
             else AttentionLayer(
                 num_heads,
-                num_kv_heads,
-                self.head_dim,
-                scale=self.attention_scale or self.head_dim**-0.5,
+                self.heads(index).num_kv_heads // self.num_ranks,
+                self.heads(index).head_dim,
+                scale=self.attention_scale or self.heads(index).head_dim ** -0.5,
                 reach=Reach(window),
                 soft_cap=self.soft_cap,
                 has_sinks=self.has_sinks,
+                kv_layer=self.kv_layer(index),
             )
             for index, window in enumerate(self.windows)
         )

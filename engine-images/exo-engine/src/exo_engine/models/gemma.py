@@ -1,0 +1,105 @@
+"""What versions of Gemma share, as their files of configuration say it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from exo_engine.models import llama
+from exo_engine.models.config_file import ConfigReader
+from exo_engine.models.rope_config import read_rope_of
+from exo_engine.models.spec import DecoderSpec, RopeSpec
+
+_KINDS = ("sliding_attention", "full_attention")
+_WINDOW_THETA = 10_000.0
+
+
+def read_common(reader: ConfigReader, *, rope: RopeSpec | None = None) -> DecoderSpec:
+    """Return what later versions have as well; `rope` may have been read."""
+    activation = reader.text("hidden_activation", "gelu_pytorch_tanh")
+    if activation != "gelu_pytorch_tanh":
+        raise reader.unusable("hidden_activation", activation, "gelu_pytorch_tanh")
+    bidirectional = reader.values.get("use_bidirectional_attention") or False
+    if bidirectional not in (False, "vision"):
+        raise reader.unusable("use_bidirectional_attention", bidirectional, "false")
+    spec = llama.spec_from_config(reader, rope=rope)
+    return replace(
+        spec,
+        architecture="Gemma2ForCausalLM",
+        head_dim=llama.read_head_dim(reader, 256),
+        ties_embeddings=reader.boolean("tie_word_embeddings", True),
+        has_mlp_bias=False,
+        norm_offset=1.0,
+        has_post_norms=True,
+        activation="gelu_tanh",
+        embedding_scale=spec.hidden_size**0.5,
+        attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5,
+    )
+
+
+def read_cap(reader: ConfigReader, key: str, default: float | None) -> float | None:
+    """Return a soft cap; None: null, or absent where there is no default."""
+    is_off = not reader.has(key) and (key in reader.values or default is None)
+    return None if is_off else reader.number(key, default or 0.0)
+
+
+def read_windows(
+    reader: ConfigReader, num_layers: int, *, full_every: int, default: int = 4096
+) -> tuple[int | None, ...]:
+    """Return each layer's window; where no list says it, one in `full_every` layers has none."""
+    window = reader.integer("sliding_window", default)
+    kinds = reader.values.get("layer_types")
+    if kinds is None:
+        kinds = [_KINDS[(index + 1) % full_every == 0] for index in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(_KINDS):
+        raise reader.unusable("layer_types", kinds, f"{num_layers} of {', '.join(_KINDS)}")
+    return tuple(window if kind == _KINDS[0] else None for kind in kinds)
+
+
+def read_ropes(reader: ConfigReader, full: RopeSpec) -> tuple[RopeSpec, RopeSpec]:
+    """Return the rotary embedding of full layers, by default `full`, and of those with a window."""
+    both = reader.child("rope_parameters")
+    if both is not None:
+        own = both.child("full_attention")
+        windowed = read_rope_of(reader, both.child("sliding_attention"), _WINDOW_THETA)
+        return full if own is None else read_rope_of(reader, own, full.theta), windowed
+    scaling, windowed = (
+        reader.child("rope_scaling"),
+        RopeSpec(reader.number("rope_local_base_freq", _WINDOW_THETA)),
+    )
+    has_own = scaling is not None or reader.has("rope_theta")
+    return read_rope_of(reader, scaling, full.theta) if has_own else full, windowed
+
+
+def read_full(
+    reader: ConfigReader, windows: tuple[int | None, ...], num_kv_heads: int, *, has_values: bool
+) -> tuple[int, int]:
+    """Return head size and key/value heads of full layers: from each one's own object, or for all."""
+    each = reader.child("per_layer_config")
+    if each is None:
+        key = "num_global_key_value_heads"
+        number = num_kv_heads if has_values else reader.integer(key, num_kv_heads)
+        if reader.integer("num_attention_heads") % number:
+            raise reader.unusable(key, number, "a divisor of num_attention_heads")
+        return llama.read_head_dim(reader, 512, key="global_head_dim"), number
+    found = set()
+    for index in (index for index, window in enumerate(windows) if window is None):
+        own = each.child(str(index)) or ConfigReader(reader.path, {})
+        number = own.integer("num_key_value_heads", num_kv_heads)
+        found.add((own.integer("head_dim", reader.integer("head_dim", 256)), number))
+    num_heads = reader.integer("num_attention_heads")
+    if len(found) > 1 or any(size % 2 or num_heads % number for size, number in found):
+        expected = "heads of one even size in full layers, which divide num_attention_heads"
+        raise reader.unusable("per_layer_config", each.values, expected)
+    return found.pop()
+
+
+def read_kv_layers(reader: ConfigReader, windows: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Return whose keys and values the last layers read: those of the last one like them before."""
+    num_shared = reader.integer("num_kv_shared_layers", 0, at_least=0)
+    first = len(windows) - num_shared
+    owners = {window: index for index, window in enumerate(windows[: max(first, 0)])}
+    if not set(windows) <= owners.keys():
+        raise reader.unusable(
+            "num_kv_shared_layers", num_shared, "fewer, to leave one of each kind"
+        )
+    return tuple(owners[window] if index >= first else None for index, window in enumerate(windows))
