@@ -60,6 +60,38 @@ def test_every_metric_that_is_asked_for_exists(expressions: object, tmp_path: Pa
     assert asked - published(tmp_path) == set()
 
 
+def series_of_vllm() -> set[str]:
+    """Return the names of all series of the engine vLLM, by the dated list."""
+    listed = json.loads(Path(__file__).with_name("vllm_metrics.json").read_text())["metrics"]
+    suffixes = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
+    return {f"{name}{suffix}" for name, kind in listed.items() for suffix in suffixes[kind]}
+
+
+@pytest.mark.parametrize("expressions", [rule_expressions, dashboard_expressions])
+def test_one_dashboard_serves_both_engines(expressions: object) -> None:
+    """No panel and no alert asks for what only one of them has."""
+    assert callable(expressions)
+    asked = {name for text in expressions() for name in SERIES.findall(text)}
+    of_engines = {name for name in asked if name.startswith("vllm:")}
+    assert len(of_engines) > 3
+    assert of_engines - series_of_vllm() == set()
+
+
+def test_what_exo_engine_shares_with_vllm_is_of_the_same_kind() -> None:
+    listed = json.loads(Path(__file__).with_name("vllm_metrics.json").read_text())["metrics"]
+    kinds = dict(
+        re.findall(r"^# TYPE (vllm:\S+) (\S+)", Metrics("m").render().decode(), re.MULTILINE)
+    )
+    own = {
+        name.removesuffix("_total") if kind == "counter" else name: kind
+        for name, kind in kinds.items()
+        if not name.endswith("_created")
+    }
+    # vLLM's older name of the time between two tokens, which dashboards still know.
+    del own["vllm:time_per_output_token_seconds"]
+    assert own.items() <= listed.items()
+
+
 def test_metrics_of_autoscaling_exist(tmp_path: Path) -> None:
     keda = only(render("inference-deployment", scenario="keda"), "ScaledObject")
     query = keda["spec"]["triggers"][0]["metadata"]["query"]

@@ -26,7 +26,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_defaults_are_those_of_the_documentation(environment: dict[str, str]) -> None:
     settings = read_settings(environment)
     assert (settings.http_port, settings.probe_port) == (8000, 8001)
-    assert (settings.drain_seconds, settings.stall_seconds) == (120, 300)
+    assert (settings.drain_seconds, settings.stall_seconds) == (120, 0)
     assert settings.parameters == ()
     assert settings.device == "cuda"
     assert str(settings.termination_log) == "/dev/termination-log"

@@ -2,7 +2,7 @@
 
 Started by the shim in tests of the local platform, with the standard library alone. Flags choose
 how it behaves; the file `control` in its working directory changes that while it runs:
-`crash CODE`, `hang`, `detail TEXT`.
+`crash CODE`, `hang` (no answer), `stalled` (says that it does not get on).
 """
 
 import argparse
@@ -39,6 +39,8 @@ def ready() -> bool:
 def health() -> tuple[int, dict[str, str]]:
     if draining:
         return 503, {"status": "draining"}
+    if Path("stalled").exists():
+        return 503, {"status": "stalled", "detail": "nothing was computed for 7 s"}
     if ready():
         return 200, {"status": "ok"}
     return 503, {"status": "starting", "detail": options.detail}

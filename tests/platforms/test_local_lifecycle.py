@@ -237,6 +237,40 @@ async def test_hanging_engine_is_killed_and_started_again(rig: Rig) -> None:
     assert any("has not answered its health check" in text for text in said)
 
 
+async def test_engine_that_says_that_it_hangs_gets_no_requests_and_is_started_again(
+    rig: Rig,
+) -> None:
+    rig.new_platform(stalled_seconds=0.5)
+    desired = rig.desired()
+    replica = (await rig.until_ready(desired)).replicas[0]
+    said: list[str] = []
+    stalled = rig.directory(replica.name) / "stalled"
+    stalled.touch()
+    first = (await rig.platform.apply(desired)).replicas[0]
+    assert first.phase is ReplicaPhase.STARTING, "it leaves the routing table at once"
+    await rig.until(
+        desired,
+        lambda now: now.replicas[0].restarts == 1,
+        each=lambda now: said.extend(r.details for r in now.replicas),
+    )
+    stalled.unlink(missing_ok=True)
+    await rig.until_ready(desired)
+    assert any(text.startswith("the engine hangs: nothing was computed for 7 s") for text in said)
+    assert any("the engine computed nothing for" in text for text in said)
+
+
+async def test_engine_that_gets_on_in_time_is_left_alone(rig: Rig) -> None:
+    rig.new_platform(stalled_seconds=3600)
+    desired = rig.desired()
+    before = (await rig.until_ready(desired)).replicas[0]
+    stalled = rig.directory(before.name) / "stalled"
+    stalled.touch()
+    assert phases(await rig.platform.apply(desired)) == [ReplicaPhase.STARTING]
+    stalled.unlink()
+    after = (await rig.until_ready(desired)).replicas[0]
+    assert (after.pid, after.restarts) == (before.pid, 0)
+
+
 async def test_start_without_progress_is_called_stuck(rig: Rig) -> None:
     rig.new_platform(stuck_start_seconds=0.2)
     desired = rig.desired(1, "--start-seconds", "3600")

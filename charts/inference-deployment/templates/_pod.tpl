@@ -163,8 +163,10 @@ spec:
   value: {{ max 1 (int64 $values.gpu.count) | quote }}
 - name: EXO_DRAIN_SECONDS
   value: {{ int64 $values.drain.timeoutSeconds | quote }}
+{{- with int64 $values.liveness.stallSeconds }}
 - name: EXO_STALL_SECONDS
-  value: {{ int64 $values.liveness.stallSeconds | quote }}
+  value: {{ . | quote }}
+{{- end }}
 {{- if ne .role "engine" }}
 - name: EXO_PIPELINE_PARALLEL_SIZE
   value: {{ int64 $values.multiNode.size | quote }}

@@ -143,14 +143,14 @@ class Adapter:
         if not self._serves:
             return 200, f"working for node 0 as node {self._settings.node_rank}"
         if not self._watcher.state.look.is_healthy:
-            return 503, "the engine does not answer its health check yet"
+            return 503, "the engine's health check does not say that it is well, or not yet"
         return 200, "ready"
 
     def _live(self) -> Answer:
         if not self._serves or self._is_draining:
             return 200, "alive"
         seconds = self._watcher.seconds_without_progress()
-        if seconds > self._settings.stall_seconds:
+        if seconds > (self._settings.stall_seconds or self._engine.stall_seconds):
             return 503, f"no progress for {seconds:.0f} s"
         return 200, "alive"
 

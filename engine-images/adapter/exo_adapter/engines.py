@@ -25,11 +25,13 @@ class Engine:
 
     Attributes:
         command: returns the argument vector of this pod.
-        busy_metrics: gauges whose sum is the number of requests that run or wait.
+        busy_metrics: gauges whose sum is the number of requests that run or wait; none for an engine whose health
+            check itself says that it has work and does not get on.
         progress_metrics: counters that grow with every step, or at least with every token.
         metrics_path: of the engine's Prometheus metrics.
         health_path: answers 200 when the engine takes requests.
         measurements_path: answers what the start has measured; None for an engine that does not say.
+        stall_seconds: how long no progress is tolerated where the container is not told.
         drains_itself: SIGTERM lets requests in flight end, so nobody needs to wait for them first.
         devices: where it can run.
         spans_nodes: a replica may be several pods.
@@ -37,12 +39,13 @@ class Engine:
     """
 
     command: Callable[[Settings], list[str]]
-    busy_metrics: tuple[str, ...]
-    progress_metrics: tuple[str, ...]
+    busy_metrics: tuple[str, ...] = ()
+    progress_metrics: tuple[str, ...] = ()
     metrics_path: str = "/metrics"
     health_path: str = "/health"
     measurements_path: str | None = None
     drains_itself: bool = False
+    stall_seconds: int = 300
     devices: tuple[str, ...] = ("cuda",)
     spans_nodes: bool = False
     before: Callable[[Settings], list[str] | None] = lambda settings: None
@@ -171,9 +174,8 @@ def _gguf_file(model: Path) -> Path:
 ENGINES = {
     "exo": Engine(
         command=_exo,
-        busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
-        progress_metrics=("vllm:iteration_tokens_total_count", "vllm:generation_tokens_total"),
         measurements_path="/measurements",
+        stall_seconds=60,  # a layer takes less, however long the step
         drains_itself=True,
         devices=("cpu", "cuda"),
     ),

@@ -13,7 +13,7 @@ _SIZES = {
     "EXO_NODE_COUNT": (1, 1, 1024),
     "EXO_NODE_RANK": (0, 0, 1023),
     "EXO_DRAIN_SECONDS": (120, 0, 86_400),
-    "EXO_STALL_SECONDS": (300, 1, 86_400),
+    "EXO_STALL_SECONDS": (0, 0, 86_400),
     "EXO_HTTP_PORT": (8000, 1, 65_535),
     "EXO_PROBE_PORT": (8001, 0, 65_535),
 }
@@ -40,7 +40,7 @@ class Settings:
         node_rank: this pod's number among them; 0 serves.
         leader_address: of pod 0.
         drain_seconds: how long requests in flight may take after SIGTERM.
-        stall_seconds: how long no progress is tolerated.
+        stall_seconds: how long no progress is tolerated; 0 is the engine's own.
         http_port: the engine listens here.
         probe_port: the adapter listens here; 0 takes a free one.
         termination_log: where the adapter's last word goes.

@@ -123,6 +123,8 @@ class Watcher:
         status, _ = self._get(self._engine.health_path)
         if status != 200 and not self.state.has_started:
             return Look(is_healthy=False)
+        if not self._engine.busy_metrics:
+            return Look(is_healthy=status == 200)
         metrics_status, text = self._get(self._engine.metrics_path)
         if metrics_status != 200:
             return Look(is_healthy=status == 200)

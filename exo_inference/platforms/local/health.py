@@ -23,11 +23,16 @@ _MAX_DETAIL_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One answer. `answered` is False when there was none in time."""
+    """One answer. `answered` is False when there was none in time.
+
+    Attributes:
+        stalled: it has work and does not get on.
+    """
 
     answered: bool
     ready: bool = False
     draining: bool = False
+    stalled: bool = False
     detail: str = ""
 
 
@@ -78,6 +83,7 @@ def _read_answer(answer: Answer) -> Health:
     return Health(
         answered=True,
         draining=document.get("status") == "draining",
+        stalled=document.get("status") == "stalled",
         detail=" ".join(said.split())[:_MAX_DETAIL_CHARACTERS],
     )
 
@@ -90,11 +96,13 @@ class Trend:
         health: the last answer.
         silent_seconds: since the last answer of any kind.
         unchanged_seconds: since the start last reported something new.
+        stalled_seconds: since the first answer in a row that said that the engine does not get on.
     """
 
     health: Health
     silent_seconds: float
     unchanged_seconds: float
+    stalled_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -102,6 +110,7 @@ class _Memory:
     answered_at: float
     changed_at: float
     detail: str = ""
+    stalled_at: float | None = None
 
 
 class HealthHistory:
@@ -118,7 +127,12 @@ class HealthHistory:
             if health.ready or health.detail != memory.detail:
                 memory.changed_at = now
                 memory.detail = health.detail
-        return Trend(health, now - memory.answered_at, now - memory.changed_at)
+            if not health.stalled:
+                memory.stalled_at = None
+            elif memory.stalled_at is None:
+                memory.stalled_at = now
+        stalled = 0.0 if memory.stalled_at is None else now - memory.stalled_at
+        return Trend(health, now - memory.answered_at, now - memory.changed_at, stalled)
 
     def forget(self, name: str) -> None:
         """Drop what is known of a replica that no longer runs."""

@@ -109,6 +109,11 @@ def _running_phase(sight: Sight, settings: LocalPlatformSettings) -> tuple[Repli
         )
     if trend.health.draining:
         return ReplicaPhase.STARTING, "the engine is stopping by itself"
+    if trend.health.stalled:
+        return ReplicaPhase.STARTING, (
+            f"the engine hangs: {trend.health.detail}; it is started again after "
+            f"{settings.stalled_seconds:.0f} s of this"
+        )
     details = trend.health.detail or "starting the engine"
     if _is_stuck(sight, settings):
         details = (

@@ -369,11 +369,17 @@ class LocalPlatform:
         """End a running replica that answers nothing any more; it is started again."""
         facts, stop, limits = sight.facts, sight.stop, self._settings
         silent = sight.trend.silent_seconds if sight.trend else 0.0
+        stalled = sight.trend.stalled_seconds if sight.trend else 0.0
         if stop is not None and stop.seconds >= limits.stopped_seconds:
             if stop.part is Part.ENGINE:
                 await self._lifecycle.kill(facts, f"{stop.reason}, and it was killed")
             else:
                 self._lifecycle.wake_shim(facts)
+        elif facts.was_ready and stalled >= limits.stalled_seconds:
+            await self._lifecycle.kill(
+                facts,
+                f"the engine computed nothing for {stalled:.0f} s while it had work, and was killed",
+            )
         elif facts.was_ready and silent >= limits.unresponsive_seconds:
             await self._lifecycle.kill(
                 facts, "the engine did not answer its health check and was killed"

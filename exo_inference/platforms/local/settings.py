@@ -62,6 +62,9 @@ class LocalPlatformSettings:
     unresponsive_seconds: float = 120.0
     """A ready replica that has not answered for so long is killed and started again."""
 
+    stalled_seconds: float = 60.0
+    """A replica that says for so long that it has work and computes nothing is killed and started again."""
+
     stopped_seconds: float = 3.0
     """A replica of which a process is stopped by a signal for so long is started again; one whose shim is
     stopped has it woken."""

@@ -49,6 +49,9 @@ class FakeGpu:
         self.num_fetched += 1
         return numbers.clone().tolist
 
+    def note_layer(self) -> None:
+        """See `DeviceOps`; what is captured runs on the host here."""
+
     def capture(self, run: Callable[[], Outputs]) -> Captured:
         self.num_captured += 1
         with NoWaiting():

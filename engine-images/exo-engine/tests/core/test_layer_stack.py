@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
+from exo_engine import pulse
 from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.cpu import CpuAttention
 from exo_engine.kernels.library import available_paths
 from exo_engine.kernels.stack import Stack
 from exo_engine.llm import LLM
+from exo_engine.models.config_file import read_spec
+from exo_engine.models.decoder import Decoder
 from exo_engine.sampling_params import SamplingParams
 
 STACKED = {"llama-biases", "qwen3", "qwen3-half-windowed"}
@@ -38,7 +41,11 @@ def _generate(path):
 def test_one_call_computes_what_single_ones_do(tiny_model, any_family, monkeypatch):
     model, runs = tiny_model(any_family).path, []
     monkeypatch.setattr(Stack, "run", _counted(Stack.run, runs))
+    before, forwards = pulse.OWN.num_layers, []
+    monkeypatch.setattr(Decoder, "forward", _counted(Decoder.forward, forwards))
     together = _generate(model)
+    num_layers = read_spec(model).num_layers
+    assert pulse.OWN.num_layers == before + num_layers * len(forwards)
     assert runs or any_family not in STACKED, "no step went through the stack"
     if not runs:
         return  # these layers go one by one either way, and PyTorch's bits may differ from run to run
@@ -46,6 +53,7 @@ def test_one_call_computes_what_single_ones_do(tiny_model, any_family, monkeypat
     runs.clear()
     assert _generate(model) == together
     assert not runs
+    assert pulse.OWN.num_layers == before + num_layers * len(forwards)
 
 
 def _counted(run, runs):

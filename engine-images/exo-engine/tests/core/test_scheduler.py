@@ -115,7 +115,7 @@ def test_the_latest_gives_way_when_blocks_run_out_and_starts_over():
     assert set(scheduled.items) == {"first"}
     assert scheduled.preempted_ids == ["second"]
     tokens = finish(scheduler)
-    assert scheduler.stats().num_preemptions_total == 1
+    assert scheduler.stats().preemptions_total == (1, 0, 0)
     assert len(tokens["second"]) == 3  # two of five came before
     assert scheduler.stats().num_used_blocks == 0
 
@@ -170,6 +170,7 @@ def test_an_urgent_arrival_takes_the_seat_of_a_less_urgent_one():
     scheduler.add(request("urgent", 2, 2, priority=0))
     assert set(step(scheduler)[0].items) == {"urgent"}
     assert len(finish(scheduler)["late"]) == 7
+    assert scheduler.stats().preemptions_total == (0, 1, 0)
 
 
 def test_equal_priority_never_takes_a_seat():

@@ -34,8 +34,10 @@ TEMPLATE = (
 _TEXT = ["The quick brown fox jumps over the lazy dog.", "Größe, naïve, 日本語, 🙂🚀!"] * 3
 
 
-def write_tiny_model(directory: Path, *, num_positions: int = MAX_MODEL_LEN) -> Path:
-    """Write a random Llama of two layers with a byte-level tokenizer."""
+def write_tiny_model(
+    directory: Path, *, num_positions: int = MAX_MODEL_LEN, num_layers: int = 2
+) -> Path:
+    """Write a small random Llama with a byte-level tokenizer."""
     directory.mkdir(parents=True)
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -58,7 +60,7 @@ def write_tiny_model(directory: Path, *, num_positions: int = MAX_MODEL_LEN) -> 
         "vocab_size": size,
         "hidden_size": hidden,
         "intermediate_size": 48,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": head_dim,
@@ -85,7 +87,7 @@ def write_tiny_model(directory: Path, *, num_positions: int = MAX_MODEL_LEN) -> 
         "lm_head.weight": random(size, hidden),
         "model.norm.weight": torch.ones(hidden),
     }
-    for layer in range(2):
+    for layer in range(num_layers):
         prefix = f"model.layers.{layer}."
         tensors |= {
             prefix + "self_attn.q_proj.weight": random(2 * head_dim, hidden),

@@ -17,7 +17,7 @@ def test_interval_line_has_rates_and_load() -> None:
         generation_tokens_total=90,
         prefix_cache_queries_total=200,
         prefix_cache_hits_total=50,
-        num_preemptions_total=1,
+        preemptions_total=(1, 0, 0),
     )
     assert interval_fields(last, now, 10.0) == {
         "running": 3,

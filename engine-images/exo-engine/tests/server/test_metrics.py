@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
-from exo_engine.core.request import EngineStats
+from exo_engine.core.request import PREEMPTION_CAUSES, EngineStats
 from exo_engine.server.metrics import Metrics
+from exo_engine.server.times import Times
 from prometheus_client.parser import text_string_to_metric_families
 
 from .conftest import MODEL, Engine
 
-# Names as of vLLM 0.28 (vllm/v1/metrics/loggers.py), and its older one for the time per token.
+# Names as of vLLM 0.33 (vllm/v1/metrics/loggers.py), and its older one for the time per token.
 NAMES = {
     "vllm:num_requests_running": "gauge",
     "vllm:num_requests_waiting": "gauge",
@@ -33,6 +36,16 @@ NAMES = {
     "vllm:request_params_n": "histogram",
     "vllm:request_params_max_tokens": "histogram",
     "vllm:iteration_tokens_total": "histogram",
+    "vllm:prompt_tokens_cached": "counter",
+    "vllm:request_queue_time_seconds": "histogram",
+    "vllm:request_prefill_time_seconds": "histogram",
+    "vllm:request_decode_time_seconds": "histogram",
+    "vllm:request_inference_time_seconds": "histogram",
+    "vllm:request_time_per_output_token_seconds": "histogram",
+    "vllm:request_prefill_kv_computed_tokens": "histogram",
+    "vllm:request_num_preemptions": "histogram",
+    "exo:num_preemptions_by_cause": "counter",
+    "exo:grammar_compilation_time_seconds": "histogram",
 }
 
 
@@ -50,6 +63,24 @@ def test_page_has_vllm_s_names_and_labels(engine: Engine) -> None:
     assert info["block_size"] == "16"
     assert int(info["num_gpu_blocks"]) > 0
     assert re.search(r'vllm:request_success_total\{.*finished_reason="stop"', page.text)
+
+
+DASHBOARD = Path(__file__).parents[4] / "charts/exo-inference/files/dashboards/engines.json"
+
+
+@pytest.mark.skipif(not DASHBOARD.exists(), reason="the charts are not beside the engine")
+def test_every_panel_of_the_dashboard_has_something_to_show(engine: Engine) -> None:
+    body = {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
+    assert engine.http.post("/v1/completions", json=body).status_code == 200
+    page = engine.http.get("/metrics").text
+    shown = set(re.findall(r"^(vllm:\w+)\{", page, re.MULTILINE))
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    for panel in panels:
+        asked = re.findall(r"vllm:\w+", " ".join(each["expr"] for each in panel["targets"]))
+        assert set(asked) <= shown, panel["title"]
+        for name in asked:
+            if name.endswith("_count"):
+                assert engine.metric(name) > 0, panel["title"]
 
 
 def test_counters_grow_by_what_was_done(engine: Engine) -> None:
@@ -71,10 +102,76 @@ def test_counters_grow_by_what_was_done(engine: Engine) -> None:
     assert engine.metric("vllm:num_requests_running") == 0
 
 
-@pytest.mark.parametrize("field", ["num_preemptions_total", "prefix_cache_hits_total"])
-def test_totals_of_the_core_are_applied_once(field: str) -> None:
+LABELS = {"model_name": "m", "engine": "0"}
+
+
+def test_totals_of_the_core_are_applied_once() -> None:
     metrics = Metrics("m")
     for total in (2, 2, 5):
-        metrics.apply_stats(EngineStats(**{field: total}))  # type: ignore[arg-type]
-    value = metrics.registry.get_sample_value(f"vllm:{field}", {"model_name": "m", "engine": "0"})
-    assert value == 5
+        metrics.apply_stats(
+            EngineStats(prefix_cache_hits_total=total, preemptions_total=(total, 1, 0))
+        )
+    read = metrics.registry.get_sample_value
+    assert read("vllm:prefix_cache_hits_total", LABELS) == 5
+    assert read("vllm:prompt_tokens_cached_total", LABELS) == 5
+    assert read("vllm:num_preemptions_total", LABELS) == 6
+    by_cause = [
+        read("exo:num_preemptions_by_cause_total", {**LABELS, "cause": cause})
+        for cause in PREEMPTION_CAUSES
+    ]
+    assert by_cause == [5, 1, 0]
+
+
+def test_what_the_core_did_not_take_yet_waits() -> None:
+    metrics = Metrics("m")
+    metrics.apply_stats(EngineStats(num_running=2))
+    metrics.set_unfinished(5)
+    assert metrics.registry.get_sample_value("vllm:num_requests_waiting", LABELS) == 3
+
+
+def test_phases_are_told_as_far_as_a_sequence_came() -> None:
+    metrics = Metrics("m")
+    sizes = {"num_prompt_tokens": 9, "num_cached_tokens": 4, "num_preemptions": 3, "max_tokens": 7}
+    whole = Times(10.0, scheduled=11.0, first_token=13.0, last_token=17.0)
+    for times, num_tokens in (
+        (whole, 5),
+        (Times(10.0, scheduled=11.0), 0),
+        (Times(10.0), 0),
+    ):
+        metrics.observe_end(
+            reason="abort", seconds=9.0, times=times, num_generation_tokens=num_tokens, **sizes
+        )
+
+    def read(name: str) -> tuple[float | None, float | None]:
+        read_one = metrics.registry.get_sample_value
+        return read_one(f"vllm:{name}_count", LABELS), read_one(f"vllm:{name}_sum", LABELS)
+
+    assert read("request_queue_time_seconds") == (2, 2)
+    assert read("request_prefill_time_seconds") == (1, 2)
+    assert read("request_decode_time_seconds") == (1, 4)
+    assert read("request_inference_time_seconds") == (1, 6)
+    assert read("request_time_per_output_token_seconds") == (1, 1)
+    assert read("request_prefill_kv_computed_tokens") == (3, 15)
+    assert read("request_num_preemptions") == (3, 9)
+
+
+def test_phases_of_a_request_add_up(engine: Engine) -> None:
+    phases = ("queue", "prefill", "decode")
+
+    def read() -> list[float]:
+        names = [f"vllm:request_{name}_time_seconds" for name in (*phases, "inference")]
+        sums = [
+            engine.metric(f"{name}_sum") for name in (*names, "vllm:e2e_request_latency_seconds")
+        ]
+        return [*(engine.metric(f"{name}_count") for name in names), *sums]
+
+    before = read()
+    body = {"prompt": [5, 6, 7, 8], "max_tokens": 6, "ignore_eos": True}
+    assert engine.http.post("/v1/completions", json=body).status_code == 200
+    *counts, queue, prefill, decode, inference, whole = (
+        b - a for a, b in zip(before, read(), strict=True)
+    )
+    assert counts == [1, 1, 1, 1]
+    assert min(queue, prefill, decode) > 0
+    assert prefill + decode == pytest.approx(inference)
+    assert queue + inference == pytest.approx(whole, rel=0.2)

@@ -212,7 +212,7 @@ def test_allowed_tokens_and_bad_words(engine) -> None:
 
 
 def test_compile_times_are_counted(engine) -> None:
-    before = engine.metric("vllm:grammar_compilation_time_seconds_count")
+    before = engine.metric("exo:grammar_compilation_time_seconds_count")
     for _ in range(2):
         assert ask(engine, guided_choice=["never", "asked", "before"]).status_code == 200
-    assert engine.metric("vllm:grammar_compilation_time_seconds_count") == before + 1
+    assert engine.metric("exo:grammar_compilation_time_seconds_count") == before + 1

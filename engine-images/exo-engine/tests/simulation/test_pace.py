@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from exo_engine import pulse
 from exo_engine.core.step import AddedSequence, StepFrame, StepResult, ints
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.simulation import parse_simulation
@@ -94,6 +96,15 @@ def test_step_is_held_until_its_time_has_passed(simulation, clock):
     for count in range(1, 4):
         runner.dispatch(decodes(1))
         assert clock.time == pytest.approx(100 + 0.02 * count)
+
+
+def test_gpus_get_on_within_a_long_step(simulation, clock, monkeypatch):
+    """Its wait is no hang: the server learns of progress every second."""
+    moments = []
+    monkeypatch.setattr(pulse.OWN, "beat", lambda: moments.append(clock.time))
+    PacedRunner(Computer(clock, 0.0), Pace(simulation), clock).dispatch(step_of((0, 0, 100_000)))
+    assert moments[-1] > 105
+    assert max(after - before for before, after in pairwise([100.0, *moments])) <= 1.0 + 1e-9
 
 
 def test_what_passes_between_two_steps_of_a_sequence_counts(simulation, clock):

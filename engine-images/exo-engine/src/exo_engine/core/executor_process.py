@@ -25,6 +25,7 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from exo_engine import pulse
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
 from exo_engine.core.ranks.process import RankProcess, end_of, start_processes
@@ -178,10 +179,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--memory", type=int)
     parser.add_argument("--peers", type=int, nargs="*", default=[])
+    parser.add_argument("--pulse", type=int)
     options = parser.parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(options.parent)
+    if options.pulse is not None:
+        pulse.OWN.share(options.pulse)
     link = FrameSocket(socket.socket(fileno=options.socket))
     try:
         try:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
+from exo_engine import pulse
 from exo_engine.clock import Clock
 from exo_engine.core.executor import Executor
 from exo_engine.core.request import RequestOutput
@@ -64,6 +65,8 @@ class Pipeline:
         if step.frame is None:
             return False
         begun = self._clock.now()
+        for sequence in step.admitted:
+            sequence.scheduled_at = begun
         self.executor.submit(step.frame)
         self._submitted.append((step, begun))
         return True
@@ -71,6 +74,7 @@ class Pipeline:
     def _take_result(self) -> list[RequestOutput]:
         step, begun = self._submitted.popleft()
         result = self.executor.result()
+        pulse.OWN.beat()
         now = self._clock.now()
         if self.scheduler.times is not None:
             seconds = now - max(begun, self._last_end)

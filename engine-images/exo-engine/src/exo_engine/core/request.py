@@ -7,11 +7,16 @@ import it and a frame on the socket can carry it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from exo_engine.sampling_params import SamplingParams
 
+PREEMPTION_CAUSES = ("cache", "priority", "failed_step")
+"""Why a request starts over: blocks ran out, a more urgent one wants its place, or its step has failed."""
+
+PreemptionCause = Literal["cache", "priority", "failed_step"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -62,6 +67,10 @@ class RequestOutput:
     """Of a model that embeds or scores: the text's vector, float32, little-endian."""
     fault: str | None = None
     """With finish_reason "error": what of the request itself cannot be followed."""
+    scheduled_at: float | None = None
+    """With the first tokens: when the first step with it began, in seconds of the monotonic clock."""
+    num_preemptions: int = 0
+    """How often it had to start over so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,8 @@ class EngineStats:
     num_blocks: int = 0
     num_used_blocks: int = 0
     block_size: int = 16
-    num_preemptions_total: int = 0
+    preemptions_total: Sequence[int] = (0,) * len(PREEMPTION_CAUSES)
+    """By `PREEMPTION_CAUSES`."""
     prefix_cache_queries_total: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_cache_hits_total: int = 0
@@ -84,6 +94,11 @@ class EngineStats:
     num_steps_total: int = 0
     computed_tokens_total: int = 0
     """Tokens that steps have computed, of prompts and of answers."""
+
+    @property
+    def num_preemptions_total(self) -> int:
+        """How often requests had to start over, whatever the cause."""
+        return sum(self.preemptions_total)
 
     @property
     def kv_cache_usage(self) -> float:

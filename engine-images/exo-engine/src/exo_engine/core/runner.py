@@ -120,6 +120,7 @@ class ModelRunner:
         self._decoder = decoder
         self._agree = agree
         self._ops = device_ops(decoder.device) if ops is None else ops
+        decoder.note_layer = self._ops.note_layer
         self._graphs: DecodeGraphs | None = None
         self._num_slots = num_slots
         self._cache = cache

@@ -45,6 +45,8 @@ class ScheduledStep:
     """Tokens in the step."""
     num_prompt_tokens: int = 0
     """Those of prompts."""
+    admitted: list[Sequence] = field(default_factory=list)
+    """Those that are in a step for the first time."""
     preempted_ids: list[str] = field(default_factory=list)
     frame: StepFrame | None = None
     """What the runner gets; None while the step is made, and of one without items."""

@@ -28,7 +28,13 @@ from exo_engine.core.arrivals import make_sequence
 from exo_engine.core.beginning import Beginning, find_beginning
 from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.block_manager import BlockManager
-from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
+from exo_engine.core.request import (
+    PREEMPTION_CAUSES,
+    EngineRequest,
+    EngineStats,
+    PreemptionCause,
+    RequestOutput,
+)
 from exo_engine.core.scheduled import ScheduledSequence, ScheduledStep
 from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.scheduling.token_budget import SchedulerLimits, TokenBudget
@@ -69,7 +75,7 @@ class Scheduler:
         self._is_stalled = False
         self._num_scheduled_steps = 0
         self._num_arrivals = 0
-        self._num_preemptions = 0
+        self._num_preemptions = dict.fromkeys(PREEMPTION_CAUSES, 0)
         self._num_prefix_queries = 0
         self._num_prefix_hits = 0
         self._num_prompt_tokens = 0
@@ -128,7 +134,7 @@ class Scheduler:
             num_blocks=self.blocks.num_blocks,
             num_used_blocks=self.blocks.num_blocks - self.blocks.num_free_blocks,
             block_size=self.blocks.block_size,
-            num_preemptions_total=self._num_preemptions,
+            preemptions_total=tuple(self._num_preemptions.values()),
             prefix_cache_queries_total=self._num_prefix_queries,
             prefix_cache_hits_total=self._num_prefix_hits,
             prompt_tokens_total=self._num_prompt_tokens,
@@ -215,7 +221,7 @@ class Scheduler:
         in_step = [s for s in self._running if s.last_step > self._num_steps]
         self._num_steps = self._num_scheduled_steps
         for sequence in reversed(in_step):
-            self._preempt(sequence, ScheduledStep(0))
+            self._preempt(sequence, ScheduledStep(0), "failed_step")
         self._drain()
 
     def check_integrity(self) -> None:
@@ -250,7 +256,7 @@ class Scheduler:
                     f"request {sequence.sequence_id!r} runs alone and does not fit into "
                     f"{self.blocks.num_blocks} blocks"
                 )
-            self._preempt(victim, step)
+            self._preempt(victim, step, "cache")
             if victim is sequence:
                 return
         self._take_in(sequence, start, end, step)
@@ -282,6 +288,8 @@ class Scheduler:
         beginning.open(sequence, self.blocks)
         self._slots.take(sequence)
         insort(self._running, sequence, key=lambda s: s.rank)
+        if not sequence.was_admitted:
+            step.admitted.append(sequence)
         self._count_admitted(sequence, beginning)
         self._take_in(sequence, num_cached, num_cached + num_tokens, step)
         return True
@@ -327,10 +335,10 @@ class Scheduler:
             if self.num_steps_on_their_way > 0:
                 self._is_stalled = True
                 return
-            self._preempt(last, step)
+            self._preempt(last, step, "priority")
         step.preempted_ids.clear()  # the room made is for the one that waits: do admit
 
-    def _preempt(self, sequence: Sequence, step: ScheduledStep) -> None:
+    def _preempt(self, sequence: Sequence, step: ScheduledStep, cause: PreemptionCause) -> None:
         """Take a sequence's blocks away; it starts over later, from what the prefix cache kept.
 
         No step with it is on its way.
@@ -342,7 +350,8 @@ class Scheduler:
         sequence.proposed = ()
         step.drop(sequence.sequence_id)
         step.preempted_ids.append(sequence.sequence_id)
-        self._num_preemptions += 1
+        self._num_preemptions[cause] += 1
+        sequence.num_preemptions += 1
         self._enqueue(sequence)
 
     def _advance(self, item: ScheduledSequence, result: SequenceResult) -> RequestOutput | None:
@@ -385,6 +394,7 @@ class Scheduler:
     ) -> RequestOutput:
         """Append tokens up to the one that ends the request."""
         num_before = len(sequence.token_ids)
+        is_first = num_before == sequence.num_prompt_tokens
         self._release_siblings(sequence)
         reason, stop_token_id = sequence.append(result, self.limits.eos_token_ids)
         new = tuple(sequence.token_ids[num_before:])
@@ -400,6 +410,8 @@ class Scheduler:
             logprobs=result.logprobs[: len(new)] if result.logprobs is not None else None,
             finish_reason=reason,
             num_cached_tokens=sequence.num_cached_tokens,
+            scheduled_at=sequence.scheduled_at if is_first else None,
+            num_preemptions=sequence.num_preemptions,
             stop_token_id=stop_token_id,
             prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None else None,
         )

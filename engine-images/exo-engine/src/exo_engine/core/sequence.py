@@ -51,6 +51,9 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache had when the request was first admitted."""
     was_admitted: bool = False
+    scheduled_at: float | None = None
+    """When the first step with it began, in seconds of the monotonic clock."""
+    num_preemptions: int = 0
     prefix_root: bytes = b""
     """What the hashes of its blocks begin with."""
     leader: Sequence | None = None
@@ -121,6 +124,8 @@ class Sequence:
             self.sequence_id,
             finish_reason="stop" if fault is None else "error",
             num_cached_tokens=self.num_cached_tokens,
+            scheduled_at=self.scheduled_at,
+            num_preemptions=self.num_preemptions,
             prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
             fault=fault,
         )

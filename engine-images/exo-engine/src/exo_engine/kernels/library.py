@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from exo_engine import pulse
 from exo_engine.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 PATHS = ("avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
 VARIABLE = "EXO_ENGINE_CPU_KERNELS"
-_INTERFACE = 3
+_INTERFACE = 4
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 _LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
@@ -200,6 +201,7 @@ def _load_library() -> ctypes.CDLL | None:
             "install exo-engine anew"
         )
         return None
+    library.exo_set_pulse(_pointer(pulse.OWN.address))
     library.exo_path.restype = ctypes.c_char_p
     library.exo_path.argtypes = (ctypes.c_int,)
     library.exo_load.restype = _pointer

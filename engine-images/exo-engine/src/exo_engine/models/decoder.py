@@ -8,12 +8,14 @@ Legend: T tokens in step, N rows that need logits, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from exo_engine import pulse
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.kernels.stack import StackLayer
 from exo_engine.layers import Attention, Context, Embedding, Experts, GatedMLP, Layer, Linear, Norm
@@ -242,6 +244,8 @@ class Decoder:
         if spec.layer_inputs is not None:
             self._layer_inputs = LayerInputs(context, spec, spec.layer_inputs)
         self._rotary: dict[tuple[RopeSpec, int], RotaryEmbedding] = {}
+        self.note_layer: Callable[[], None] = pulse.OWN.count_layer
+        """Called behind each layer that is computed singly."""
 
     def set_num_positions(self, num_positions: int) -> None:
         """Compute the rotary tables for sequences of up to `num_positions` tokens."""
@@ -278,6 +282,7 @@ class Decoder:
                 own = None if inputs is None else inputs[:, index]
                 rotation = rotations[layer.rotary]
                 hidden, update = layer(hidden, update, rotation, attention, own)
+                self.note_layer()
         return self.final_norm.add(hidden, update)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from exo_engine import pulse
 from exo_engine.attention.base import AttentionBackend
 from exo_engine.layers import Context, Embedding, Layer, Linear
 from exo_engine.layers.layer_norm import LayerNorm
@@ -87,6 +88,7 @@ class Encoder:
         hidden = self._norm(hidden + self._positions.look_up(rows))
         for layer in self._layers:
             hidden = layer(hidden, attention)
+            pulse.OWN.count_layer()
         return hidden
 
 

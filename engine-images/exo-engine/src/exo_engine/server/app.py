@@ -13,6 +13,7 @@ from aiohttp import web
 from exo_engine import __version__
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import ApiError, bad_request, from_engine
+from exo_engine.server.core_link import CoreLink
 from exo_engine.server.metrics import CONTENT_TYPE
 from exo_engine.server.routes import (
     anthropic_messages,
@@ -34,6 +35,8 @@ Route = Callable[[web.Request, Service], Awaitable[web.StreamResponse]]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _CLIENT_GONE: Final = 499  # nginx's status for it; never sent
 _MAX_ID_CHARACTERS: Final = 128
+STALLED_SECONDS: Final = 4.0
+"""So long no layer may take; what asks /health every second knows of a hang within 5 s."""
 
 
 def build_app(service: Service) -> web.Application:
@@ -164,7 +167,17 @@ def _state(service: Service) -> dict[str, object]:
         return {"status": "failed", "detail": service.link.failure.message}
     if service.phase == "starting":
         return {"status": "starting", "detail": service.progress}
-    return {"status": "draining" if service.phase == "draining" else "ok"}
+    if service.phase == "draining":
+        return {"status": "draining"}
+    return _progress(service.link)
+
+
+def _progress(link: CoreLink) -> dict[str, object]:
+    seconds = link.stalled_seconds()
+    if seconds < STALLED_SECONDS:
+        return {"status": "ok"}
+    detail = f"nothing was computed for {seconds:.0f} s while {link.num_unfinished} sequences are to be answered"
+    return {"status": "stalled", "detail": detail}
 
 
 async def _version(request: web.Request, service: Service) -> web.Response:
@@ -183,6 +196,7 @@ async def _measurements(request: web.Request, service: Service) -> web.Response:
 
 
 async def _metrics(request: web.Request, service: Service) -> web.Response:
+    service.metrics.set_unfinished(service.link.num_unfinished)
     return web.Response(body=service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 

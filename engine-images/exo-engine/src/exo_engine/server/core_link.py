@@ -13,10 +13,12 @@ import re
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exo_engine import pulse
 from exo_engine.config import EngineConfig
 from exo_engine.core.host_memory import num_oom_kills
 from exo_engine.core.pooling.requests import PoolingRequest
@@ -112,6 +114,9 @@ class CoreLink:
         self._reported: CoreFailure | None = None
         self._oom_kills_before = num_oom_kills()
         self.is_vocabulary_told = False
+        self._pulse = pulse.OWN
+        self._num_commands = 0
+        self._work_since = 0.0
         self._is_closing = False
         self._closed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -128,13 +133,14 @@ class CoreLink:
 
     async def adopt(self, core: StartedCore, config: EngineConfig) -> None:
         """Give a core process its configuration; it is this link's from now on."""
-        self._process = core.process
+        self._process, self._pulse = core.process, core.pulse
         logger.info("started the engine core", extra={"core_pid": core.process.pid})
         await self.attach(core.connection, config)
 
     async def attach(self, connection: socket.socket, config: EngineConfig) -> None:
         """Talk to a core at the other end of `connection`."""
         self.config = config
+        self._num_commands = self._pulse.num_commands
         connection.setblocking(False)
         reader, self._writer = await asyncio.open_unix_connection(sock=connection)
         self._writer.write(encode("config", pack_config(config)))
@@ -153,12 +159,12 @@ class CoreLink:
         """Tell the core what tokens stand for, once; before the first request with a grammar."""
         if not self.is_vocabulary_told and self._writer is not None:
             self.is_vocabulary_told = True
-            self._writer.write(encode("vocabulary", vocabulary.pack()))
+            self._tell("vocabulary", vocabulary.pack())
 
     def reset_prefix_cache(self) -> None:
         """Have the core forget what later prompts could begin with."""
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode("reset_prefix_cache", None))
+            self._tell("reset_prefix_cache", None)
 
     def submit(self, requests: Sequence[EngineRequest | PoolingRequest]) -> RequestStream:
         """Give sequences, or texts to embed or score, to the core; their outputs come on one stream."""
@@ -168,15 +174,35 @@ class CoreLink:
                 stream.deliver(_error_output(request.request_id, self.failure))
             return stream
         for request in requests:
+            self._tell(*_command(request))
             self._streams[request.request_id] = stream
-            self._writer.write(_command(request))
         return stream
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End sequences early; unknown ones are ignored."""
         known = [each for each in request_ids if self._streams.pop(each, None) is not None]
         if known and self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode("abort", known))
+            self._tell("abort", known)
+
+    def stalled_seconds(self) -> float:
+        """Return for how long nothing has been computed while there was work; 0 while there is none.
+
+        Work is also what the core was told and did not take: a core that is stopped while it is idle.
+        """
+        if self.info is None or not self._has_work():
+            return 0.0
+        return max(0.0, time.monotonic() - max(self._pulse.last_beat, self._work_since))
+
+    def _has_work(self) -> bool:
+        return bool(self._streams) or self._num_commands > self._pulse.num_commands
+
+    def _tell(self, kind: str, payload: Any) -> None:
+        """Send the core a command."""
+        assert self._writer is not None, "there is a core"
+        if not self._has_work():
+            self._work_since = time.monotonic()
+        self._num_commands += 1
+        self._writer.write(encode(kind, payload))
 
     async def close(self) -> None:
         """End the core and wait until its process is gone."""
@@ -252,10 +278,10 @@ class CoreLink:
             return await asyncio.to_thread(process.wait)
 
 
-def _command(request: EngineRequest | PoolingRequest) -> bytes:
+def _command(request: EngineRequest | PoolingRequest) -> tuple[str, list[Any]]:
     if isinstance(request, PoolingRequest):
-        return encode("pool", pack_pooling(request))
-    return encode("add", pack_request(request))
+        return "pool", pack_pooling(request)
+    return "add", pack_request(request)
 
 
 def _error_output(request_id: str, failure: CoreFailure | None) -> StepOutput:

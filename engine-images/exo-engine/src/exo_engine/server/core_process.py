@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from exo_engine import pulse
 from exo_engine.clock import Clock
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
@@ -87,10 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--log-level", required=True)
+    parser.add_argument("--pulse", type=int, required=True)
     options = parser.parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(options.parent)
+    pulse.OWN.share(options.pulse)
     configure_logging(options.log_level)
     link = FrameSocket(socket.socket(fileno=options.socket))
     # While the API process imports its own; what goes wrong here goes wrong once more below, and is told.
@@ -124,6 +127,8 @@ def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
     """Take commands and step, for ever; ends by `ConnectionEnded` or the core's own error."""
     while True:
         refused = _apply(core, messages)
+        if messages:
+            pulse.OWN.count_commands(len(messages))
         outputs, is_idle = [], False
         if core.has_unfinished_requests():
             outputs = [pack_output(output, _refusal_of(output)) for output in core.step()]

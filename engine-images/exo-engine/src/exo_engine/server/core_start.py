@@ -12,6 +12,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from exo_engine.pulse import Pulse
+
 
 @dataclass(frozen=True, slots=True)
 class StartedCore:
@@ -19,6 +21,8 @@ class StartedCore:
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
+    pulse: Pulse
+    """What it writes."""
 
     def end(self) -> None:
         """End the process, if it has not ended, and wait until it is gone."""
@@ -31,9 +35,13 @@ class StartedCore:
 def start_core(log_level: str) -> StartedCore:
     """Start a core; from the main thread, since the kernel ends it with the thread that started it."""
     ours, theirs = socket.socketpair()
+    pulse = Pulse.shared()
+    assert pulse.fd is not None, "it is shared"
     command = [sys.executable, "-m", "exo_engine.server.core_process"]
     command += ["--socket", str(theirs.fileno()), "--parent", str(os.getpid())]
-    command += ["--log-level", log_level]
+    command += ["--log-level", log_level, "--pulse", str(pulse.fd)]
     with theirs:
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    return StartedCore(process, ours)
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno(), pulse.fd], stdin=subprocess.DEVNULL
+        )
+    return StartedCore(process, ours, pulse)

@@ -17,6 +17,7 @@ from exo_engine.server.api_errors import from_refusal
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.metrics import Metrics
 from exo_engine.server.sampling import Sampling
+from exo_engine.server.times import Times
 from exo_engine.tokenizer import StopStrings, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,8 @@ class Sequence:
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.is_finished = False
-        self.last_token_time: float | None = None
+        self.num_preemptions = 0
+        self.times = Times(time.monotonic())
         self._is_stop_included = sampling.is_stop_included
         self._eos_token_ids = tokenizer.eos_token_ids
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=sampling.skips_special_tokens)
@@ -69,6 +71,9 @@ class Sequence:
     def take(self, output: RequestOutput, delta: Delta) -> None:
         """Add one step's output to `delta`; nothing of what follows a stop string."""
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        self.num_preemptions = output.num_preemptions
+        if output.scheduled_at is not None:
+            self.times.scheduled = output.scheduled_at
         if output.prompt_logprobs is not None:
             delta.prompt_logprobs = output.prompt_logprobs
         for position, token_id in enumerate(output.token_ids):
@@ -137,7 +142,6 @@ class Generation:
         self._metrics = metrics
         self._num_choices = sampling.num_choices
         self._prompts = prompts
-        self._arrival = time.monotonic()
         self.sequences = []
         for number, prompt in enumerate(prompts):
             for choice in range(sampling.num_choices):
@@ -213,18 +217,21 @@ class Generation:
     def _record_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         if not num_tokens:
             return
-        now = time.monotonic()
-        if sequence.last_token_time is None:
-            self._metrics.observe_first_token(now - self._arrival)
+        now, times = time.monotonic(), sequence.times
+        if times.last_token is None:
+            self._metrics.observe_first_token(now - times.arrival)
         else:
-            self._metrics.observe_inter_token((now - sequence.last_token_time) / num_tokens)
-        sequence.last_token_time = now
+            self._metrics.observe_inter_token((now - times.last_token) / num_tokens)
+        times.note_tokens(now)
 
     def _record_end(self, sequence: Sequence, reason: str) -> None:
         self._metrics.observe_end(
             reason=reason,
-            seconds=time.monotonic() - self._arrival,
+            seconds=time.monotonic() - sequence.times.arrival,
+            times=sequence.times,
             num_prompt_tokens=len(sequence.request.prompt_token_ids),
+            num_cached_tokens=sequence.num_cached_tokens,
             num_generation_tokens=sequence.num_tokens,
+            num_preemptions=sequence.num_preemptions,
             max_tokens=sequence.request.params.max_tokens,
         )

@@ -143,13 +143,15 @@ def pack_output(output: RequestOutput, refusal: Refusal | None = None) -> list[A
         _pack_logprobs(output.prompt_logprobs),
         pack(refusal) if refusal else None,
         output.pooled,
+        output.scheduled_at,
+        output.num_preemptions,
     ]
 
 
 def unpack_output(values: Sequence[Any]) -> StepOutput:
     """Invert `pack_output`."""
     request_id, token_ids, logprobs, finish_reason, cached, stop_token_id, prompt, *rest = values
-    refusal, pooled = rest
+    refusal, pooled, scheduled_at, num_preemptions = rest
     output = RequestOutput(
         request_id=request_id,
         token_ids=tuple(token_ids),
@@ -163,6 +165,8 @@ def unpack_output(values: Sequence[Any]) -> StepOutput:
         if prompt is None
         else tuple(None if each is None else _unpack_logprobs(each) for each in prompt),
         pooled=pooled,
+        scheduled_at=scheduled_at,
+        num_preemptions=num_preemptions,
     )
     return StepOutput(output, Refusal(*refusal) if refusal else None)
 

@@ -20,6 +20,7 @@ from exo_engine.server.messages import PoolingInfo
 from exo_engine.server.metrics import Metrics
 from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.service import Service
+from exo_engine.server.times import Times
 from exo_engine.tokenizer.wrapping import Side, cut
 
 MAX_TEXTS = 2048
@@ -245,8 +246,11 @@ class Pooling:
         self._metrics.observe_end(
             reason=reason,
             seconds=time.monotonic() - self._begun,
+            times=Times(self._begun),
             num_prompt_tokens=len(self._requests[request_id].token_ids),
+            num_cached_tokens=0,
             num_generation_tokens=0,
+            num_preemptions=0,
             max_tokens=None,
         )
 

@@ -11,6 +11,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from exo_engine import pulse
 from exo_engine.clock import Clock
 from exo_engine.core.executor import Pending, StepRunner
 from exo_engine.core.step import StepFrame
@@ -18,6 +19,9 @@ from exo_engine.simulation.file import Simulation
 from exo_engine.structured_output.states import GrammarStates
 
 logger = logging.getLogger(__name__)
+
+_LAYER_SECONDS = 1.0
+"""The GPUs get on at least so often within a step."""
 
 _TOLERANCE_SECONDS = 0.001
 """A step that is late by less is not worth a word."""
@@ -88,7 +92,9 @@ class PacedRunner:
                 taken * 1000,
                 wanted * 1000,
             )
-        self._clock.wait_until(begin + wanted)
+        while (left := begin + wanted - self._clock.now()) > 0:
+            self._clock.sleep(min(left, _LAYER_SECONDS))
+            pulse.OWN.beat()
         self._last_slots, self._last_end = slots, self._clock.now()
         return lambda: result
 

@@ -5,12 +5,20 @@ A GPU works by itself once it was told; the host waits for it in one place, when
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from exo_engine import pulse
+
+_LOOK_SECONDS = 0.05
+"""How often it is asked how far the device has got."""
 
 Outputs = tuple[Tensor, ...]
 Fetched = Callable[[], list[int]]
@@ -38,6 +46,9 @@ class DeviceOps(Protocol):
     def fetch(self, numbers: Tensor) -> Fetched:
         """Begin to copy (n,) to the host as it is after what was told up to now."""
 
+    def note_layer(self) -> None:
+        """Have it noted (`exo_engine.pulse`) when the layer told last is computed."""
+
     def capture(self, run: Callable[[], Outputs]) -> Captured:
         """Return what `run` tells the device now, to be repeated; nothing of the host is asked again."""
 
@@ -55,9 +66,42 @@ class PlainOps:
         """See `DeviceOps.fetch`."""
         return numbers.clone().tolist
 
+    def note_layer(self) -> None:
+        """See `DeviceOps.note_layer`."""
+        pulse.OWN.count_layer()
+
     def capture(self, run: Callable[[], Outputs]) -> Captured:
         """See `DeviceOps.capture`."""
         raise NotImplementedError("no graphs here: see can_capture")
+
+
+class Mark(Protocol):
+    """A place in what the device was told."""
+
+    def query(self) -> bool:
+        """Whether the device has got there."""
+
+
+class Marks:
+    """Notes from a thread of its own how far the device has got, while the host only waits for the step."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[Mark] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    def add(self, mark: Mark) -> None:
+        """Watch for a mark; they come in the device's order."""
+        self._waiting.put(mark)
+        if self._thread is None:
+            self._thread = Thread(target=self._watch, name="device-marks", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            mark = self._waiting.get()
+            while not mark.query():
+                time.sleep(_LOOK_SECONDS)
+            pulse.OWN.count_layer()
 
 
 class CudaOps:
@@ -69,6 +113,7 @@ class CudaOps:
         self._device = device
         self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
+        self._marks = Marks()
 
     def upload(self, numbers: Tensor, target: Tensor) -> None:
         """See `DeviceOps.upload`; the allocator keeps pinned memory until the copy is done."""
@@ -90,6 +135,13 @@ class CudaOps:
             return found
 
         return wait
+
+    def note_layer(self) -> None:
+        """See `DeviceOps.note_layer`; the layers of a graph are not noted, only its step."""
+        if not torch.cuda.is_current_stream_capturing():
+            mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            mark.record(torch.cuda.current_stream(self._device))
+            self._marks.add(mark)
 
     def capture(self, run: Callable[[], Outputs]) -> Captured:
         """See `DeviceOps.capture`: once to compile what is not compiled, then to be captured."""

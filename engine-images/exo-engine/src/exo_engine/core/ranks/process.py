@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from exo_engine import pulse
 from exo_engine.core.ranks.group import open_memory, open_sockets
 from exo_engine.errors import (
     ConfigurationError,
@@ -97,8 +98,10 @@ class RankProcess:
 
 def start_processes(num_ranks: int) -> list[RankProcess]:
     """Start one process, or one for each of several ranks, which are connected with each other."""
+    shared = () if pulse.OWN.fd is None else (pulse.OWN.fd,)  # the first rank writes it for all
+    told = [word for fd in shared for word in ("--pulse", str(fd))]
     if num_ranks == 1:
-        return [RankProcess((), ())]
+        return [RankProcess(told, shared)]
     memory, sockets = open_memory(num_ranks), open_sockets(num_ranks)
     started: list[RankProcess] = []
     try:
@@ -106,7 +109,9 @@ def start_processes(num_ranks: int) -> list[RankProcess]:
             numbers = [peer.fileno() for peer in peers]
             arguments = ["--rank", str(rank), "--memory", str(memory)]
             arguments += ["--peers", *map(str, numbers)]
-            started.append(RankProcess(arguments, [memory, *numbers]))
+            own = shared if rank == 0 else ()
+            arguments += told if own else []
+            started.append(RankProcess(arguments, [memory, *numbers, *own]))
     except BaseException:
         for each in started:
             each.close()

@@ -312,6 +312,7 @@ inline void attend_share(const SharedCall& shared, int thread, int num_threads) 
     if (!is_mine) return;
     const Tile tile = tile_of(call, piece);
     attend_piece(call, piece, tile, piece.is_first ? total : next);
+    exo::beat();
     if (piece.is_first) is_begun_here = true;
     if (!is_begun_here) return shared.leftovers[thread].add({piece, false, next});
     if (!piece.is_first) append(total, next, piece.rows, call.head_dim);

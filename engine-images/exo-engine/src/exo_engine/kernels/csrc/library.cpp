@@ -72,4 +72,6 @@ EXO_EXPORT const exo_kernels* exo_load(const char* name) {
 
 EXO_EXPORT int exo_interface() { return EXO_INTERFACE; }
 
+EXO_EXPORT void exo_set_pulse(long long* pulse) { exo::set_pulse(pulse); }
+
 EXO_EXPORT void exo_set_num_threads(int num_threads) { exo::set_num_threads(num_threads); }

@@ -75,6 +75,7 @@ inline void multiply(const LinearCall& call) {
       if (count > past - unit) count = past - unit;
       if (count > kMaxUnits) count = kMaxUnits;
       multiply_units(call, unit * kUnit, (int)count);
+      exo::beat();
       unit += count;
     }
   });

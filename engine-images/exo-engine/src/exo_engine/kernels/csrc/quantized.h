@@ -205,6 +205,7 @@ inline void multiply_quantized(const LinearCall& call) {
       else
         multiply_tiles<4, false>(call, rows, pair * 2 * kUnit, units);
       pair += units / 2;
+      exo::beat();
     }
   });
 }

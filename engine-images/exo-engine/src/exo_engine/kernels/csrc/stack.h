@@ -85,6 +85,7 @@ inline void run_stack(const StackCall& stack) {
     multiply_into(layer.gates, tokens, stack.normalised, stack.gates);
     silu_and_multiply(stack.gates, stack.inner, tokens, layer.down.num_inputs);
     multiply_into(layer.down, tokens, stack.inner, stack.update);
+    exo::count_layer();
   }
 }
 

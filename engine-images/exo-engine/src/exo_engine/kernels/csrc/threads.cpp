@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -117,7 +118,29 @@ Pool* the_pool = new Pool(1);
 [[maybe_unused]] const int registered =
     pthread_atfork(nullptr, nullptr, [] { the_pool = new Pool(the_pool->num_threads()); });
 
+// A store alone, so that threads do not wait for each other's: none is lost that matters, as the last one counts.
+std::atomic<long long> no_pulse[2];
+std::atomic<std::atomic<long long>*> the_pulse{no_pulse};
+
 }  // namespace
+
+void beat() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  the_pulse.load(std::memory_order_relaxed)[0].store(now.tv_sec * 1000000000LL + now.tv_nsec,
+                                                     std::memory_order_relaxed);
+}
+
+void count_layer() {
+  std::atomic<long long>& layers = the_pulse.load(std::memory_order_relaxed)[1];
+  layers.store(layers.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  beat();
+}
+
+void set_pulse(long long* pulse) {
+  static_assert(sizeof(std::atomic<long long>) == sizeof(long long));
+  the_pulse.store(reinterpret_cast<std::atomic<long long>*>(pulse), std::memory_order_relaxed);
+}
 
 void set_num_threads(int num_threads) { the_pool->resize(num_threads); }
 

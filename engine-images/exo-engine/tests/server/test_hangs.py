@@ -1,0 +1,109 @@
+"""Real processes: a core that is stopped is seen, a step of 30 s and a long queue are not taken for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .conftest import MODEL, Engine, write_tiny_model
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., Engine]
+LONG = {"model": MODEL, "prompt": "fox", "max_tokens": 3000, "ignore_eos": True}
+KNOWN_SECONDS, BACK_SECONDS = 5.0, 2.0
+
+
+def seconds_until(engine: Engine, status: int) -> float:
+    begin = time.monotonic()
+    engine.wait_until(lambda: engine.http.get("/health").status_code == status)
+    return time.monotonic() - begin
+
+
+@contextmanager
+def asking(engine: Engine, **changes: object) -> Iterator[threading.Thread]:
+    """A request that is under way; its answer does not matter."""
+
+    def ask() -> None:
+        transport = httpx.HTTPTransport(uds=str(engine.socket))
+        with httpx.Client(transport=transport, base_url="http://engine", timeout=120) as client:
+            client.post("/v1/completions", json=LONG | changes)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield thread
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--distributed-executor-backend", "mp"), ("--async-scheduling",)]
+)
+def test_a_core_that_is_stopped_is_seen_within_5_s_and_its_return_within_2(
+    start_engine: Start, flags: tuple[str, ...]
+) -> None:
+    engine = start_engine(*flags).wait_ready()
+    core = engine.core_pid
+    with asking(engine, max_tokens=1500):
+        engine.wait_until(lambda: engine.metric("vllm:num_requests_running") == 1)
+        os.kill(core, signal.SIGSTOP)
+        assert seconds_until(engine, 503) < KNOWN_SECONDS
+        found = engine.http.get("/health").json()
+        assert found["status"] == "stalled"
+        assert "while 1 sequences are to be answered" in found["detail"]
+        os.kill(core, signal.SIGCONT)
+        assert seconds_until(engine, 200) < BACK_SECONDS
+    os.kill(core, signal.SIGSTOP)  # now it is idle, which nobody can see
+    time.sleep(6)
+    assert engine.http.get("/health").status_code == 200
+    with pytest.raises(httpx.ReadTimeout):
+        engine.http.post("/v1/completions", json=LONG, timeout=0.3)
+    assert seconds_until(engine, 503) < KNOWN_SECONDS  # though its only client has left
+    os.kill(core, signal.SIGCONT)
+    assert seconds_until(engine, 200) < BACK_SECONDS
+
+
+def test_a_step_of_30_s_is_no_hang(
+    start_engine: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has twelve layers, and gets on with each."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "if any('core_process' in word for word in sys.orig_argv):\n"
+        "    from exo_engine.models.decoder import DecoderLayer\n"
+        "    call = DecoderLayer.__call__\n"
+        "    def slowly(self, hidden, *others):\n"
+        "        time.sleep(2.6 if len(hidden) > 100 else 0)\n"
+        "        return call(self, hidden, *others)\n"
+        "    DecoderLayer.__call__ = slowly\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    model = write_tiny_model(tmp_path / "twelve", num_layers=12)
+    engine = start_engine("--max-num-batched-tokens", "512", model=model).wait_ready()
+    seen = set()
+    begin = time.monotonic()
+    with asking(engine, prompt=[5] * 500, max_tokens=1) as thread:
+        while thread.is_alive():
+            seen.add(engine.http.get("/health").status_code)
+            time.sleep(0.1)
+    assert time.monotonic() - begin > 30
+    assert engine.metric("vllm:iteration_tokens_total_count") == 1
+    assert seen == {200}
+
+
+def test_a_saturated_engine_is_well(start_engine: Start) -> None:
+    engine = start_engine("--max-num-seqs", "1").wait_ready()
+    seen = set()
+    with asking(engine, n=40, max_tokens=60):
+        engine.wait_until(lambda: engine.metric("vllm:num_requests_waiting") > 30)
+        until = time.monotonic() + 10
+        while time.monotonic() < until and engine.metric("vllm:num_requests_waiting"):
+            seen.add(engine.http.get("/health").status_code)
+    assert seen == {200}

@@ -1,0 +1,109 @@
+"""When /health says that the engine hangs: work, and nothing computed for 4 s."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+from exo_engine import pulse
+from exo_engine.server import core_link
+
+from .scripted_core import FakeCore, serving
+
+pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
+
+
+class HeldCore(FakeCore):
+    """A core whose steps take until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__([5, 6])
+        self.is_stepping = threading.Event()
+        self.may_end = threading.Event()
+
+    def step(self):
+        self.is_stepping.set()
+        self.may_end.wait(30)
+        return super().step()
+
+
+@pytest.fixture
+def pass_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let time pass, for the link and for what is computed."""
+    passed = [0.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + passed[0],
+        monotonic_ns=lambda: time.monotonic_ns() + int(passed[0] * 1e9),
+    )
+    monkeypatch.setattr(core_link, "time", clock)
+    monkeypatch.setattr(pulse, "time", clock)
+
+    def wait(seconds: float) -> None:
+        passed[0] += seconds
+
+    return wait
+
+
+async def health(client: aiohttp.ClientSession) -> tuple[int, str]:
+    async with client.get("/health") as answer:
+        return answer.status, (await answer.json())["status"]
+
+
+OK, STALLED = (200, "ok"), (503, "stalled")
+
+
+async def test_work_without_a_layer_is_a_hang_until_the_next_one(model_dir, pass_seconds) -> None:
+    core = HeldCore()
+    async with (
+        serving(core, model_dir) as server,
+        aiohttp.ClientSession(server.make_url("/")) as client,
+    ):
+        pass_seconds(1000)
+        assert await health(client) == OK, "it is idle"
+        body = {"prompt": [1, 2], "max_tokens": 2}
+        asked = asyncio.create_task(client.post("/v1/completions", json=body))
+        await asyncio.to_thread(core.is_stepping.wait)
+        pass_seconds(3.5)
+        assert await health(client) == OK
+        pulse.OWN.count_layer()
+        pass_seconds(3.5)
+        assert await health(client) == OK, "a long step gets on layer by layer"
+        pass_seconds(1)
+        assert await health(client) == STALLED
+        pulse.OWN.count_layer()
+        assert await health(client) == OK
+        pass_seconds(5)
+        assert await health(client) == STALLED
+        core.may_end.set()
+        assert (await asked).status == 200
+        assert await health(client) == OK
+
+
+async def test_a_core_that_takes_nothing_hangs_though_its_clients_have_left(
+    model_dir, pass_seconds
+) -> None:
+    core = HeldCore()
+    async with (
+        serving(core, model_dir) as server,
+        aiohttp.ClientSession(server.make_url("/")) as client,
+    ):
+        asked = asyncio.create_task(client.post("/v1/completions", json={"prompt": [1, 2]}))
+        await asyncio.to_thread(core.is_stepping.wait)
+        asked.cancel()
+        async with asyncio.timeout(10):
+            while 'num_requests_waiting{engine="0",model_name="test/tiny"} 0' not in (  # noqa: ASYNC110
+                await (await client.get("/metrics")).text()
+            ):
+                await asyncio.sleep(0.01)
+        pass_seconds(5)
+        assert await health(client) == STALLED
+        core.may_end.set()
+        async with asyncio.timeout(10):
+            while await health(client) != OK:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert core.aborted
