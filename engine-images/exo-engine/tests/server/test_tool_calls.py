@@ -254,3 +254,15 @@ def test_streamed_forced_calls_are_those_of_the_whole_answer(engine: Engine, cho
     ]
     assert num_deltas > len(names)  # arguments leave as they come
     assert whole["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
+
+
+def test_calls_without_content_are_rendered_as_with_an_empty_one(engine: Engine) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    def tokens(**content: Any) -> list[int]:
+        message = {"role": "assistant", "tool_calls": [call], **content}
+        answer = engine.http.post("/tokenize", json={"messages": [message]})
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["tokens"])
+
+    assert tokens() == tokens(content=None) == tokens(content="")

@@ -12,6 +12,7 @@ from typing import Any
 from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
 from exo_engine.structured_output import grammars
+from exo_engine.structured_output.closing import closed
 from exo_engine.structured_output.schema_check import MAX_BYTES, SchemaRefused, check
 from exo_engine.structured_output.tags import tag_grammar
 
@@ -88,7 +89,7 @@ def schema_constraint(param: str, schema: Any) -> Constraint:
         ApiError: it is not honoured.
     """
     try:
-        return _constraint(param, "json", schema, None)
+        return _constraint(param, "json", schema, grammars.AT_MOST_A_BLANK)
     except SchemaRefused as exc:
         raise bad_request(f"{param}: {exc.message}", param, "invalid_schema") from exc
 
@@ -154,7 +155,7 @@ def _constraint(param: str, kind: str, value: Any, whitespace: str | None) -> Co
         schema = _schema(param, value) if kind == "json" else {"type": "object"}
         check(schema)
         pattern = grammars.WHITESPACE if whitespace is None else whitespace
-        rule = grammars.json_rule(schema, whitespace=pattern)
+        rule = grammars.json_rule(closed(schema), whitespace=pattern)
         return Constraint(param, _bounded(param, grammars.grammar(rule)), schema=schema)
     if kind == "structural_tag":
         return Constraint(param, _bounded(param, tag_grammar(value)))

@@ -16,8 +16,10 @@ from exo_engine.structured_output.formats import exact
 
 _HEAD = '%llguidance {"no_forcing": true}\n'
 """Any tokens that spell the text may come; the engine's core knows bytes, and no way to tokenize."""
-WHITESPACE = r"( |\r?\n[ \t]{0,40})?"
+WHITESPACE = r"( |\r?\n[ \t]{0,16})?"
 """Between the parts of a JSON text: a model cannot go on for ever with blanks."""
+AT_MOST_A_BLANK = " ?"
+"""The same where only programs read it, as in the calls of tools."""
 _UNESCAPED_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 

@@ -132,6 +132,8 @@ def _read_message(value: Any, index: int) -> dict[str, Any]:
         message["content"] = _read_content(fields)
     elif value["role"] != "assistant":
         raise fields.wrong("content", "a string or a list of text parts")
+    else:
+        message["content"] = ""  # as in vLLM: templates may add it to other text
     if value.get("tool_calls") is not None:
         message["tool_calls"] = _read_tool_calls(fields)
     if not message.get("tool_calls"):
