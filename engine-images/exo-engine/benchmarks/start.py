@@ -1,9 +1,10 @@
 """How long a start takes, from `exec` to the first 200 of /health, and what the engine then holds in memory.
 
 Each round starts `exo-engine serve` anew, waits until it is ready, and has a prompt answered, so that a part of
-the cache is used. Memory is that of all its processes, pages that several share counted once (Pss), after
-the answer; the bound is the weights, the cache's blocks in use at most, and 500 MB. Beside it stands how many
-processor seconds the start took, which others on the machine change less than the time by the clock.
+the cache is used. Memory is what all its processes have in RAM after the answer; a file that several of them
+have mapped, as PyTorch's libraries, counts once, with the process that has most of it. The bound is the
+weights, what the prompt takes of the cache, and 500 MB. Beside it stands how many processor seconds the
+start took, which others on the machine change less than the time by the clock.
 
     python benchmarks/start.py --model ../../exo_inference/hub/builtin_models/tiny-chat --rounds 5
 """
@@ -65,9 +66,24 @@ def _family(pid: int) -> list[int]:
     return [pid, *(each for child in children for each in _family(int(child)))]
 
 
-def _kib(pid: int, file: str, name: str) -> int:
-    lines = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8").splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+def _held_mb(pids: list[int]) -> tuple[float, float]:
+    """Return what processes have in RAM of their own, and of files."""
+    own, files = 0, dict[str, int]()
+    for pid in pids:
+        by_file: dict[str, int] = {}
+        path = ""
+        for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):  # begins a mapping
+                path = words[5] if len(words) > 5 and words[5].startswith("/") else ""
+            elif words[0] == "Rss:":
+                by_file[path] = by_file.get(path, 0) + int(words[1])
+            elif words[0] == "Anonymous:" and path:  # pages of a file that were changed
+                by_file[path] -= int(words[1])
+                by_file[""] = by_file.get("", 0) + int(words[1])
+        own += by_file.pop("", 0)
+        files = {each: max(files.get(each, 0), size) for each, size in {**files, **by_file}.items()}
+    return 1.024e-3 * own, 1.024e-3 * sum(files.values())
 
 
 def _processor_seconds(pid: int) -> float:
@@ -91,9 +107,7 @@ def _round(model: Path, more: list[str]) -> dict[str, float]:
         if status != 200:
             raise SystemExit(f"a completion was answered with {status}: {answer}")
         measured = _ask(port, "GET", "/measurements")[1]
-        pids = _family(process.pid)
-        held = sum(_kib(pid, "smaps_rollup", "Pss") for pid in pids) / 1000 * 1.024
-        core = max(_kib(pid, "status", "VmRSS") for pid in pids) / 1000 * 1.024
+        own, files = _held_mb(_family(process.pid))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -104,9 +118,9 @@ def _round(model: Path, more: list[str]) -> dict[str, float]:
         "processor_seconds": seconds,
         "weights_mb": weights,
         "cache_in_use_mb": cache,
-        "all_processes_mb": held,
-        "core_rss_mb": core,
-        "beyond_weights_and_cache_mb": held - weights - cache,
+        "own_mb": own,
+        "files_mb": files,
+        "beyond_weights_and_cache_mb": own + files - weights - cache,
     }
 
 

@@ -34,7 +34,7 @@ FAMILIES = [
     "llama-biases",
     *(
         pytest.param(name, marks=pytest.mark.slow)
-        for name in ("qwen3-half-windowed", "gemma2", "gpt-oss", "qwen3-moe", "deepseek-v3")
+        for name in ("qwen3-half-windowed", "gemma4", "gpt-oss", "qwen3-moe", "deepseek-v3")
     ),
 ]
 

@@ -29,6 +29,28 @@ def test_what_is_left_out_of_torch_comes_with_whoever_imports_it() -> None:
     assert int(child.stdout) > 100
 
 
+GPU_CODE = """
+from exo_engine.server.torch_import import import_torch
+import_torch()
+import torch
+resident, is_counted = 0, False
+for line in open("/proc/self/smaps"):
+    words = line.split()
+    if not words[0].endswith(":"):
+        is_counted = words[1] == "r-xp" and any(n in line for n in ("/nvidia/", "torch_cuda"))
+    elif words[0] == "Rss:" and is_counted:
+        resident += int(words[1])
+print(resident, float(torch.ones(3, 3).matmul(torch.ones(3)).sum()))
+"""
+
+
+def test_code_that_only_a_gpu_needs_is_not_kept_in_memory() -> None:
+    child = subprocess.run([sys.executable, "-c", GPU_CODE], check=True, capture_output=True)
+    resident_kib, total = child.stdout.split()
+    assert int(resident_kib) < 20_000
+    assert float(total) == 9.0
+
+
 def test_the_core_takes_memory_for_weights_used_cache_and_its_programs(
     start_engine,
 ) -> None:
