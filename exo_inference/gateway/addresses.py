@@ -8,13 +8,15 @@ from urllib.parse import unquote
 
 from exo_inference.gateway import errors
 
-_ROUTE = re.compile(r"/(?P<deployment>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<path>/v1(?:/[^\s?#]*)?)")
+_ROUTE = re.compile(
+    r"/(?P<deployment>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<path>/v1(?:/[^\s?#]*)?|/v2/rerank)"
+)
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes. `path` begins with `/v1` and is as the client sent it."""
+    """Where a request goes. `path` begins with `/v1`, or is Cohere's `/v2/rerank`, and is as the client sent it."""
 
     deployment: str
     path: str
@@ -23,7 +25,7 @@ class Target:
 def parse_path(raw_path: str) -> Target:
     """Return where a raw (still percent-encoded) path leads.
 
-    The deployment and `/v1` must be there in plain letters. What follows may hold encoded slashes,
+    The deployment and `/v1` (or `/v2/rerank`, of Cohere's clients) must be there in plain letters. What follows may hold encoded slashes,
     as in `/v1/models/exo%2Ftiny-chat`, but nothing that leaves `/v1` once it is decoded.
 
     Raises:

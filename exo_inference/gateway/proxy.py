@@ -66,23 +66,26 @@ _BUSY = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errn
 """Why connecting fails although the replica is well; a unix socket with a full queue says EAGAIN."""
 
 _GENERATING = ("/v1/chat/completions", "/v1/completions")
-_HARMLESS = tuple(
-    f"/v1/{name}"
-    for name in (
-        "chat/completions",
-        "completions",
-        "responses",
-        "messages",
-        "embeddings",
-        "rerank",
-        "score",
-        "classify",
-        "pooling",
-        "moderations",
-        "audio/",
-        "tokenize",
-        "detokenize",
-    )
+_HARMLESS = (
+    *(
+        f"/v1/{name}"
+        for name in (
+            "chat/completions",
+            "completions",
+            "responses",
+            "messages",
+            "embeddings",
+            "rerank",
+            "score",
+            "classify",
+            "pooling",
+            "moderations",
+            "audio/",
+            "tokenize",
+            "detokenize",
+        )
+    ),
+    "/v2/rerank",
 )
 """Where a request computes an answer and changes nothing; others, as loading an adapter, might."""
 

@@ -63,6 +63,7 @@ class EngineRules:
         cpu_dtype: what it computes in on a CPU without bfloat16 in hardware; None for the model's own type.
         spans_gpus: one replica may have several.
         families: model types that it serves, as text models; None for any that can be planned.
+        pools_without_cache: texts that are embedded or scored are computed whole, by decoders, too.
         shrinks_length: without --max-model-len the context becomes what fits instead of a refusal.
         fits_length: `--max-model-len=auto` takes the longest context that fits (vLLM since 0.19,
             v1/core/kv_cache_utils.py `_auto_fit_max_model_len`).
@@ -108,6 +109,7 @@ class EngineRules:
     cpu_dtype: str | None = None
     spans_gpus: bool = False
     families: frozenset[str] | None = None
+    pools_without_cache: bool = False
     shrinks_length: bool = False
     fits_length: bool = False
     caps_cache: bool = False
@@ -146,6 +148,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         advised_quantization="int8",
         cpu_dtype="float32",
         families=_EXO_FAMILIES,
+        pools_without_cache=True,
         shrinks_length=True,
         caps_cache=True,
         prints_exactly=True,

@@ -276,6 +276,9 @@ def _conclude(
     verdict = _verdict(problems, limiting, room)
     capacity, concurrency = _capacity(setting, layout, room.blocks, room.length)
     is_refused = verdict is Verdict.REFUSED
+    room_for_cache = (limiting.available, limiting.low, limiting.high)
+    if layout is None and limiting.available > 0:
+        room_for_cache = (0, 0, 0)
     fits = limiting.available > 0 and room.blocks >= room.needed_blocks and not is_refused
     fits = fits and not (has_check and setting.max_num_seqs > room.blocks)
     empty = Plan(setting.model.name, gpu.name, setting.gpu_count, setting.parameters, verdict)
@@ -287,9 +290,9 @@ def _conclude(
         total_bytes_per_gpu=gpu.reported_bytes,
         budget_bytes_per_gpu=limiting.budget,
         weights_bytes_per_gpu=limiting.components[0].num_bytes,
-        available_kv_bytes_per_gpu=limiting.available,
-        available_kv_bytes_low=limiting.low,
-        available_kv_bytes_high=limiting.high,
+        available_kv_bytes_per_gpu=room_for_cache[0],
+        available_kv_bytes_low=room_for_cache[1],
+        available_kv_bytes_high=room_for_cache[2],
         max_model_len=room.length,
         largest_max_model_len=room.largest if limiting.available > 0 else 0,
         safe_max_model_len=room.safe if limiting.low > 0 else 0,
@@ -417,6 +420,12 @@ def _capacity(
 
 def _all_components(setting: Setting, stage: Stage) -> tuple[Component, ...]:
     """Add the cache and what the engine leaves alone."""
+    if stage.layout is None:
+        used = sum(part.num_bytes for part in stage.components)
+        rest = max(0, setting.gpu.reported_bytes - used)
+        source = "nothing of a text is kept, so there is no KV cache"
+        left = Component("reserve", rest, rest, rest, source, is_in_budget=False)
+        return (*stage.components, left)
     cache = Component(
         "kv_cache", max(0, stage.available), max(0, stage.low), max(0, stage.high),
         "what is left of the budget; all of it is given to KV blocks",

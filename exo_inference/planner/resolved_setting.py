@@ -121,6 +121,8 @@ def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architectur
         model = with_quantization(model, ONLINE[asked])
     if parameters.runner == "pooling" or model.is_embedding:
         model = _without(model, ("lm_head",))
+        if parameters.rules.pools_without_cache:
+            model = replace(model, layers=tuple(replace(each, kv=None) for each in model.layers))
     if _skips_encoder(parameters):
         model = _without(model, ("vision", "projector"))
     return model

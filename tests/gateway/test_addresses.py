@@ -19,6 +19,7 @@ from exo_inference.gateway.exchange import request_id_of
         ("/chat/v1/models/b%C3%A4r", Target("chat", "/v1/models/b%C3%A4r")),
         ("/chat/v1", Target("chat", "/v1")),
         ("/chat/v1/", Target("chat", "/v1/")),
+        ("/chat/v2/rerank", Target("chat", "/v2/rerank")),
     ],
 )
 def test_good_paths(path, target):
@@ -35,6 +36,8 @@ def test_good_paths(path, target):
         "/chat",
         "/chat/",
         "/chat/v2/x",
+        "/chat/v2/rerank/x",
+        "/chat/v2/rerank%2F..",
         "/chat/v10",
         "/chat/health",
         "/chat/metrics",

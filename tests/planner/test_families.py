@@ -17,6 +17,7 @@ from exo_inference.planner import (
     EngineParameters,
     explain,
     find_gpu,
+    find_model,
     load_models,
     plan,
     read_architecture,
@@ -108,7 +109,20 @@ def test_an_encoder_keeps_no_cache_and_still_has_a_plan(name: str) -> None:
     assert (result.verdict, result.kv_capacity_tokens) == ("fits", 0)
     assert result.max_model_len == {"bert": 512, "xlm-roberta": 8192, "modernbert": 8192}[name]
     assert result.component("activations") is not None
+    assert result.component("kv_cache") is None
+    assert result.available_kv_bytes_per_gpu == 0
     assert explain(result)
+
+
+@pytest.mark.parametrize(("engine", "keeps"), [("exo", False), ("vllm", True)])
+def test_a_decoder_that_embeds_keeps_no_cache_where_texts_are_computed_whole(
+    engine: str, keeps: bool
+) -> None:
+    parameters = EngineParameters(engine=engine, runner="pooling")
+    result = plan(find_model("Qwen/Qwen3-0.6B"), find_gpu("L4"), 1, parameters)
+    assert result.verdict == "fits"
+    assert (result.component("kv_cache") is not None) == keeps
+    assert (result.kv_capacity_tokens > 0) == keeps
 
 
 @pytest.mark.parametrize(("name", "count"), [("mamba2", 4), ("mamba", 2)])

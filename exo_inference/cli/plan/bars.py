@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from exo_inference.cli.plan import words
 from exo_inference.wire import DeploymentPlan
 
 OVERFLOW = "┃"
@@ -98,7 +99,7 @@ def _limiting_parts(plan: DeploymentPlan) -> tuple[Part, ...]:
 def _left_alone(plan: DeploymentPlan) -> int:
     """Return what nothing uses, or what must not be used where the engine's share is overdrawn."""
     others = [each for each in plan.components if each.name != _RESERVE]
-    if plan.available_kv_bytes_per_gpu > 0:
+    if plan.available_kv_bytes_per_gpu > 0 or words.has_no_cache(plan):
         return plan.total_bytes_per_gpu - sum(each.num_bytes for each in others)
     # Older releases take CUDA graphs from beyond the share.
     beyond = sum(each.num_bytes for each in others if not each.in_budget)

@@ -119,6 +119,8 @@ def _memory(memory: GpuMemory, width: int, num_kinds: int, *, is_cpu: bool) -> I
 
 
 def _cache(plan: DeploymentPlan) -> Iterator[Text]:
+    if words.has_no_cache(plan):
+        yield Text.assemble(("KV cache", "bold"), " none: texts are computed whole")
     if not plan.kv_bytes_per_token:
         return
     where = "" if plan.gpu_type == "cpu" else " on each GPU"
@@ -151,6 +153,9 @@ def _speed(plan: DeploymentPlan, width: int) -> Iterator[Text]:
         )
         for each in speed.prompts
     ]
+    if words.has_no_cache(plan):
+        yield from align(("tokens of a text", "its vector", "likely", "bound by"), prompts)
+        return
     yield from align(("prompt tokens", "first token", "likely", "bound by"), prompts)
     yield Text()
     batches = [

@@ -41,15 +41,23 @@ def summary(plan: DeploymentPlan) -> str:
     if plan.verdict in (PlanVerdict.REFUSED, PlanVerdict.UNKNOWN):
         causes = refusals(plan) or reasons(plan)
         return f"{words}: {'; '.join(causes)}" if causes else words
-    parts = [
-        f"{size(plan.available_kv_bytes_per_gpu, 1)} per GPU for the KV cache",
-        f"{plan.kv_capacity_tokens:,} tokens",
-        f"{concurrency(plan.max_concurrency)} requests of {plan.max_model_len:,} tokens at once",
-    ]
+    parts = ["no KV cache", f"texts of up to {plan.max_model_len:,} tokens"]
+    if not has_no_cache(plan):
+        parts = [
+            f"{size(plan.available_kv_bytes_per_gpu, 1)} per GPU for the KV cache",
+            f"{plan.kv_capacity_tokens:,} tokens",
+            f"{concurrency(plan.max_concurrency)} requests of {plan.max_model_len:,} tokens at once",
+        ]
     if plan.usd_per_hour is not None:
         parts.append(f"{usd(plan.usd_per_hour)} USD per hour and replica")
     text = f"{words}: {', '.join(parts)}"
     return f"{text}. {tight_warning(plan)}" if plan.verdict == PlanVerdict.TIGHT else text
+
+
+def has_no_cache(plan: DeploymentPlan) -> bool:
+    """Whether the model embeds or scores texts, of which nothing is kept."""
+    is_short = plan.verdict in (PlanVerdict.REFUSED, PlanVerdict.UNKNOWN)
+    return not (is_short or plan.available_kv_bytes_per_gpu or plan.kv_bytes_per_token)
 
 
 def tight_warning(plan: DeploymentPlan) -> str:

@@ -62,6 +62,15 @@ def test_page_at_80_columns(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_model_that_embeds_has_no_cache_and_no_table_of_tokens(exo: Exo) -> None:
+    flags = ("--model-name", "BAAI/bge-base-en-v1.5", "--gpu-type", "L4")
+    page = exo(*PLAN, *flags, "--inference-engine", "exo", "--offline").out
+    assert "KV cache none: texts are computed whole" in page
+    assert "tokens of a text" in page
+    assert "between tokens" not in page
+    assert "= KV cache" not in page
+
+
 def shape_of(line: str) -> str:
     """Return a line with # for every number with the blanks before it, and (bar) for a bar."""
     line = re.sub(r"[█▓▒░=.]{40,}", "(bar)", line)
