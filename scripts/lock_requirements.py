@@ -75,12 +75,14 @@ class LockedSet:
 
 SETS = {
     "build": LockedSet(CONTROL_PLANE, is_build=True),
-    "server": LockedSet(CONTROL_PLANE, ("server",)),
-    "kubernetes": LockedSet(CONTROL_PLANE, ("server", "kubernetes"), ("server",)),
-    "engine": LockedSet(ENGINE, is_torch=False),
-    "torch": LockedSet(ENGINE, is_torch=True),
+    "server": LockedSet(CONTROL_PLANE, ("server", "tracing")),
+    "kubernetes": LockedSet(CONTROL_PLANE, ("server", "tracing", "kubernetes"), ("server",)),
+    "engine": LockedSet(ENGINE, ("tracing",), is_torch=False),
+    "torch": LockedSet(ENGINE, ("tracing",), is_torch=True),
     "dev": LockedSet(
-        CONTROL_PLANE, ("server", "kubernetes", "dev"), ("build", "server", "kubernetes", "engine")
+        CONTROL_PLANE,
+        ("server", "tracing", "kubernetes", "dev"),
+        ("build", "server", "kubernetes", "engine"),
     ),
 }
 

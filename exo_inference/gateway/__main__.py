@@ -30,6 +30,7 @@ from exo_inference.connection_limits import (
 from exo_inference.errors import ExoError, UsageError
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.held_requests import read_hold_settings
+from exo_inference.gateway.tracing import open_tracing
 from exo_inference.liveness import answering_probes
 from exo_inference.local_settings import LocalSettings, load_settings, take_inherited_listener
 from exo_inference.logs import set_up_logging
@@ -58,6 +59,7 @@ async def serve(
         on_failure=stop.set,  # the supervisor starts it again
         holding=holding,
         share=_find_share(),
+        tracing=open_tracing(os.environ),
     )
     host, port = settings.gateway_host, settings.gateway_port
     async with answering_probes(state.live_socket("gateway"), listener):
@@ -98,6 +100,7 @@ async def serve_in_pod(options: argparse.Namespace) -> None:
                 on_failure=stop.set,
                 holding=read_hold_settings(os.environ),
                 share=_find_share(),
+                tracing=open_tracing(os.environ),
             )
             await _run(gateway, stop, gateway.start_when_ready(own, stop), drain)
     finally:

@@ -35,6 +35,7 @@ from exo_inference.gateway.lost_replicas import LostReplicas, LostReplicaSetting
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.proxy import Proxy, make_job
 from exo_inference.gateway.table import Table, Tables, TableWatcher
+from exo_inference.gateway.tracing import Tracing
 from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
 from exo_inference.gateway.usage import UsageLedger
@@ -71,6 +72,7 @@ class Gateway:
         upload_limits, patience: how long uploads and lost replicas are waited for.
         holding: how long requests are held for a replica that is on its way.
         share: requests beyond so many at once are refused, and connections wait; None is no bound.
+        tracing: where spans go; None is nowhere.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Gateway:
         patience: LostReplicaSettings | None = None,
         holding: HoldSettings | None = None,
         share: Share | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._state = state
         self._uploads = Uploads(upload_limits)
@@ -108,6 +111,7 @@ class Gateway:
             self._tables, self._balancer, self._upstreams, self._patience, self._holding
         )
         self._share = share
+        self._tracing = tracing
         self._server = Server(self._handle, handler_cancellation=True)
         self._server.max_kept = share.exchanges if share else None
         self._has_routes = asyncio.Event()
@@ -218,6 +222,8 @@ class Gateway:
         for runner in reversed(self._runners):
             await runner.cleanup()
         await self._upstreams.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
         await self._ledger.save()
         self._state.gateway_socket.unlink(missing_ok=True)
 
@@ -262,6 +268,8 @@ class Gateway:
             if request.rel_url.raw_path == "/healthz":
                 counted = False
                 return web.json_response({"status": "ok"}, headers={"Server": errors.SERVER})
+            if self._tracing is not None:
+                exchange.trace = self._tracing.begin(request.headers, request.method)
             if self._share is not None and self._in_flight > self._share.exchanges:
                 raise errors.out_of_descriptors(self._share.exchanges)
             return await self._serve(request, exchange)
@@ -316,6 +324,8 @@ class Gateway:
             exchange.deployment_id, exchange.key_id, exchange.status, exchange.tokens
         )
         self._metrics.observe(exchange, seconds)
+        if exchange.trace is not None:
+            exchange.trace.end(exchange)
         access_logger.info(exchange.log_line(seconds), extra=exchange.log_fields(seconds))
 
 

@@ -6,9 +6,12 @@ import re
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exo_inference.gateway.answer_usage import Tokens
+
+if TYPE_CHECKING:
+    from exo_inference.gateway.tracing import RequestTrace
 
 REQUEST_ID_HEADER = "X-Request-ID"
 HELD_HEADER = "X-Exo-Held-Seconds"
@@ -32,6 +35,7 @@ class Exchange:
         held_seconds: for how long it was held until there was a replica.
         retries: further replicas that were tried.
         tokens: as the engine counted them; None when it did not say.
+        trace: its spans, where any are sent.
         estimated: the engine did not come to say; `tokens` are the events that passed.
     """
 
@@ -51,6 +55,7 @@ class Exchange:
     tokens: Tokens | None = None
     started: float = field(default_factory=time.perf_counter)
     first_byte_seconds: float | None = None
+    trace: RequestTrace | None = None
 
     def note_first_byte(self) -> None:
         """Remember when the answer began."""

@@ -43,6 +43,7 @@ from exo_inference.gateway.models.listing import (
 )
 from exo_inference.gateway.models.requested_model import MODELS_PATH, RequestedModel
 from exo_inference.gateway.table import Deployment, Replica, Tables
+from exo_inference.gateway.tracing import Attempt, attempt_at
 from exo_inference.gateway.upstreams import UpstreamPool
 
 logger = logging.getLogger(__name__)
@@ -366,31 +367,32 @@ class Proxy:
         Leaving early, as when the client hangs up, closes the connection at once, which is how an
         engine learns that nobody waits for the rest.
         """
-        try:
-            upstream = await self._begin(request, exchange, job, replica, attempts)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
-            if exc.errno in _BUSY:
-                raise _BusyError(f"busy, cannot connect now: {exc}") from exc
-            raise _UnreachableError(f"cannot connect: {exc}") from exc
-        except aiohttp.ClientConnectionError as exc:
-            raise _DiedError(f"hung up before its answer: {exc!r}") from exc
-        except TimeoutError as exc:
-            raise _DiedError("is not ready any more and did not answer") from exc
-        except aiohttp.ClientError as exc:
-            raise errors.replica_failed(
-                f"replica {replica.name} of deployment {exchange.deployment!r} gave an answer that "
-                "is not HTTP"
-            ) from exc
-        try:
-            if upstream.status == 503 and DRAINING_HEADER in upstream.headers:
-                raise _UnreachableError("it is draining")
-            if upstream.status == 503 and STARTING_HEADER in upstream.headers:
-                raise _UnreachableError("it has just been started and loads its model")
-            if upstream.status == 503 and FAILED_HEADER in upstream.headers:
-                raise _DiedError("its core died before its answer")
-            yield upstream
-        finally:
-            upstream.close()  # a whole answer has given its connection back to the pool already
+        with attempt_at(exchange, replica.name) as attempt:
+            try:
+                upstream = await self._begin(request, exchange, job, replica, attempts, attempt)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+                if exc.errno in _BUSY:
+                    raise _BusyError(f"busy, cannot connect now: {exc}") from exc
+                raise _UnreachableError(f"cannot connect: {exc}") from exc
+            except aiohttp.ClientConnectionError as exc:
+                raise _DiedError(f"hung up before its answer: {exc!r}") from exc
+            except TimeoutError as exc:
+                raise _DiedError("is not ready any more and did not answer") from exc
+            except aiohttp.ClientError as exc:
+                raise errors.replica_failed(
+                    f"replica {replica.name} of deployment {exchange.deployment!r} gave an answer that "
+                    "is not HTTP"
+                ) from exc
+            try:
+                if upstream.status == 503 and DRAINING_HEADER in upstream.headers:
+                    raise _UnreachableError("it is draining")
+                if upstream.status == 503 and STARTING_HEADER in upstream.headers:
+                    raise _UnreachableError("it has just been started and loads its model")
+                if upstream.status == 503 and FAILED_HEADER in upstream.headers:
+                    raise _DiedError("its core died before its answer")
+                yield upstream
+            finally:
+                upstream.close()  # a whole answer has given its connection back to the pool already
 
     async def _begin(
         self,
@@ -399,6 +401,7 @@ class Proxy:
         job: Job,
         replica: Replica,
         attempts: _Attempts,
+        attempt: Attempt | None,
     ) -> aiohttp.ClientResponse:
         """Send the request and return the answer once it begins.
 
@@ -408,12 +411,15 @@ class Proxy:
         """
         address, narrow = replica.address, attempts.asked.narrow
         fresh = attempts.deaths > 0
+        headers = request_headers(request.headers, exchange.request_id)
+        if attempt is not None:
+            attempt.inject(headers)
         async with asyncio.timeout(None) as limit:
             with self._patience.watch(limit, job.deployment_id, replica.name, narrow):
                 return await self._upstreams.session(address, fresh=fresh).request(
                     "GET" if request.method == "HEAD" else request.method,  # engines know no HEAD
                     self._upstreams.url(address, job.path, request.rel_url.raw_query_string),
-                    headers=request_headers(request.headers, exchange.request_id),
+                    headers=headers,
                     data=_payload(job.body) if request.body_exists else None,
                     allow_redirects=False,
                 )

@@ -130,6 +130,38 @@ def test_gateway_is_told_how_long_and_how_many_requests_wait() -> None:
     assert read_hold_settings(variables("gateway", "--set", "gateway.hold=null")) == HoldSettings()
 
 
+def test_traces_are_sent_by_gateways_and_exo_engine(tmp_path: Path) -> None:
+    assert not any(name.startswith("OTEL_") for name in variables("gateway"))
+    values = tmp_path / "values.json"
+    egress = [{"to": [{"namespaceSelector": {}}], "ports": [{"port": 4318}]}]
+    own_env = {"name": "EXO_ENGINE_CPU_KERNELS", "value": "off"}
+    values.write_text(
+        json.dumps(
+            {
+                "tracing": {"endpoint": "http://c:4318", "ratio": 0.25, "egress": egress},
+                "platform": {"engineValues": {"exo": {"engine": {"env": [own_env]}}}},
+            }
+        )
+    )
+    wanted = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.25",
+    }
+    assert wanted.items() <= variables("gateway", "--values", str(values)).items()
+    assert not any(n.startswith("OTEL_") for n in variables("controller", "--values", str(values)))
+    objects = render(CHART, "--values", str(values))
+    (platform,) = [
+        item["data"]["platform.json"]
+        for item in objects
+        if item["kind"] == "ConfigMap" and "platform.json" in item["data"]
+    ]
+    exo = json.loads(platform)["engineValues"]["exo"]
+    named = [{"name": name, "value": value} for name, value in wanted.items()]
+    assert exo["engine"]["env"] == [*named, own_env]
+    assert exo["networkPolicy"]["extraEgress"] == egress
+
+
 def test_crds_are_upgraded_with_the_chart_and_stay_when_it_goes() -> None:
     files = sorted(path.name for path in (CHARTS / CHART / "files/crds").glob("*.yaml"))
     crds = [item for item in render(CHART) if item["kind"] == "CustomResourceDefinition"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from exo_engine.server.metrics import Metrics
+from exo_engine.server.telemetry.metrics import Metrics
 
 from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.metrics import GatewayMetrics

@@ -131,6 +131,19 @@ metrics{{ with . }}-{{ . }}{{ end }}
 {{- end -}}
 
 {{/* Environment of a component. Takes a dict: root, component, process. */}}
+{{- define "exo-inference.tracingEnv" -}}
+{{- with .Values.tracing -}}
+{{- if .endpoint -}}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_TRACES_SAMPLER
+  value: parentbased_traceidratio
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .ratio | quote }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "exo-inference.env" -}}
 {{- $root := .root -}}
 - name: EXO_POD_NAME
@@ -175,6 +188,11 @@ metrics{{ with . }}-{{ . }}{{ end }}
   value: {{ int64 .seconds | quote }}
 - name: EXO_HOLD_REQUESTS
   value: {{ int64 .maxRequests | quote }}
+{{- end }}
+{{- end }}
+{{- if eq .component "gateway" }}
+{{- with include "exo-inference.tracingEnv" $root }}
+{{ . }}
 {{- end }}
 {{- end }}
 {{- with (index $root.Values .component).extraEnv }}

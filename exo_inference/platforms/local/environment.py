@@ -24,6 +24,25 @@ _PASSED_ON = (
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     "EXO_ENGINE_CPU_KERNELS",
+    # Where traces go, OpenTelemetry's own variables; headers may have the collector's key, which senders need.
+    "OTEL_SDK_DISABLED",
+    "OTEL_SERVICE_NAME",
+    "OTEL_RESOURCE_ATTRIBUTES",
+    "OTEL_TRACES_EXPORTER",
+    "OTEL_TRACES_SAMPLER",
+    "OTEL_TRACES_SAMPLER_ARG",
+    *(
+        f"OTEL_EXPORTER_OTLP_{signal}{name}"
+        for signal in ("", "TRACES_")
+        for name in (
+            *("ENDPOINT", "PROTOCOL", "HEADERS", "TIMEOUT", "COMPRESSION"),
+            *("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"),
+        )
+    ),
+    *(
+        f"OTEL_BSP_{name}"
+        for name in ("SCHEDULE_DELAY", "EXPORT_TIMEOUT", "MAX_QUEUE_SIZE", "MAX_EXPORT_BATCH_SIZE")
+    ),
 )
 
 

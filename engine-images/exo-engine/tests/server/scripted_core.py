@@ -19,8 +19,9 @@ from exo_engine.server.app import build_app
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.core_process import Core, serve
 from exo_engine.server.messages import CoreInfo
-from exo_engine.server.metrics import Metrics
 from exo_engine.server.service import Service
+from exo_engine.server.telemetry.metrics import Metrics
+from exo_engine.server.telemetry.tracing import Tracing
 
 INFO = CoreInfo(300, 512, 4, 8, 16, "float32", "cpu", 0.9, True)
 CONFIG = EngineConfig(model_dir=Path("fake"))
@@ -95,13 +96,14 @@ async def linked(core: FakeCore, info: CoreInfo = INFO) -> AsyncIterator[CoreLin
 
 @contextlib.asynccontextmanager
 async def serving(
-    core: FakeCore, model_dir: Path, **options: object
+    core: FakeCore, model_dir: Path, tracing: Tracing | None = None, **options: object
 ) -> AsyncIterator[test_utils.TestServer]:
     """A server on a loopback port, ready."""
     info = CoreInfo(320, 4096, 4, 8, 16, "float32", "cpu", 0.9, True)
     settings = ServerOptions(("test/tiny",), model_dir, model_dir, **options)
     async with linked(core, info) as link:
         service = Service(settings, link, Metrics("test/tiny"))
+        service.tracing = tracing
         await service.load_text_tools()
         service.become_ready()
         try:

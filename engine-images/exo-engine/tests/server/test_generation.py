@@ -13,8 +13,8 @@ from exo_engine.sampling_params import SamplingParams
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.generation import Delta, Generation
-from exo_engine.server.metrics import Metrics
 from exo_engine.server.sampling import Sampling
+from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.tokenizer import Tokenizer
 
 from .scripted_core import FakeCore, linked

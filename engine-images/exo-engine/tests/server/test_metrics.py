@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from exo_engine.core.request import PREEMPTION_CAUSES, EngineStats
-from exo_engine.server.metrics import Metrics
-from exo_engine.server.times import Times
+from exo_engine.server.telemetry.metrics import Metrics
+from exo_engine.server.telemetry.times import Times
 from prometheus_client.parser import text_string_to_metric_families
 
 from .conftest import MODEL, Engine

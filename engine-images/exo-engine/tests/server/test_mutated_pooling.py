@@ -13,9 +13,9 @@ import pytest
 from exo_engine.server.fields import Fields
 from exo_engine.server.known_fields import EMBEDDINGS, RERANK, SCORE, check_fields
 from exo_engine.server.messages import CoreInfo, PoolingInfo
-from exo_engine.server.metrics import Metrics
 from exo_engine.server.pooling import read_cutting, read_options, read_texts
 from exo_engine.server.routes.scores import Scoring, read_pairs, read_ranking
+from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.tokenizer import Tokenizer
 
 from .pooling.tiny_models import write_tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,6 @@ from exo_engine import __version__
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import ApiError, bad_request, from_engine
 from exo_engine.server.core_link import CoreLink
-from exo_engine.server.metrics import CONTENT_TYPE
 from exo_engine.server.routes import (
     anthropic_messages,
     chat,
@@ -28,6 +28,7 @@ from exo_engine.server.routes import (
 from exo_engine.server.routes.requests import json_response
 from exo_engine.server.service import Service
 from exo_engine.server.tasks import check_task
+from exo_engine.server.telemetry.metrics import CONTENT_TYPE
 
 logger = logging.getLogger("exo_engine.requests")
 
@@ -68,8 +69,10 @@ def _handler(service: Service, route: Route, *, is_computing: bool) -> _Handler:
         service.check_open()
         check_task(service.link.info, request.path)
         service.enter()
+        tracing = service.tracing
         try:
-            return await route(request, service)
+            with contextlib.nullcontext() if tracing is None else tracing.under(request.headers):
+                return await route(request, service)
         finally:
             service.leave()
 

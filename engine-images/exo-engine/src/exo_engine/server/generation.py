@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from exo_engine.core.request import EngineRequest, RequestOutput, TokenLogprobs
 from exo_engine.server.api_errors import from_refusal
 from exo_engine.server.core_link import CoreLink
-from exo_engine.server.metrics import Metrics
 from exo_engine.server.sampling import Sampling
-from exo_engine.server.times import Times
+from exo_engine.server.telemetry.metrics import Metrics
+from exo_engine.server.telemetry.times import Times
+from exo_engine.server.telemetry.tracing import RequestFacts, Tracing
 from exo_engine.tokenizer import StopStrings, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Sequence:
         self.num_cached_tokens = 0
         self.is_finished = False
         self.num_preemptions = 0
+        self.end_reason = ""
         self.times = Times(time.monotonic())
         self._is_stop_included = sampling.is_stop_included
         self._eos_token_ids = tokenizer.eos_token_ids
@@ -126,6 +128,7 @@ class Generation:
         prompts: list[list[int]],
         sampling: Sampling,
         max_tokens: list[int],
+        tracing: Tracing | None = None,
     ) -> None:
         """Prepare the sequences; nothing is submitted yet.
 
@@ -137,7 +140,11 @@ class Generation:
             prompts: token ids of each prompt.
             sampling: how to answer.
             max_tokens: most tokens to generate, for each prompt.
+            tracing: where the request's spans go.
         """
+        self._tracing = tracing
+        self._parent = None if tracing is None else tracing.parent
+        self._request_id = request_id
         self._link = link
         self._metrics = metrics
         self._num_choices = sampling.num_choices
@@ -196,6 +203,8 @@ class Generation:
             for each in self.sequences:
                 if not each.is_finished:
                     self._record_end(each, reason)
+            if self._tracing is not None:
+                self._trace(self._tracing, is_failed=reason == "error")
 
     def _note_broken_output(self, request_id: str) -> None:
         self._metrics.observe_broken_output()
@@ -224,7 +233,24 @@ class Generation:
             self._metrics.observe_inter_token((now - times.last_token) / num_tokens)
         times.note_tokens(now)
 
+    def _trace(self, tracing: Tracing, *, is_failed: bool) -> None:
+        usage = self.usage
+        facts = RequestFacts(
+            request_id=self._request_id,
+            params=self.sequences[0].request.params,
+            num_choices=self._num_choices,
+            num_prompt_tokens=usage.num_prompt_tokens,
+            num_completion_tokens=usage.num_completion_tokens,
+            num_cached_tokens=usage.num_cached_tokens,
+            finish_reasons=tuple(each.end_reason for each in self.sequences),
+        )
+        times = Times.of_all(each.times for each in self.sequences)
+        tracing.record(
+            self._parent, times, facts, error="the engine gave an error" if is_failed else None
+        )
+
     def _record_end(self, sequence: Sequence, reason: str) -> None:
+        sequence.end_reason = reason
         self._metrics.observe_end(
             reason=reason,
             seconds=time.monotonic() - sequence.times.arrival,

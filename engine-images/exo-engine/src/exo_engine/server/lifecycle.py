@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import time
 from collections.abc import Coroutine, Iterator
@@ -24,8 +25,9 @@ from exo_engine.server.app import build_app
 from exo_engine.server.core_link import CoreFailure, CoreLink
 from exo_engine.server.core_start import StartedCore
 from exo_engine.server.listener import accept, address_of, listening_socket
-from exo_engine.server.metrics import Metrics
 from exo_engine.server.service import Service
+from exo_engine.server.telemetry.metrics import Metrics
+from exo_engine.server.telemetry.tracing import open_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ async def serve(command: ServeCommand, core: StartedCore) -> int:
     metrics = Metrics(options.served_model_names[0])
     link = CoreLink(on_step=lambda stats, num_outputs: metrics.apply_stats(stats))
     service = Service(options, link, metrics)
+    service.tracing = open_tracing(os.environ, options.served_model_names[0])
     runner = web.AppRunner(
         build_app(service),
         access_log=None,
@@ -65,6 +68,8 @@ async def serve(command: ServeCommand, core: StartedCore) -> int:
             await runner.cleanup()
             await link.close()
             await service.close()
+            if service.tracing is not None:
+                await asyncio.to_thread(service.tracing.close)
 
 
 async def _live(service: Service, stop: _Stop) -> int:

@@ -17,10 +17,10 @@ from exo_engine.server.api_errors import bad_request, from_refusal
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.fields import Fields
 from exo_engine.server.messages import PoolingInfo
-from exo_engine.server.metrics import Metrics
 from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.service import Service
-from exo_engine.server.times import Times
+from exo_engine.server.telemetry.metrics import Metrics
+from exo_engine.server.telemetry.times import Times
 from exo_engine.tokenizer.wrapping import Side, cut
 
 MAX_TEXTS = 2048

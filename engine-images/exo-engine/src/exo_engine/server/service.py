@@ -24,7 +24,6 @@ from exo_engine.server.constraints import Constraint
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Generation
-from exo_engine.server.metrics import Metrics
 from exo_engine.server.pools.grammar_pool import GrammarPool
 from exo_engine.server.pools.template_pool import TemplatePool
 from exo_engine.server.pools.tokenizer_pool import TokenizerPool
@@ -32,6 +31,8 @@ from exo_engine.server.prompts.encoding import Encoder
 from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.readers import Readers
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
+from exo_engine.server.telemetry.metrics import Metrics
+from exo_engine.server.telemetry.tracing import Tracing
 from exo_engine.structured_output.compiler import import_llguidance
 from exo_engine.structured_output.vocabulary import vocabulary_of
 from exo_engine.tokenizer import Tokenizer
@@ -89,9 +90,8 @@ class Service:
     """State of one server process."""
 
     def __init__(self, options: ServerOptions, link: CoreLink, metrics: Metrics) -> None:
-        self.options = options
-        self.link = link
-        self.metrics = metrics
+        self.options, self.link, self.metrics = options, link, metrics
+        self.tracing: Tracing | None = None  # where spans go
         self.phase: Phase = "starting"
         self.created = self.now()
         self._text: TextTools | None = None
@@ -400,6 +400,7 @@ class Service:
             prompts=list(prompts),
             sampling=sampling,
             max_tokens=max_tokens,
+            tracing=self.tracing,
         )
 
     def _limit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -17,6 +18,21 @@ class Times:
     """When the first step with it began."""
     first_token: float | None = None
     last_token: float | None = None
+
+    @classmethod
+    def of_all(cls, parts: Iterable[Times]) -> Times:
+        """Return those of a request: from the first moment of any sequence to the last of any."""
+        known = list(parts)
+
+        def moments(name: str) -> list[float]:
+            return [at for each in known if (at := getattr(each, name)) is not None]
+
+        return cls(
+            min(each.arrival for each in known),
+            min(moments("scheduled"), default=None),
+            min(moments("first_token"), default=None),
+            max(moments("last_token"), default=None),
+        )
 
     def note_tokens(self, now: float) -> None:
         """Take the moment at which tokens came."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from exo_engine.core.request import PREEMPTION_CAUSES, EngineStats
 from exo_engine.server.messages import CoreInfo
-from exo_engine.server.times import Times
+from exo_engine.server.telemetry.times import Times
 
 if TYPE_CHECKING or importlib.util.find_spec("prometheus_client"):
     from prometheus_client import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING or importlib.util.find_spec("prometheus_client"):
         generate_latest,
     )
 else:
-    from exo_engine.server.no_metrics import (
+    from exo_engine.server.telemetry.no_metrics import (
         CONTENT_TYPE_LATEST,
         CollectorRegistry,
         Counter,

@@ -1,0 +1,207 @@
+"""Spans of requests, sent by OTLP where OpenTelemetry's usual environment variables say whereto.
+
+Without them nothing of OpenTelemetry is imported, `traceparent` goes to the engine as the client sent it, and
+requests pay for nothing. With them the gateway's span continues the client's trace (W3C Trace Context), `wait` is
+until the request went to a replica, and each attempt at one is a span that the engine's belong under. Neither
+bodies nor keys are in any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from multidict import CIMultiDictProxy
+
+from exo_inference.gateway.exchange import CLIENT_CLOSED, Exchange
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span, Tracer
+
+logger = logging.getLogger(__name__)
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_SERVICE = "exo-gateway"
+_LAST_SPANS_SECONDS = 2.0
+"""How long the end of the process waits for a collector."""
+
+
+class Attempt:
+    """One replica that a request was sent to."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def inject(self, headers: MutableMapping[str, str]) -> None:
+        """Have the replica continue the trace from here."""
+        from opentelemetry.trace import set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        for name in ("traceparent", "tracestate"):
+            headers.pop(name, None)
+        TraceContextTextMapPropagator().inject(headers, set_span_in_context(self._span))
+
+    def end(self, error: BaseException | None) -> None:
+        """Note how it ended; a client that has left is no error of the replica's."""
+        if isinstance(error, Exception):
+            _fail(self._span, type(error).__name__)
+        self._span.end()
+
+
+class RequestTrace:
+    """The spans of one request."""
+
+    def __init__(self, tracer: Tracer, headers: CIMultiDictProxy[str], method: str) -> None:
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        self._tracer = tracer
+        self._span = tracer.start_span(method, _context_of(headers), kind=SpanKind.SERVER)
+        self._under = set_span_in_context(self._span)
+        self._wait: Span | None = tracer.start_span("wait", self._under)
+
+    def attempt(self, replica: str) -> Attempt:
+        """Begin to send the request to a replica: it waits no longer."""
+        from opentelemetry.trace import SpanKind
+
+        self._end_wait()
+        attributes = {"exo.replica": replica}
+        return Attempt(
+            self._tracer.start_span(
+                "send", self._under, kind=SpanKind.CLIENT, attributes=attributes
+            )
+        )
+
+    def end(self, exchange: Exchange) -> None:
+        """Note what came of it."""
+        self._end_wait()
+        span = self._span
+        span.update_name(f"{exchange.method} {exchange.path}".strip())
+        span.set_attributes(
+            {
+                "http.request.method": exchange.method,
+                "url.path": exchange.path,
+                "http.response.status_code": exchange.status,
+                "exo.request_id": exchange.request_id,
+                "exo.deployment.id": exchange.deployment_id,
+                "exo.deployment.name": exchange.deployment,
+                "exo.held_seconds": exchange.held_seconds,
+                "exo.retries": exchange.retries,
+            }
+        )
+        if exchange.tokens is not None:
+            span.set_attribute("gen_ai.usage.input_tokens", exchange.tokens.prompt)
+            span.set_attribute("gen_ai.usage.output_tokens", exchange.tokens.completion)
+        if exchange.status >= 500 or exchange.status == CLIENT_CLOSED or exchange.broken:
+            _fail(span, str(exchange.status))
+        span.end()
+
+    def _end_wait(self) -> None:
+        if self._wait is not None:
+            self._wait.end()
+            self._wait = None
+
+
+@contextmanager
+def attempt_at(exchange: Exchange, replica: str) -> Iterator[Attempt | None]:
+    """Have what is done within the block, at one replica, in the request's trace, if there is one."""
+    if exchange.trace is None:
+        yield None
+        return
+    attempt, error = exchange.trace.attempt(replica), None
+    try:
+        yield attempt
+    except BaseException as exc:
+        error = exc
+        raise
+    finally:
+        attempt.end(error)
+
+
+class Tracing:
+    """Sends the spans of one gateway process."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("exo_inference.gateway")
+
+    def begin(self, headers: CIMultiDictProxy[str], method: str) -> RequestTrace:
+        """Begin the spans of a request, in the trace that its headers continue."""
+        return RequestTrace(self._tracer, headers, method)
+
+    def close(self) -> None:
+        """Send what is left, unless the collector takes long."""
+        thread = threading.Thread(target=self._provider.shutdown, daemon=True)
+        thread.start()
+        thread.join(_LAST_SPANS_SECONDS)
+
+
+def open_tracing(environment: Mapping[str, str]) -> Tracing | None:
+    """Return what sends spans; None where the environment does not ask for it, or it cannot be done."""
+    if not is_asked_for(environment):
+        return None
+    try:
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        exporter = _exporter(environment)
+    except (ImportError, ValueError) as exc:
+        logger.warning("no traces are sent: %s; pip install 'exo-inference[tracing]'", exc)
+        return None
+    resource = Resource.create()
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: _SERVICE}))
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider)
+
+
+def is_asked_for(environment: Mapping[str, str]) -> bool:
+    """Say whether OpenTelemetry's variables name where traces go, and do not switch them off."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    wanted = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() or "otlp"
+    return wanted == "otlp" and any(environment.get(name) for name in _ENDPOINTS)
+
+
+def _exporter(environment: Mapping[str, str]) -> SpanExporter:
+    """Return what sends spans; it reads the rest of the variables itself.
+
+    Raises:
+        ImportError: its package is not installed.
+        ValueError: a protocol that there is none for.
+    """
+    named = (environment.get(name, "").strip() for name in _PROTOCOLS)
+    protocol = next(filter(None, named), "http/protobuf")
+    if protocol == "http/protobuf":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter()
+    raise ValueError(f"the protocol {protocol[:64]!r} of OTLP is not http/protobuf")
+
+
+def _context_of(headers: CIMultiDictProxy[str]) -> Context:
+    """Return the trace that headers continue; an empty one where they say none, or say it wrongly."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    parents = headers.getall("traceparent", [])
+    if len(parents) != 1:
+        return Context()
+    states = ",".join(headers.getall("tracestate", []))
+    carrier = {"traceparent": parents[0], "tracestate": states}
+    return TraceContextTextMapPropagator().extract(carrier, Context())
+
+
+def _fail(span: Span, kind: str) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR))
