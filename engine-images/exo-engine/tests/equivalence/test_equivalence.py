@@ -44,6 +44,7 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
         "qwen2-half-windowed": {},
         "qwen3.5": {},
         "qwen3-moe": {},
+        "gemma4": {},
     },
     "block": {f"block-{size}": {"block_size": size} for size in (1, 2, 4, 8, 16, 32)},
     "prompts": {
