@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from exo_engine import __version__
 from exo_engine.config import EngineConfig
 from exo_engine.errors import ConfigurationError
-from exo_engine.flag import Flag
+from exo_engine.flag import Flag, catalogue_entry
 from exo_engine.flags import FLAGS
 from exo_engine.simulation.file import Simulation, read_simulation
 from exo_engine.vllm_flags import REFUSED
@@ -129,7 +129,7 @@ def parse(
 
 def catalogue() -> list[dict[str, Any]]:
     """Describe the flags that a deployment may set, in the shape of the API's engine help."""
-    return [_catalogue_entry(flag) for flag in FLAGS if not flag.is_platform_owned]
+    return [catalogue_entry(flag) for flag in FLAGS if not flag.is_platform_owned]
 
 
 @functools.cache
@@ -418,34 +418,6 @@ def _parameters(words: Sequence[str]) -> str:
             hint="Run `exo-engine parameters` for a page to read.",
         )
     return build_parser().format_help().rstrip()
-
-
-def _catalogue_entry(flag: Flag) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": flag.name,
-        "flags": list(flag.spellings),
-        "type": "string" if flag.kind == "strings" else flag.kind,
-        "default": str(flag.default),
-        "section": flag.section,
-        "description": flag.description,
-    }
-    if flag.kind == "boolean":
-        return entry
-    if choices := flag.choices or flag.only_values:
-        entry["allowed-values"] = [str(each) for each in choices]
-    if flag.human:
-        entry["suffixed"] = True
-    if flag.auto_words:
-        entry["auto"] = list(flag.auto_words)
-    if bounds := _bounds(flag):
-        entry["bounds"] = bounds
-    return entry
-
-
-def _bounds(flag: Flag) -> dict[str, float]:
-    least = "gt" if flag.is_above_minimum else "ge"
-    limits = {least: flag.minimum, "le": flag.maximum}
-    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 _OVERVIEW = """\

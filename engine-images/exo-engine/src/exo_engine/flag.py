@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["integer", "float", "string", "boolean", "enum", "json", "strings"]
 
@@ -49,3 +49,32 @@ class Flag:
     def attribute(self) -> str:
         """The name of the parsed value."""
         return self.name.replace("-", "_")
+
+
+def catalogue_entry(flag: Flag) -> dict[str, Any]:
+    """Return a flag as the catalogue of flags has it."""
+    entry: dict[str, Any] = {
+        "name": flag.name,
+        "flags": list(flag.spellings),
+        "type": "string" if flag.kind == "strings" else flag.kind,
+        "default": str(flag.default),
+        "section": flag.section,
+        "description": flag.description,
+    }
+    if flag.kind == "boolean":
+        return entry
+    if choices := flag.choices or flag.only_values:
+        entry["allowed-values"] = [str(each) for each in choices]
+    if flag.human:
+        entry["suffixed"] = True
+    if flag.auto_words:
+        entry["auto"] = list(flag.auto_words)
+    if bounds := _bounds(flag):
+        entry["bounds"] = bounds
+    return entry
+
+
+def _bounds(flag: Flag) -> dict[str, float]:
+    least = "gt" if flag.is_above_minimum else "ge"
+    limits = {least: flag.minimum, "le": flag.maximum}
+    return {name: limit for name, limit in limits.items() if limit is not None}
