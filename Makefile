@@ -23,7 +23,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-clients test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -88,6 +88,21 @@ test-triton: setup-dev ## GPU kernels, compiled for all GPUs, with the release T
 	@OTHER_TRITON=$(abspath $(OTHER_TRITON)) $(PYTEST) -m slow --timeout 600 engine-images/exo-engine/tests/kernels/triton/test_compile.py
 
 OTHER_TRITON := $(VENV)/triton-$(or $(TRITON),3.6.0)
+
+# Programs that others wrote, each set in an environment of its own, which is made once and needs the network
+# then: make test-clients CLIENTS="packages aiperf"; vllm is large, and takes the CUDA libraries that PyTorch loads
+# from $(VENV). After a change of requirements/NAME.in: uv pip compile --generate-hashes, as in NAME.txt.
+test-clients: setup-dev $(addprefix $(VENV)/clients/,$(addsuffix /.installed,$(CLIENTS))) ## others' clients and load generators against gateway and engine
+	@CLIENT_ENVIRONMENTS=$(abspath $(VENV)/clients) $(PYTEST) -m clients --timeout 900 tests/clients \
+	  -k "$(subst $(eval) , or ,$(strip $(CLIENTS)))"
+
+CLIENTS ?= packages aiperf guidellm vllm
+
+$(VENV)/clients/%/.installed: tests/clients/requirements/%.txt
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps -r $<
+	@[ $* != vllm ] || (cd $(VENV)/lib/python3*/site-packages && pwd) > "$$(echo $(@D)/lib/python3*/site-packages)/project.pth"
+	@touch $@
 
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@$(PYTEST) -m chaos --timeout 900 -s

@@ -34,20 +34,21 @@ class Schemas:
         self._num_shared = 0
 
     def make(self) -> dict[str, Any]:
-        """Return a schema with definitions that it refers to, one of them to another."""
+        """Return a schema with definitions that it refers to, one of them to another, one to itself."""
         self._num_shared = self._random.randint(1, 3)
         shared = {f"s{n}": self._plain() for n in range(self._num_shared)}
-        # One that refers on. Not to itself: how long a list is, that may go on, is the model's will.
-        shared["pair"] = {
+        shared["pair"] = self._linked({"anyOf": [{"$ref": "#/$defs/s0"}, {"type": "null"}]})
+        # A list of any length. How long it gets is the model's will, which ends it soon enough.
+        shared["chain"] = self._linked({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/chain"}]})
+        return {**self._object(0), "$defs": shared}
+
+    def _linked(self, following: dict[str, Any]) -> dict[str, Any]:
+        return {
             "type": "object",
-            "properties": {
-                "value": self._plain(),
-                "next": {"anyOf": [{"$ref": "#/$defs/s0"}, {"type": "null"}]},
-            },
+            "properties": {"value": self._plain(), "next": following},
             "required": ["value", "next"],
             "additionalProperties": False,
         }
-        return {**self._object(0), "$defs": shared}
 
     def _any(self, depth: int) -> dict[str, Any]:
         kinds = [self._plain, self._plain, self._reference]
@@ -73,7 +74,7 @@ class Schemas:
         return {"type": "array", "items": self._any(depth + 1), "minItems": least, "maxItems": most}
 
     def _reference(self) -> dict[str, Any]:
-        names = [f"s{n}" for n in range(self._num_shared)] + ["pair"]
+        names = [f"s{n}" for n in range(self._num_shared)] + ["pair", "chain"]
         return {"$ref": f"#/$defs/{self._random.choice(names)}"}
 
     def _plain(self) -> dict[str, Any]:

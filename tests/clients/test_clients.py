@@ -1,0 +1,98 @@
+"""Packages and load generators that nobody here wrote work against gateway and engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import MODEL, MODEL_DIR, Server
+
+pytestmark = pytest.mark.clients
+PROGRAMS = Path(__file__).with_name("programs")
+ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", "."))
+"""With one virtual environment for each name of `requirements/clients-*.txt`; `make test-clients` makes them."""
+
+SECONDS = 600
+NUM_REQUESTS = 100
+
+
+def run(
+    environment: str, *words: str | Path, server: Server, cwd: Path, is_hub_offline: bool = True
+) -> str:
+    """Run a program of an environment, offline; return what it printed."""
+    binaries = ENVIRONMENTS / environment / "bin"
+    assert (binaries / "python").exists(), f"no {binaries}: run `make test-clients`"
+    result = subprocess.run(
+        [binaries / str(words[0]), *words[1:]],
+        cwd=cwd, capture_output=True, text=True, timeout=SECONDS,
+        env={
+            "PATH": f"{binaries}:{os.environ['PATH']}", "HOME": str(cwd), "PYTHONUNBUFFERED": "1",
+            "CLIENT_URL": server.url, "CLIENT_KEY": server.key, "CLIENT_MODEL": MODEL,
+            "OPENAI_API_KEY": server.key, **({"HF_HUB_OFFLINE": "1"} if is_hub_offline else {}), "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "TERM": "dumb",
+            "COLUMNS": "200", "NO_COLOR": "1",
+        },
+    )  # fmt: skip
+    assert result.returncode == 0, f"{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
+    return result.stdout
+
+
+@pytest.mark.parametrize("name", ["openai", "langchain", "litellm", "instructor", "anthropic"])
+def test_packages_get_what_they_ask_for(name: str, server: Server, tmp_path: Path) -> None:
+    run("packages", "python", PROGRAMS / f"{name}_client.py", server=server, cwd=tmp_path)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    """The model's folder, beside the program that reads its tokenizer, by a relative path."""
+    shutil.copytree(MODEL_DIR, tmp_path / "tiny-chat")
+    return "./tiny-chat"
+
+
+def test_aiperf_measures_a_hundred_streams(server: Server, tokenizer: str, tmp_path: Path) -> None:
+    run(
+        "aiperf", "aiperf", "profile", "--model", MODEL, "--url", server.url.removesuffix("/v1"),
+        "--endpoint-type", "chat", "--api-key", server.key, "--tokenizer", tokenizer,
+        "--streaming", "--concurrency", "10", "--request-count", str(NUM_REQUESTS),
+        "--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16", "--ui", "none",
+        server=server, cwd=tmp_path, is_hub_offline=False,  # it takes a folder for the name of a repository otherwise
+    )  # fmt: skip
+    (found,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
+    report = json.loads(found.read_text())
+    assert report["request_count"]["avg"] == NUM_REQUESTS
+    assert report["time_to_first_token"]["p50"] > 0
+    assert not report.get("error_summary")
+
+
+def test_guidellm_measures_streams(server: Server, tokenizer: str, tmp_path: Path) -> None:
+    run(
+        "guidellm", "guidellm", "run",
+        "--backend", f"kind=openai_http,target={server.url.removesuffix('/v1')},model={MODEL},api_key={server.key}",
+        "--tokenizer", f"kind=hf_auto,model={tokenizer}", "--profile", "kind=concurrent,streams=8",
+        "--constraint", f"kind=max_requests,count={NUM_REQUESTS}",
+        "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16",
+        "--output", "kind=json,path=report.json", "--disable-console",
+        server=server, cwd=tmp_path,
+    )  # fmt: skip
+    (benchmark,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
+    totals = benchmark["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (NUM_REQUESTS, 0)
+
+
+def test_vllm_bench_serve_measures_streams(server: Server, tokenizer: str, tmp_path: Path) -> None:
+    run(
+        "vllm", "python", PROGRAMS / "vllm_bench.py", "--backend", "openai-chat",
+        "--base-url", server.url.removesuffix("/v1"), "--endpoint", "/v1/chat/completions",
+        "--model", MODEL, "--tokenizer", tokenizer, "--dataset-name", "random", "--num-prompts", str(NUM_REQUESTS),
+        "--random-input-len", "64", "--random-output-len", "16", "--max-concurrency", "10",
+        "--save-result", "--result-filename", "report.json",
+        server=server, cwd=tmp_path,
+    )  # fmt: skip
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["completed"], report.get("failed", 0)) == (NUM_REQUESTS, 0)
+    assert report["total_output_tokens"] > 0
