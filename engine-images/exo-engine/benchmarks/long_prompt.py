@@ -27,17 +27,12 @@ from typing import Any
 from exo_engine.core.request import EngineRequest
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
+from quiet_rounds import EXIT_BUSY, BusyMachine, quietly
 from random_models import SIZES, write_model
 
 _BOUNDS = {"median_ratio": 2.0, "p99_ratio": 3.0, "first_token_ratio": 3.0}
-_OTHERS_SHARE = 0.1
 _CONTEXT = 64
 _STEPS_ALONE = 60
-_BUSY = 3
-
-
-class BusyMachine(Exception):
-    """Others use the processors; nothing measured now would be worth anything."""
 
 
 class Bench:
@@ -114,26 +109,6 @@ def _p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-def _machine_seconds() -> float:
-    """Processor time of everything on the machine so far, waiting for disks not counted."""
-    words = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
-    user, nice, system, _, _, irq, softirq, steal = map(int, words[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _quiet_round(bench: Bench, max_load: float) -> dict[str, float]:
-    if (load := os.getloadavg()[0]) > max_load:
-        raise BusyMachine(f"the load is {load:.1f}, above {max_load}")
-    begun, all_before, own_before = time.perf_counter(), _machine_seconds(), time.process_time()
-    found = bench.round()
-    own = time.process_time() - own_before
-    others = _machine_seconds() - all_before - own
-    share = others / ((time.perf_counter() - begun) * (os.cpu_count() or 1))
-    if share > _OTHERS_SHARE:
-        raise BusyMachine(f"others took {100 * share:.0f} % of the processors' time")
-    return found
-
-
 def main() -> int:
     """Print the rounds; the exit code is 1 where a bound is passed, 3 on a busy machine."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -151,10 +126,10 @@ def main() -> int:
         bench = Bench(model, arguments)
         bench.round()  # warms up
         try:
-            rounds = [_quiet_round(bench, arguments.max_load) for _ in range(arguments.rounds)]
+            rounds = [quietly(bench.round, arguments.max_load) for _ in range(arguments.rounds)]
         except BusyMachine as exc:
             print(f"refused: {exc}", file=sys.stderr)
-            return _BUSY
+            return EXIT_BUSY
     medians = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
     report = {
         **vars(arguments),
