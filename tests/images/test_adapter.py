@@ -94,6 +94,7 @@ class Container:
     def show(self, busy: float, progress: float) -> None:
         """Let the stub's metrics say so."""
         engine = ENGINES[self.environment["EXO_ENGINE"]]
+        engine = engine if engine.busy_metrics else ENGINES["vllm"]  # whose names exo-engine has
         text = f'{engine.busy_metrics[0]}{{model="chat"}} {busy}\n'
         text += f"{engine.progress_metrics[0]} {progress}\n"
         temporary = self.stub / "metrics.new"
@@ -230,6 +231,17 @@ def test_an_engine_that_stalls_is_not_alive(start: Start) -> None:
     wait_for(lambda: container.probe("/live")[0] == 503, "stalled")
     assert container.probe("/health")[0] == 200
     container.show(busy=1, progress=6)
+    wait_for(lambda: container.probe("/live")[0] == 200, "goes on")
+
+
+def test_an_engine_that_says_itself_that_it_hangs_is_believed(start: Start) -> None:
+    container = start("exo", EXO_DEVICE="cpu", EXO_STALL_SECONDS="1")
+    container.show(busy=1, progress=5)
+    container.become_ready()
+    (container.stub / "healthy").unlink()
+    wait_for(lambda: container.probe("/health")[0] == 503, "gets no requests")
+    wait_for(lambda: container.probe("/live")[0] == 503, "hangs")
+    container.become_ready()
     wait_for(lambda: container.probe("/live")[0] == 200, "goes on")
 
 

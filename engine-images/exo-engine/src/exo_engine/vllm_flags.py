@@ -34,6 +34,9 @@ _WORDS: Final[dict[str, str]] = {
         safetensors-load-strategy safetensors-prefetch-block-size safetensors-prefetch-num-threads
         use-tqdm-on-load
     """,
+    "traces go where the variable OTEL_EXPORTER_OTLP_ENDPOINT says": """
+        otlp-traces-endpoint
+    """,
     "the log format follows from where stderr goes": """
         log-config-file logging-config
     """,
@@ -64,7 +67,7 @@ _WORDS: Final[dict[str, str]] = {
         collect-detailed-traces cudagraph-metrics custom-histogram-buckets
         enable-layerwise-nvtx-tracing enable-logging-iteration-details enable-mfu-metrics
         jit-monitor-mode jit-monitor-verbose kv-cache-metrics kv-cache-metrics-sample
-        otlp-traces-endpoint per-request-spec-decode-metrics show-hidden-metrics-for-version
+        per-request-spec-decode-metrics show-hidden-metrics-for-version
     """,
     "weights are not offloaded in this version": """
         cpu-offload-gb cpu-offload-params offload-backend offload-group-size offload-num-in-group
