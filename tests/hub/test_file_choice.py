@@ -66,6 +66,25 @@ INDEX = "model.safetensors.index.json"
             ),
             id="chat templates and tokenizers",
         ),
+        pytest.param(
+            ("model.safetensors",),
+            (
+                "modules.json",
+                "sentence_bert_config.json",
+                "config_sentence_transformers.json",
+                "1_Pooling/config.json",
+                "2_Dense/model.safetensors",
+                "onnx/config.json",
+            ),
+            (
+                "model.safetensors",
+                "modules.json",
+                "sentence_bert_config.json",
+                "config_sentence_transformers.json",
+                "1_Pooling/config.json",
+            ),
+            id="how a text becomes a vector",
+        ),
     ],
 )
 def test_one_copy_of_the_weights_is_chosen(
