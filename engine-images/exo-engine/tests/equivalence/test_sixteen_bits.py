@@ -25,12 +25,35 @@ HALF, MOST = 0.08, 0.5
         *("llama3-tied", "mistral-window", "qwen2", "qwen3", "qwen3-moe"),
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("gemma2", "gemma3", "gemma4", "gpt-oss", "qwen3-next", "deepseek-v3")
+            for name in ("gemma2", "gemma4", "gpt-oss", "deepseek-v3")
         ),
     ],
 )
 def test_log_probabilities_are_near_those_of_transformers(tiny_model, prompts, family, chunk):
-    model, prompt = tiny_model(family), prompts[-1]
+    found, theirs, exact = score_all(tiny_model(family), prompts[-1], chunk)
+    distance = (found - theirs).abs()
+    assert distance.median() < HALF
+    assert distance.quantile(0.95) < MOST
+    # And no further from the exact ones than `transformers` itself is, but for chance.
+    assert (found - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean() + 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "qwen3-next"])
+def test_where_transformers_is_far_from_exact_the_engine_is_no_further(tiny_model, prompts, family):
+    """Six random layers, or experts whose router is near a tie, lose half of what 16 bits have."""
+    found, theirs, exact = (
+        torch.cat(each)
+        for each in zip(
+            *(score_all(tiny_model(family), prompt, 1024) for prompt in prompts[2:]), strict=True
+        )
+    )
+    assert (theirs - exact).abs().median() > HALF
+    assert (found - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean()
+
+
+def score_all(model, prompt, chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what the engine, `transformers` and it in float32 say of a prompt's tokens."""
     llm = LLM(
         model.path,
         dtype="bfloat16",
@@ -42,12 +65,7 @@ def test_log_probabilities_are_near_those_of_transformers(tiny_model, prompts, f
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     (completion,) = llm.generate([prompt], params)
     found = torch.tensor([each.logprob for each in completion.prompt_logprobs[1:]])
-    exact, theirs = (score(oracle, prompt) for oracle in (model.oracle, halved(model.oracle)))
-    distance = (found - theirs).abs()
-    assert distance.median() < HALF
-    assert distance.quantile(0.95) < MOST
-    # And no further from the exact ones than `transformers` itself is, but for chance.
-    assert (found - exact).abs().mean() < 1.5 * (theirs - exact).abs().mean() + 0.01
+    return found, score(halved(model.oracle), prompt), score(model.oracle, prompt)
 
 
 def halved(oracle):
