@@ -288,10 +288,17 @@ def test_model_is_listed_and_tokenizes(embedding: Engine) -> None:
 def test_texts_and_tokens_are_counted(embedding: Engine) -> None:
     before = embedding.metric("vllm:prompt_tokens_total")
     done = embedding.metric("vllm:request_success_total", finished_reason="stop")
+    queued = embedding.metric("vllm:request_queue_time_seconds_count")
     answer = post(embedding, "/v1/embeddings", input=TEXTS)
     after = embedding.metric("vllm:prompt_tokens_total")
     assert after - before == answer["usage"]["prompt_tokens"]
     assert embedding.metric("vllm:request_success_total", finished_reason="stop") - done == 3
+    assert embedding.metric("vllm:request_queue_time_seconds_count") - queued == 3
+    seconds = [
+        embedding.metric(f"vllm:{name}_seconds_sum")
+        for name in ("request_queue_time", "request_prefill_time", "e2e_request_latency")
+    ]
+    assert seconds[0] + seconds[1] <= seconds[2]
 
 
 async def test_300_requests_at_once_are_answered_alike(embedding: Engine) -> None:

@@ -194,7 +194,7 @@ class Pooling:
         service.metrics.observe_request(1)
         self._link: CoreLink = service.link
         self._metrics: Metrics = service.metrics
-        self._begun = time.monotonic()
+        begun = time.monotonic()
         prefix = service.new_id()
         self._requests = {
             f"{prefix}-{index}": PoolingRequest(
@@ -207,6 +207,7 @@ class Pooling:
             )
             for index, text in enumerate(texts)
         }
+        self._times = {request_id: Times(begun) for request_id in self._requests}
         self._done: dict[str, bytes] = {}
 
     def usage(self) -> dict[str, Any]:
@@ -240,13 +241,16 @@ class Pooling:
     def _take(self, output: RequestOutput) -> None:
         assert output.pooled is not None, "a text that ended well has a vector"
         self._done[output.request_id] = output.pooled
+        times = self._times[output.request_id]
+        times.scheduled = output.scheduled_at
+        times.note_tokens(time.monotonic())
         self._record_end(output.request_id, "stop")
 
     def _record_end(self, request_id: str, reason: str) -> None:
         self._metrics.observe_end(
             reason=reason,
-            seconds=time.monotonic() - self._begun,
-            times=Times(self._begun),
+            seconds=time.monotonic() - self._times[request_id].arrival,
+            times=self._times[request_id],
             num_prompt_tokens=len(self._requests[request_id].token_ids),
             num_cached_tokens=0,
             num_generation_tokens=0,

@@ -101,14 +101,17 @@ def test_vector_without_activation_is_as_it_comes(
     torch.testing.assert_close(vector, model.vector(texts[0]), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=["bfloat16", "int8"]
+)
 @pytest.mark.parametrize("name", ["bert-mean", "xlm-roberta-cls", "qwen3-last"])
 @torch.inference_mode()
-def test_in_bfloat16_vectors_are_near(
-    tmp_path: Path, texts: list[tuple[int, ...]], name: str
+def test_in_fewer_bits_vectors_are_near(
+    tmp_path: Path, texts: list[tuple[int, ...]], name: str, options: dict[str, str]
 ) -> None:
     """With the compiled kernels, where there are any."""
     model = write_embedder(tmp_path, name)
-    core = core_of(tmp_path, dtype="bfloat16")
+    core = core_of(tmp_path, **options)
     for text, vector in zip(texts, embed(core, texts), strict=True):
         cosine = torch.nn.functional.cosine_similarity(vector, model.vector(text), dim=0)
         assert float(cosine) > 0.99

@@ -7,7 +7,9 @@ is no cache, and a request that is dropped takes nothing with it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -114,6 +116,7 @@ class PoolingCore:
         if not requests:
             return []
         num_tokens = sum(len(each.token_ids) for each in requests)
+        begun = time.monotonic()
         try:
             vectors = self._compute(requests)
         except torch.OutOfMemoryError as exc:
@@ -123,7 +126,8 @@ class PoolingCore:
             ) from exc
         self._num_steps += 1
         self._num_tokens += num_tokens
-        return [self._output(*pair) for pair in zip(requests, vectors, strict=True)]
+        outputs = (self._output(*pair) for pair in zip(requests, vectors, strict=True))
+        return [replace(each, scheduled_at=begun) for each in outputs]
 
     def stats(self) -> EngineStats:
         """Return the counters as they stand."""
