@@ -165,7 +165,7 @@ def test_exo_engine_shrinks_the_context_and_says_what_it_does_not_serve() -> Non
     result = plan_named("Qwen/Qwen3-4B", "gpu3080ti", 1, engine="exo")
     assert result.verdict in (Verdict.FITS, Verdict.TIGHT)
     assert result.max_model_len < 40960
-    other = plan_named("openai/gpt-oss-20b", "H100", 1, engine="exo")
+    other = plan_named("XiaomiMiMo/MiMo-V2-Flash", "H100", 1, engine="exo")
     assert {"engine", "quantization"} <= {problem.code for problem in other.problems}
 
 
