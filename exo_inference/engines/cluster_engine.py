@@ -37,7 +37,6 @@ METRICS = "the platform switches metrics on, by which it drains and watches repl
 NODES = "the platform knows which pods make up a replica"
 GPU_COUNT = "use the deployment's gpu-count"
 GPU_TYPE = "use the deployment's gpu-type"
-REPLICAS = "use the deployment's replicas"
 IN_DEPLOYMENT = "flags are given in the deployment"
 DISAGGREGATION = "a replica reads prompts and answers itself"
 

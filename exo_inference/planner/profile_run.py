@@ -34,10 +34,6 @@ class ProfileBatch:
     has_flashinfer_sampler: bool = False
 
 
-SELECTING_LOGIT_BYTES = 14
-"""Per logit without a sort: as the model gives it (2), in fp32 (4), probabilities (4), random numbers (4): vLLM
-0.19.0 v1/sample/sampler.py, ops/topk_topp_sampler.py `forward_native`; FlashInfer's kernels hold as much."""
-
 SORTING_LOGIT_BYTES = 38
 """Per logit with PyTorch's sort: as the model gives it (2), in fp32 (4), sorted values (4) and places (8), and what
 the sort itself needs (places again 8, a second buffer of both 12: ATen/native/cuda/SortStable.cu)."""

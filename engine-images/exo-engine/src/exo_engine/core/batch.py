@@ -126,10 +126,6 @@ class Batch:
         """Return the tokens of a sequence that are known."""
         return self._token_ids[slot, : self._num_known[slot]]
 
-    def block_table(self, group: int, slot: int) -> Ints:
-        """Return the blocks of a sequence in a cache group."""
-        return self._tables[group][slot, : self._table_lens[group, slot]]
-
     def _remove(self, slot: int) -> None:
         self.epochs[slot] = -1
         self.num_tokens[slot] = self._num_known[slot] = 0

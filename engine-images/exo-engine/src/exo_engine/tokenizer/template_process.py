@@ -17,8 +17,6 @@ from exo_engine.tokenizer.confined import allow_processor_time, confine, pack
 from exo_engine.tokenizer.confined import read as _read
 from exo_engine.tokenizer.template_sources import MAX_PROCESSOR_SECONDS, TemplateCostly
 
-MAX_TEXT_BYTES = 64 * 2**20
-"""Of what a template renders: the sandbox lets no text have more than 16,000,000 characters."""
 MAX_MEMORY_BYTES = 2**30
 
 
