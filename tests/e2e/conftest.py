@@ -100,6 +100,23 @@ def processes_of(state_dir: Path) -> dict[int, str]:
     return found
 
 
+TALK_FLAGS = "--max-num-seqs=8 --max-model-len=1024"
+
+
+@pytest.fixture(scope="session")
+def talk(stack: Stack) -> dict[str, Any]:
+    """A deployment of one replica with `TALK_FLAGS`, and its key: started once, as a start takes seconds."""
+    stack.exo("model", "create", "exo/tiny-chat", "--wait")
+    stack.exo(
+        *("deployment", "create", "talk", "--model-name", "exo/tiny-chat", "--gpu-type", "cpu"),
+        *("--gpu-count", "1", "--inference-engine-params", TALK_FLAGS, "--wait"),
+        timeout=300,  # engines give way to all else, and beside other work start in minutes
+    )
+    shown = json.loads(stack.exo("deployment", "show", "talk", "-O", "json").stdout)
+    revealed = json.loads(stack.exo("deployment", "reveal-api-key", "talk", "-O", "json").stdout)
+    return {**shown, **revealed}
+
+
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     state_dir = tmp_path_factory.mktemp("stack") / "state"

@@ -57,7 +57,7 @@ def wait_for(read: Any, done: Any) -> Any:
     return value
 
 
-@pytest.mark.timeout(360)  # four starts of an engine
+@pytest.mark.timeout(360)  # three starts of an engine
 def test_whole_flow(client: Client, recorder: Recorder) -> None:
     operation = client.create_model(name="exo/tiny-draft")
     model_id = operation["reference"]["id"]
@@ -87,8 +87,6 @@ def test_whole_flow(client: Client, recorder: Recorder) -> None:
     assert 1 <= len(logs) <= 5
     assert client.get_deployment_logs(id=deployment_id, stream=True, tail=3)["logs"]
 
-    client.wait(client.scale_deployment(id=deployment_id, replicas=2)["id"])
-    wait_for(get, lambda d: d["state"] == "ready" and d["replicas"] == 2)
     client.wait(
         client.update_deployment(
             id=deployment_id, name="flowed", inference_engine_parameters=["--max-num-seqs=4"]
@@ -97,6 +95,8 @@ def test_whole_flow(client: Client, recorder: Recorder) -> None:
     deployment = wait_for(get, lambda d: d["state"] == "ready")
     assert deployment["name"] == "flowed"
     assert deployment["inference-engine-parameters"] == ["--max-num-seqs=4"]
+    client.wait(client.scale_deployment(id=deployment_id, replicas=2)["id"])
+    wait_for(get, lambda d: d["state"] == "ready" and d["replicas"] == 2)
     assert client.reveal_deployment_api_key(id=deployment_id)["api-key"]
 
     with pytest.raises(ExoscaleAPIClientException, match="flowed"):

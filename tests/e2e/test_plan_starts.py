@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,15 @@ from .conftest import Stack
 
 pytestmark = pytest.mark.timeout(360)  # engines give way: beside much work a start takes minutes
 
-FLAGS = "--max-num-seqs=8 --max-model-len=1024"
 
-
-@pytest.fixture(scope="module")
-def replica(stack: Stack) -> Iterator[dict[str, Any]]:
-    stack.exo("model", "create", "exo/tiny-chat", "--wait")
-    stack.exo(
-        *("deployment", "create", "graded", "--model-name", "exo/tiny-chat", "--gpu-type", "cpu"),
-        *("--gpu-count", "1", "--inference-engine-params", FLAGS, "--wait"),
-    )
-    yield shown(stack)
-    stack.exo("deployment", "delete", "graded", "--force")
-    stack.exo("model", "delete", "exo/tiny-chat", "--force", check=False)
+@pytest.fixture
+def replica(stack: Stack, talk: dict[str, Any]) -> dict[str, Any]:
+    """Return the replica that `talk` has now: tests let it crash, or scale it to 0 and back."""
+    return shown(stack)
 
 
 def shown(stack: Stack) -> dict[str, Any]:
-    (replica,) = json.loads(stack.exo("deployment", "show", "graded", "-O", "json").stdout)[
+    (replica,) = json.loads(stack.exo("deployment", "show", "talk", "-O", "json").stdout)[
         "replica_status"
     ]
     return replica
@@ -91,6 +82,6 @@ def test_recorded_starts_can_be_exported_and_graded_elsewhere(
     # On the CPU the platform sizes the cache, so whoever grades it has to know the size.
     assert {len(each["flags"]) for each in cases} == {3}
     assert all(each["flags"]["kv_cache_memory_bytes"] > 0 for each in cases)
-    assert "graded" not in path.read_text()
+    assert "talk" not in path.read_text()
     elsewhere = accuracy(stack, "--cases", str(path))["not_graded"]
     assert not {each["case"] for each in elsewhere} & {case["id"] for case in cases}

@@ -32,7 +32,13 @@ TOGETHER = list(
 PAIRWISE = few_with_every_combination(TOGETHER, 2)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("full", "window", "cap") else SLOW)
+        for name in LAYERS
+    ],
+)
 def test_a_step_of_all_kinds_equals_attention_written_out(name, monkeypatch):
     monkeypatch.setattr(launching, "FIXED_SEGMENT", 64)
     Case(LAYERS[name], is_fixed=name in ("full", "cap", "sinks")).check()

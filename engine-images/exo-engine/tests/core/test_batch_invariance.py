@@ -50,8 +50,14 @@ def test_bits_of_quantized_weights_do_not_depend_on_the_schedule(tiny_model, pro
         assert scheduled == alone, name
 
 
-@pytest.mark.parametrize("path", available_paths())
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-half-windowed", "qwen3-moe"])
+@pytest.mark.parametrize(
+    ("family", "path"),
+    [
+        pytest.param(family, path, marks=[] if 0 in (row, column) else pytest.mark.slow)
+        for row, family in enumerate(["qwen3", "qwen3-half-windowed", "qwen3-moe"])
+        for column, path in enumerate(available_paths())
+    ],
+)
 def test_bits_do_not_depend_on_the_schedule(tiny_model, prompts, family, path, monkeypatch):
     monkeypatch.setenv(VARIABLE, path)
     model = tiny_model(family).path

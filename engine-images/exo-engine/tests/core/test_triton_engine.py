@@ -15,7 +15,7 @@ def generate(tiny_model, family: str, prompts, num_tokens: int, **options):
 
 
 def test_prompts_of_different_lengths(tiny_model, prompts):
-    generate(tiny_model, "qwen3", prompts[1:3], 3)
+    generate(tiny_model, "qwen3", prompts[1:3], 2)
 
 
 @pytest.mark.slow

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
 from exo_engine.server.routes.anthropic_request import as_chat
@@ -18,6 +16,10 @@ from pydantic import TypeAdapter
 
 from .answer_parsing.corpus import hermes
 from .scripted_core import FakeCore, serving
+
+if TYPE_CHECKING:  # two seconds, which every process that collects this module would spend
+    import anthropic
+    from anthropic.types import Message
 
 pytestmark = pytest.mark.filterwarnings("ignore:It is recommended to use web.RequestKey")
 TOOLS: list[Any] = [
@@ -35,13 +37,14 @@ ASK: dict[str, Any] = {
 }
 TEXT = f"<think>\nI must look.\n</think>\n\nI look.\n{hermes('get_weather', {'city': 'Bern'})}\n{hermes('now', {})}"
 BOTH: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 @contextlib.asynccontextmanager
 async def client_of(
     model_dir: Path, text: str, *, reason: str = "stop", key: str = "none", **options: Any
 ) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    import anthropic
+
     script = Tokenizer(model_dir).encode(text, add_special_tokens=False)
     core = FakeCore(script, most_prompt_tokens=4000, reason=reason)
     async with serving(core, model_dir, **options) as server:
@@ -71,6 +74,8 @@ EXPECTED = [
 
 
 async def test_whole_answer_is_a_message_of_the_package(model_dir: Path) -> None:
+    from anthropic.types import Message
+
     async with client_of(model_dir, TEXT, **BOTH) as client:
         raw = await client.messages.with_raw_response.create(**ASK)
         message = Message.model_validate_json(raw.http_response.text, strict=True)
@@ -84,13 +89,16 @@ async def test_whole_answer_is_a_message_of_the_package(model_dir: Path) -> None
 
 
 async def test_stream_joins_to_the_whole_answer(model_dir: Path) -> None:
+    from anthropic.types import RawMessageStreamEvent
+
+    form: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
     async with client_of(model_dir, TEXT, **BOTH) as client:
         stream = await client.messages.create(**ASK, stream=True)
         events = [event async for event in stream]
         async with client.messages.stream(**ASK) as helper:
             final = await helper.get_final_message()
     for event in events:
-        EVENT.validate_python(event.model_dump(exclude_unset=True, warnings=False))
+        form.validate_python(event.model_dump(exclude_unset=True, warnings=False))
     assert [events[0].type, events[-1].type] == ["message_start", "message_stop"]
     assert shape(final) == EXPECTED
     assert final.stop_reason == "tool_use"
@@ -112,6 +120,8 @@ async def test_stop_reasons(model_dir: Path, reason: str, asked: dict[str, Any],
 
 
 async def test_key_may_come_in_anthropics_header_and_errors_have_its_form(model_dir: Path) -> None:
+    import anthropic
+
     async with client_of(model_dir, "Hello", key="wrong", api_keys=("right",)) as client:
         with pytest.raises(anthropic.AuthenticationError) as refusal:
             await client.messages.create(**ASK)

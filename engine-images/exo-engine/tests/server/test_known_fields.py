@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
 
-import anthropic.types
 import pytest
-from anthropic.types import message_count_tokens_params, message_create_params
 from exo_engine.server import known_fields
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
@@ -32,42 +31,45 @@ from exo_engine.server.known_fields import (
     KnownFields,
     check_fields,
 )
-from openai.types import completion_create_params, embedding_create_params, shared_params
-from openai.types.chat import chat_completion_stream_options_param
-from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import ResponseTextConfigParam, response_create_params
 
 DATA = json.loads(Path(__file__).with_name("data").joinpath("vllm_fields.json").read_text())
 """Of vLLM's request types, read from its distribution; the date is in it."""
 
-WALKED: dict[str, tuple[KnownFields, list[object]]] = {
-    "chat": (CHAT, [chat_create_params]),
-    "completions": (COMPLETIONS, [completion_create_params]),
-    "responses": (RESPONSES, [response_create_params]),
-    "messages": (MESSAGES, [message_create_params, message_count_tokens_params]),
-    "embeddings": (EMBEDDINGS, [embedding_create_params]),
+WALKED: dict[str, tuple[KnownFields, list[str]]] = {
+    "chat": (CHAT, ["openai.types.chat.completion_create_params"]),
+    "completions": (COMPLETIONS, ["openai.types.completion_create_params"]),
+    "responses": (RESPONSES, ["openai.types.responses.response_create_params"]),
+    "messages": (
+        MESSAGES,
+        [
+            "anthropic.types.message_create_params",
+            "anthropic.types.message_count_tokens_params",
+        ],
+    ),
+    "embeddings": (EMBEDDINGS, ["openai.types.embedding_create_params"]),
     "score": (SCORE, []),
     "rerank": (RERANK, []),
     "tokenize": (TOKENIZE, []),
     "detokenize": (DETOKENIZE, []),
 }
+"""By route: its fields, and the modules of client packages that have its request types, which take seconds to import."""
 INNER = [
-    (STREAM_OPTIONS, chat_completion_stream_options_param.ChatCompletionStreamOptionsParam),
-    (STREAM_OPTIONS, response_create_params.StreamOptions),
-    (RESPONSES_TEXT, ResponseTextConfigParam),
-    (RESPONSES_REASONING, shared_params.Reasoning),
-    (MESSAGES_TOOL, anthropic.types.ToolParam),
-    (MESSAGES_THINKING, anthropic.types.ThinkingConfigEnabledParam),
-    (MESSAGES_THINKING, anthropic.types.ThinkingConfigAdaptiveParam),
-    (MESSAGES_OUTPUT, anthropic.types.OutputConfigParam),
+    (STREAM_OPTIONS, "openai.types.chat", "ChatCompletionStreamOptionsParam"),
+    (STREAM_OPTIONS, "openai.types.responses.response_create_params", "StreamOptions"),
+    (RESPONSES_TEXT, "openai.types.responses", "ResponseTextConfigParam"),
+    (RESPONSES_REASONING, "openai.types.shared_params", "Reasoning"),
+    (MESSAGES_TOOL, "anthropic.types", "ToolParam"),
+    (MESSAGES_THINKING, "anthropic.types", "ThinkingConfigEnabledParam"),
+    (MESSAGES_THINKING, "anthropic.types", "ThinkingConfigAdaptiveParam"),
+    (MESSAGES_OUTPUT, "anthropic.types", "OutputConfigParam"),
 ]
 
 
-def names_of(module: object) -> set[str]:
+def names_of(module: str) -> set[str]:
     """Return the fields of all request types in a module of a client package."""
     types = [
         each
-        for name, each in vars(module).items()
+        for name, each in vars(importlib.import_module(module)).items()
         if re.fullmatch(r"\w+Params(Base|\w*Streaming)?", name)
     ]
     return {name for each in types for name in getattr(each, "__annotations__", ())}
@@ -90,32 +92,32 @@ def is_listed(name: str, known: KnownFields) -> bool:
     return name in known.honoured | known.harmless or name in known.refused
 
 
-@pytest.mark.parametrize(
-    ("route", "name"), [(route, name) for route in WALKED for name in sorted(all_names(route))]
-)
-def test_every_field_of_every_client_and_of_vllm_is_in_a_list(route: str, name: str) -> None:
+@pytest.mark.parametrize("route", WALKED)
+def test_every_field_of_every_client_and_of_vllm_is_in_a_list(route: str) -> None:
     """A new release of a client package shows here what it has that this engine does not know."""
-    assert is_listed(name, WALKED[route][0]), (
-        "honour it, refuse it by name, or say why it is harmless"
-    )
+    names = all_names(route)
+    assert len(names) > (1 if route == "detokenize" else 5)
+    missing = sorted(name for name in names if not is_listed(name, WALKED[route][0]))
+    assert missing == [], "honour it, refuse it by name, or say why it is harmless"
 
 
-@pytest.mark.parametrize(("known", "form"), INNER)
-def test_every_field_within_is_in_a_list(known: KnownFields, form: type) -> None:
-    assert [name for name in form.__annotations__ if not is_listed(name, known)] == []
+@pytest.mark.parametrize(("known", "module", "form"), INNER)
+def test_every_field_within_is_in_a_list(known: KnownFields, module: str, form: str) -> None:
+    fields = getattr(importlib.import_module(module), form).__annotations__
+    assert [name for name in fields if not is_listed(name, known)] == []
 
 
 def test_types_of_clients_are_found() -> None:
     """Renamed types would leave nothing to walk."""
-    assert {"messages", "tools", "stream"} <= names_of(chat_create_params)
-    assert {"prompt", "suffix", "stream"} <= names_of(completion_create_params)
-    assert {"input", "dimensions", "encoding_format"} <= names_of(embedding_create_params)
-    assert {"input", "previous_response_id", "stream"} <= names_of(response_create_params)
-    assert {"messages", "thinking", "stream"} <= names_of(message_create_params)
+    assert {"messages", "tools", "stream"} <= names_of(WALKED["chat"][1][0])
+    assert {"prompt", "suffix", "stream"} <= names_of(WALKED["completions"][1][0])
+    assert {"input", "previous_response_id", "stream"} <= names_of(WALKED["responses"][1][0])
+    assert {"messages", "thinking", "stream"} <= names_of(WALKED["messages"][1][0])
+    assert {"input", "dimensions", "encoding_format"} <= names_of(WALKED["embeddings"][1][0])
 
 
 @pytest.mark.parametrize(
-    "known", [*[each for each, _ in WALKED.values()], *[each for each, _ in INNER]]
+    "known", [*[each for each, _ in WALKED.values()], *[each for each, *_ in INNER]]
 )
 def test_lists_do_not_contradict_each_other(known: KnownFields) -> None:
     assert not known.honoured & known.harmless
