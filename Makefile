@@ -12,7 +12,9 @@ DEMO_STATE_DIR := $(or $(EXO_DEMO_STATE_DIR),$(or $(XDG_STATE_HOME),$(HOME)/.loc
 # for servers, and no more than four, as many start some.
 WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
 # A module stays in one process, so that its servers are started once; modules keep the order that was drawn.
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+BY_MODULE := --dist loadfile --no-loadscope-reorder
+PARALLEL  := -n $(WORKERS) $(BY_MODULE)
+IN_PROCESSES := $(if $(PROCESSES),-n $(PROCESSES) $(BY_MODULE))
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(SEED),--random-order --random-order-seed=$(SEED))
 # Only files whose SHA-256 is in requirements/; then this repository, built with what is installed.
@@ -76,8 +78,9 @@ test-orders: setup-dev ## default tests five times, other tiers twice, each on a
 	    || failed="$$failed $${tier:-default}:LOAD=$$load"; \
 	done; done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
+# With PROCESSES=2 one has the whole control planes, which wait half of the time, and the other what computes.
 test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
-	@$(PYTEST) -m 'slow and not kubernetes' --timeout 600
+	@$(PYTEST) -m 'slow and not kubernetes' --timeout 600 $(IN_PROCESSES)
 
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
 	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests
@@ -112,8 +115,7 @@ test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 test-kubernetes: setup-dev ## everything on a real Kubernetes, built once from Go modules; as root (10 minutes more, once)
 	@$(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine -- \
 	  $(subst $(BIN),$(abspath $(BIN)),$(PYTEST)) -m 'kubernetes and not slow and not upgrade' --timeout 600 \
-	  $(if $(PROCESSES),-n $(PROCESSES) --dist loadfile --no-loadscope-reorder) \
-	  $(if $(LAST_FAILED),--last-failed --last-failed-no-failures none)
+	  $(IN_PROCESSES) $(if $(LAST_FAILED),--last-failed --last-failed-no-failures none)
 
 # Both take too long for every change: before a release.
 test-upgrade: setup-dev ## from the images of commit FROM=c733aad to these under requests; as root, from a clone with its history
