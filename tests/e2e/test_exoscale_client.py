@@ -57,6 +57,7 @@ def wait_for(read: Any, done: Any) -> Any:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(360)  # three starts of an engine
 def test_whole_flow(client: Client, recorder: Recorder) -> None:
     operation = client.create_model(name="exo/tiny-draft")

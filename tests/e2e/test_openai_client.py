@@ -11,7 +11,7 @@ import pytest
 
 from .conftest import Stack
 
-pytestmark = pytest.mark.timeout(360)  # engines give way: beside much work a start takes minutes
+pytestmark = pytest.mark.timeout(600)  # engines give way: beside much work a start takes minutes
 
 
 @pytest.fixture
@@ -68,6 +68,7 @@ def test_wrong_key_model_and_deployment(client: openai.OpenAI, stack: Stack) -> 
         ask(client.with_options(base_url=elsewhere))
 
 
+@pytest.mark.slow
 def test_scaled_to_zero_is_503_and_back(client: openai.OpenAI, stack: Stack) -> None:
     stack.exo("deployment", "scale", "talk", "0", "--wait")
     try:

@@ -15,7 +15,7 @@ from exo_inference.sdk import Client
 
 from .conftest import Stack
 
-pytestmark = pytest.mark.timeout(360)  # engines give way: beside much work a start takes minutes
+pytestmark = pytest.mark.timeout(600)  # engines give way: beside much work a start takes minutes
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def test_a_start_is_recorded_and_its_plan_was_right(stack: Stack, replica: dict[
         print(f"{each['quantity']}: {each['predicted']:.6g}, measured {each['measured']:.6g}")
 
 
+@pytest.mark.slow
 def test_a_replica_that_crashed_has_a_record_for_each_run(
     stack: Stack, replica: dict[str, Any]
 ) -> None:

@@ -100,9 +100,11 @@ def test_no_code_asks_for_an_engine_or_a_family_by_name() -> None:
 
 def test_which_engine_is_the_usual_one_is_said_in_one_place() -> None:
     """`exo` apart: the program is called so, too."""
+    quoted = [f'"{name}"' for name in {*ENGINES} - {OWN_ENGINE}]
     found = {
         path
         for path, tree in trees().items()
+        if any(name in (PACKAGE / path).read_text(encoding="utf-8") for name in quoted)
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and node.value in {*ENGINES} - {OWN_ENGINE}
     }

@@ -49,6 +49,7 @@ def test_on_the_cpu_every_part_passes_and_figures_are_written(tmp_path):
     assert all(row["share_of_roofline"] > 0 for row in steps)
 
 
+@pytest.mark.slow
 def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(tmp_path):
     output = tmp_path / "gpu_check.json"
     result = run(

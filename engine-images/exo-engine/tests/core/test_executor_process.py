@@ -25,9 +25,8 @@ PARAMS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "is_ahead", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["sync", "async"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["sync", "async"])
 def test_tokens_are_those_of_this_process_in_scarce_blocks_and_chunks(
     tiny_model, prompts, is_ahead
 ):
