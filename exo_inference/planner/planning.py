@@ -86,17 +86,10 @@ def _plan_stage(setting: Setting, stage: int) -> Stage:
     model, ranks, rules = setting.model, setting.ranks, setting.rules
     parameters, dtype_bytes = setting.parameters, setting.dtype_bytes
     is_last = stage == ranks.pipeline - 1
-    parts = [
-        weights_component(
-            model,
-            ranks,
-            stage,
-            dtype_bytes,
-            rules,
-            padding=setting.padding,
-            offload=setting.offload,
-        )
-    ]
+    weights = weights_component(
+        model, ranks, stage, dtype_bytes, rules, padding=setting.padding, offload=setting.offload
+    )
+    parts = [weights]
     samples = is_last and _profiles_sampler(setting)
     batch = ProfileBatch(
         setting.max_num_batched_tokens,
