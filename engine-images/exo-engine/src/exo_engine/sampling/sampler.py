@@ -123,7 +123,7 @@ def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan, mask: RowMask 
 def _forbid(logits: Tensor, mask: RowMask) -> None:
     """Leave only the tokens of a mask, in place."""
     forbidden = unpack_bits(~mask.bits, logits.shape[1])
-    if logits.device.type == "cpu":  # a third of the time of masked_fill
+    if logits.device.type == "cpu":  # less time than masked_fill takes
         values, is_forbidden = logits.numpy(), forbidden.numpy()
         if mask.rows is None:
             np.copyto(values, -np.inf, where=is_forbidden)
