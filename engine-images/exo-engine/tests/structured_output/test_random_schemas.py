@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import string
@@ -15,6 +16,7 @@ from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.structured_output import grammars
 from exo_engine.structured_output.schema_check import check
+from exo_engine.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance", reason="the engine has no grammars without it")
 
@@ -38,7 +40,7 @@ class Schemas:
         self._num_shared = self._random.randint(1, 3)
         shared = {f"s{n}": self._plain() for n in range(self._num_shared)}
         shared["pair"] = self._linked({"anyOf": [{"$ref": "#/$defs/s0"}, {"type": "null"}]})
-        # A list of any length. How long it gets is the model's will, which ends it soon enough.
+        # A list of any length, which is the model's will; `params_of` sees to an end.
         shared["chain"] = self._linked({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/chain"}]})
         return {**self._object(0), "$defs": shared}
 
@@ -100,19 +102,31 @@ def llm() -> Iterator[LLM]:
     found.close()
 
 
+@functools.cache
+def openings() -> dict[int, float]:
+    """Return a bias against tokens that begin an object."""
+    tokenizer = Tokenizer(MODEL)
+    texts = {each: tokenizer.token_text(each).lstrip() for each in range(tokenizer.vocabulary_size)}
+    return {token_id: -6.0 for token_id, text in texts.items() if text.startswith("{")}
+
+
+def params_of(seed: int, schema: dict[str, Any], room: int) -> SamplingParams:
+    """Return how to answer; where a list could go on, going on is made less likely than its end."""
+    has_chain = json.dumps(schema).count("#/$defs/chain") > 1
+    return SamplingParams(
+        seed=seed,
+        max_tokens=min(MAX_TOKENS, room),
+        logit_bias=openings() if has_chain else None,
+        structured_outputs=grammars.grammar(grammars.json_rule(schema)),
+    )
+
+
 def run(llm: LLM, seeds: range, *, has_free: bool) -> None:
     schemas = [Schemas(seed).make() for seed in seeds]
     for schema in schemas:
         check(schema)
     room = llm.core.config.max_model_len - 16
-    params = [
-        SamplingParams(
-            seed=seed,
-            max_tokens=min(MAX_TOKENS, room),
-            structured_outputs=grammars.grammar(grammars.json_rule(schema)),
-        )
-        for seed, schema in zip(seeds, schemas, strict=True)
-    ]
+    params = [params_of(seed, schema, room) for seed, schema in zip(seeds, schemas, strict=True)]
     free = [SamplingParams(seed=seed, max_tokens=30) for seed in seeds] if has_free else []
     answers = llm.generate(["Write JSON:"] * (len(params) + len(free)), [*params, *free])
     for seed, schema, answer in zip(seeds, schemas, answers, strict=False):
