@@ -25,7 +25,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-clients test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-clients test-hard-use test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -106,6 +106,9 @@ $(VENV)/clients/%/.installed: tests/clients/requirements/%.txt
 	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes --no-deps -r $<
 	@[ $* != vllm ] || (cd $(VENV)/lib/python3*/site-packages && pwd) > "$$(echo $(@D)/lib/python3*/site-packages)/project.pth"
 	@touch $@
+
+test-hard-use: setup-dev ## 10,000 requests at 64 at once, some given up, some broken: nothing is left behind
+	@HARD_USE_REQUESTS=10000 $(PYTEST) -m slow -s tests/e2e/test_hard_use.py
 
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@$(PYTEST) -m chaos --timeout 900 -s

@@ -1,9 +1,13 @@
-"""10,000 requests at 64 at once, a tenth given up and some broken, leave everything as it was."""
+"""Many requests at 64 at once, a tenth given up and some broken, leave everything as it was.
+
+1,000 of them, or as many as HARD_USE_REQUESTS says: `make test-hard-use` sends 10,000.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +18,7 @@ from .conftest import Stack, processes_of
 from .hard_use import HardUse
 
 pytestmark = pytest.mark.slow
-NUM_REQUESTS = 10_000
+NUM_REQUESTS = int(os.environ.get("HARD_USE_REQUESTS", "1000"))
 NUM_BEFORE = 1_000
 """Sent first: what is imported, compiled and cached on first use is there then."""
 MOST_GROWTH_BYTES = 20 * 10**6
@@ -65,8 +69,8 @@ async def calm(stack: Stack, before: dict[int, int]) -> dict[int, int]:
             await asyncio.sleep(0.2)
 
 
-@pytest.mark.timeout(1200)
-async def test_ten_thousand_requests_leave_nothing_behind(
+@pytest.mark.timeout(2400)
+async def test_many_requests_leave_nothing_behind(
     stack: Stack, deployment: tuple[str, str]
 ) -> None:
     first = HardUse(*deployment, seed=1)
