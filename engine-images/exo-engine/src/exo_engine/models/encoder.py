@@ -77,13 +77,15 @@ class Encoder:
         Args:
             token_ids: (T,) integers.
             positions: (T,) integers, of each token in its text.
-            types: (T,) integers: 1 where a token is of the second text of a pair.
+            types: (T,) integers: 1 where a token is of the second text of a pair; a model that knows one kind of
+                text is not told.
             attention: begun for this step.
 
         Returns:
             (T, E).
         """
         rows = positions + self.spec.first_position
+        types = types.clamp(max=self.spec.num_types - 1)
         hidden = self._words.look_up(token_ids) + self._types.look_up(types)
         hidden = self._norm(hidden + self._positions.look_up(rows))
         for layer in self._layers:

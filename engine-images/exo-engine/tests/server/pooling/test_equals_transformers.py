@@ -82,6 +82,15 @@ def test_second_text_of_a_pair_is_told_apart(tmp_path: Path, texts: list[tuple[i
     assert float(first) != float(second)
 
 
+def test_model_that_knows_one_kind_of_text_is_not_told_of_the_second(tmp_path: Path) -> None:
+    """Whatever marks its tokenizer has: a row beyond the table would end the core."""
+    write_scorer(tmp_path, "bert", type_vocab_size=1)
+    first, second = run(
+        core_of(tmp_path), [PoolingRequest("0", (5, 6, 7), 2), PoolingRequest("1", (5, 6, 7))]
+    )
+    assert float(first) == float(second)
+
+
 @torch.inference_mode()
 def test_vector_is_cut_before_it_gets_length_1(
     tmp_path: Path, texts: list[tuple[int, ...]]
