@@ -5,6 +5,8 @@ Legend: T tokens in step, E hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -68,6 +70,8 @@ class Encoder:
         self._types = Embedding(context, f"{name}.token_type_embeddings", spec.num_types, size)
         self._norm = LayerNorm(context, f"{name}.LayerNorm", size, spec.norm_eps)
         self._layers = [EncoderLayer(context, spec, index) for index in range(spec.num_layers)]
+        self.note_layer: Callable[[], None] = pulse.OWN.count_layer
+        """Called behind each layer."""
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, types: Tensor, attention: AttentionBackend
@@ -90,7 +94,7 @@ class Encoder:
         hidden = self._norm(hidden + self._positions.look_up(rows))
         for layer in self._layers:
             hidden = layer(hidden, attention)
-            pulse.OWN.count_layer()
+            self.note_layer()
         return hidden
 
 

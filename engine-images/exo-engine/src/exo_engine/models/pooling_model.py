@@ -5,7 +5,7 @@ Legend: T tokens in step, S texts in step, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -64,6 +64,10 @@ class PoolingModel:
         """Prepare for texts of up to `num_positions` tokens."""
         if isinstance(self._body, Decoder):
             self._body.set_num_positions(num_positions)
+
+    def have_layers_noted(self, note_layer: Callable[[], None]) -> None:
+        """Call `note_layer` behind each layer."""
+        self._body.note_layer = note_layer
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from exo_engine.config import EngineConfig
+from exo_engine.core.graphs.device import PlainOps
 from exo_engine.core.pooling.core import PoolingCore
 from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.models.pooling_config import is_pooling
@@ -124,6 +125,19 @@ def test_in_fewer_bits_vectors_are_near(
     for text, vector in zip(texts, embed(core, texts), strict=True):
         cosine = torch.nn.functional.cosine_similarity(vector, model.vector(text), dim=0)
         assert float(cosine) > 0.99
+
+
+@pytest.mark.parametrize("name", ["bert-cls", "qwen3-last"])
+def test_layers_are_noted_as_the_device_computes_them(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is told of all layers at once, and may take long for them."""
+    noted: list[int] = []
+    monkeypatch.setattr(PlainOps, "note_layer", lambda ops: noted.append(1))
+    write_embedder(tmp_path, name)
+    core = core_of(tmp_path)
+    embed(core, [(5, 6, 7)])
+    assert len(noted) == core.spec.body.num_layers
 
 
 @torch.inference_mode()

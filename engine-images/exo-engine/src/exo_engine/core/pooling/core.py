@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from exo_engine.config import EngineConfig, ResolvedConfig
+from exo_engine.core.graphs.device import device_ops
 from exo_engine.core.measurements import Measurements
 from exo_engine.core.pooling.loading import load_pooling
 from exo_engine.core.pooling.queue import PoolingQueue
@@ -48,6 +49,7 @@ class PoolingCore:
         self.config: ResolvedConfig = loaded.config
         self.measurements: Measurements = loaded.measurements
         self._model = loaded.model
+        self._model.have_layers_noted(device_ops(loaded.model.device).note_layer)
         self._queue = PoolingQueue(
             self.config.max_num_batched_tokens,
             self.config.max_num_seqs,
