@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
+from exo_engine import pulse
 from exo_engine.core.executor import Executor
 from exo_engine.core.request import EngineRequest, RequestOutput
 from exo_engine.errors import RequestError
@@ -44,9 +45,10 @@ class Preparation:
             self._held.pop(request_id, None)
 
     def wait(self) -> None:
-        """Wait a little for the first grammar."""
+        """Wait a little for the first grammar; it compiles within limits, so that this is no hang."""
         _, prepared = next(iter(self._held.values()))
         self._executor.wait(prepared, _PATIENCE_SECONDS)
+        pulse.OWN.beat()
 
     def release(self) -> list[RequestOutput]:
         """Let those go on whose grammar is there; return the ends of those that cannot."""
