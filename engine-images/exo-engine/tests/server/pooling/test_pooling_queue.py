@@ -68,6 +68,19 @@ def test_text_that_was_dropped_may_come_again() -> None:
     assert queue.take() == []
 
 
+def test_dropped_texts_behind_urgent_ones_take_no_room() -> None:
+    """They would never come to the front while urgent ones do."""
+    queue = PoolingQueue(10, 8, has_priority=True)
+    queue.add(request("waits", priority=1))
+    for index in range(20_000):
+        queue.add(request(f"urgent{index}", 10))
+        queue.add(request(f"dropped{index}", priority=2))
+        queue.drop(f"dropped{index}")
+        assert taken(queue) == {f"urgent{index}"}
+    assert len(queue._ranks) < 2000
+    assert taken(queue) == {"waits"}
+
+
 def test_every_text_is_computed_once() -> None:
     numbers = random.Random(3)
     queue = PoolingQueue(50, 6, has_priority=True)

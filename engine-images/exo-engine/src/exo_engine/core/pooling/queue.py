@@ -8,6 +8,9 @@ import itertools
 from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.errors import DuplicateRequest
 
+_MANY = 1024
+"""So many places of dropped texts are kept beside those of as many as wait."""
+
 
 class PoolingQueue:
     """Texts that wait for their step.
@@ -45,6 +48,9 @@ class PoolingQueue:
     def drop(self, request_id: str) -> None:
         """Forget a text; unknown ids are ignored."""
         self._waiting.pop(request_id, None)
+        if len(self._ranks) > 2 * len(self._waiting) + _MANY:
+            self._ranks = [each for each in self._ranks if each[2] in self._waiting]
+            heapq.heapify(self._ranks)
 
     def take(self) -> list[PoolingRequest]:
         """Return the texts of the next step, the longest first; they wait no more."""
