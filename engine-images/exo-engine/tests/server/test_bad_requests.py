@@ -246,6 +246,8 @@ def test_unknown_paths_and_methods_are_error_objects(engine: Engine) -> None:
 
 def test_wrong_tokenize_requests_are_refused(engine: Engine) -> None:
     check(engine.http.post("/tokenize", json={"prompt": 3}), 400, "prompt")
+    both = {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}
+    check(engine.http.post("/tokenize", json=both), 400, "prompt")
     check(engine.http.post("/detokenize", json={}), 400, "tokens")
     check(engine.http.post("/detokenize", json={"tokens": [10**7]}), 400, "tokens")
     too_many = {"tokens": [1] * 5000}

@@ -66,6 +66,7 @@ async def test_prompt_and_suffix_stand_around_the_gap(filling: Path) -> None:
         ({"prompt": [5, 6]}, "prompt"),
         ({"prompt": "x", "echo": True}, "echo"),
         ({"prompt": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"prompt": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"prompt": "x", "suffix": 7}, "suffix"),
     ],
 )

@@ -43,7 +43,7 @@ def read_suffix(fields: Fields, tokenizer: Tokenizer) -> str | None:
     if find_marks(tokenizer) is None:
         raise not_supported("suffix", "suffix with a model whose tokenizer has no tokens for it")
     for other in ("echo", "truncate_prompt_tokens"):
-        if fields.values.get(other):
+        if fields.has(other) and fields.values[other] is not False:
             raise bad_request(f"{other} does not go with suffix", other)
     return suffix
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from exo_engine.server.api_errors import bad_request
 from exo_engine.server.known_fields import DETOKENIZE, TOKENIZE, TOKENIZE_TEXT, check_fields
 from exo_engine.server.routes.conversation import read_conversation
 from exo_engine.server.routes.requests import json_response, read_request
@@ -17,6 +18,8 @@ async def tokenize(request: web.Request, service: Service) -> web.Response:
     service.check_model(fields)
     has_strings = fields.boolean("return_token_strs")
     if fields.has("messages"):
+        if fields.has("prompt"):
+            raise bad_request("prompt does not go with messages", "prompt")
         tokens = (await read_conversation(fields, service)).tokens
     else:
         check_fields(fields, TOKENIZE_TEXT)
