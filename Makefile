@@ -94,7 +94,8 @@ OTHER_TRITON := $(VENV)/triton-$(or $(TRITON),3.6.0)
 
 # Programs that others wrote, each set in an environment of its own, which is made once and needs the network
 # then: make test-clients CLIENTS="packages aiperf"; vllm is large, and takes the CUDA libraries that PyTorch loads
-# from $(VENV). After a change of requirements/NAME.in: uv pip compile --generate-hashes, as in NAME.txt.
+# from $(VENV). After a change of NAME.in in tests/clients/requirements, there:
+# uv pip compile --generate-hashes --no-header --no-annotate --output-file NAME.txt NAME.in
 test-clients: setup-dev $(addprefix $(VENV)/clients/,$(addsuffix /.installed,$(CLIENTS))) ## others' clients and load generators against gateway and engine
 	@CLIENT_ENVIRONMENTS=$(abspath $(VENV)/clients) $(PYTEST) -m clients --timeout 900 tests/clients \
 	  -k "$(subst $(eval) , or ,$(strip $(CLIENTS)))"

@@ -15,8 +15,7 @@ from tests.clients.conftest import MODEL, MODEL_DIR, Server
 pytestmark = pytest.mark.clients
 PROGRAMS = Path(__file__).with_name("programs")
 ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", "."))
-"""With one virtual environment for each name of `requirements/clients-*.txt`; `make test-clients` makes them."""
-
+"""With one virtual environment for each of `requirements/*.txt` beside this file; `make test-clients` makes them."""
 SECONDS = 600
 NUM_REQUESTS = 100
 

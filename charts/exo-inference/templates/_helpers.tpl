@@ -130,7 +130,7 @@ metrics{{ with . }}-{{ . }}{{ end }}
 {{- end }}
 {{- end -}}
 
-{{/* Environment of a component. Takes a dict: root, component, process. */}}
+{{/* Where a gateway or an engine sends its spans. Takes the root. */}}
 {{- define "exo-inference.tracingEnv" -}}
 {{- with .Values.tracing -}}
 {{- if .endpoint -}}
@@ -144,6 +144,7 @@ metrics{{ with . }}-{{ . }}{{ end }}
 {{- end -}}
 {{- end -}}
 
+{{/* Environment of a component. Takes a dict: root, component, process. */}}
 {{- define "exo-inference.env" -}}
 {{- $root := .root -}}
 - name: EXO_POD_NAME

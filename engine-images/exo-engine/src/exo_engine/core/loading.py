@@ -157,7 +157,7 @@ def load_decoder(
     progress: Callable[[str], None],
     group: RankGroup | None = None,
 ) -> Decoder:
-    """Load a model that generates; see `load_model`."""
+    """Load a model that generates, or of several ranks this one's part; see `load_model`."""
     return load_model(partial(Decoder, ranks=group), spec, settings, progress)
 
 
@@ -174,7 +174,6 @@ def load_model(
         spec: the model.
         settings: where and in which number format.
         progress: told how much of them is loaded.
-        group: of the ranks, of which this one loads its part.
 
     Raises:
         ModelUnusable: the files are not those of the model.
