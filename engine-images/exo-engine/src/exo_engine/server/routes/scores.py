@@ -5,6 +5,7 @@ A cross-encoder scores each pair by itself; a model that embeds gives the cosine
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from array import array
 from collections.abc import Sequence
@@ -170,7 +171,11 @@ class Scoring:
         if self._is_cross:
             return [each[0] for each in found]
         ones, others = found[: self._num_first], found[self._num_first :]
-        return [_product(*pair) for pair in zip(_spread(ones, len(others)), others, strict=True)]
+        scores = []
+        for pair in zip(_spread(ones, len(others)), others, strict=True):
+            scores.append(_product(*pair))
+            await asyncio.sleep(0)  # other requests get on
+        return scores
 
     def _pairs(self, ones: list[list[int]], others: list[list[int]]) -> list[Text]:
         wrapping = self._service.text.tokenizer.wrapping
