@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
 
+import pytest
 from exo_engine import pulse
-from exo_engine.core.graphs.device import Marks
+from exo_engine.core.graphs import device
+from exo_engine.core.graphs.device import CudaOps, Marks
 
 
 class Layer:
@@ -30,3 +34,42 @@ def test_layers_are_noted_as_the_device_gets_to_them(monkeypatch):
         assert not noted.acquire(blocking=False)
         layer.is_computed.set()
         assert noted.acquire(timeout=30)
+
+
+def test_marks_of_a_device_that_has_failed_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failed:
+        def query(self) -> bool:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    noted = threading.Semaphore(0)
+    monkeypatch.setattr(pulse.OWN, "count_layer", noted.release)
+    marks, last = Marks(), Layer()
+    last.is_computed.set()
+    for mark in (Failed(), Failed(), last):
+        marks.add(mark)
+    assert noted.acquire(timeout=30)
+    assert not noted.acquire(blocking=False)
+
+
+def test_a_capture_bears_that_another_thread_asks_for_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of CUDA's modes "global", the default, fails where any thread queries an event meanwhile."""
+    asked: list[dict[str, object]] = []
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+
+    def graph(captured: object, **options: object) -> nullcontext[None]:
+        asked.append(options)
+        return nullcontext()
+
+    cuda = SimpleNamespace(
+        Stream=lambda on: stream,
+        current_stream=lambda on: stream,
+        stream=lambda other: nullcontext(),
+        CUDAGraph=lambda: SimpleNamespace(pool=lambda: 1, replay=None),
+        graph=graph,
+    )
+    monkeypatch.setattr(device, "torch", SimpleNamespace(cuda=cuda))
+    ops = CudaOps(SimpleNamespace(type="cuda"))
+    ops.capture(tuple)
+    assert [each["capture_error_mode"] for each in asked] == ["thread_local"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
@@ -99,9 +100,10 @@ class Marks:
     def _watch(self) -> None:
         while True:
             mark = self._waiting.get()
-            while not mark.query():
-                time.sleep(_LOOK_SECONDS)
-            pulse.OWN.count_layer()
+            with suppress(RuntimeError):  # the device has failed, as who waits for the step is told
+                while not mark.query():
+                    time.sleep(_LOOK_SECONDS)
+                pulse.OWN.count_layer()
 
 
 class CudaOps:
@@ -151,7 +153,8 @@ class CudaOps:
             run()
         torch.cuda.current_stream(self._device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # The thread of the marks asks meanwhile how far the device is, which would end a capture of mode "global".
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = run()
         self._pool = graph.pool()
         return Captured(graph.replay, outputs)
