@@ -151,15 +151,18 @@ def open_tracing(environment: Mapping[str, str]) -> Tracing | None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        exporter = _exporter(environment)
-    except (ImportError, ValueError) as exc:
+        processor = BatchSpanProcessor(_exporter(environment))
+    except ImportError as exc:
         logger.warning("no traces are sent: %s; pip install 'exo-inference[tracing]'", exc)
+        return None
+    except ValueError as exc:
+        logger.warning("no traces are sent: %s; change OpenTelemetry's variables", exc)
         return None
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: _SERVICE}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider.add_span_processor(processor)
     return Tracing(provider)
 
 

@@ -164,7 +164,15 @@ def test_the_usual_variables_switch_it(environment: dict[str, str], asked: bool)
 
 def test_another_protocol_is_named_and_nothing_is_sent(caplog) -> None:
     assert open_tracing({ENDPOINT: "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}) is None
-    assert "'grpc' of OTLP is not http/protobuf" in caplog.text
+    assert "'grpc' of OTLP is not http/protobuf; change OpenTelemetry's variables" in caplog.text
+
+
+def test_a_variable_that_is_wrong_does_not_keep_the_gateway_from_starting(
+    caplog, monkeypatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    assert open_tracing({ENDPOINT: "http://127.0.0.1:1"}) is None
+    assert "no traces are sent: max_queue_size must be" in caplog.text
 
 
 def test_off_imports_nothing() -> None:

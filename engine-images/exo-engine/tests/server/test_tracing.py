@@ -122,3 +122,9 @@ def test_without_the_package_the_engine_serves_and_says_what_is_missing(monkeypa
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert open_tracing({ENDPOINT: "http://127.0.0.1:1"}, "m") is None
     assert "pip install 'exo-engine[tracing]'" in caplog.text
+
+
+def test_a_variable_that_is_wrong_does_not_keep_the_engine_from_starting(monkeypatch, caplog):
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    assert open_tracing({ENDPOINT: "http://127.0.0.1:1"}, "m") is None
+    assert "no traces are sent: max_queue_size must be" in caplog.text
