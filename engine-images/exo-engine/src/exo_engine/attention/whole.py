@@ -8,7 +8,7 @@ Legend: T tokens in step, H heads, Hkv key/value heads, D head dim, S sequences 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,12 +16,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from exo_engine import pulse
 from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.layer import AttentionLayer
 from exo_engine.attention.layout import StepLayout
 
 _MAX_MASKED_PAIRS = 2**26
 """A window's mask has so many queries times keys at most; longer texts are attended in parts."""
+_MAX_PAIRS_AT_ONCE = 2**27
+"""Queries times keys of all heads in one call on a CPU: a hang is told from a long text by what comes between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +98,18 @@ class WholeAttention(AttentionBackend):
         window, length = layer.reach.window, queries.shape[2]
         if window is not None and window < length:
             return self._attend_window(layer, window, queries, keys, values).transpose(1, 2)
-        is_causal = self._is_causal and length > 1
-        found = F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=is_causal, scale=layer.scale
-        )
-        return found.transpose(1, 2)
+        is_causal, parts = self._is_causal and length > 1, []
+        for heads in _parts(queries):
+            found = F.scaled_dot_product_attention(
+                queries[:, heads],
+                keys[:, heads],
+                values[:, heads],
+                is_causal=is_causal,
+                scale=layer.scale,
+            )
+            parts.append(found)
+            pulse.OWN.beat()
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).transpose(1, 2)
 
     def _attend_window(
         self, layer: AttentionLayer, window: int, queries: Tensor, keys: Tensor, values: Tensor
@@ -119,4 +129,15 @@ class WholeAttention(AttentionBackend):
                     part, keys, values, attn_mask=mask, scale=layer.scale
                 )
             )
+            pulse.OWN.beat()
         return torch.cat(parts, dim=2)
+
+
+def _parts(queries: Tensor) -> Iterator[slice]:
+    """Yield the heads of (S, H, L, D) that are attended in one call: on a CPU so few that it takes about a second."""
+    num_texts, num_heads, length, _ = queries.shape
+    step = num_heads
+    if queries.device.type == "cpu":
+        step = max(1, _MAX_PAIRS_AT_ONCE // (num_texts * length * length))
+    for first in range(0, num_heads, step):
+        yield slice(first, first + step)

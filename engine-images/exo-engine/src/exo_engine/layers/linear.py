@@ -11,6 +11,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from exo_engine import pulse
 from exo_engine.kernels.library import LinearCall
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.weight_formats.base import Share, Stored
@@ -90,6 +91,7 @@ class Linear(Layer):
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return (T, outputs) for inputs (T, inputs)."""
         outputs = self.matrix.multiply(inputs, self.bias)
+        pulse.OWN.beat()  # a layer of a long text takes seconds on a CPU
         return outputs if self._add_up is None else self._add_up(outputs)
 
     def kernel_call(self) -> LinearCall | None:
