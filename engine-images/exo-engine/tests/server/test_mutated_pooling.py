@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from exo_engine.server import pooling
 from exo_engine.server.fields import Fields
 from exo_engine.server.known_fields import EMBEDDINGS, RERANK, SCORE, check_fields
 from exo_engine.server.messages import CoreInfo, PoolingInfo
@@ -34,8 +35,8 @@ class FakeService:
         write_tokenizer(directory)
         self.text = SimpleNamespace(tokenizer=Tokenizer(directory))
         self.metrics = Metrics("m")
-        pooling = PoolingInfo(task, 8, None, is_activated=True, lowers_case=True)
-        info = CoreInfo(90, 50, 4, 0, 16, "float32", "cpu", 0.9, False, pooling=pooling)
+        found = PoolingInfo(task, 8, None, is_activated=True, lowers_case=True)
+        info = CoreInfo(90, 50, 4, 0, 16, "float32", "cpu", 0.9, False, pooling=found)
         self.link = SimpleNamespace(info=info)
 
     async def encode_all(self, texts: Sequence[str], **_: Any) -> list[list[int]]:
@@ -109,3 +110,27 @@ def test_mutated_bodies_are_read_or_refused(tmp_path: Path, name: str) -> None:
     refused = [each for each in refusals if each is not None]
     assert all(each.status == 400 and each.message and each.param for each in refused)
     assert NUM_BODIES / 4 < len(refused) < NUM_BODIES
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "param"),
+    [("texts", 7, "input"), ("tokens", 4, "input"), ("rerank", 11, "documents")],
+)
+def test_tokens_of_all_texts_together_are_bounded(
+    tmp_path: Path, name: str, most: int, param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long query with many documents is a small body, and a hundred million tokens."""
+    read, task, body = BODIES[name]
+    service = FakeService(tmp_path, task)
+    with asyncio.Runner() as runner:
+
+        def read_now(fields: Fields) -> object:
+            return runner.run(read(fields, service))
+
+        monkeypatch.setattr(pooling, "MAX_TOKENS", most)
+        assert refusal(read_now, body) is None
+        monkeypatch.setattr(pooling, "MAX_TOKENS", most - 1)
+        refused = refusal(read_now, body)
+    assert refused is not None
+    assert (refused.status, refused.param) == (400, param)
+    assert f"at most {most - 1} tokens, got {most}" in refused.message

@@ -25,6 +25,8 @@ from exo_engine.tokenizer.wrapping import Side, cut
 
 MAX_TEXTS = 2048
 """Of a request, as in OpenAI's API."""
+MAX_TOKENS = 2**22
+"""Of all texts of a request: a query counts with each of its documents, as it is computed so."""
 _LATER = Truncation(2**31, keeps_end=False)
 """A text may be too long: it is cut together with what comes around it."""
 _MAX_PRIORITY = 2**63 - 1
@@ -122,6 +124,7 @@ async def read_texts(fields: Fields, cutting: Cutting, service: Service) -> list
         raise _wrong_input(fields)
     for index, each in enumerate(texts):
         check_length(len(each), service, f"input[{index}]" if len(texts) > 1 else "input")
+    check_num_tokens(sum(map(len, texts)), "input")
     return [Text(each) for each in texts]
 
 
@@ -133,6 +136,19 @@ def check_num_texts(number: int, param: str) -> None:
     """
     if number > MAX_TEXTS:
         raise bad_request(f"{param} must be at most {MAX_TEXTS} texts, got {number}", param)
+
+
+def check_num_tokens(number: int, param: str) -> None:
+    """Refuse texts that are too many tokens together: all of them are packed, sent and unpacked at once.
+
+    Raises:
+        ApiError: there are more than `MAX_TOKENS`.
+    """
+    if number > MAX_TOKENS:
+        raise bad_request(
+            f"all texts together must have at most {MAX_TOKENS} tokens, got {number}; send fewer at once",
+            param,
+        )
 
 
 def check_length(num_tokens: int, service: Service, param: str) -> None:

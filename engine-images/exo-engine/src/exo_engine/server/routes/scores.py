@@ -23,6 +23,7 @@ from exo_engine.server.pooling import (
     Text,
     check_length,
     check_num_texts,
+    check_num_tokens,
     pooling_of,
     read_cutting,
     read_options,
@@ -154,6 +155,7 @@ class Scoring:
         texts = self._pairs(ones, others) if self._is_cross else self._singles([*ones, *others])
         for each in texts:
             check_length(len(each.token_ids), self._service, self._names[1])
+        check_num_tokens(sum(len(each.token_ids) for each in texts), self._names[1])
         # Vectors are compared by their angle, so they have length 1 in any case.
         is_activated = self._options.is_activated or not self._is_cross
         options = PoolingOptions(is_activated, priority=self._options.priority)
