@@ -174,4 +174,6 @@ def test_phases_of_a_request_add_up(engine: Engine) -> None:
     assert counts == [1, 1, 1, 1]
     assert min(queue, prefill, decode) > 0
     assert prefill + decode == pytest.approx(inference)
-    assert queue + inference == pytest.approx(whole, rel=0.2)
+    assert queue + inference <= whole + 1e-6, (
+        "what the server takes behind the last token is in neither"
+    )
