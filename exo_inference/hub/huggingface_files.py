@@ -19,7 +19,7 @@ _SMALL_FILES = re.compile(
     r"|tekken\.json|.*\.tiktoken|chat_template\.(?:jinja|json)|params\.json|hf_quant_config\.json"
     r"|quant(?:ize)?_config\.json|(?:additional_chat_templates/)[^/]+\.jinja"
     # How sentence-transformers makes a vector of a text: without them an engine would pool another way.
-    r"|modules\.json|sentence_[a-z]+_config\.json|config_sentence_transformers\.json"
+    r"|modules\.json|sentence_[a-z-]+_config\.json|config_sentence_transformers\.json"
     r"|\d+_[A-Za-z]+/config\.json"
 )
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")

@@ -71,6 +71,7 @@ INDEX = "model.safetensors.index.json"
             (
                 "modules.json",
                 "sentence_bert_config.json",
+                "sentence_xlm-roberta_config.json",
                 "config_sentence_transformers.json",
                 "1_Pooling/config.json",
                 "2_Dense/model.safetensors",
@@ -80,6 +81,7 @@ INDEX = "model.safetensors.index.json"
                 "model.safetensors",
                 "modules.json",
                 "sentence_bert_config.json",
+                "sentence_xlm-roberta_config.json",
                 "config_sentence_transformers.json",
                 "1_Pooling/config.json",
             ),

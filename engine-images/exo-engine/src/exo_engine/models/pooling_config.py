@@ -7,6 +7,7 @@ does for those that generate. What the files say, flags may say otherwise, by vL
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +47,8 @@ _MODE_WORDS: Final[Mapping[str, PoolingMethod]] = {
 _TYPES: Final[Mapping[str, PoolingMethod]] = {"cls": "cls", "mean": "mean", "last": "last"}
 """Of vLLM's flag, in lower case."""
 _POOLER_KEYS = ("pooling_type", "seq_pooling_type", "use_activation", "normalize")
+_TEXTS_FILES = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "xlm-roberta"))
+"""Names that versions of sentence-transformers have given to one file, in the order in which they look for it."""
 _MAX_MODULES = 16
 
 
@@ -204,7 +207,7 @@ def _embedder(
                 "type", shown(kind, 64), "Transformer, Pooling or Normalize"
             )
     pooling = _pooling_module(model_dir)
-    texts = _own_file(model_dir, "sentence_bert_config.json")
+    texts = _texts_file(model_dir)
     longest = min(spec.max_length, texts.integer("max_seq_length", spec.max_length))
     return replace(
         spec,
@@ -253,12 +256,13 @@ def _pooling_module(model_dir: Path) -> ConfigReader | None:
     return None
 
 
-def _own_file(model_dir: Path, name: str) -> ConfigReader:
-    path = model_dir / name
-    try:
-        return ConfigReader(path, parse_object(read_regular(path), path))
-    except MissingFile:
-        return ConfigReader(path, {})
+def _texts_file(model_dir: Path) -> ConfigReader:
+    """Return what says how long texts may be, under the first of its names; empty where there is none."""
+    for name in _TEXTS_FILES:
+        path = model_dir / name
+        with suppress(MissingFile):
+            return ConfigReader(path, parse_object(read_regular(path), path))
+    return ConfigReader(model_dir / _TEXTS_FILES[0], {})
 
 
 def _read_method(reader: ConfigReader) -> PoolingMethod:

@@ -73,10 +73,12 @@ def test_generating_architecture_with_a_pooling_module_embeds(tmp_path: Path) ->
     assert (spec.task, spec.method, spec.is_activated) == ("embed", "last", False)
 
 
-def test_files_of_sentence_transformers_are_honoured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
+def test_files_of_sentence_transformers_are_honoured(tmp_path: Path, kind: str) -> None:
     modules = pools(tmp_path, "sentence_transformers.models.Pooling", pooling_mode_mean_tokens=True)
     texts = {"max_seq_length": 64, "do_lower_case": True}
-    path = write(tmp_path, BERT, [*modules, {"type": NORMALIZE}], sentence_bert_config=texts)
+    path = write(tmp_path, BERT, [*modules, {"type": NORMALIZE}])
+    (path / f"sentence_{kind}_config.json").write_text(json.dumps(texts))
     spec = read_pooling_spec(config_of(path))
     assert (spec.method, spec.is_activated) == ("mean", True)
     assert (spec.max_length, spec.lowers_case) == (64, True)
