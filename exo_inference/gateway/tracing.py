@@ -51,7 +51,7 @@ class Attempt:
     def end(self, error: BaseException | None) -> None:
         """Note how it ended; a client that has left is no error of the replica's."""
         if isinstance(error, Exception):
-            _fail(self._span, type(error).__name__)
+            _fail(self._span, type(error).__name__.removeprefix("_"))
         self._span.end()
 
 

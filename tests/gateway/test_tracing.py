@@ -128,7 +128,7 @@ async def test_each_attempt_at_a_replica_is_seen(traced) -> None:
     await mending
     sends = [span for span in await spans() if span.name == "send"]
     assert [span.failed for span in sorted(sends, key=lambda span: span.start)][-1] is False
-    assert any(span.failed for span in sends)
+    assert {span.attributes["error.type"] for span in sends if span.failed} == {"DiedError"}
     assert len({span.parent for span in sends}) == 1
 
 
