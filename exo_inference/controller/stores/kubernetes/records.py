@@ -222,7 +222,7 @@ class Records:
         await self.prune("departed", now - DEPARTED_KEPT)
 
     async def prune(self, record: str, before: datetime) -> None:
-        """Remove the records of one sort (`operation`, `request`, `refusal`) that are older."""
+        """Remove the records of one sort (`operation`, `request`, `refusal`, `departed`) that are older."""
         query = {"labelSelector": f"{RECORD_LABEL}={record}", "limit": "500"}
         while True:
             page = await self._api.get(self._path(), query)
