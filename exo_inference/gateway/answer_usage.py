@@ -32,8 +32,11 @@ _TEXT = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|arguments|delta|thinking|partial_json)"\s*:\s*"[^"]'
 )
 _decode = json.JSONDecoder().decode
+_END_BYTES = 3
+"""So many bytes of an event's end may have come before the rest of it."""
 _MAX_EVENT_BYTES = 4 << 20
-"""An event longer than this is passed on unread: no engine of ours sends one."""
+"""An event longer than this is passed on as it comes and searched for its usage: `/v1/responses` repeats what
+clients send, 32 MiB if they like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def tokens_of(usage: Any) -> Tokens | None:
 
 def _count(usage: dict[str, Any], name: str) -> int | None:
     value = usage.get(name)
-    return value if type(value) is int else None
+    return value if type(value) is int and value >= 0 else None
 
 
 def _usage_of_event(event: Any) -> Any:
@@ -160,7 +163,13 @@ class UsageReader:
 
     def __init__(self, *, strip: bool) -> None:
         self._strip = strip
-        self._held = b""
+        self._parts: list[bytes] = []
+        """Of the event that goes on; not where it is too long."""
+        self._num_bytes = 0
+        self._last = b""
+        """Its last bytes, which may be a part of its end."""
+        self._finder: UsageFinder | None = None
+        """Searches it, where it is too long."""
         self._num_texts = 0
         self.tokens: Tokens | None = None
 
@@ -177,27 +186,47 @@ class UsageReader:
         """Take the next bytes and return those to pass on now.
 
         Without `strip` that is always `chunk` itself. With it, an event is passed on as soon as it
-        is whole, and the usage-only event never.
+        is whole, and the usage-only event never. Each byte is looked at once, however long an event is.
         """
-        data = self._held + chunk
-        passed = []
-        start = 0
-        for end in _EVENT_END.finditer(data):
-            event = data[start : end.end()]
-            start = end.end()
-            self._num_texts += _TEXT.search(event) is not None
-            if not self._is_usage_only(event):
-                passed.append(event)
-        self._held = data[start:]
-        if len(self._held) > _MAX_EVENT_BYTES:
-            passed.append(self._held)
-            self._held = b""
+        passed, begin, num_before = [], 0, len(self._last)
+        for end in _EVENT_END.finditer(self._last + chunk):
+            at = end.end() - num_before
+            passed += [self._take(chunk[begin:at]), self._end()]
+            begin = at
+        passed.append(self._take(chunk[begin:]))
         return b"".join(passed) if self._strip else chunk
 
     def finish(self) -> bytes:
         """Return what was held back when the stream ended inside an event."""
-        held, self._held = self._held, b""
+        held = b"".join(self._parts)
+        self._begin()
         return held if self._strip else b""
+
+    def _begin(self) -> None:
+        self._parts, self._num_bytes, self._last, self._finder = [], 0, b"", None
+
+    def _take(self, part: bytes) -> bytes:
+        """Add to the event; return what of it is passed on although it has not ended."""
+        self._num_bytes += len(part)
+        self._last = (self._last + part[-_END_BYTES:])[-_END_BYTES:]
+        if self._finder is None:
+            self._parts.append(part)
+            if self._num_bytes <= _MAX_EVENT_BYTES:
+                return b""
+            self._finder = UsageFinder()
+            part, self._parts = b"".join(self._parts), []
+        self._finder.feed(part)
+        return part
+
+    def _end(self) -> bytes:
+        """Read the event, which is whole; return what of it is passed on, of what was held."""
+        event, finder = b"".join(self._parts), self._finder
+        self._begin()
+        if finder is not None:
+            self.tokens = finder.tokens or self.tokens
+            return b""
+        self._num_texts += _TEXT.search(event) is not None
+        return b"" if self._is_usage_only(event) else event
 
     def _is_usage_only(self, event: bytes) -> bool:
         if b'"usage"' not in event:

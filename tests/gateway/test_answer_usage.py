@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_inference.gateway import answer_usage
 from exo_inference.gateway.answer_usage import Tokens, UsageReader, ask_for_usage, tokens_of_answer
 from exo_inference.gateway.errors import RequestRefused
 
@@ -235,3 +236,40 @@ def test_answer_of_another_form_that_is_cut_counts_the_texts_that_passed():
     reader = UsageReader(strip=False)
     reader.feed(RESPONSES[: RESPONSES.index(b"event: response.completed")])
     assert reader.estimate() == Tokens(0, 1)
+
+
+LONG = (
+    b'event: response.completed\ndata: {"response":{"metadata":{"x":"%s","usage":{"input_tokens":0}},'
+    b'"usage":{"input_tokens":7,"output_tokens":5}}}\n\n' % (b"a" * (6 << 20))
+)
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_usage_of_an_event_that_is_too_long_to_be_held_is_counted(strip):
+    reader = UsageReader(strip=strip)
+    parts = [LONG[at : at + 65536] for at in range(0, len(LONG), 65536)]
+    passed = b"".join(map(reader.feed, parts)) + reader.feed(DONE)
+    assert passed + reader.finish() == LONG + DONE
+    assert reader.tokens == Tokens(7, 5)
+
+
+def test_no_byte_of_a_long_event_is_looked_at_again_for_its_end(monkeypatch):
+    looked_at = 0
+
+    class Counting:
+        def finditer(self, data):
+            nonlocal looked_at
+            looked_at += len(data)
+            return iter(())
+
+    monkeypatch.setattr(answer_usage, "_EVENT_END", Counting())
+    reader = UsageReader(strip=False)
+    for _ in range(100):
+        reader.feed(b"x" * 4000)
+    assert looked_at < 2 * 100 * 4000
+
+
+@pytest.mark.parametrize("filler", [0, 1 << 20])
+def test_counts_below_nothing_are_none(filler):
+    body = b'{"usage":{"prompt_tokens":-7,"completion_tokens":5},"x":"%s"}' % (b"x" * filler)
+    assert tokens_of_answer(body) is None

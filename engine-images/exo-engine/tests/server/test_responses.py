@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import json
 import openai
 import pytest
 from exo_engine.server.api_errors import ApiError
@@ -63,6 +64,13 @@ async def test_whole_answer_is_a_response_of_the_package(model_dir: Path) -> Non
     assert response.usage is not None
     assert response.usage.output_tokens_details.reasoning_tokens > 0
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+
+
+async def test_usage_stands_behind_what_the_client_sent(model_dir: Path) -> None:
+    """The gateway takes the last `usage` of a long answer, and clients choose what is repeated."""
+    async with client_of(model_dir, TEXT, **BOTH) as client:
+        raw = await client.responses.with_raw_response.create(**ASK, metadata={"usage": "0"})
+    assert list(json.loads(raw.text))[-1] == "usage"
 
 
 async def test_events_of_a_stream_are_the_packages_and_join_to_the_whole_answer(

@@ -59,8 +59,9 @@ class _Writer:
             "status": "in_progress",
             "model": model,
             "output": self._items.items,
-            "usage": None,
             **_echoed(fields),
+            # Behind what clients send: who reads a long answer as it passes takes the last one for the usage.
+            "usage": None,
         }
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
