@@ -8,7 +8,8 @@ is written down, too: nobody gets a uid by waiting for the end of the object tha
 
 Whoever may write a status could write another's uid into it. So controllers seal what they take over, in an
 annotation that nobody else can make: a sealed uid outranks one that merely stands in a status, and that is put
-right. A seal is of one object name; an object that is made anew under the name may carry it on.
+right. A seal is of one object name; an object that is made anew under the name may carry it on, unless the uid
+went to another name meanwhile: seals can be read, and outlive the object.
 """
 
 from __future__ import annotations
@@ -63,12 +64,14 @@ class Identity(NamedTuple):
         is_fixed: an adoption wrote it down.
         problem: why what the annotation asks for does not count.
         is_sealed: a controller's seal says that it has the uid; a status alone anybody may have written.
+        is_carried: the seal may be of an object before it: the status does not say that this one was taken over.
     """
 
     uid: str
     is_fixed: bool = False
     problem: UidProblem | None = None
     is_sealed: bool = False
+    is_carried: bool = False
 
 
 def identify(raw: Mapping[str, Any], kind: str = "", seal: Seal | None = None) -> Identity:
@@ -86,10 +89,11 @@ def identify(raw: Mapping[str, Any], kind: str = "", seal: Seal | None = None) -
     sealed = _sealed_uid(annotations.get(SEAL_ANNOTATION, ""), f"{kind} {meta['name']}", seal)
     if fixed := sealed or _fixed_uid(status):
         is_sealed = bool(sealed)
-        if asked in (None, fixed):
-            return Identity(fixed, is_fixed=True, is_sealed=is_sealed)
-        refused = _refused_before(status) or _changed(fixed, text)
-        return Identity(fixed, is_fixed=True, problem=refused, is_sealed=is_sealed)
+        is_carried = is_sealed and _fixed_uid(status) != sealed
+        refused = (
+            None if asked in (None, fixed) else _refused_before(status) or _changed(fixed, text)
+        )
+        return Identity(fixed, True, refused, is_sealed, is_carried)
     if asked is None or not _UUID.fullmatch(asked):
         problem = None if asked is None else _invalid(meta["name"], text)
         return Identity(str(meta["uid"]), problem=problem)
@@ -180,8 +184,9 @@ class Claim(NamedTuple):
         if uid == self.own:
             return 0, self.age
         if self.identity.is_fixed:
-            return (1 if self.identity.is_sealed else 2), self.age
-        return (4 if self.is_idle else 3), self.age
+            is_sealed, is_carried = self.identity.is_sealed, self.identity.is_carried
+            return (1 + is_carried if is_sealed else 3), self.age
+        return (5 if self.is_idle else 4), self.age
 
 
 class Claims:
@@ -239,7 +244,7 @@ class Claims:
     def has_lost(self, own: str) -> bool:
         """Whether a noted object's status has a uid that is, as a seal says, or was another's."""
         identity = self._known[own].identity
-        if not identity.is_fixed or identity.is_sealed:
+        if not identity.is_fixed or (identity.is_sealed and not identity.is_carried):
             return False
         if self._was_anothers(own):
             return True
@@ -266,7 +271,8 @@ class Claims:
     def _was_anothers(self, own: str) -> bool:
         """Whether a uid was that of an object of another kind or name, and its URL may be in use still."""
         claim = self._known[own]
-        if claim.identity.is_sealed or claim.identity.uid == own:
+        is_its = claim.identity.is_sealed and not claim.identity.is_carried
+        if is_its or claim.identity.uid == own:
             return False
         return self._departed.get(claim.identity.uid, claim.what) != claim.what
 

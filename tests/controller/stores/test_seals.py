@@ -9,8 +9,12 @@ from exo_inference.controller.reconcile.adoption import adopt_deployment
 from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.kubernetes import KubernetesApi, KubernetesStore
 from exo_inference.kubernetes_api.client import object_path
-from exo_inference.kubernetes_api.identity import SEAL_ANNOTATION, sealed_annotation
-from exo_inference.resources import API_VERSION, InferenceDeployment
+from exo_inference.kubernetes_api.identity import (
+    SEAL_ANNOTATION,
+    SUCCESSOR_ANNOTATION,
+    sealed_annotation,
+)
+from exo_inference.resources import API_VERSION, DEPLOYMENT_FINALIZER, InferenceDeployment
 from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import open_kubernetes_store
 from tests.controller.stores.objects import deployment
@@ -40,8 +44,8 @@ def with_uid(item: InferenceDeployment, uid: str) -> InferenceDeployment:
     return item.model_copy(update={"status": status})
 
 
-def asking_for(uid: str) -> InferenceDeployment:
-    made = deployment()
+def asking_for(uid: str, *finalizers: str) -> InferenceDeployment:
+    made = deployment(finalizers=finalizers)
     metadata = made.metadata.model_copy(update={"uid": uid})
     return made.model_copy(update={"metadata": metadata})
 
@@ -87,4 +91,43 @@ async def test_an_object_of_the_api_is_sealed_when_it_is_made_and_one_of_kubectl
     await adopt_deployment(store, BOX, await store.get(InferenceDeployment, own))
     found = await read_raw(store, "applied")
     assert found["metadata"]["annotations"][SEAL_ANNOTATION] == sealed("applied", own)
+    await store.close()
+
+
+async def end(store: KubernetesStore, uid: str, *, left: tuple[str, ...] = ()) -> None:
+    """Delete a deployment as the reconciler does: marked first, then let go of."""
+    await store.delete(InferenceDeployment, uid)
+    item = await store.get(InferenceDeployment, uid)
+    metadata = item.metadata.model_copy(update={"finalizers": left})
+    await store.update(item.model_copy(update={"metadata": metadata}))
+
+
+async def departed(store: KubernetesStore) -> dict[str, str]:
+    return {each.uid: each.name for each in await store._records.list_departed()}
+
+
+async def test_of_several_objects_that_had_a_uid_the_last_says_whose_it_is_next(
+    cluster: Cluster,
+) -> None:
+    store = await open_sealing(cluster)
+    for heir in ("", "talk"):
+        await store.create(asking_for(UID, DEPLOYMENT_FINALIZER))
+        path = object_path(store._api, "inferencedeployments", "chat", group=API_VERSION)
+        annotations = {SUCCESSOR_ANNOTATION: heir or None}
+        await store._api.merge(path, {"metadata": {"annotations": annotations}})
+        await store._look_up(store._caches["InferenceDeployment"], "chat")
+        await end(store, UID)
+        assert await departed(store) == {UID: heir or "chat"}
+    await store.close()
+
+
+async def test_whose_a_uid_was_is_written_down_where_another_finalizer_is_the_last(
+    cluster: Cluster,
+) -> None:
+    store = await open_sealing(cluster)
+    await store.create(asking_for(UID, DEPLOYMENT_FINALIZER, "example.com/backup"))
+    path = object_path(store._api, "inferencedeployments", "chat", group=API_VERSION)
+    await end(store, UID, left=("example.com/backup",))
+    assert await departed(store) == {UID: "chat"}
+    await store._api.merge(path, {"metadata": {"finalizers": None}})
     await store.close()

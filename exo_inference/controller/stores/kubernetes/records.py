@@ -166,10 +166,12 @@ class Records:
         await self._try(self._api.create(self._path(), body))
 
     async def add_departed(self, subject: OperationSubject) -> None:
-        """Note whose id this was; the object goes now."""
+        """Note whose id this was; the object goes now. What was noted of an object before it is over."""
         nothing = IdempotentRequest(fingerprint="", result_id="")
         spec = OperationSpec(subject=subject, request=nothing)
         body = _record(f"departed-{subject.uid}", "departed", spec)
+        # Anew, not changed: how long it is kept counts from its creation.
+        await delete_if_there(self._api, self._path(body["metadata"]["name"]))
         await self._try(self._api.create(self._path(), body))
 
     async def list_departed(self) -> list[OperationSubject]:

@@ -173,8 +173,10 @@ class KubernetesStore:
         name = obj.metadata.name
         if name != present.metadata.name and cache.by_name(name) not in (None, stored):
             raise _name_taken(obj)
-        if present.metadata.deletion_timestamp is not None and not obj.metadata.finalizers:
-            # Before the object goes: of one that is gone nobody looks for secrets for a while.
+        is_let_go = len(obj.metadata.finalizers) < len(present.metadata.finalizers)
+        if present.metadata.deletion_timestamp is not None and is_let_go:
+            # Before the object goes: of one that is gone nobody looks for secrets for a while. Others may hold
+            # it yet, and their finalizers are the last then.
             await self._companions.before_the_end(type(obj), stored, cache.uid_of(stored))
         patch = plan_change(stored, obj)
         if patch and (seal := cache.find_seal(stored)):
