@@ -109,7 +109,7 @@ $(VENV)/clients/%/.installed: tests/clients/requirements/%.txt
 	@touch $@
 
 test-hard-use: setup-dev ## 10,000 requests at 64 at once, some given up, some broken: nothing is left behind
-	@HARD_USE_REQUESTS=10000 $(PYTEST) -m slow -s tests/e2e/test_hard_use.py
+	@HARD_USE_REQUESTS=10000 $(PYTEST) -m hard_use -s tests/e2e/test_hard_use.py
 
 test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 	@$(PYTEST) -m chaos --timeout 900 -s

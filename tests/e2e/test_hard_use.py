@@ -17,12 +17,14 @@ import pytest
 from .conftest import Stack, processes_of
 from .hard_use import HardUse
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hard_use
 NUM_REQUESTS = int(os.environ.get("HARD_USE_REQUESTS", "1000"))
 NUM_BEFORE = 1_000
 """Sent first: what is imported, compiled and cached on first use is there then."""
 MOST_GROWTH_BYTES = 20 * 10**6
 CALM_SECONDS = 60
+PASSING = re.compile(r"-m exo_(engine|inference)\.\S*(_process|worker) *$")
+"""Processes that read what strangers send within limits; another takes the place of one that passed them."""
 
 
 @pytest.fixture
@@ -76,7 +78,8 @@ async def test_many_requests_leave_nothing_behind(
     first = HardUse(*deployment, seed=1)
     await first.run(NUM_BEFORE)
     assert first.problems == []
-    names = processes_of(stack.state_dir)
+    found = processes_of(stack.state_dir)
+    names = {pid: name for pid, name in found.items() if not PASSING.search(name)}
     open_before = await calm(stack, {})
     resident = {pid: resident_bytes(pid) for pid in names}
 
@@ -85,7 +88,8 @@ async def test_many_requests_leave_nothing_behind(
     assert use.problems == [], (len(use.problems), use.statuses)
     assert sum(use.statuses.values()) == NUM_REQUESTS
     await calm(stack, open_before)
-    assert set(names) <= set(processes_of(stack.state_dir)), "a process has ended"
+    ended = names.keys() - processes_of(stack.state_dir).keys()
+    assert not ended, [names[pid] for pid in ended]
     growth = {pid: resident_bytes(pid) - resident[pid] for pid in names}
     print({names[pid][:80]: f"{number / 1e6:.1f} MB" for pid, number in growth.items()})
     print(use.statuses)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from exo_engine.config import ResolvedConfig
 from exo_engine.core.loading import DTYPES
+from exo_engine.core.ranks.group import RankGroup
 from exo_engine.models.config_file import read_spec
 from exo_engine.models.decoder import Decoder
 from exo_engine.models.spec import DecoderSpec
@@ -140,9 +141,13 @@ def write_config(directory: Path, config: dict[str, Any]) -> None:
 
 
 def fill_randomly(
-    spec: DecoderSpec, settings: ResolvedConfig, progress: Callable[[str], None]
+    spec: DecoderSpec,
+    settings: ResolvedConfig,
+    progress: Callable[[str], None],
+    group: RankGroup | None = None,
 ) -> Decoder:
-    """Do what `core.loading.load_decoder` does, with random weights made on the device."""
+    """Do what `core.loading.load_decoder` does, with random weights made on the device, in one rank."""
+    assert group is None
     del progress
     device = torch.device(settings.device)
     decoder = Decoder(

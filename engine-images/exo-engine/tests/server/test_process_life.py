@@ -33,10 +33,18 @@ Start = Callable[..., Engine]
 def streaming(engine: Engine, **changes: Any) -> Iterator[Iterator[str]]:
     """A long stream that has begun."""
     with engine.http.stream("POST", "/v1/completions", json=LONG | changes) as response:
-        lines = response.iter_lines()
+        lines = lines_of(response)
         assert response.status_code == 200
         assert next(lines).startswith("data: {")
         yield lines
+
+
+def lines_of(response: httpx.Response) -> Iterator[str]:
+    """Lines of a stream; those of httpx end at separators within texts, too."""
+    rest = b""
+    for chunk in response.iter_bytes():
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (each.decode() for each in whole)
 
 
 def events(lines: Iterator[str]) -> list[Any]:
