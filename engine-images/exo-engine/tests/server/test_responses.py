@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-import json
 import openai
 import pytest
 from exo_engine.server.api_errors import ApiError
