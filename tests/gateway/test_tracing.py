@@ -182,3 +182,12 @@ def test_off_imports_nothing() -> None:
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_who_has_no_key_writes_nothing_into_the_log_with_a_wrong_header(
+    traced, caplog
+) -> None:
+    stack, _ = traced
+    headers = {"traceparent": PARENT, "tracestate": "WRONG " * 1000, "Authorization": "Bearer none"}
+    assert await ask(stack, **headers) == 401
+    assert not [each for each in caplog.records if each.name.startswith("opentelemetry")]

@@ -45,6 +45,8 @@ def open_regular(path: Path) -> Iterator[tuple[BinaryIO, os.stat_result]]:
         raise MissingFile(f"{path} does not exist") from exc
     except OSError as exc:
         raise ModelUnusable(f"cannot read {path}: {exc.strerror or exc}") from exc
+    except ValueError as exc:  # another file may give names with a zero or half of a surrogate pair
+        raise ModelUnusable(f"{shown(str(path))} is no name of a file") from exc
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)

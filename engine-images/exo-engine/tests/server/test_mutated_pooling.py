@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from exo_engine.server import pooling
+from exo_engine.server import request_size
+from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
 from exo_engine.server.known_fields import EMBEDDINGS, RERANK, SCORE, check_fields
 from exo_engine.server.messages import CoreInfo, PoolingInfo
@@ -113,24 +114,21 @@ def test_mutated_bodies_are_read_or_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most", "param"),
-    [("texts", 7, "input"), ("tokens", 4, "input"), ("rerank", 11, "documents")],
+    ("read", "task", "body", "param"),
+    [
+        (embeddings, "embed", {"input": ["a " * 10] * 4}, "input"),
+        (embeddings, "embed", {"input": [[5] * 10] * 4}, "input"),
+        (rerank, "score", {"query": "a " * 10, "documents": ["b"] * 4}, "documents"),
+        (rerank, "embed", {"query": "a", "documents": ["b " * 10] * 4}, "documents"),
+    ],
 )
-def test_tokens_of_all_texts_together_are_bounded(
-    tmp_path: Path, name: str, most: int, param: str, monkeypatch: pytest.MonkeyPatch
+async def test_texts_of_a_request_are_bounded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Read, task: str, body: Any, param: str
 ) -> None:
-    """A long query with many documents is a small body, and a hundred million tokens."""
-    read, task, body = BODIES[name]
-    service = FakeService(tmp_path, task)
-    with asyncio.Runner() as runner:
-
-        def read_now(fields: Fields) -> object:
-            return runner.run(read(fields, service))
-
-        monkeypatch.setattr(pooling, "MAX_TOKENS", most)
-        assert refusal(read_now, body) is None
-        monkeypatch.setattr(pooling, "MAX_TOKENS", most - 1)
-        refused = refusal(read_now, body)
-    assert refused is not None
-    assert (refused.status, refused.param) == (400, param)
-    assert f"at most {most - 1} tokens, got {most}" in refused.message
+    """A query counts once for each document: a small request would be tens of millions of tokens."""
+    service: Any = FakeService(tmp_path, task)
+    await read(Fields(body), service)
+    monkeypatch.setattr(request_size, "MAX_TOKENS", 39)
+    with pytest.raises(ApiError, match="at most 39 tokens together") as refused:
+        await read(Fields(body), service)
+    assert refused.value.param == param

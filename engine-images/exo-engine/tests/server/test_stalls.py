@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 from exo_engine import pulse
+from exo_engine.frames import ConnectionEnded, FrameSocket
 from exo_engine.server import core_link
+from exo_engine.server.core_process import _loop
 
 from .scripted_core import FakeCore, serving
 
@@ -107,3 +110,19 @@ async def test_a_core_that_takes_nothing_hangs_though_its_clients_have_left(
             while await health(client) != OK:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert core.aborted
+
+
+def test_each_command_that_is_taken_is_progress() -> None:
+    """Thousands of long texts come at once, and take longer to be taken than a layer may."""
+    beats: list[int] = []
+
+    class Taking(HeldCore):
+        def abort_requests(self, request_ids: object) -> None:
+            beats.append(pulse.OWN.num_commands)
+
+    ours, theirs = socket.socketpair()
+    link = FrameSocket(theirs)
+    ours.close()
+    with theirs, pytest.raises(ConnectionEnded):
+        _loop(link, Taking(), [("abort", ["a"]), ("abort", ["b"]), ("abort", ["c"])])
+    assert [each - beats[0] for each in beats] == [0, 1, 2]

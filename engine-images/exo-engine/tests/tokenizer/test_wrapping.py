@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 import tokenizers
+from exo_engine.errors import ModelUnusable
+from exo_engine.tokenizer import Tokenizer
 from exo_engine.tokenizer.wrapping import cut, wrapping_of
 from tokenizers import models, pre_tokenizers, processors
+
+from ..server.pooling.tiny_models import write_tokenizer
 
 WORDS = ["[UNK]", "a", "[CLS]", "[SEP]", "<e>", *(f"w{index}" for index in range(40))]
 FORMS: dict[str, tuple[str, str]] = {
@@ -73,3 +79,23 @@ def test_marks_are_counted(backend: tokenizers.Tokenizer) -> None:
 def test_nothing_is_left_where_there_is_no_room() -> None:
     assert cut([1, 2, 3], -4, "right") == []
     assert cut([1, 2, 3], 0, "left") == []
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("where", ["single", "pair", "ids"])
+def test_marks_without_end_are_refused_before_they_are_made(
+    tmp_path: Path, where: str, is_nested: bool
+) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    state = json.loads(path.read_text())
+    template = state["post_processor"]
+    if where == "ids":
+        template["special_tokens"]["[CLS]"] |= {"ids": [2] * 65, "tokens": ["x"] * 65}
+    else:
+        template[where] += [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 65
+    if is_nested:
+        state["post_processor"] = {"type": "Sequence", "processors": [template]}
+    path.write_text(json.dumps(state))
+    with pytest.raises(ModelUnusable, match="more than 64 tokens around a text"):
+        _ = Tokenizer(tmp_path).wrapping

@@ -254,6 +254,11 @@ class Decoder:
             for rope, size in {layer.rotary for layer in self.layers}
         }
 
+    def position_bytes(self, num_positions: int) -> int:
+        """Return what `set_num_positions` takes: two tables of float32, and as much again while they are made."""
+        sizes = {layer.rotary for layer in self.layers}
+        return sum(4 * 4 * num_positions * (size // 2) for _, size in sizes)
+
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
         """Run a step's tokens through all layers.
 

@@ -69,6 +69,10 @@ class PoolingModel:
         """Call `note_layer` behind each layer."""
         self._body.note_layer = note_layer
 
+    def position_bytes(self, num_positions: int) -> int:
+        """Return what that takes meanwhile."""
+        return self._body.position_bytes(num_positions) if isinstance(self._body, Decoder) else 0
+
     def forward(
         self, token_ids: Tensor, positions: Tensor, types: Tensor, lengths: Sequence[int]
     ) -> Tensor:

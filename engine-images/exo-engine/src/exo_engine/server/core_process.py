@@ -126,9 +126,10 @@ def serve(link: FrameSocket, build: CoreFactory) -> int:
 def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
     """Take commands and step, for ever; ends by `ConnectionEnded` or the core's own error."""
     while True:
-        refused = _apply(core, messages)
-        if messages:
-            pulse.OWN.count_commands(len(messages))
+        refused = []
+        for message in messages:  # each is progress: thousands of long texts take seconds
+            refused += _apply(core, [message])
+            pulse.OWN.count_commands(1)
         outputs, is_idle = [], False
         if core.has_unfinished_requests():
             outputs = [pack_output(output, _refusal_of(output)) for output in core.step()]

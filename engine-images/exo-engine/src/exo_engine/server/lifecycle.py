@@ -98,8 +98,10 @@ async def _load(service: Service) -> None:
     if service.link.info is None:
         await service.link.wait_closed()
         raise _failed(service.link.failure)
-    service.become_ready()
     info = service.link.info
+    if info.pooling is not None:  # found out before requests need it, and refused here
+        await asyncio.to_thread(getattr, service.text.tokenizer, "wrapping")
+    service.become_ready()
     logger.info(
         "ready",
         extra={

@@ -18,6 +18,7 @@ from exo_engine.server.core_link import CoreLink
 from exo_engine.server.fields import Fields
 from exo_engine.server.messages import PoolingInfo
 from exo_engine.server.prompts.truncation import Truncation
+from exo_engine.server.request_size import check_num_tokens
 from exo_engine.server.service import Service
 from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.server.telemetry.times import Times
@@ -25,8 +26,6 @@ from exo_engine.tokenizer.wrapping import Side, cut
 
 MAX_TEXTS = 2048
 """Of a request, as in OpenAI's API."""
-MAX_TOKENS = 2**22
-"""Of all texts of a request: a query counts with each of its documents, as it is computed so."""
 _LATER = Truncation(2**31, keeps_end=False)
 """A text may be too long: it is cut together with what comes around it."""
 _MAX_PRIORITY = 2**63 - 1
@@ -122,9 +121,9 @@ async def read_texts(fields: Fields, cutting: Cutting, service: Service) -> list
         texts = [list(_cut(each, cutting)) for each in value]
     else:
         raise _wrong_input(fields)
+    check_num_tokens(sum(map(len, texts)), "input")
     for index, each in enumerate(texts):
         check_length(len(each), service, f"input[{index}]" if len(texts) > 1 else "input")
-    check_num_tokens(sum(map(len, texts)), "input")
     return [Text(each) for each in texts]
 
 
@@ -136,19 +135,6 @@ def check_num_texts(number: int, param: str) -> None:
     """
     if number > MAX_TEXTS:
         raise bad_request(f"{param} must be at most {MAX_TEXTS} texts, got {number}", param)
-
-
-def check_num_tokens(number: int, param: str) -> None:
-    """Refuse texts that are too many tokens together: all of them are packed, sent and unpacked at once.
-
-    Raises:
-        ApiError: there are more than `MAX_TOKENS`.
-    """
-    if number > MAX_TOKENS:
-        raise bad_request(
-            f"all texts together must have at most {MAX_TOKENS} tokens, got {number}; send fewer at once",
-            param,
-        )
 
 
 def check_length(num_tokens: int, service: Service, param: str) -> None:

@@ -30,6 +30,7 @@ from exo_engine.server.pools.tokenizer_pool import TokenizerPool
 from exo_engine.server.prompts.encoding import Encoder
 from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.readers import Readers
+from exo_engine.server.request_size import check_num_prompts, check_num_tokens
 from exo_engine.server.sampling import Sampling, SamplingDefaults, load_defaults
 from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.server.telemetry.tracing import Tracing
@@ -40,7 +41,6 @@ from exo_engine.tokenizer.template_sources import find_templates
 from exo_engine.tokenizer.tokenizer import is_own
 
 Phase = Literal["starting", "ready", "draining"]
-_MAX_SEQUENCES = 4096
 _NO_TEMPLATE = (
     "this model has no chat template; use /v1/completions, or start the engine with --chat-template"
 )
@@ -332,18 +332,6 @@ class Service:
             self.link.use_vocabulary(await asyncio.to_thread(vocabulary_of, tokenizer, size))
         return replace(sampling, params=replace(sampling.params, structured_outputs=grammar))
 
-    def check_num_prompts(self, num_prompts: int, num_choices: int) -> None:
-        """Refuse a request that asks for too many sequences at once.
-
-        Raises:
-            ApiError: 400 if there are too many.
-        """
-        num_new = num_prompts * num_choices
-        if num_new > _MAX_SEQUENCES:
-            raise bad_request(
-                f"prompts times n must be at most {_MAX_SEQUENCES}, got {num_new}", "n"
-            )
-
     def check_prompt_length(self, num_tokens: int, param: str = "prompt") -> None:
         """Refuse a prompt that leaves no room for an answer.
 
@@ -389,7 +377,9 @@ class Service:
             )
             for prompt in prompts
         ]
-        self.check_num_prompts(len(prompts), sampling.num_choices)
+        check_num_prompts(len(prompts), sampling.num_choices)
+        if len(prompts) * sampling.num_choices > 1:  # one is as long as the model takes
+            check_num_tokens(sum(map(len, prompts)) * sampling.num_choices, prompt_name)
         self.check_queue(len(prompts) * sampling.num_choices)
         self.metrics.observe_request(sampling.num_choices)
         return Generation(

@@ -28,7 +28,7 @@ from exo_engine.foreign_files import (
 from exo_engine.tokenizer.decoding_bound import check_texts
 from exo_engine.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer
 from exo_engine.tokenizer.size_bound import most_bytes_per_token
-from exo_engine.tokenizer.wrapping import Wrapping, wrapping_of
+from exo_engine.tokenizer.wrapping import Wrapping, check_wrapping, wrapping_of
 
 _SPECIAL_NAMES: Final = (
     "bos_token",
@@ -64,6 +64,7 @@ class Tokenizer:
         """Of tokenizer.json."""
         self._backend = _load_backend(path, data)
         state = parse_object(data, path)
+        self._path, self._post_processor = path, state.get("post_processor")
         check_texts(state, path)
         self.config: Mapping[str, Any] = read_json(tokenizer_dir / "tokenizer_config.json")
         legacy_map = read_json(tokenizer_dir / "special_tokens_map.json")
@@ -85,7 +86,12 @@ class Tokenizer:
 
     @cached_property
     def wrapping(self) -> Wrapping:
-        """What it puts around one text, and between two."""
+        """What it puts around one text, and between two; in the API process, so that it is bounded first.
+
+        Raises:
+            ModelUnusable: it is more than any tokenizer in use puts there.
+        """
+        check_wrapping(self._post_processor, self._path)
         return wrapping_of(self._backend)
 
     @property

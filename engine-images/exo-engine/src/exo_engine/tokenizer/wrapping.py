@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+from exo_engine.errors import ModelUnusable
 
 Side = Literal["left", "right"]
 Marks = tuple[int, ...]
+_MOST_PARTS = 64
+"""Of a template, and ids of one of its marks; those in use have 5 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,32 @@ class Wrapping:
     def num_marks(self) -> int:
         """Most tokens that are added."""
         return max(sum(map(len, self.single)), sum(map(len, self.pair)))
+
+
+def check_wrapping(post_processor: Any, path: Path) -> None:
+    """Refuse what puts more around texts than any tokenizer in use.
+
+    Args:
+        post_processor: of tokenizer.json.
+        path: of that file, for messages.
+
+    Raises:
+        ModelUnusable: it does.
+    """
+    waiting = [post_processor]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, dict):
+            continue
+        listed = each.get("processors")
+        waiting += listed if isinstance(listed, list) else []
+        marks = each.get("special_tokens") or {}  # of the form that the library took
+        parts = [each.get("single"), each.get("pair"), *(mark["ids"] for mark in marks.values())]
+        if any(isinstance(part, list) and len(part) > _MOST_PARTS for part in parts):
+            raise ModelUnusable(
+                f"cannot use {path}: it puts more than {_MOST_PARTS} tokens around a text",
+                hint="Choose another model.",
+            )
 
 
 def cut(text: Sequence[int], most: int, side: Side) -> Sequence[int]:

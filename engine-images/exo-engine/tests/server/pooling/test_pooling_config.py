@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from exo_engine.config import EngineConfig
-from exo_engine.errors import ConfigurationError, EngineError
+from exo_engine.core.pooling.core import PoolingCore
+from exo_engine.errors import ConfigurationError, EngineError, OutOfMemory
 from exo_engine.models.pooling_config import is_pooling, read_pooling_spec
+
+from .tiny_models import write_embedder
 
 BERT: dict[str, Any] = {
     "architectures": ["BertModel"],
@@ -149,6 +152,8 @@ def test_what_cannot_be_computed_is_refused_by_name(
         [{"type": "x.Pooling", "path": "../elsewhere"}],
         [{"type": "x.Pooling", "path": ""}],
         [{"type": "x.Pooling", "path": "missing"}],
+        [{"type": "x.Pooling", "path": "1_\0"}],
+        [{"type": "x.Pooling", "path": "1_\ud800"}],
         [{}] * 100,
         "[" * 50,
     ],
@@ -172,3 +177,16 @@ def test_pooling_that_is_not_known_is_refused(tmp_path: Path, settings: dict[str
     modules = pools(tmp_path, "x.Pooling", **settings)
     with pytest.raises(EngineError, match="pooling_mode"):
         read_pooling_spec(config_of(write(tmp_path, BERT, modules)))
+
+
+def test_positions_that_memory_cannot_hold_are_refused(tmp_path: Path) -> None:
+    """There is no KV cache that bounds them, and a few bytes of weights ask for any number."""
+    model = write_embedder(tmp_path, "qwen3-last")
+    path = model.path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "max_position_embeddings": 2**31 - 1}))
+    with pytest.raises(
+        OutOfMemory, match=r"tables for texts of up to 2147483647 tokens take 256\.0 GiB"
+    ):
+        PoolingCore(config_of(model.path))
+    PoolingCore(config_of(model.path, max_model_len=100))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from exo_engine.config import EngineConfig, ResolvedConfig, resolve
-from exo_engine.core.host_memory import has_bfloat16
+from exo_engine.core.host_memory import free_host_bytes, has_bfloat16
 from exo_engine.core.loading import load_model
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import read_device_memory
@@ -53,6 +53,7 @@ def load_pooling(config: EngineConfig, start_up: StartUp) -> LoadedPooling:
     try:
         start_up.begin("loading weights", "loading weights 0 %")
         model = load_model(PoolingModel, spec, settings, start_up.report)
+        _check_positions_fit(model, settings)
         model.set_num_positions(settings.max_model_len)
         start_up.begin("warming up")
         _warm_up(model)
@@ -93,6 +94,17 @@ def _check_settings(config: EngineConfig) -> None:
                 param=param,
                 hint=f"Leave --{param} out.",
             )
+
+
+def _check_positions_fit(model: PoolingModel, settings: ResolvedConfig) -> None:
+    """Refuse lengths whose tables take more than there is: no KV cache bounds them here."""
+    needed, free = model.position_bytes(settings.max_model_len), free_host_bytes()
+    if needed > free // 2:
+        raise OutOfMemory(
+            f"tables for texts of up to {settings.max_model_len} tokens take {needed / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB are free, of which they may take half",
+            hint="Set --max-model-len to what your texts have.",
+        )
 
 
 @torch.inference_mode()

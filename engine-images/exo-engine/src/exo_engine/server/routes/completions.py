@@ -15,6 +15,7 @@ from exo_engine.server.generation import Delta, Generation
 from exo_engine.server.known_fields import COMPLETIONS, check_fields
 from exo_engine.server.prompts.infilling import fill_in, no_text, read_suffix
 from exo_engine.server.prompts.truncation import Truncation, read_truncation
+from exo_engine.server.request_size import check_num_prompts
 from exo_engine.server.routes.formats import (
     LogprobFormat,
     StreamOptions,
@@ -242,7 +243,7 @@ async def _read_prompts(
         raise _wrong_prompt(fields)
     if all(type(each) is int for each in texts):
         texts = [texts]
-    service.check_num_prompts(len(texts), num_choices)
+    check_num_prompts(len(texts), num_choices)
     if all(isinstance(each, str) for each in texts):
         if suffix is not None:
             return await _with_gaps(fields, texts, suffix, service)

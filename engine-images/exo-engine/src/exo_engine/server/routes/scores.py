@@ -23,12 +23,12 @@ from exo_engine.server.pooling import (
     Text,
     check_length,
     check_num_texts,
-    check_num_tokens,
     pooling_of,
     read_cutting,
     read_options,
     tokenize,
 )
+from exo_engine.server.request_size import check_num_tokens
 from exo_engine.server.routes.requests import json_response, note_usage, read_request
 from exo_engine.server.service import Service
 from exo_engine.tokenizer.wrapping import cut
@@ -152,10 +152,10 @@ class Scoring:
         others = await tokenize(second, cutting, self._service, self._names[1])
         if self._longest is not None:
             others = [list(cut(each, self._longest, "right")) for each in others]
+        check_num_tokens(self._count(ones, others), self._names[1])
         texts = self._pairs(ones, others) if self._is_cross else self._singles([*ones, *others])
         for each in texts:
             check_length(len(each.token_ids), self._service, self._names[1])
-        check_num_tokens(sum(len(each.token_ids) for each in texts), self._names[1])
         # Vectors are compared by their angle, so they have length 1 in any case.
         is_activated = self._options.is_activated or not self._is_cross
         options = PoolingOptions(is_activated, priority=self._options.priority)
@@ -178,6 +178,14 @@ class Scoring:
             scores.append(_product(*pair))
             await asyncio.sleep(0)  # other requests get on
         return scores
+
+    def _count(self, ones: list[list[int]], others: list[list[int]]) -> int:
+        """Return how many tokens the texts have at most, before any is made."""
+        longest = self._cutting.most or self._service.max_model_len + 1
+        if not self._is_cross:
+            return sum(min(len(each), longest) for each in (*ones, *others))
+        pairs = zip(_spread(ones, len(others)), others, strict=True)
+        return sum(min(len(first) + len(second), longest) for first, second in pairs)
 
     def _pairs(self, ones: list[list[int]], others: list[list[int]]) -> list[Text]:
         wrapping = self._service.text.tokenizer.wrapping

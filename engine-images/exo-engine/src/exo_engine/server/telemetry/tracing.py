@@ -120,6 +120,8 @@ def open_tracing(environment: Mapping[str, str], model: str) -> Tracing | None:
     except ValueError as exc:
         logger.warning("no traces are sent: %s; change OpenTelemetry's variables", exc)
         return None
+    # Who sends a wrong header, perhaps without a key, does not write into the log.
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: _SERVICE}))
