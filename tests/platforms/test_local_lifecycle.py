@@ -219,9 +219,7 @@ async def test_killed_engine_leaves_no_child_behind(rig: Rig) -> None:
 
 
 async def test_hanging_engine_is_killed_and_started_again(rig: Rig) -> None:
-    rig.new_platform(
-        health_timeout_seconds=0.1, unready_after_seconds=0.05, unresponsive_seconds=1
-    )
+    rig.new_platform(health_timeout_seconds=0.1, unready_after_seconds=0.05, unresponsive_seconds=1)
     desired = rig.desired()
     replica = (await rig.until_ready(desired)).replicas[0]
     said: list[str] = []
