@@ -2,8 +2,8 @@
 
 It needs torch, numpy, safetensors and Triton, a CUDA device, and nothing from the network: models are random
 and made on the device. Each part (`gpu_parts.py`) has a process and a time limit of its own, the most valuable
-first: kernels against float64, what the device can do, the shape of Llama 3.1 8B, the engine against itself on
-the CPU, the shape of Qwen3 0.6B, `transformers`. After each, what is known is written to --output.
+first: attention against float64, what the device can do, products with 4-bit codes, the shape of Llama 3.1 8B,
+plain and in INT4, the engine against itself on the CPU, the shape of Qwen3 0.6B, `transformers`. After each, what is known is written to --output.
 
     make gpu-check OUTPUT=gpu_check.json                                on a machine with a GPU
     python benchmarks/gpu_check.py --device cpu --small                 try the script itself
@@ -27,12 +27,14 @@ from typing import Any
 EXIT_UNAVAILABLE = 69
 _REQUIRED = ("torch", "numpy", "safetensors", "triton", "exo_engine")
 _PARTS = {
-    "kernels": 100,
-    "limits": 30,
-    "llama-3.1-8b": 150,
-    "equality": 120,
-    "qwen3-0.6b": 100,
-    "transformers": 90,
+    "kernels": 85,
+    "limits": 20,
+    "matrices": 50,
+    "llama-3.1-8b": 140,
+    "llama-3.1-8b-int4": 75,
+    "equality": 90,
+    "qwen3-0.6b": 75,
+    "transformers": 55,
 }
 """Seconds that each part may take; 590 in all."""
 _SCRIPT = Path(__file__).with_name("gpu_parts.py")
@@ -105,7 +107,7 @@ def _run(part: str, arguments: argparse.Namespace, limit: float) -> dict[str, An
         return {"passed": False, "problem": "there was no time left", "rows": []}
     command = [sys.executable, str(_SCRIPT), part, "--device", arguments.device]
     environment = dict(os.environ)
-    if arguments.device == "cpu" and part == "kernels":
+    if arguments.device == "cpu" and part in ("kernels", "matrices"):
         environment["TRITON_INTERPRET"] = "1"
     begun = time.monotonic()
     problem, output, errors = None, "", ""

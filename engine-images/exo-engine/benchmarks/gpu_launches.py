@@ -29,8 +29,9 @@ class Work:
     operations: float
     """Of matrix products, a multiplication and an addition being two."""
     head_dim: int
+    """0 where there are no heads."""
     kind: str
-    """decode, combine, prefill, store or matmul."""
+    """decode, combine, prefill, store, codes, add or numbers."""
     padding: float = 1.0
     """By how much operations grow, as rows fill up tiles."""
     tiles_per_program: float = 1.0

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from gpu_equality import check_equality
+from gpu_matrices import check_matrices, time_matrices
 from random_models import GPU_SIZES, SIZES, fill_randomly, write_config
 
 Row = dict[str, Any]
@@ -89,7 +90,13 @@ def measure_limits(setting: Setting) -> Iterator[Row]:
         yield {"limit": f"matmul {dtype}", "operations_per_second": 2 * side**3 / seconds}
 
 
-def measure_speed(setting: Setting, size: str) -> Iterator[Row]:
+def check_and_time_matrices(setting: Setting) -> Iterator[Row]:
+    """Hold products with 4-bit codes equal to float64, and time them beside plain ones."""
+    yield from check_matrices(setting.device, 3 if setting.is_small else 12)
+    yield from time_matrices(setting.device, setting.seconds, is_small=setting.is_small)
+
+
+def measure_speed(setting: Setting, size: str, quantization: str | None = None) -> Iterator[Row]:
     """Time prompts and steps of single tokens, with weights made on the device."""
     from exo_engine import LLM
     from exo_engine.core import loading
@@ -103,6 +110,7 @@ def measure_speed(setting: Setting, size: str) -> Iterator[Row]:
             directory,
             device=setting.device.type,
             dtype="bfloat16" if setting.device.type == "cuda" else "float32",
+            quantization=quantization,
             max_model_len=1024 if setting.is_small else 4096,
             max_num_seqs=4 if setting.is_small else 256,
             enable_prefix_caching=False,
@@ -110,13 +118,15 @@ def measure_speed(setting: Setting, size: str) -> Iterator[Row]:
         ready = time.perf_counter() - begun
     weights = llm.core.measurements.weights_bytes
     per_token = llm.core.measurements.kv_bytes_per_token
+    size = size if quantization is None else f"{size} {quantization}"
     yield {
         "model": size,
         "ready_seconds": ready,
         "weights_bytes": weights,
         "kv_bytes_per_token": per_token,
     }
-    for batch in (1, 4) if setting.is_small else (1, 32, 256, 8, 64, 128):
+    large = (1, 32, 256, 8, 64, 128) if quantization is None else (1, 32, 256)
+    for batch in (1, 4) if setting.is_small else large:
         context = 64 if setting.is_small else 1024
         seconds = _step_seconds(llm, config["vocab_size"], batch, context)
         least = weights + batch * context * per_token
@@ -199,7 +209,9 @@ def _prompt_seconds(llm: Any, vocab_size: int, length: int) -> float:
 PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "kernels": check_kernels,
     "limits": measure_limits,
+    "matrices": check_and_time_matrices,
     "llama-3.1-8b": lambda setting: measure_speed(setting, "llama-3.1-8b"),
+    "llama-3.1-8b-int4": lambda setting: measure_speed(setting, "llama-3.1-8b", "int4"),
     "equality": lambda setting: check_equality(setting.device.type),
     "qwen3-0.6b": lambda setting: measure_speed(setting, "qwen3-0.6b"),
     "transformers": lambda setting: measure_transformers(setting, "llama-3.1-8b"),

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 import triton
 from gpu_launches import SHAPES, Shape, Work, all_works
+from gpu_matrices import matrix_works
 from offline_compiler import Compiled, compile_launch, targets
 
 _LAUNCH_SECONDS = 2e-6
@@ -87,7 +88,7 @@ def compile_all(name: str, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[tuple
     """Compile every launch for a target; those that differ in nothing the compiler sees, once."""
     target = targets()[name]
     done: dict[object, Compiled] = {}
-    for work in all_works(target, shapes):
+    for work in (*all_works(target, shapes), *matrix_works(target)):
         key = _compiled_key(work)
         if key not in done:
             done[key] = compile_launch(work.launch, target)

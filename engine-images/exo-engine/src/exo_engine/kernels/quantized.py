@@ -1,8 +1,8 @@
-"""A matrix of 8-bit or 4-bit codes in the packed form of the kernels (`csrc/quantized.h`).
+"""A matrix of 8-bit or 4-bit codes in the packed form of the kernels (`csrc/quantized.h`, `triton/codes.py`).
 
 A weight is `(code - zero) * scale`, with a scale per output and group of inputs, and a zero likewise or
 2^(bits - 1). Codes are without sign, scales float16. GGUF's Q8_0 and Q4_0 blocks (group 32) and groups of AWQ
-and GPTQ are of this form. Inputs are quantized to 8 bits, each row by its largest magnitude.
+and GPTQ are of this form. On a CPU inputs are quantized to 8 bits, each row by its largest magnitude.
 
 Legend: T rows of inputs, G groups.
 """
@@ -10,6 +10,7 @@ Legend: T rows of inputs, G groups.
 from __future__ import annotations
 
 import ctypes
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from exo_engine.kernels.library import Kernels, LinearCall
 from exo_engine.kernels.tensors import check
 
 _BLOCK = 64
+# Codes that are packed at a time.
+_SLAB_CODES, _GPU_SLAB_CODES = 2**18, 2**24
 MAX_GROUP = 2**16
 """Inputs whose products an int32 surely holds: 255 * 127 * 2^16 < 2^31."""
 
@@ -31,6 +34,8 @@ class QuantizedMatrix:
         bits: of a code, 8 or 4.
         group: inputs with one scale, a multiple of 8.
         has_zeros: whether zeros are stored; with 4 bits only.
+        order: of codes in a block: `quads`, as a CPU reads them; `halves`, of 4 bits, as a GPU does: an
+            output's bytes after one another, whose lower halves are the first inputs of the group.
         device: `meta` holds nothing.
     """
 
@@ -42,14 +47,16 @@ class QuantizedMatrix:
         bits: int,
         group: int,
         has_zeros: bool = False,
+        order: Literal["quads", "halves"] = "quads",
         device: torch.device | None = None,
     ) -> None:
         assert bits in (4, 8), "codes have 4 or 8 bits"
         assert group % 8 == 0, "a group is a multiple of 8 inputs"
         assert group <= MAX_GROUP, "an int32 holds the sum of a group"
         assert bits == 4 or not has_zeros, "8-bit codes have zeros of 128"
+        assert bits == 4 or order == "quads", "a byte has two halves where codes have 4 bits"
         self.num_outputs, self.num_inputs = num_outputs, num_inputs
-        self.bits, self.group, self.has_zeros = bits, group, has_zeros
+        self.bits, self.group, self.has_zeros, self.order = bits, group, has_zeros, order
         self.num_groups = -(-num_inputs // group)
         self._head = _BLOCK * (3 if has_zeros else 2)
         shape = (
@@ -69,7 +76,8 @@ class QuantizedMatrix:
             scales: (outputs, G), any float; those that float16 has come back as they are.
             zeros: (outputs, G) uint8, where the matrix has them.
         """
-        step = 2**18 // (self.num_groups * self.group) // _BLOCK * _BLOCK or _BLOCK
+        most = _SLAB_CODES if self.storage.device.type == "cpu" else _GPU_SLAB_CODES
+        step = most // (self.num_groups * self.group) // _BLOCK * _BLOCK or _BLOCK
         for first in range(0, self.num_outputs, step):
             rows = slice(first, first + step)
             zeros_of_rows = None if zeros is None else zeros[rows]
@@ -91,15 +99,33 @@ class QuantizedMatrix:
         storage = self.storage[block : block + num_blocks]
         columns = self.num_groups * self.group - codes.shape[1]
         padded = torch.nn.functional.pad(codes, (0, columns, 0, to_fill))
-        quads = padded.view(*shape, -1, 4).permute(0, 2, 3, 1, 4)  # blocks, G, quads, outputs, 4
-        if self.bits == 4:
-            quads = quads[:, :, 0::2] | quads[:, :, 1::2] << 4
-        storage[..., self._head :] = quads.reshape(num_blocks, self.num_groups, -1)
+        storage[..., self._head :] = self._ordered(padded.view(*shape, self.group)).flatten(2)
         halves = torch.nn.functional.pad(scales.half(), (0, 0, 0, to_fill)).view(shape)
         storage[..., : 2 * _BLOCK] = halves.transpose(1, 2).contiguous().view(torch.uint8)
         if zeros is not None:
             filled = torch.nn.functional.pad(zeros, (0, 0, 0, to_fill)).view(shape)
             storage[..., 2 * _BLOCK : 3 * _BLOCK] = filled.transpose(1, 2)
+
+    def _ordered(self, codes: Tensor) -> Tensor:
+        """Return codes (blocks, 64, G, group) as bytes (blocks, G, ...) in the order of a block."""
+        if self.order == "halves":
+            lower, upper = codes.transpose(1, 2).chunk(2, dim=3)
+            return lower | upper << 4
+        quads = codes.view(*codes.shape[:3], -1, 4).permute(0, 2, 3, 1, 4)
+        if self.bits == 4:  # blocks, G, quads, outputs, 4
+            quads = quads[:, :, 0::2] | quads[:, :, 1::2] << 4
+        return quads
+
+    def _in_rows(self, stored: Tensor) -> Tensor:
+        """Return what `_ordered` took, in any shape of that order, for what it gave (blocks, G, bytes)."""
+        shape = stored.shape[:2]
+        if self.order == "halves":
+            pairs = stored.reshape(*shape, _BLOCK, -1)
+            return torch.cat((pairs & 15, pairs >> 4), dim=3).transpose(1, 2)
+        codes = stored.reshape(*shape, -1, _BLOCK, 4)
+        if self.bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2, 3)
+        return codes.permute(0, 3, 1, 2, 4)
 
     def unpack(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return codes (n, inputs) uint8, scales (n, G) float16 and zeros (n, G) uint8 of some outputs."""
@@ -112,10 +138,7 @@ class QuantizedMatrix:
         if self.has_zeros:
             stored = storage[..., 2 * _BLOCK : 3 * _BLOCK]
             zeros = stored.transpose(1, 2).reshape(-1, self.num_groups)[own]
-        codes = storage[..., self._head :].reshape(*storage.shape[:2], -1, _BLOCK, 4)
-        if self.bits == 4:
-            codes = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2, 3)
-        codes = codes.permute(0, 3, 1, 2, 4).reshape(-1, self.num_groups * self.group)
+        codes = self._in_rows(storage[..., self._head :]).reshape(-1, self.num_groups * self.group)
         return codes[own, : self.num_inputs], scales, zeros
 
     def numbers(self, rows: slice) -> Tensor:

@@ -2,12 +2,14 @@
 
 `weight = (code - 8) * scale`, codes from 0 to 15. Of several scales the one with the least squared error is
 taken, and then what fits the codes best. Where there are CPU kernels inputs are quantized to 8 bits
-(`kernels/quantized.py`); elsewhere weights are turned back into numbers a slab at a time.
+(`kernels/quantized.py`); on a GPU they keep their format (`kernels/triton/codes.py`); elsewhere weights are turned
+back into numbers a slab at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,6 +28,7 @@ _CANDIDATES = (0.8, 0.87, 0.94, 1.0, 1.07, 8 / 7)
 _SLAB_WEIGHTS = 2**20
 # While loading several copies of a slab are made.
 _LOADING_SLAB_WEIGHTS = 2**15
+_GPU_LOADING_SLAB_WEIGHTS = 2**23
 
 
 class Int4(WeightFormat):
@@ -35,7 +38,11 @@ class Int4(WeightFormat):
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._kernels = kernels_for(dtype, device)
-        self._packed = QuantizedMatrix(rows, columns, bits=4, group=GROUP, device=device)
+        self._is_triton = is_for_triton(device)
+        order: Literal["quads", "halves"] = "halves" if self._is_triton else "quads"
+        self._packed = QuantizedMatrix(
+            rows, columns, bits=4, group=GROUP, order=order, device=device
+        )
         self._slab_rows = max(1, _SLAB_WEIGHTS // columns // 64) * 64
         # There from the first load until all is packed.
         self._codes: Tensor | None = None
@@ -60,7 +67,9 @@ class Int4(WeightFormat):
             )
         codes, scales = self._room()
         source = tensor[share.rows, share.columns]
-        step = max(1, _LOADING_SLAB_WEIGHTS // source.shape[1])
+        on_cpu = codes.device.type == "cpu"
+        most = _LOADING_SLAB_WEIGHTS if on_cpu else _GPU_LOADING_SLAB_WEIGHTS
+        step = max(1, most // source.shape[1])
         for first in range(0, len(source), step):
             rows = slice(share.target.start + first, share.target.start + first + step)
             found = _quantize(source[first : first + step].to(codes.device, torch.float32))
@@ -80,6 +89,10 @@ class Int4(WeightFormat):
         """See `WeightFormat.multiply`."""
         if self._kernels is not None:
             return self._packed.multiply(self._kernels, inputs.contiguous(), bias)
+        if self._is_triton:
+            from exo_engine.kernels.triton import codes
+
+            return codes.multiply(self._packed, inputs, bias)
         num_rows = self._packed.num_outputs
         slabs = []
         for first in range(0, num_rows, self._slab_rows):
@@ -101,6 +114,11 @@ class Int4(WeightFormat):
             self._codes = torch.empty(rows, packed.num_inputs, dtype=torch.uint8, device=device)
             self._scales = torch.empty(rows, packed.num_groups, device=device)
         return self._codes, self._scales
+
+
+def is_for_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels multiply on this device."""
+    return device.type == "cuda"
 
 
 def _quantize(numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,125 @@
+"""Products with a matrix of 4-bit codes on a GPU: split sums for few rows, numbers and a plain product for many.
+
+Legend: T rows of inputs, K inputs, N outputs, P parts of a sum.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from exo_engine.kernels.quantized import QuantizedMatrix
+from exo_engine.kernels.triton.code_kernels import add_parts, multiply_codes, write_numbers
+from exo_engine.kernels.triton.launch import IS_INTERPRETED, Launch, Target, tile_of
+
+MOST_ROWS = 128
+"""Rows up to which codes are multiplied as they are. Writing numbers moves nine times the bytes of the codes;
+with more rows what that costs is less than what the plain product saves."""
+_MOST_TILE_ROWS = 64
+# Of a program, by group: enough for each thread to load 16 bytes.
+_OUTPUTS = {32: 128, 64: 64, 128: 64}
+# Programs that a processor is to have, so that enough bytes are on their way.
+_PROGRAMS = 4
+_LEAST_PART, _MOST_PARTS = 512, 8
+# Numbers of a program's inputs per group, up to which four groups are on their way at a time.
+_MOST_STAGED = 4096
+_TILE = 1024
+# Weights that are turned into numbers at a time.
+_SLAB_WEIGHTS = 2**26
+
+
+def multiply(matrix: QuantizedMatrix, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return inputs (T, K) times the transposed matrix, plus bias (N,): (T, N) of the type of inputs."""
+    if len(inputs) > MOST_ROWS:
+        return _multiply_numbers(matrix, inputs, bias)
+    outputs = inputs.new_empty(len(inputs), matrix.num_outputs)
+    for launch in plan_codes(matrix, inputs, bias, outputs, Target.of(inputs.device)):
+        launch.run()
+    return outputs
+
+
+def plan_codes(
+    matrix: QuantizedMatrix, inputs: Tensor, bias: Tensor | None, outputs: Tensor, target: Target
+) -> list[Launch]:
+    """Return what multiplies codes as they are: a product, and what adds its parts up if there are several."""
+    num_rows, num_outputs = len(inputs), matrix.num_outputs
+    rows = min(tile_of(num_rows, 16), _MOST_TILE_ROWS)
+    of_program = _OUTPUTS[matrix.group]
+    tiles = -(-num_outputs // of_program), -(-num_rows // rows)
+    groups = groups_of_part(matrix, tiles[0] * tiles[1], target)
+    parts = -(-matrix.num_groups // groups)
+    sums = outputs
+    if parts > 1:
+        sums = torch.empty(parts, num_rows, num_outputs, device=inputs.device)
+    arguments = {
+        **_matrix_arguments(matrix),
+        "inputs": inputs if inputs.stride(1) == 1 else inputs.contiguous(),
+        "bias": inputs if bias is None else bias,
+        "outputs": sums,
+        "num_rows": num_rows,
+        "groups_of_part": groups,
+        "input_stride": inputs.stride(0),
+        "N": num_outputs,
+        "HAS_BIAS": bias is not None and parts == 1,
+        "OUTPUTS": of_program,
+        "ROWS": rows,
+        "IS_INTERPRETED": IS_INTERPRETED,
+    }
+    stages = 4 if matrix.group * rows <= _MOST_STAGED else 2
+    warps = 4 if target.is_nvidia else 2
+    product = Launch(multiply_codes, (*tiles, parts), arguments, num_warps=warps, num_stages=stages)
+    return [product] if parts == 1 else [product, _plan_adding(sums, bias, outputs)]
+
+
+def groups_of_part(matrix: QuantizedMatrix, num_tiles: int, target: Target) -> int:
+    """Return how many groups of inputs one program adds up."""
+    parts = min(max(1, _PROGRAMS * target.num_processors // num_tiles), _MOST_PARTS)
+    least = max(1, _LEAST_PART // matrix.group)
+    return max(least, -(-matrix.num_groups // parts))
+
+
+def plan_numbers(matrix: QuantizedMatrix, rows: slice, outputs: Tensor) -> Launch:
+    """Return what writes the weights of some outputs (n, K), of whole blocks from a block's start on."""
+    first = rows.start // 64
+    arguments = {**_matrix_arguments(matrix, first), "outputs": outputs, "N": len(outputs)}
+    grid = (-(-len(outputs) // 64), matrix.num_groups)
+    return Launch(write_numbers, grid, arguments, num_warps=min(4, matrix.group // 16))
+
+
+def _multiply_numbers(matrix: QuantizedMatrix, inputs: Tensor, bias: Tensor | None) -> Tensor:
+    step = max(1, _SLAB_WEIGHTS // matrix.num_inputs // 64) * 64
+    slabs = []
+    for first in range(0, matrix.num_outputs, step):
+        rows = slice(first, min(first + step, matrix.num_outputs))
+        numbers = inputs.new_empty(rows.stop - first, matrix.num_inputs)
+        plan_numbers(matrix, rows, numbers).run()
+        slabs.append(F.linear(inputs, numbers, None if bias is None else bias[rows]))
+    return slabs[0] if len(slabs) == 1 else torch.cat(slabs, dim=1)
+
+
+def _plan_adding(sums: Tensor, bias: Tensor | None, outputs: Tensor) -> Launch:
+    arguments = {
+        "sums": sums,
+        "bias": outputs if bias is None else bias,
+        "outputs": outputs,
+        "count": outputs.numel(),
+        "parts": len(sums),
+        "N": outputs.shape[1],
+        "HAS_BIAS": bias is not None,
+        "TILE": _TILE,
+    }
+    return Launch(add_parts, (-(-outputs.numel() // _TILE),), arguments)
+
+
+def _matrix_arguments(matrix: QuantizedMatrix, first_block: int = 0) -> dict[str, object]:
+    storage = matrix.storage[first_block:]
+    return {
+        "packed": storage,
+        "scales": storage.view(torch.float16),
+        "factor": matrix.scale,
+        "K": matrix.num_inputs,
+        "GROUP": matrix.group,
+        "BYTES": storage.shape[2],
+        "HAS_ZEROS": matrix.has_zeros,
+    }

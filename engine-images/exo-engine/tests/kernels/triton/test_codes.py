@@ -1,0 +1,101 @@
+"""Products with 4-bit codes, under the interpreter, are those of the numbers that the codes stand for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from exo_engine.kernels.quantized import QuantizedMatrix
+from exo_engine.kernels.triton import codes
+from exo_engine.kernels.triton.launch import Target
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+from exo_engine.weight_formats import int4
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+from matrix_cases import CodesCase, random_codes_case
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        CodesCase(1, 64, 64),
+        CodesCase(3, 100, 70, has_bias=True),
+        CodesCase(5, 1100, 65, 128, has_zeros=True, has_bias=True),
+        CodesCase(17, 96, 130, 64, dtype=torch.bfloat16),
+        CodesCase(129, 72, 66, has_zeros=True, has_bias=True),
+    ],
+    ids=str,
+)
+def test_products_are_those_of_the_numbers(case: CodesCase) -> None:
+    case.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_random_shapes(seed: int) -> None:
+    random_codes_case(seed).check(seed)
+
+
+def test_sums_are_split_where_few_programs_would_run() -> None:
+    case = CodesCase(2, 2100, 64, has_bias=True)
+    matrix, (inputs, bias) = case.matrix(0), case.operands(0)
+    outputs = inputs.new_empty(2, 64)
+    launches = codes.plan_codes(matrix, inputs, bias, outputs, Target.of(inputs.device))
+    assert [len(launches), launches[0].grid] == [2, (1, 1, 5)]
+    assert not launches[0].arguments["HAS_BIAS"]
+    case.check()
+
+
+def test_weights_in_slabs_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codes, "_SLAB_WEIGHTS", 64 * 72)
+    CodesCase(130, 72, 150, has_bias=True).check()
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_numbers_are_written_as_they_are_unpacked(dtype: torch.dtype, *, has_zeros: bool) -> None:
+    case = CodesCase(1, 100, 70, has_zeros=has_zeros)
+    matrix = case.matrix(3)
+    found = torch.full((70, 100), torch.nan, dtype=dtype)
+    codes.plan_numbers(matrix, slice(0, 70), found).run()
+    expected = matrix.numbers(slice(0, 70)).to(dtype).float()
+    # The interpreter cuts bfloat16 off.
+    bound = 2.0**-7 if dtype == torch.bfloat16 else 0.0
+    torch.testing.assert_close(found.float(), expected, rtol=bound, atol=0.0)
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_what_was_packed_comes_back_in_the_order_of_a_gpu(group: int, *, has_zeros: bool) -> None:
+    generator = torch.Generator().manual_seed(group)
+    matrix = QuantizedMatrix(150, 200, bits=4, group=group, has_zeros=has_zeros, order="halves")
+    plain = QuantizedMatrix(150, 200, bits=4, group=group, has_zeros=has_zeros)
+    given = torch.randint(16, (150, 200), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(150, matrix.num_groups, generator=generator)
+    zeros = torch.randint(16, scales.shape, generator=generator, dtype=torch.uint8)
+    for each in (matrix, plain):
+        each.pack(given, scales, zeros if has_zeros else None)
+    rows = slice(70, 131)
+    found, expected = matrix.unpack(rows), plain.unpack(rows)
+    assert torch.equal(found[0], given[rows])
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert matrix.storage.nbytes == plain.storage.nbytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_the_engine_gives_the_tokens_that_it_gives_without_kernels(
+    tiny_model, prompts, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    found = []
+    for is_triton in (False, True):
+        monkeypatch.setattr(int4, "is_for_triton", lambda device, it=is_triton: it)
+        llm = LLM(tiny_model(family).path, device="cpu", dtype="float32", quantization="int4")
+        found.append([each.token_ids for each in llm.generate(prompts[:3], params)])
+    assert found[0] == found[1]
