@@ -52,7 +52,7 @@ def _by_lower_name() -> Mapping[str, str]:
 
 @cache
 def _further_models() -> Entries:
-    """Models whose parameters were not counted by instantiating their config, with the source of that."""
+    """Models beside the collected ones; `is_checked` says whether their config was instantiated and counted."""
     return _read_entries("further_models.json")
 
 

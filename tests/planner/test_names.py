@@ -57,11 +57,15 @@ def test_a_part_of_a_model_is_not_taken_for_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_further_models()))
-def test_a_model_that_was_not_counted_is_sized_and_marked(name: str) -> None:
-    entry = _further_models()[name]
-    assert read_entry(name).cannot_size is None
-    assert entry["is_checked"] is False
-    assert "not counted" in entry["source"]
+def test_a_further_model_is_sized_and_says_whether_it_was_counted(name: str) -> None:
+    entry, model = _further_models()[name], read_entry(name)
+    assert model.cannot_size is None
+    assert ("not counted" in entry["source"]) is not entry["is_checked"]
+    if entry["is_checked"]:
+        assert "instantiating" in entry["source"]
+        assert model.num_parameters == entry["num_parameters"]
+    if "published_parameters" in entry:
+        assert model.num_parameters == pytest.approx(entry["published_parameters"], rel=0.01)
     assert name not in load_models()
 
 

@@ -277,7 +277,7 @@ def _weights_error(
         notes.append("its parameter count could not be compared with a published one")
         error += 0.04
     if not is_known_vision:
-        notes.append("the size of its image encoder is known only roughly")
+        notes.append("the size of its image or audio encoder is known only roughly")
         error += 0.02
     if quantization is not None and not quantization.is_complete:
         notes.append("its list of unquantized modules is known only in part")

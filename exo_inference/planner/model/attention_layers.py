@@ -67,7 +67,11 @@ def attention_weights(
     is_gated = fields.flag("attn_output_gate", default=family.gates_attention)
     q_rows = heads.num_heads * heads.key_dim
     path = "self_attn"
-    yield Weight(f"{path}.q_proj", "attention", q_rows * (2 if is_gated else 1), hidden)
+    shared = fields.integer("share_q_dim") if family.shares_queries else 0
+    if shared:
+        yield Weight(f"{path}.wq", "attention", shared, hidden, shard=Shard.REPLICATED)
+        yield vector(f"{path}.inter_norm", shared)
+    yield Weight(f"{path}.q_proj", "attention", q_rows * (2 if is_gated else 1), shared or hidden)
     shares_values = kind == "full" and fields.flag("attention_k_eq_v")
     sizes = [("k", heads.key_dim)] + ([] if shares_values else [("v", heads.value_dim)])
     for name, dim in sizes if is_owner else []:

@@ -28,6 +28,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "num_shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
     "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels"),
+    "first_k_dense_replace": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "dtype": ("dtype", "torch_dtype"),
 }  # fmt: skip
 

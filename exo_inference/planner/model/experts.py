@@ -31,7 +31,7 @@ def read_moe(fields: ConfigFields, family: Family) -> MoeShape | None:
     count, chosen = fields.integer("num_experts"), fields.integer("experts_per_token")
     if chosen > count:
         raise FieldProblem(f"it chooses {chosen} experts per token, and has {count}")
-    size = fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 0))
+    size = _expert_widths(fields)[0]
     latent = fields.get("moe_latent_size") or fields.get("routed_expert_hidden_size")
     hidden = (
         fields.integer("hidden_size") if latent is None else whole_number("moe_latent_size", latent)
@@ -39,6 +39,14 @@ def read_moe(fields: ConfigFields, family: Family) -> MoeShape | None:
     return MoeShape(
         count, chosen, size, hidden, _shared_size(fields, family, size),
     )  # fmt: skip
+
+
+def _expert_widths(fields: ConfigFields) -> list[int]:
+    """Return the widths of the sets of routed experts: where there are two, of texts and of images (ERNIE 4.5 VL)."""
+    given = fields.get("moe_intermediate_size")
+    if isinstance(given, list) and given:
+        return [whole_number("moe_intermediate_size", each) for each in given[:2]]
+    return [fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 0))]
 
 
 def _shared_size(fields: ConfigFields, family: Family, size: int) -> int:
@@ -64,6 +72,18 @@ def moe_weights(fields: ConfigFields, family: Family) -> Iterator[Weight]:
         "experts" if family.experts_beside_mlp else "mlp.experts", "routed_experts", moe.hidden_size, moe.intermediate_size,
         is_gated=gated, copies=moe.num_experts,
     )  # fmt: skip
+    for width in _expert_widths(fields)[1:]:
+        yield Weight("mlp.vision_gate", "router", moe.num_experts, hidden, shard=Shard.REPLICATED)
+        yield from mlp_weights(
+            "mlp.vision_experts",
+            "routed_experts",
+            hidden,
+            width,
+            is_gated=gated,
+            copies=moe.num_experts,
+        )
+        if family.corrects_experts:
+            yield vector("mlp.vision_gate.e_score_correction_bias", moe.num_experts)
     if moe.hidden_size != hidden:
         yield Weight("mlp.fc1_latent_proj", "mlp", moe.hidden_size, hidden, shard=Shard.REPLICATED)
         yield Weight("mlp.fc2_latent_proj", "mlp", hidden, moe.hidden_size, shard=Shard.REPLICATED)

@@ -40,6 +40,7 @@ class Family:
             the latter has two norms.
         has_value_dim: `v_head_dim` is the size of the values.
         has_global_heads: `global_head_dim` and `num_global_key_value_heads` are those of full layers.
+        shares_queries: queries go through `share_q_dim` dimensions and a norm (Step-3).
         gates_attention: the output is gated unless `attn_output_gate` says otherwise.
         gates_heads: one gate per head.
         bias_fields: where the config says that projections have biases; the first that is there counts.
@@ -83,6 +84,7 @@ class Family:
     multi_query: bool = False
     has_value_dim: bool = False
     has_global_heads: bool = False
+    shares_queries: bool = False
     gates_attention: bool = False
     gates_heads: bool = False
     bias_fields: tuple[str, str] = ("attention_bias", "use_qkv_bias")
@@ -125,6 +127,8 @@ _BERT = Family(
     layout="encoder", qkv_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, rope_caches=0, positions=0,
 )  # fmt: skip
 _ROBERTA = replace(_BERT, unused_positions=2)
+_MUSE_GLIMMER = Family(norms=4, gates_attention=True)
+_STEP3 = Family(shares_queries=True)
 _STATES = Family(layout="states", others_are="selective", rope_caches=0)
 
 FAMILIES: Mapping[str, Family] = {
@@ -215,6 +219,15 @@ FAMILIES: Mapping[str, Family] = {
         layout="text_to_text", qkv_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True,
         rope_caches=0, positions=2,
     ),
+    "lfm2_moe": Family(
+        qk_norm="head", ties_by_default=True, qkv_bias=False, o_bias=False, others_are="conv",
+    ),
+    "mellum": Family(qk_norm="head", rope_caches=2), "hyperclovax": Family(norms=4), "solar": _LLAMA, "bailing_moe": _LLAMA,
+    "muse_glimmer": _MUSE_GLIMMER, "muse_glimmer_text": _MUSE_GLIMMER, "aria": _LLAMA, "aria_text": _LLAMA,
+    "vaultgemma": Family(ties_by_default=True, default_head_dim=256, full_every=2),
+    "step3p5": Family(qk_norm="head", gates_heads=True), "paddleocr_vl": Family(ties_by_default=True),
+    "step3_text": _STEP3, "step3_vl": _STEP3, "phi3_v": _LLAMA,
+    "ernie4_5_vl_moe": Family(ties_by_default=True, corrects_experts=True),
     "starcoder2": Family(
         qkv_bias=True, o_bias=True, mlp_bias=True, gated_mlp=False, norm_bias=True, ties_by_default=True
     ),

@@ -155,10 +155,14 @@ def is_moe_layer(fields: ConfigFields, family: Family, index: int) -> bool:
     named = fields.sequence("mlp_layer_types")
     if named is not None and index < len(named):
         return str(named[index]) == "sparse"
+    numbers = fields.get("moe_layers_enum")
+    if isinstance(numbers, str | list):
+        listed = numbers.split(",") if isinstance(numbers, str) else numbers
+        return index in {int(each) for each in listed}
     frequency = fields.get("moe_layer_freq")
     if isinstance(frequency, list) and index < len(frequency):
         return bool(frequency[index])
-    if index < fields.integer("first_k_dense_replace", fields.integer("moe_layer_start_index", 0)):
+    if index < fields.integer("first_k_dense_replace", 0):
         return False
     if index in (fields.sequence("mlp_only_layers") or []):
         return False
@@ -291,7 +295,9 @@ def _altup(fields: ConfigFields, hidden: int) -> Iterator[Weight]:
 
 def _nemotron_layers(fields: ConfigFields, family: Family) -> Iterator[Layer]:
     """Yield the layers of Nemotron-H: each is one of Mamba, attention, MLP or experts."""
-    named = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
+    named = {
+        "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "moe": "E", "mlp": "-",
+    }  # fmt: skip
     listed = fields.sequence("layers_block_type")
     pattern = fields.text("hybrid_override_pattern")
     if listed is not None:

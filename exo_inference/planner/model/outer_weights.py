@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from exo_inference.planner.model.audio import build_audio
 from exo_inference.planner.model.compressed_layers import hyper_head
 from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem
 from exo_inference.planner.model.encoders import encoder_outer, gated_as_asked, text_encoder
@@ -21,7 +22,7 @@ MAX_VOCAB_SIZE = 10_000_000
 def outer_weights(
     fields: ConfigFields, family: Family
 ) -> tuple[list[Weight], VisionShape | None, bool]:
-    """Return the weights outside the layers, the image encoder, and whether that encoder is known.
+    """Return the weights outside the layers, the image encoder, and whether all encoders are known.
 
     Raises:
         FieldProblem: a field that they need is absent or absurd.
@@ -33,7 +34,9 @@ def outer_weights(
         return encoder_outer(fields, family), None, True
     is_tied = fields.flag("tie_word_embeddings", default=family.ties_by_default)
     weights = [Weight("embed_tokens", "embedding", vocab, hidden)]
-    if not is_tied:  # a tied head is the embedding, and loaded once
+    score = _score(fields, hidden)
+    weights += score
+    if not is_tied and not score:  # a tied head is the embedding, and loaded once
         weights.append(Weight("lm_head", "lm_head", vocab, hidden))
     final = 0 if family.norms == 0 else hidden * (2 if family.norm_bias else 1)
     weights.append(Weight("norm", "norm", final, 1, shard=Shard.REPLICATED))
@@ -65,11 +68,24 @@ def outer_weights(
     if family.layout == "encoder_decoder":
         encoder, encoder_shape = build_encoder(fields)
         return weights + encoder, encoder_shape, True
+    audio, is_known_audio = build_audio(fields)
     built = build_vision(fields)
     if built is None:
-        return weights, None, True
+        return weights + audio, None, is_known_audio
     vision_weights, shape, is_known = built
-    return weights + vision_weights, shape, is_known
+    return weights + vision_weights + audio, shape, is_known and is_known_audio
+
+
+def _score(fields: ConfigFields, hidden: int) -> list[Weight]:
+    """Return what a reward model has for an output head (vLLM 0.32.0, qwen2_rm.py); nothing for other models."""
+    named = [str(each) for each in fields.sequence("architectures") or []]
+    if not any(each.endswith("RewardModel") for each in named):
+        return []
+    labels = 2 if any("Process" in each for each in named) else 1
+    return [
+        Weight("score.0", "mlp", hidden, hidden + 1),
+        Weight("score.2", "mlp", labels, hidden + 1, shard=Shard.REPLICATED),
+    ]
 
 
 def _like_last(fields: ConfigFields, family: Family, layers: list[Layer]) -> list[Weight]:

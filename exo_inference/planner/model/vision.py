@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from exo_inference.planner.model import joined_vision
 from exo_inference.planner.model.config_fields import ConfigFields, whole_number
 from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
-
-Built = tuple[list[Weight], VisionShape]
+from exo_inference.planner.model.vision_parts import (
+    QWEN_MAX_PATCHES,
+    Built,
+    blocks,
+    matrix,
+    plain_vectors,
+    usual_sizes,
+)
 
 
 def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool] | None:
@@ -37,70 +44,35 @@ def build_vision(fields: ConfigFields) -> tuple[list[Weight], VisionShape, bool]
     for names, build in _BUILDERS:
         if kind in names or vision.model_type in names:
             weights, shape = build(vision, hidden_text)
-            return weights + _gemma4_audio(fields, hidden_text), shape, True
+            return weights, shape, True
     weights, shape = _plain(vision, hidden_text)
     return weights, shape, False
 
 
-def _matrix(name: str, rows: int, columns: int, copies: int = 1, part: str = "vision") -> Weight:
-    return Weight(f"vision_tower.{name}", part, rows, columns, copies)
-
-
-def _vectors(size: int, copies: int = 1) -> Weight:
-    return Weight("vision_tower.vectors", "vision", size, 1, copies, Shard.REPLICATED)
-
-
-def _blocks(
-    size: int,
-    wide: int,
-    count: int,
-    *,
-    biases: bool,
-    norms: int,
-    gated: bool = False,
-) -> list[Weight]:
-    """Return the weights of `count` equal encoder blocks."""
-    mats = 3 if gated else 2
-    vector = norms * size + (4 * size + (mats - 1) * wide + size if biases else 0)
-    return [
-        _matrix("qkv", 3 * size, size, count),
-        _matrix("proj", size, size, count),
-        _matrix("mlp", wide, size, count * mats),
-        _vectors(vector, count),
-    ]
-
-
-def _usual_sizes(vision: ConfigFields) -> tuple[int, int, int, int, int]:
-    """Return hidden size, width of the feed-forward, layers, edge of a patch, and patches of an image."""
-    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    count, patch = vision.integer("num_hidden_layers"), vision.integer("patch_size")
-    return size, wide, count, patch, (vision.integer("image_size") // patch) ** 2
-
-
 def _siglip(vision: ConfigFields, text: int) -> Built:
     """SigLIP with Gemma 3's projector."""
-    size, wide, count, patch, patches = _usual_sizes(vision)
-    weights = _blocks(size, wide, count, biases=True, norms=4)
+    size, wide, count, patch, patches = usual_sizes(vision)
+    weights = blocks(size, wide, count, biases=True, norms=4)
     weights += [
-        _matrix("patch_embedding", size, 3 * patch * patch),
-        _vectors(size + patches * size + 2 * size),
-        _matrix("projector", text, size, part="projector"),
-        _vectors(size),
+        matrix("patch_embedding", size, 3 * patch * patch),
+        plain_vectors(size + patches * size + 2 * size),
+        matrix("projector", text, size, part="projector"),
+        plain_vectors(size),
     ]
     return weights, VisionShape(size, wide, count, patches)
 
 
 def _clip(vision: ConfigFields, text: int) -> Built:
     """CLIP with the two-layer projector of LLaVA 1.5."""
-    size, wide, count, patch, patches = _usual_sizes(vision)
+    size, wide, count, patch, patches = usual_sizes(vision)
     positions = patches + 1  # a class token
-    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights = blocks(size, wide, count, biases=True, norms=4)
     weights += [
-        _matrix("patch_embedding", size, 3 * patch * patch),
-        _vectors(size + positions * size + 4 * size),
-        _matrix("linear_1", text, size, part="projector"),
-        _matrix("linear_2", text, text, part="projector"),
-        _vectors(2 * text),
+        matrix("patch_embedding", size, 3 * patch * patch),
+        plain_vectors(size + positions * size + 4 * size),
+        matrix("linear_1", text, size, part="projector"),
+        matrix("linear_2", text, text, part="projector"),
+        plain_vectors(2 * text),
     ]
     return weights, VisionShape(size, wide, count, positions)
 
@@ -112,7 +84,7 @@ _LLAVA_NEXT_TILES = 5
 def _llava_next(vision: ConfigFields, text: int) -> Built:
     """LLaVA-NeXT: LLaVA 1.5's encoder over several tiles, and a learned end of line."""
     weights, shape = _clip(vision, text)
-    weights.append(_vectors(text))
+    weights.append(plain_vectors(text))
     return weights, replace(shape, max_tokens=_LLAVA_NEXT_TILES * shape.max_tokens)
 
 
@@ -122,30 +94,30 @@ _IDEFICS3_TILES = 17
 
 def _idefics3(vision: ConfigFields, text: int) -> Built:
     """SigLIP with one projection of neighbouring patches (Idefics 3, SmolVLM)."""
-    size, wide, count, patch, patches = _usual_sizes(vision)
+    size, wide, count, patch, patches = usual_sizes(vision)
     joined = vision.integer("scale_factor") ** 2 * size
-    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights = blocks(size, wide, count, biases=True, norms=4)
     weights += [
-        _matrix("patch_embedding", size, 3 * patch * patch),
-        _vectors(size + patches * size + 2 * size),
-        _matrix("projector", text, joined, part="projector"),
+        matrix("patch_embedding", size, 3 * patch * patch),
+        plain_vectors(size + patches * size + 2 * size),
+        matrix("projector", text, joined, part="projector"),
     ]
     return weights, VisionShape(size, wide, count, _IDEFICS3_TILES * patches)
 
 
 def _pixtral(vision: ConfigFields, text: int) -> Built:
     """Pixtral: with LLaVA's projector, or the patch merger of Mistral Small 3.1 and Ministral 3."""
-    size, wide, count, patch, patches = _usual_sizes(vision)
+    size, wide, count, patch, patches = usual_sizes(vision)
     merges = vision.flag("merges_patches", default=True)
-    weights = _blocks(size, wide, count, biases=False, norms=2, gated=True)
+    weights = blocks(size, wide, count, biases=False, norms=2, gated=True)
     weights += [
-        _matrix("patch_conv", size, 3 * patch * patch),
-        _vectors(2 * size if merges else size + 2 * text),
-        _matrix("linear_1", text, size, part="projector"),
-        _matrix("linear_2", text, text, part="projector"),
+        matrix("patch_conv", size, 3 * patch * patch),
+        plain_vectors(2 * size if merges else size + 2 * text),
+        matrix("linear_1", text, size, part="projector"),
+        matrix("linear_2", text, text, part="projector"),
     ]
     if merges:
-        weights.append(_matrix("patch_merger", size, 4 * size, part="projector"))
+        weights.append(matrix("patch_merger", size, 4 * size, part="projector"))
     return weights, VisionShape(size, wide, count, patches)
 
 
@@ -163,14 +135,14 @@ def _internvl(vision: ConfigFields, text: int) -> Built:
     has_norms = vision.flag("use_qk_norm", default=vision.flag("qk_normalization"))
     norms = 2 if vision.text("norm_type") == "rms_norm" else 4
     vectors = (norms + 4 + 3 * has_bias + 2 * has_norms) * size + wide
-    weights = _blocks(size, wide, count, biases=False, norms=0)
+    weights = blocks(size, wide, count, biases=False, norms=0)
     weights += [
-        _vectors(vectors, count),
-        _matrix("patch_embedding", size, 3 * patch * patch),
-        _vectors(size + size + positions * size),
-        _matrix("linear_1", text, 4 * size, part="projector"),
-        _matrix("linear_2", text, text, part="projector"),
-        _vectors(2 * 4 * size + 2 * text),
+        plain_vectors(vectors, count),
+        matrix("patch_embedding", size, 3 * patch * patch),
+        plain_vectors(size + size + positions * size),
+        matrix("linear_1", text, 4 * size, part="projector"),
+        matrix("linear_2", text, text, part="projector"),
+        plain_vectors(2 * 4 * size + 2 * text),
     ]
     return weights, VisionShape(size, wide, count, _INTERNVL_TILES * positions)
 
@@ -183,26 +155,22 @@ def _edge(vision: ConfigFields, name: str) -> int:
     )
 
 
-_QWEN_MAX_PATCHES = 65536
-"""Qwen's processors scale images to at most 16,384 merged tokens (12,845,056 pixels, 28x28 each)."""
-
-
 def _qwen2_vl(vision: ConfigFields, text: int) -> Built:
     is_windowed = vision.get("window_size") is not None
     size = vision.integer("embed_dim", vision.integer("hidden_size", 1280))
     count, patch = vision.integer("depth", 32), vision.integer("patch_size", 14)
     wide = vision.integer("intermediate_size", size * vision.integer("mlp_ratio", 4))
     merged = size * vision.integer("spatial_merge_size", 2) ** 2
-    weights = _blocks(
+    weights = blocks(
         size, wide, count, biases=True, norms=2 if is_windowed else 4, gated=is_windowed
     )
     weights += [
-        _matrix("patch_embed", size, 3 * vision.integer("temporal_patch_size", 2) * patch * patch),
-        _vectors(size * (1 if is_windowed else 2) + merged + text),
-        _matrix("merger.0", merged, merged),
-        _matrix("merger.2", text, merged),
+        matrix("patch_embed", size, 3 * vision.integer("temporal_patch_size", 2) * patch * patch),
+        plain_vectors(size * (1 if is_windowed else 2) + merged + text),
+        matrix("merger.0", merged, merged),
+        matrix("merger.2", text, merged),
     ]
-    return weights, VisionShape(size, wide, count, _QWEN_MAX_PATCHES)
+    return weights, VisionShape(size, wide, count, QWEN_MAX_PATCHES)
 
 
 def _qwen3_vl(vision: ConfigFields, text: int) -> Built:
@@ -212,29 +180,29 @@ def _qwen3_vl(vision: ConfigFields, text: int) -> Built:
     merged = size * vision.integer("spatial_merge_size", 2) ** 2
     deep = len(vision.sequence("deepstack_visual_indexes") or [])
     positions = vision.integer("num_position_embeddings", 2304)
-    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights = blocks(size, wide, count, biases=True, norms=4)
     weights += [
-        _matrix("patch_embed", size, 3 * vision.integer("temporal_patch_size", 2) * patch * patch),
-        _matrix("merger.fc1", merged, merged, 1 + deep),
-        _matrix("merger.fc2", out, merged, 1 + deep),
-        _vectors(size + positions * size + 2 * size + (merged + out)),
-        _vectors(2 * merged + merged + out, deep),
+        matrix("patch_embed", size, 3 * vision.integer("temporal_patch_size", 2) * patch * patch),
+        matrix("merger.fc1", merged, merged, 1 + deep),
+        matrix("merger.fc2", out, merged, 1 + deep),
+        plain_vectors(size + positions * size + 2 * size + (merged + out)),
+        plain_vectors(2 * merged + merged + out, deep),
     ]
-    return weights, VisionShape(size, wide, count, _QWEN_MAX_PATCHES)
+    return weights, VisionShape(size, wide, count, QWEN_MAX_PATCHES)
 
 
 def _llama4(vision: ConfigFields, text: int) -> Built:
-    size, wide, count, patch, patches = _usual_sizes(vision)
+    size, wide, count, patch, patches = usual_sizes(vision)
     out = vision.integer("projector_output_dim", 4096)
     projector_in = vision.integer("projector_input_dim", 4096)
     positions = patches + 1
-    weights = _blocks(size, wide, count, biases=True, norms=4)
+    weights = blocks(size, wide, count, biases=True, norms=4)
     weights += [
-        _matrix("patch_embedding", size, 3 * patch * patch),
-        _vectors(size + positions * size + 4 * size),
-        _matrix("adapter.fc1", projector_in, size * 4),
-        _matrix("adapter.fc2", out, projector_in),
-        _matrix("projector", text, out, part="projector"),
+        matrix("patch_embedding", size, 3 * patch * patch),
+        plain_vectors(size + positions * size + 4 * size),
+        matrix("adapter.fc1", projector_in, size * 4),
+        matrix("adapter.fc2", out, projector_in),
+        matrix("projector", text, out, part="projector"),
     ]
     return weights, VisionShape(size, wide, count, positions * 17)  # 16 tiles and the whole
 
@@ -245,14 +213,14 @@ def _moonvit(vision: ConfigFields, text: int) -> Built:
     count, patch = vision.integer("vt_num_hidden_layers"), vision.integer("patch_size")
     grid = vision.integer("init_pos_emb_height", 64) * vision.integer("init_pos_emb_width", 64)
     inner = vision.integer("qkv_hidden_size", size)
-    weights = _blocks(size, wide, count, biases=True, norms=4)
-    weights += [_matrix("qkv_extra", 4 * (inner - size), size, count)] if inner > size else []
+    weights = blocks(size, wide, count, biases=True, norms=4)
+    weights += [matrix("qkv_extra", 4 * (inner - size), size, count)] if inner > size else []
     weights += [
-        _matrix("patch_embed", size, 3 * patch * patch),
-        _vectors(size + grid * size + 2 * size),
-        _matrix("in_proj", 4 * size, 4 * size),
-        _matrix("out_proj", text, 4 * size),
-        _vectors(2 * size + 4 * size + text),
+        matrix("patch_embed", size, 3 * patch * patch),
+        plain_vectors(size + grid * size + 2 * size),
+        matrix("in_proj", 4 * size, 4 * size),
+        matrix("out_proj", text, 4 * size),
+        plain_vectors(2 * size + 4 * size + text),
     ]
     return weights, VisionShape(size, wide, count, grid)
 
@@ -262,32 +230,18 @@ def _gemma4(vision: ConfigFields, text: int) -> Built:
     count, patch = vision.integer("num_hidden_layers"), vision.integer("patch_size")
     positions = vision.integer("position_embedding_size", 10240)
     head = vision.integer("head_dim", 72)
-    weights = _blocks(size, wide, count, biases=False, norms=4, gated=True)
+    weights = blocks(size, wide, count, biases=False, norms=4, gated=True)
     weights += [
-        _matrix("patch_embedder", size, 3 * patch * patch),
-        _vectors(2 * positions * size + 2 * head * count),
-        _matrix("embedding_projection", text, size),
+        matrix("patch_embedder", size, 3 * patch * patch),
+        plain_vectors(2 * positions * size + 2 * head * count),
+        matrix("embedding_projection", text, size),
     ]
     if vision.flag("standardize"):
-        weights.append(_vectors(0))
+        weights.append(plain_vectors(0))
     tokens = (
         vision.integer("default_output_length", 280) * vision.integer("pooling_kernel_size", 3) ** 2
     )
     return weights, VisionShape(size, wide, count, tokens)
-
-
-_GEMMA4_AUDIO = 304_824_608
-"""Of Gemma4AudioModel with the library's sizes, counted by instantiating it (transformers 5.23.0)."""
-
-
-def _gemma4_audio(fields: ConfigFields, text: int) -> list[Weight]:
-    """Return the audio encoder of Gemma 4 E2B and E4B, whose configs name no sizes of it."""
-    if fields.model_type != "gemma4" or not isinstance(fields.outer.get("audio_config"), Mapping):
-        return []
-    return [
-        Weight("audio_tower", "vision", _GEMMA4_AUDIO, 1, shard=Shard.REPLICATED),
-        _matrix("embed_audio", text, 1536, part="projector"),
-    ]
 
 
 def _gemma3n(text: int) -> tuple[list[Weight], VisionShape, bool]:
@@ -299,8 +253,8 @@ def _gemma3n(text: int) -> tuple[list[Weight], VisionShape, bool]:
     weights = [
         Weight("audio_tower", "vision", 681_348_640, 1, shard=Shard.REPLICATED),
         Weight("vision_tower", "vision", 300_000_000, 1, shard=Shard.REPLICATED),
-        _matrix("embed_vision", text, 2048 + 128, part="projector"),
-        _matrix("embed_audio", text, 1536 + 128, part="projector"),
+        matrix("embed_vision", text, 2048 + 128, part="projector"),
+        matrix("embed_audio", text, 1536 + 128, part="projector"),
     ]
     return weights, VisionShape(2048, 4 * 2048, 1, 256), False
 
@@ -308,16 +262,34 @@ def _gemma3n(text: int) -> tuple[list[Weight], VisionShape, bool]:
 def _step_defaults(text: int) -> tuple[list[Weight], VisionShape, bool]:
     """Step-3.7's encoder, whose sizes its published config leaves to the library's defaults."""
     size, wide, count, positions = 1536, 8960, 47, 2704
-    weights = _blocks(size, wide, count, biases=True, norms=6)
+    weights = blocks(size, wide, count, biases=True, norms=6)
     weights += [
-        _matrix("patch_embedding", size, 3 * 14 * 14),
-        _vectors(positions * size + 2 * size),
-        _matrix("downsampler1", 2 * size, size * 9),
-        _matrix("downsampler2", 4 * size, 2 * size * 9),
-        _vectors(6 * size),
-        _matrix("projector", text, 4 * size, part="projector"),
+        matrix("patch_embedding", size, 3 * 14 * 14),
+        plain_vectors(positions * size + 2 * size),
+        matrix("downsampler1", 2 * size, size * 9),
+        matrix("downsampler2", 4 * size, 2 * size * 9),
+        plain_vectors(6 * size),
+        matrix("projector", text, 4 * size, part="projector"),
     ]
     return weights, VisionShape(size, wide, count, positions), True
+
+
+def _phi3_v(text: int) -> tuple[list[Weight], VisionShape, bool]:
+    """Phi-3-vision's CLIP ViT-L/14 of 336 pixels, which its config only names."""
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "image_size": 336,
+    }
+    weights, shape = _clip(ConfigFields({**sizes, "patch_size": 14}), text)
+    weights = [each for each in weights if "linear_" not in each.path]
+    weights += [
+        matrix("img_projection.0", text, 4 * 1024, part="projector"),
+        matrix("img_projection.2", text, text, part="projector"),
+        plain_vectors(2 * 4 * 1024),  # what separates lines and images
+    ]
+    return weights, replace(shape, max_tokens=17 * shape.max_tokens), True
 
 
 def _plain(vision: ConfigFields, text: int) -> Built:
@@ -325,8 +297,8 @@ def _plain(vision: ConfigFields, text: int) -> Built:
     size = vision.integer("hidden_size", vision.integer("embed_dim", 1024))
     wide = vision.integer("intermediate_size", 4 * size)
     count = vision.integer("num_hidden_layers", vision.integer("depth", 24))
-    weights = _blocks(size, wide, count, biases=True, norms=4)
-    weights += [_matrix("linear_1", text, size), _matrix("linear_2", text, text)]
+    weights = blocks(size, wide, count, biases=True, norms=4)
+    weights += [matrix("linear_1", text, size), matrix("linear_2", text, text)]
     patch = max(1, vision.integer("patch_size", 14))
     return weights, VisionShape(
         size, wide, count, (vision.integer("image_size", 896) // patch) ** 2
@@ -348,6 +320,11 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("llama4", "llama4_vision_model"), _llama4),
     (("kimi_k25", "kimi_k3"), _moonvit),
     (("gemma4", "gemma4_vision"), _gemma4),
+    (("muse_glimmer",), joined_vision.muse_glimmer),
+    (("paddleocr_vl",), joined_vision.paddleocr),
+    (("step3_vl",), joined_vision.step3),
+    (("ernie4_5_vl_moe",), joined_vision.ernie),
+    (("deepseek_vl_v2",), joined_vision.deepseek_vl2),
 )
 
 
@@ -367,4 +344,5 @@ class _Fixed:
 _FIXED: Mapping[str, _Fixed] = {
     "gemma3n": _Fixed(_gemma3n, always=True),
     "step3p7": _Fixed(_step_defaults),
+    "phi3_v": _Fixed(_phi3_v),
 }

@@ -1,0 +1,84 @@
+"""Audio encoders: their weights. `outer_weights.py` calls `build_audio`; Whisper is in `whisper.py`.
+
+An encoder that is not known is sized as a plain transformer of its config's sizes, which the caller marks as
+approximate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exo_inference.planner.model.config_fields import ConfigFields
+from exo_inference.planner.model.shapes import Shard, Weight
+
+_KEYS = ("audio_config", "sound_config")
+_OWN_BUILDERS = frozenset({"gemma3n", "whisper"})
+"""Model types whose audio encoder is sized with their image encoder, or is the model's own."""
+
+_FIXED: Mapping[str, int] = {"gemma4": 304_824_608}
+"""Parameters of encoders whose sizes no config names: Gemma 4 E2B and E4B, instantiated (transformers 5.23.0)."""
+
+_CONFORMERS = ("parakeet_encoder", "parakeet")
+
+
+def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
+    """Return an audio encoder's weights, and whether it is a known one; nothing and True where there is none.
+
+    Raises:
+        FieldProblem: a size is missing.
+    """
+    found = (fields.outer.get(key) or fields.raw.get(key) for key in _KEYS)
+    config = next((each for each in found if isinstance(each, Mapping)), None)
+    if config is None or fields.model_type in _OWN_BUILDERS:
+        return [], True
+    text = fields.integer("hidden_size")
+    fixed = _FIXED.get(fields.model_type)
+    if fixed is not None:
+        return [_weight("encoder", fixed, 1), _weight("embed_audio", text, 1536)], True
+    audio = ConfigFields(config)
+    if audio.get("downsample_hidden_size") and audio.get("num_mel_bins"):
+        return _qwen3(audio, text), True
+    return _plain(audio, text), False
+
+
+def _weight(name: str, rows: int, columns: int, copies: int = 1) -> Weight:
+    return Weight(f"audio_tower.{name}", "vision", rows, columns, copies, Shard.REPLICATED)
+
+
+def _blocks(audio: ConfigFields, size: int) -> list[Weight]:
+    """Return a transformer's layers with biases and two norms."""
+    count = audio.integer("encoder_layers", audio.integer("num_hidden_layers", 24))
+    wide = audio.integer("encoder_ffn_dim", audio.integer("intermediate_size", 4 * size))
+    return [
+        _weight("attention", 4 * size, size, count),
+        _weight("mlp", wide, size, 2 * count),
+        _weight("vectors", 4 * size + wide + size + 4 * size, 1, count),
+    ]
+
+
+def _qwen3(audio: ConfigFields, text: int) -> list[Weight]:
+    """Qwen3-ASR's: three convolutions of stride 2 over time and frequency, then a transformer."""
+    size, channels = audio.integer("hidden_size"), audio.integer("downsample_hidden_size")
+    bands = -(-audio.integer("num_mel_bins") // 8)
+    out = audio.integer("output_dim", text)
+    return [
+        *_blocks(audio, size),
+        _weight("conv2d", channels, 9 * (2 * channels + 1) + 3),
+        _weight("conv_out", size, channels * bands),
+        _weight("ln_post", 2 * size, 1),
+        _weight("proj1", size, size + 1),
+        _weight("proj2", out, size + 1),
+    ]
+
+
+def _plain(audio: ConfigFields, text: int) -> list[Weight]:
+    """A transformer with a projector; a Conformer has a second feed-forward, positions and a convolution."""
+    size = audio.integer("hidden_size", 1024)
+    weights = _blocks(audio, size)
+    if audio.model_type in _CONFORMERS:
+        attention, mlp, _ = weights
+        weights += [
+            _weight("mlp2", mlp.out_features, size, mlp.copies),
+            _weight("conv", 4 * size, size, attention.copies),
+        ]
+    return [*weights, _weight("projector", text, size), _weight("projector2", text, text)]
