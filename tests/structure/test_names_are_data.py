@@ -22,6 +22,7 @@ TABLES = {
     "planner/model/config_fields.py": "the objects of config.json that a family keeps fields in",
     "planner/model/families.py": "the table of families",
     "planner/model/layers.py": "kinds of layers in config.json, of which some are called as families are",
+    "planner/model/audio.py": "the table of audio encoders whose sizes no config names",
     "planner/model/vision.py": "the table of image encoders, by the model type of each",
     "resources/deployment.py": "digests that are stored leave out what was the default when the first were written",
 }
