@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.controller.test_on_cluster import MERGE, ControlPlane, alone, wait_for
+from tests.controller.control_plane_processes import MERGE, ControlPlane, alone, wait_for
 from tests.platforms.kubernetes.test_whose_release import record, write_record
 
 __all__ = ["alone"]

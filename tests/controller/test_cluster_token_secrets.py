@@ -22,8 +22,8 @@ from exo_inference.hub import source_for
 from exo_inference.hub.base import ModelSource
 from exo_inference.platforms.kubernetes.names import model_release_name
 from exo_inference.resources import InferenceModel, find_condition, is_true, model_object_name
+from tests.controller.control_plane_processes import environment
 from tests.controller.stores.conftest import install_crds, open_kubernetes_store
-from tests.controller.test_on_cluster import environment
 from tests.hub.hub_server import GOOD_TOKEN, HubServer, Repo, safetensors
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import Running, running, set_job_status

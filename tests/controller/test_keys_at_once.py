@@ -24,8 +24,8 @@ from exo_inference.resources import (
     InferenceDeployment,
     ObjectMeta,
 )
+from tests.controller.control_plane_processes import environment
 from tests.controller.fakes import FakePlatform
-from tests.controller.test_on_cluster import environment
 
 
 @pytest.fixture

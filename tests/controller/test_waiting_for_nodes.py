@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.controller.test_on_cluster import MERGE, ControlPlane, alone, wait_for
+from tests.controller.control_plane_processes import MERGE, ControlPlane, alone, wait_for
 
 __all__ = ["alone"]
 

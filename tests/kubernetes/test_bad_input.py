@@ -26,8 +26,8 @@ from scripts.kubernetes import binaries
 from scripts.kubernetes.api_server import ApiServer
 from scripts.kubernetes.client import ApiClient, ApiError
 from tests.charts.service_accounts import kubeconfig_of
+from tests.controller.control_plane_processes import CREDENTIALS, GROUP, ControlPlane, wait_for
 from tests.controller.stores.conftest import CRDS, install_crds
-from tests.controller.test_on_cluster import CREDENTIALS, GROUP, ControlPlane, wait_for
 from tests.kubernetes_api import KubernetesApi
 
 MERGE = "application/merge-patch+json"

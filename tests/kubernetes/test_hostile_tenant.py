@@ -16,8 +16,8 @@ import pytest
 
 from scripts.kubernetes.api_server import ApiServer
 from scripts.kubernetes.client import ApiError
+from tests.controller.control_plane_processes import GROUP, MERGE, ControlPlane, wait_for
 from tests.controller.stores.conftest import install_crds
-from tests.controller.test_on_cluster import GROUP, MERGE, ControlPlane, wait_for
 from tests.kubernetes_api import KubernetesApi
 
 PREFIX = "inference.exo.dev/"

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.controller.test_on_cluster import GROUP
+from tests.controller.control_plane_processes import GROUP
 from tests.kubernetes.real_plane import Plane, chat, create_chat, kill, leader_of, restart, wait_for
 from tests.kubernetes.test_control_plane import plane
 

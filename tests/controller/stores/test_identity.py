@@ -20,12 +20,11 @@ from exo_inference.kubernetes_api.identity import (
     identify,
     sealed_annotation,
 )
-from exo_inference.kubernetes_api.objects import NAME_ANNOTATION, read_object
+from exo_inference.kubernetes_api.objects import read_object
 from exo_inference.resources import (
     InferenceDeployment,
     InferenceModel,
     UidProblem,
-    model_object_name,
 )
 
 CHOSEN = "7d3b9f0e-5a55-4b8b-9a5e-0d1f6c1d2a11"
@@ -432,23 +431,3 @@ def test_whose_a_uid_was_is_remembered_of_so_many(monkeypatch: pytest.MonkeyPatc
     for number in range(100):
         claims.remember(str(number), "InferenceDeployment chat")
     assert len(claims._departed) == 10
-
-
-# -- other fields that become names
-
-
-def test_a_model_is_named_after_its_source_whatever_it_says_itself() -> None:
-    """Or one that is called as another source is would be taken for it."""
-    name = model_object_name("org/victim")
-    stored = read_object(InferenceModel, raw(name, kind="model", asks=f"{name}/{CHOSEN}"))
-    assert stored.resource is not None
-    assert stored.resource.metadata.name == model_object_name("org/m1")
-
-
-@pytest.mark.parametrize("wanted", ["../x", "Upper", "a" * 64, "a b", "", "-a", "a.b", "a\n"])
-def test_a_new_name_that_is_no_dns_label_is_passed_over(wanted: str) -> None:
-    item = raw()
-    item["metadata"]["annotations"][NAME_ANNOTATION] = wanted
-    stored = read_object(InferenceDeployment, item)
-    assert stored.resource is not None
-    assert stored.resource.metadata.name == "chat"

@@ -1,0 +1,182 @@
+"""What of a write is remembered, for how long, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from exo_inference.controller.http import refusals, replays
+from exo_inference.controller.http.refusals import RefusalLog
+from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory
+
+
+class FakeClock:
+    """A clock that is set by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def ask(memory: ReplayMemory, signature: str, status: int = 200, body: bytes = b"x") -> str:
+    """Return whether a write was executed, or its answer came from before."""
+
+    async def first() -> Answer:
+        return Answer(status, (), body)
+
+    return "new" if await memory.once(signature, 1600.0, first) is None else "old"
+
+
+async def test_signatures_are_forgotten_when_they_end() -> None:
+    clock, monotonic = FakeClock(), FakeClock()
+    memory = ReplayMemory(clock, monotonic=monotonic)
+    assert [await ask(memory, "a"), await ask(memory, "a")] == ["new", "old"]
+    clock.now = 1600.0
+    monotonic.now += replays.KEEP_SECONDS
+    await ask(memory, "b")
+    assert len(memory) == 1
+    assert await ask(memory, "a") == "new"
+
+
+async def test_a_clock_that_jumps_forth_and_back_forgets_nothing() -> None:
+    clock, monotonic = FakeClock(), FakeClock()
+    memory = ReplayMemory(clock, monotonic=monotonic)
+    assert await ask(memory, "a") == "new"
+    clock.now += 100_000
+    await ask(memory, "b")
+    clock.now -= 100_000
+    assert await ask(memory, "a") == "old"
+
+
+def test_refusals_are_kept_until_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "MAX_LINES", 10)
+    clock, path = FakeClock(), tmp_path / "refused"
+    log = RefusalLog(path, clock)
+    for number in range(8):
+        log.add(f"key {number}", 1100.0 if number < 4 else 1600.0)
+    assert all(f"key {number}" in RefusalLog(path, clock) for number in range(8))
+    clock.now = 1200.0
+    log = RefusalLog(path, clock)
+    assert [f"key {number}" in log for number in (3, 4)] == [False, True]
+    for number in range(8, 30):
+        log.add(f"key {number}", 1600.0)
+    assert len(path.read_text().splitlines()) <= 10
+    assert "key 29" in RefusalLog(path, clock)
+    path.write_bytes(b"\xff\0 torn\n" + path.read_bytes()[:-9])
+    assert "key 27" in RefusalLog(path, clock)
+
+
+def test_refusals_that_cannot_be_kept_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "MAX_LINES", 10)
+    log = RefusalLog(tmp_path / "nowhere" / "refused", FakeClock())
+    for number in range(100):
+        log.add(f"key {number}", 1600.0)
+    assert "key 99" in log
+    assert len(log) <= 11, "nor do they fill the memory"
+
+
+def test_a_clock_that_is_ahead_at_a_start_forgets_no_refusal(tmp_path: Path) -> None:
+    clock, path = FakeClock(), tmp_path / "refused"
+    RefusalLog(path, clock).add("key", 1600.0)
+    clock.now += 3600.0
+    log = RefusalLog(path, clock)
+    assert "key" not in log
+    clock.now -= 3600.0
+    assert "key" in log
+
+
+async def test_the_memory_is_bounded_in_number_and_size() -> None:
+    memory = ReplayMemory(FakeClock(), max_signatures=100, max_answer_bytes=1000)
+    for number in range(50):
+        await ask(memory, f"{number:03}", body=b"x" * 100)
+    assert await ask(memory, "049") == "old"
+    with pytest.raises(Forgotten):
+        await ask(memory, "000")
+    for number in range(50, 1000):
+        await ask(memory, f"{number:03}", body=b"x" * 100)
+    assert len(memory) == 100
+    assert memory._answer_bytes <= 1000
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+async def test_what_asks_to_be_repeated_is_done_again(status: int) -> None:
+    memory = ReplayMemory(FakeClock())
+    assert await ask(memory, "a", status) == "new"
+    assert len(memory) == 0
+    assert [await ask(memory, "a"), await ask(memory, "a", 500)] == ["new", "old"]
+
+
+async def test_a_refusal_is_judged_again_for_two_seconds() -> None:
+    """Clients sign in whole seconds: delete, refused; mend the cause; delete."""
+    clock = FakeClock()
+    memory = ReplayMemory(clock)
+    assert [await ask(memory, "a", 412), await ask(memory, "a", 412)] == ["new", "new"]
+    clock.now += replays.REFUSAL_SECONDS
+    assert await ask(memory, "a") == "old"
+
+
+async def test_repeats_do_not_keep_a_refusal_open() -> None:
+    clock = FakeClock()
+    memory = ReplayMemory(clock)
+    outcomes = []
+    for _ in range(100):
+        outcomes.append(await ask(memory, "a", 412))
+        clock.now += 0.5
+    assert outcomes == ["new"] * 4 + ["old"] * 96
+    assert len(memory._ends) == 1
+
+
+async def test_what_succeeds_after_a_refusal_is_done_once() -> None:
+    memory = ReplayMemory(FakeClock())
+    answers = [await ask(memory, "a", status) for status in (412, 412, 200, 200)]
+    assert answers == ["new", "new", "new", "old"]
+
+
+async def test_one_that_breaks_off_leaves_the_next_to_do_it() -> None:
+    memory = ReplayMemory(FakeClock())
+    begun, is_first_run = asyncio.Event(), []
+
+    async def hang() -> Answer:
+        begun.set()
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def work() -> Answer:
+        is_first_run.append(1)
+        return Answer(200, (), b"")
+
+    broken = asyncio.create_task(memory.once("a", 1600.0, hang))
+    await begun.wait()
+    waiting = [asyncio.create_task(memory.once("a", 1600.0, work)) for _ in range(5)]
+    await asyncio.sleep(0)
+    broken.cancel()
+    answers = await asyncio.gather(*waiting)
+    assert len(is_first_run) == 1
+    assert sum(answer is None for answer in answers) == 1
+
+
+async def test_a_burst_costs_little() -> None:
+    memory = ReplayMemory(FakeClock())
+    before = time.process_time()
+    for number in range(20_000):
+        await ask(memory, str(number))
+    assert len(memory) == 20_000
+    assert time.process_time() - before < 20  # a hang guard: it takes a fraction of a second
+
+
+def test_a_named_pipe_as_memory_of_refusals_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "refused")
+    log = RefusalLog(tmp_path / "refused", lambda: 0.0)
+    log.add("signature", 10.0)
+    assert "signature" in log
+    assert "what was refused before is not known: it is not a regular file" in caplog.text
+    assert "a refused write is not remembered over a restart" in caplog.text
