@@ -73,7 +73,7 @@ class FakeCore:
 
 
 @contextlib.asynccontextmanager
-async def linked(core: FakeCore, info: CoreInfo = INFO) -> AsyncIterator[CoreLink]:
+async def linked(core: Core, info: CoreInfo = INFO) -> AsyncIterator[CoreLink]:
     """A link to a fake core that runs the real loop in a thread."""
 
     def build(config: EngineConfig, progress: Callable[[str], None]) -> tuple[Core, CoreInfo]:
@@ -96,10 +96,14 @@ async def linked(core: FakeCore, info: CoreInfo = INFO) -> AsyncIterator[CoreLin
 
 @contextlib.asynccontextmanager
 async def serving(
-    core: FakeCore, model_dir: Path, tracing: Tracing | None = None, **options: object
+    core: Core,
+    model_dir: Path,
+    tracing: Tracing | None = None,
+    max_model_len: int = 4096,
+    **options: object,
 ) -> AsyncIterator[test_utils.TestServer]:
     """A server on a loopback port, ready."""
-    info = CoreInfo(320, 4096, 4, 8, 16, "float32", "cpu", 0.9, True)
+    info = CoreInfo(320, max_model_len, 4, 8, 16, "float32", "cpu", 0.9, True)
     settings = ServerOptions(("test/tiny",), model_dir, model_dir, **options)
     async with linked(core, info) as link:
         service = Service(settings, link, Metrics("test/tiny"))
