@@ -12,7 +12,7 @@ from exoscale_auth import ExoscaleV2Auth
 
 from exo_inference.controller.http.replays import REFUSAL_SECONDS
 from tests.controller.conftest import DistinctAuth
-from tests.controller.test_on_cluster import (
+from tests.controller.control_plane_processes import (
     CREDENTIALS,
     ControlPlane,
     Process,
