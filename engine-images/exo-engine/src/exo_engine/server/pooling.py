@@ -206,6 +206,7 @@ class Pooling:
                 options.num_dimensions,
                 options.is_activated,
                 options.priority,
+                prefix,
             )
             for index, text in enumerate(texts)
         }
@@ -238,7 +239,7 @@ class Pooling:
             stream.abort()
             for request_id in self._requests.keys() - self._done.keys():
                 self._record_end(request_id, reason)
-        return [_numbers(self._done[request_id]) for request_id in self._requests]
+        return [_numbers(self._done.pop(request_id)) for request_id in self._requests]
 
     def _take(self, output: RequestOutput) -> None:
         assert output.pooled is not None, "a text that ended well has a vector"

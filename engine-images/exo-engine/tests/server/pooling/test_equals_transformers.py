@@ -74,6 +74,18 @@ def test_scores_are_those_of_transformers(
     torch.testing.assert_close(found, expected.sigmoid(), rtol=1e-3, atol=1e-5)
 
 
+def test_short_request_is_computed_beside_a_huge_one(tmp_path: Path) -> None:
+    """2,048 texts are 128 steps; what comes meanwhile is in the next."""
+    write_embedder(tmp_path, "bert-mean")
+    core = core_of(tmp_path, max_num_batched_tokens=256, max_num_seqs=16)
+    for index in range(2048):
+        core.add_request(PoolingRequest(f"huge-{index}", (5,) * 16, group="huge"))
+    core.step()
+    core.add_request(PoolingRequest("short-0", (5, 6), group="short"))
+    assert "short-0" in {each.request_id for each in core.step()}
+    assert core.stats().num_waiting >= 2048 - 2 * 16
+
+
 @torch.inference_mode()
 def test_second_text_of_a_pair_is_told_apart(tmp_path: Path, texts: list[tuple[int, ...]]) -> None:
     write_scorer(tmp_path, "bert")

@@ -1,4 +1,4 @@
-"""Which texts a step takes: whole ones in order, within its budget, and none twice."""
+"""Which texts a step takes: whole ones of each group in turn, within its budget, and none twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.errors import DuplicateRequest
 
 
-def request(name: str, length: int = 1, priority: int = 0) -> PoolingRequest:
-    return PoolingRequest(name, (5,) * length, priority=priority)
+def request(name: str, length: int = 1, priority: int = 0, group: str = "") -> PoolingRequest:
+    return PoolingRequest(name, (5,) * length, priority=priority, group=group)
 
 
 def taken(queue: PoolingQueue) -> set[str]:
@@ -24,6 +24,43 @@ def test_step_has_whole_texts_in_order_of_arrival() -> None:
         queue.add(request(name, length))
     assert [taken(queue) for _ in range(4)] == [{"a", "b"}, {"c"}, {"d"}, {"e"}]
     assert queue.take() == []
+
+
+def test_short_group_is_taken_beside_a_huge_one() -> None:
+    queue = PoolingQueue(1000, 8, has_priority=False)
+    for index in range(2048):
+        queue.add(request(f"huge-{index}", 500, group="huge"))
+    assert taken(queue) == {"huge-0", "huge-1"}
+    queue.add(request("short-0", 5, group="short"))
+    assert taken(queue) == {"huge-2", "short-0"}
+    assert taken(queue) == {"huge-3", "huge-4"}
+
+
+@pytest.mark.parametrize("has_priority", [True, False])
+def test_groups_take_turns_and_none_waits_for_ever(has_priority: bool) -> None:
+    """While short ones come without end, each turn has one text of the huge group."""
+    queue = PoolingQueue(10**6, 4, has_priority=has_priority)
+    for index in range(16):
+        queue.add(request(f"huge-{index}", group="huge"))
+    numbers, steps = iter(range(10**6)), []
+    while any(each.startswith("huge") for each in queue._keys):
+        while len(queue) - len(queue._groups.get((0, "huge"), ())) < 7:
+            name = str(next(numbers))
+            queue.add(request(name, group=name))
+        steps.append(taken(queue))
+    assert len(steps) <= 16 * 2 + 1, "seven others are two steps"
+    assert all(len(each) == 4 for each in steps), "and all are full"
+
+
+def test_group_of_one_priority_is_not_behind_those_of_another() -> None:
+    queue = PoolingQueue(10, 1, has_priority=True)
+    for name in ("late-0", "late-1", "late-2"):
+        queue.add(request(name, priority=1, group="late"))
+    queue.add(request("other", priority=1, group="other"))
+    for index in range(50):
+        queue.add(request(f"urgent{index}", group="urgent"))
+        assert taken(queue) == {f"urgent{index}"}
+    assert [taken(queue) for _ in range(3)] == [{"late-0"}, {"other"}, {"late-1"}]
 
 
 def test_number_of_texts_is_bounded() -> None:
@@ -74,10 +111,10 @@ def test_dropped_texts_behind_urgent_ones_take_no_room() -> None:
     queue.add(request("waits", priority=1))
     for index in range(20_000):
         queue.add(request(f"urgent{index}", 10))
-        queue.add(request(f"dropped{index}", priority=2))
+        queue.add(request(f"dropped{index}", priority=2, group=str(index)))
         queue.drop(f"dropped{index}")
         assert taken(queue) == {f"urgent{index}"}
-    assert len(queue._ranks) < 2000
+    assert len(queue._ring) < 2000
     assert taken(queue) == {"waits"}
 
 
@@ -87,7 +124,8 @@ def test_every_text_is_computed_once() -> None:
     waiting: set[str] = set()
     for index in range(2000):
         name = str(index)
-        queue.add(request(name, numbers.randint(1, 40), numbers.randint(-2, 2)))
+        group = str(numbers.randint(0, 3))
+        queue.add(request(name, numbers.randint(1, 40), numbers.randint(-2, 2), group))
         waiting.add(name)
         if numbers.random() < 0.1:
             gone = numbers.choice(sorted(waiting))

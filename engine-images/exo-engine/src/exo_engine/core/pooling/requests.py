@@ -19,3 +19,5 @@ class PoolingRequest:
     """A vector gets length 1, a score passes a sigmoid."""
     priority: int = 0
     """Lower runs earlier under the `priority` policy."""
+    group: str = ""
+    """Texts of one HTTP request have one, and groups take turns."""
