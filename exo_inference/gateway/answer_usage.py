@@ -46,6 +46,11 @@ class Tokens:
     prompt: int = 0
     completion: int = 0
 
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.prompt + self.completion
+
 
 def tokens_of(usage: Any) -> Tokens | None:
     """Return the counts of a `usage` object, OpenAI's or Anthropic's; None when it is not one."""
@@ -94,7 +99,8 @@ def tokens_of_answer(body: bytes) -> Tokens | None:
 class UsageFinder:
     """Finds the usage of a long JSON answer as it passes, without keeping or parsing the rest.
 
-    Inside a JSON text quotes are escaped, so what reads `"usage":` is a field. The last one counts.
+    Inside a JSON text quotes are escaped, so what reads `"usage":` is a field. The highest counts: an answer may
+    repeat fields that its client chose, such as a tool's schema, and nobody lowers what was used.
 
     Attributes:
         tokens: None until there was one.
@@ -109,9 +115,11 @@ class UsageFinder:
         data = self._end + chunk
         for found in _USAGE.finditer(data):
             try:
-                self.tokens = tokens_of(_decode(found[1].decode())) or self.tokens
+                tokens = tokens_of(_decode(found[1].decode()))
             except ValueError:
                 continue
+            if tokens is not None and tokens.total > (self.tokens or Tokens()).total:
+                self.tokens = tokens
         self._end = data[-_MAX_USAGE_BYTES:]
 
 

@@ -185,6 +185,24 @@ def test_usage_of_an_answer_is_found_whatever_its_size(size):
     assert tokens_of_answer(answer.encode()) == Tokens(7, 5)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_usage_of_a_ranking_is_its_own_whatever_its_documents_say(is_first):
+    text = '"usage": {"prompt_tokens": 1} \\"usage\\": {"prompt_tokens": 2} \\' + "x" * 70_000
+    results = [{"index": i, "relevance_score": 0.5, "document": {"text": text}} for i in range(9)]
+    usage = {"usage": {"prompt_tokens": 700, "total_tokens": 700}}
+    parts = [usage, {"results": results}]
+    answer = {"id": "rerank-1"} | parts[not is_first] | parts[is_first]
+    assert tokens_of_answer(json.dumps(answer).encode()) == Tokens(700, 0)
+
+
+def test_no_field_that_a_client_chose_lowers_the_usage_of_a_long_answer():
+    """`/v1/responses` repeats the tools of its request."""
+    chosen = {"properties": {"usage": {"prompt_tokens": 0, "completion_tokens": 0}}}
+    usage = {"input_tokens": 7, "output_tokens": 5}
+    answer = {"usage": usage, "tools": [chosen], "output": "x" * (1 << 20)}
+    assert tokens_of_answer(json.dumps(answer).encode()) == Tokens(7, 5)
+
+
 def test_long_answer_is_not_parsed_as_a_whole(monkeypatch):
     monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("it was parsed"))
     answer = (

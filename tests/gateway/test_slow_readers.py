@@ -66,6 +66,21 @@ async def test_long_answer_that_is_not_taken_stays_with_its_engine(stack):
     writer.transport.abort()
 
 
+async def test_usage_ahead_of_a_long_answer_counts_for_a_client_that_leaves_it(stack):
+    """As exo-engine's embeddings and rankings have it."""
+    written = []
+    head = b'{"id":"embd-1","usage":{"prompt_tokens":7,"total_tokens":7},"data":["'
+    for engine in stack.engines:
+        engine.handler = engine_that_answers([head, *[b"x" * MIB] * 47, b'"]}'], written)
+    _, writer = await ask(stack)
+    await until_it_stops(written)
+    assert len(written) < 24
+    writer.transport.abort()
+    while not (rows := json.loads(await stack.admin("/usage"))["rows"]):
+        await asyncio.sleep(0.01)
+    assert [row["prompt_tokens"] for row in rows] == [7]
+
+
 async def test_answers_that_are_not_taken_have_one_room_together(stack, monkeypatch):
     monkeypatch.setattr(answer_stream, "MAX_WHOLE_BYTES", 64 * MIB)
     stack.gateway._proxy._room = ByteBudget(2 * MIB)

@@ -96,6 +96,37 @@ def test_openai_client_gets_the_vectors(
     assert answer.model == MODEL
 
 
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_long_answer_comes_in_pieces_and_is_the_same(embedding: Engine, form: str) -> None:
+    body = {"input": ["w1"] * MAX_TEXTS, "encoding_format": form}
+    answer = embedding.http.post("/v1/embeddings", json=body)
+    short = embedding.http.post("/v1/embeddings", json={**body, "input": ["w1"]})
+    assert "Content-Length" in short.headers
+    assert "Content-Length" not in answer.headers, "it was not built as a whole"
+    for name in ("Content-Type", "Server"):
+        assert answer.headers[name] == short.headers[name]
+    assert answer.headers["X-Request-Id"]
+    assert answer.text.index('"usage"') < answer.text.index('"data"')
+    assert answer.text == json.dumps(answer.json(), ensure_ascii=False)
+    found = answer.json()
+    assert [each["index"] for each in found["data"]] == list(range(MAX_TEXTS))
+    assert found["usage"]["prompt_tokens"] == 3 * MAX_TEXTS
+    assert found.keys() == short.json().keys()
+
+
+def test_usage_stands_ahead_of_what_is_long(scoring: Engine) -> None:
+    """Whoever counts has it although the client leaves before the end."""
+    body = {"query": "w1", "documents": ["w2 " * 60] * 600, "text_1": "w1", "text_2": ["w2"] * 900}
+    for path, name, fields in (
+        ("/rerank", "results", ("query", "documents")),
+        ("/score", "data", ("text_1", "text_2")),
+    ):
+        answer = scoring.http.post(path, json={each: body[each] for each in fields})
+        assert answer.text.index('"usage"') < answer.text.index(f'"{name}"')
+        assert len(answer.json()[name]) >= 600
+        assert "Content-Length" not in answer.headers or len(answer.content) < 1 << 16
+
+
 def test_every_form_of_input_is_taken(embedding: Engine, embedder: TinyPooling) -> None:
     ids = encode(embedder, TEXTS[0]).ids
     forms = [TEXTS[0], [TEXTS[0]], ids, [ids]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import json
 import sys
 from array import array
 from typing import Any
@@ -13,11 +11,12 @@ from aiohttp import web
 
 from exo_engine.server.known_fields import EMBEDDINGS, check_fields
 from exo_engine.server.pooling import Pooling, read_cutting, read_options, read_texts
+from exo_engine.server.routes.long_answers import send_items
 from exo_engine.server.routes.requests import note_usage, read_request
 from exo_engine.server.service import Service
 
 
-async def create_embeddings(request: web.Request, service: Service) -> web.Response:
+async def create_embeddings(request: web.Request, service: Service) -> web.StreamResponse:
     """Answer one request."""
     fields = await read_request(request, service)
     check_fields(fields, EMBEDDINGS)
@@ -37,22 +36,13 @@ async def create_embeddings(request: web.Request, service: Service) -> web.Respo
         "model": model,
         "usage": pooling.usage(),
     }
-    return await _response(head, vectors, is_base64=form == "base64")
+    items = (_item(*each, is_base64=form == "base64") for each in enumerate(vectors))
+    return await send_items(request, head, "data", items, service.readers)
 
 
-async def _response(
-    head: dict[str, Any], vectors: list[array[float]], *, is_base64: bool
-) -> web.Response:
-    """Write an answer vector by vector, between which other requests get on."""
-    items = []
-    for index, vector in enumerate(vectors):
-        shown = _in_base64(vector) if is_base64 else vector.tolist()
-        items.append(json.dumps({"object": "embedding", "index": index, "embedding": shown}))
-        await asyncio.sleep(0)
-    text = f'{json.dumps(head, ensure_ascii=False)[:-1]}, "data": [{", ".join(items)}]}}'
-    return web.Response(
-        body=text.encode(errors="replace"), content_type="application/json", charset="utf-8"
-    )
+def _item(index: int, vector: array[float], *, is_base64: bool) -> dict[str, Any]:
+    shown = _in_base64(vector) if is_base64 else vector.tolist()
+    return {"object": "embedding", "index": index, "embedding": shown}
 
 
 def _in_base64(vector: array[float]) -> str:

@@ -29,7 +29,8 @@ from exo_engine.server.pooling import (
     tokenize,
 )
 from exo_engine.server.request_size import check_num_tokens
-from exo_engine.server.routes.requests import json_response, note_usage, read_request
+from exo_engine.server.routes.long_answers import send_items
+from exo_engine.server.routes.requests import note_usage, read_request
 from exo_engine.server.service import Service
 from exo_engine.tokenizer.wrapping import cut
 
@@ -42,7 +43,7 @@ _PAIRS = (
 """Names that vLLM has for the two sides."""
 
 
-async def create_scores(request: web.Request, service: Service) -> web.Response:
+async def create_scores(request: web.Request, service: Service) -> web.StreamResponse:
     """Answer one request for scores."""
     fields = await read_request(request, service)
     check_fields(fields, SCORE)
@@ -52,22 +53,20 @@ async def create_scores(request: web.Request, service: Service) -> web.Response:
     await scoring.read(first, second)
     with note_usage(request, scoring.usage):
         scores = await scoring.run()
-    data = [
+    data = (
         {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
-    ]
-    return json_response(
-        {
-            "id": f"score-{request['id']}",
-            "object": "list",
-            "created": service.now(),
-            "model": model,
-            "data": data,
-            "usage": scoring.usage(),
-        }
     )
+    head = {
+        "id": f"score-{request['id']}",
+        "object": "list",
+        "created": service.now(),
+        "model": model,
+        "usage": scoring.usage(),
+    }
+    return await send_items(request, head, "data", data, service.readers)
 
 
-async def create_ranking(request: web.Request, service: Service) -> web.Response:
+async def create_ranking(request: web.Request, service: Service) -> web.StreamResponse:
     """Answer one request for documents in order."""
     fields = await read_request(request, service)
     check_fields(fields, RERANK)
@@ -79,20 +78,13 @@ async def create_ranking(request: web.Request, service: Service) -> web.Response
     with note_usage(request, scoring.usage):
         scores = await scoring.run()
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[:num_shown]
-    results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": scores[index]} for index in best
-    ]
-    if has_documents:
-        for each in results:
-            each["document"] = {"text": documents[each["index"]]}
-    return json_response(
-        {
-            "id": f"rerank-{request['id']}",
-            "model": model,
-            "results": results,
-            "usage": scoring.usage(),
-        }
+    results = (
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": documents[index]}} if has_documents else {})
+        for index in best
     )
+    head = {"id": f"rerank-{request['id']}", "model": model, "usage": scoring.usage()}
+    return await send_items(request, head, "results", results, service.readers)
 
 
 def read_pairs(fields: Fields) -> tuple[tuple[str, str], list[str], list[str]]:
