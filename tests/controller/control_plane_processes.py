@@ -223,3 +223,12 @@ def alone(kubernetes_api: KubernetesApi, tmp_path: Path) -> Iterator[ControlPlan
         if process.popen.poll() is None:
             process.popen.kill()
         process.popen.wait(10)
+
+
+@pytest.fixture
+def plane(alone: ControlPlane) -> ControlPlane:
+    for name in ("controller-1", "controller-2"):
+        alone.start(name)
+    wait_for(lambda: all(p.probe("/readyz")[0] == 200 for p in alone.processes), seconds=40)
+    wait_for(lambda: any(process.is_leading for process in alone.processes))
+    return alone

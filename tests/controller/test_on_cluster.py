@@ -26,10 +26,11 @@ from tests.controller.control_plane_processes import (
     ControlPlane,
     alone,
     environment,
+    plane,
     wait_for,
 )
 
-__all__ = ["alone"]
+__all__ = ["alone", "plane"]  # fixtures
 
 FAIL_OVER_SECONDS = 20.0
 
@@ -60,15 +61,6 @@ def test_a_wrong_environment_is_named(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         read_settings(["--platform=kubernetes"], environment("pod-1", tmp_path, **changes))
-
-
-@pytest.fixture
-def plane(alone: ControlPlane) -> ControlPlane:
-    for name in ("controller-1", "controller-2"):
-        alone.start(name)
-    wait_for(lambda: all(p.probe("/readyz")[0] == 200 for p in alone.processes), seconds=40)
-    wait_for(lambda: any(process.is_leading for process in alone.processes))
-    return alone
 
 
 def test_two_start_at_once_and_share_lease_keys_and_credentials(plane: ControlPlane) -> None:
