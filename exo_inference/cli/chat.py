@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from exo_inference.cli.chat_files import read_schema, read_tools
 from exo_inference.cli.chat_hold import telling_of_hold
 from exo_inference.cli.chat_stream import (
     ChatEndpoint,
     ChatOptions,
-    JsonSchema,
     ModelNotServed,
     Reply,
     read_served_model,
@@ -28,7 +26,6 @@ from exo_inference.cli.durations import Limit
 from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.rendering.views import Column, View
 from exo_inference.cli.session import Session, pass_session
-from exo_inference.cli.text_files import read_text_file
 from exo_inference.cli.tree import Example, command
 from exo_inference.cli.wait import DEFAULT_WAIT_SECONDS, wait_for_deployment
 from exo_inference.errors import ExoError, UsageError
@@ -50,6 +47,13 @@ REPLY: View[Reply] = View(
             "CompletionTokens",
             "Completion Tokens",
             lambda r: r.num_completion_tokens,
+        ),
+        Column(
+            "tool_calls",
+            "ToolCalls",
+            "Tool Calls",
+            lambda r: [each.shown() for each in r.calls] or None,
+            added=True,
         ),
     )
 )
@@ -97,6 +101,10 @@ class Conversation:
             "Get JSON of a form of your own",
             "exo ai chat demo 'Ada, 36' --json-schema person.json",
         ),
+        Example(
+            "Have it call a function",
+            "exo ai chat demo 'How is the weather in Bern?' --tools weather.json --tool-choice get_weather",
+        ),
     ],
 )
 @click.argument("deployment", metavar="<name-or-id>", shell_complete=complete_deployments)
@@ -126,6 +134,18 @@ class Conversation:
     type=click.Path(path_type=Path),
     help="Answer with JSON that the schema in this file allows.",
 )
+@click.option(
+    "--tools",
+    "tools_file",
+    metavar="<file>",
+    type=click.Path(path_type=Path),
+    help="Let it call the functions in this file, a list as in OpenAI's API; its calls are printed.",
+)
+@click.option(
+    "--tool-choice",
+    metavar="<name>",
+    help="With --tools: auto, required, none, or the function to call.",
+)
 @click.option("--stats", is_flag=True, help="Print time to first token and tokens per second.")
 @click.option(
     "--timeout",
@@ -145,6 +165,8 @@ def chat(
     temperature: float | None,
     base_url: str | None,
     schema_file: Path | None,
+    tools_file: Path | None,
+    tool_choice: str | None,
     stats: bool,
     wait_timeout: float,
 ) -> None:
@@ -162,11 +184,19 @@ def chat(
             "a conversation is for people: it has no -O json, -O yaml and --output-template",
             hint="Give the prompt as an argument, or pipe it in.",
         )
-    schema = None if schema_file is None else _read_schema(schema_file)
+    if tool_choice is not None and tools_file is None:
+        raise UsageError("--tool-choice needs --tools")
+    if is_conversation and tools_file is not None:
+        raise UsageError(
+            "--tools asks one question, as nobody here carries out a call",
+            hint="Give the prompt as an argument, or pipe it in.",
+        )
+    schema = None if schema_file is None else read_schema(schema_file)
+    tools = None if tools_file is None else read_tools(tools_file, tool_choice)
     endpoint = _reach(session, deployment, wait_timeout)
     if base_url is not None:
         endpoint = replace(endpoint, url=through(base_url, endpoint.url))
-    options = ChatOptions(max_tokens, temperature, schema)
+    options = ChatOptions(max_tokens, temperature, schema, tools)
     conversation = Conversation(system)
     if is_conversation:
         _converse(session, endpoint, conversation, options, stats)
@@ -181,22 +211,6 @@ def chat(
     if output.is_for_programs:
         output.show(REPLY.record(reply))
     _print_stats(reply, stats)
-
-
-def _read_schema(path: Path) -> JsonSchema:
-    """Read the file of --json-schema."""
-    text = read_text_file("--json-schema", path, max_mib=1)
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise UsageError(f"--json-schema: {path} is not JSON: {exc}") from exc
-    if not isinstance(schema, dict):
-        raise UsageError(
-            f"--json-schema: {path} holds no object",
-            hint='A schema is an object, such as {"type": "object", "properties": {...}}.',
-        )
-    # Servers take 64 letters, digits, - and _ as a schema's name.
-    return JsonSchema(re.sub(r"[^A-Za-z0-9_-]", "_", path.stem)[:64] or "schema", schema)
 
 
 def _reach(session: Session, deployment: str, limit_seconds: float) -> ChatEndpoint:
@@ -300,6 +314,9 @@ def _ask_once(
     finally:
         if print_pieces and reply.text and not reply.text.endswith("\n"):
             click.echo()
+    if print_pieces:
+        for call in reply.calls:
+            print_data(f"{call.name}({call.arguments})\n")
     if reply.finish_reason == "length":
         click.echo("(cut: the answer reached its token limit)", err=True)
     return reply

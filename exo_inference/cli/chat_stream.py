@@ -72,12 +72,48 @@ class JsonSchema:
 
 
 @dataclass(frozen=True)
+class Tools:
+    """What the model may call, as OpenAI's API has it.
+
+    Attributes:
+        functions: each with `type` and `function`.
+        choice: whether and which; None leaves it to the server.
+    """
+
+    functions: tuple[dict[str, Any], ...]
+    choice: str | dict[str, Any] | None = None
+
+
+@dataclass
+class Call:
+    """A function that the model calls, filled in while it comes; servers send one after the other."""
+
+    index: object
+    name: str = ""
+    arguments: str = ""
+
+    def shown(self) -> dict[str, Any]:
+        """Return it as programs read it; arguments are the text that the model wrote."""
+        return {"name": self.name, "arguments": self.arguments}
+
+
+@dataclass(frozen=True)
 class ChatOptions:
     """How to generate; None leaves it to the server."""
 
     max_tokens: int | None = None
     temperature: float | None = None
     schema: JsonSchema | None = None
+    tools: Tools | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return those of a request that they set."""
+        found: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        if self.schema is not None:
+            found["response_format"] = self.schema.response_format
+        if self.tools is not None:
+            found |= {"tools": list(self.tools.functions), "tool_choice": self.tools.choice}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass
@@ -86,6 +122,7 @@ class Reply:
 
     Attributes:
         text: what has come so far.
+        calls: of functions, in their order.
         finish_reason: why it ended, as the server says.
         num_prompt_tokens, num_completion_tokens: the server's count, None where it gives none.
         held: seconds that the gateway held the question for a replica, as it says; empty where it did not.
@@ -93,6 +130,7 @@ class Reply:
     """
 
     text: str = ""
+    calls: list[Call] = field(default_factory=list)
     finish_reason: str | None = None
     num_prompt_tokens: int | None = None
     num_completion_tokens: int | None = None
@@ -145,13 +183,8 @@ def stream_chat(
         "messages": list(messages),
         "stream": True,
         "stream_options": {"include_usage": True},
+        **options.fields(),
     }
-    if options.max_tokens is not None:
-        body["max_tokens"] = options.max_tokens
-    if options.temperature is not None:
-        body["temperature"] = options.temperature
-    if options.schema is not None:
-        body["response_format"] = options.schema.response_format
     timeout = httpx.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS)
     headers = {"Authorization": f"Bearer {endpoint.key}"}
     url = f"{endpoint.url.rstrip('/')}/chat/completions"
@@ -229,16 +262,30 @@ def _pieces(answer: httpx.Response, reply: Reply) -> Iterator[str]:
         _take_usage(event, reply)
         for choice in event.get("choices") or []:
             reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
-            piece = (choice.get("delta") or {}).get("content")
+            delta = choice.get("delta") or {}
+            piece, calls = delta.get("content"), delta.get("tool_calls") or []
+            if (piece or calls) and reply.first_piece is None:
+                reply.first_piece = time.monotonic()
+            _take_calls(calls, reply)
             if piece:
-                if reply.first_piece is None:
-                    reply.first_piece = time.monotonic()
                 reply.text += piece
                 yield piece
     if reply.finish_reason is None:
         raise ConnectionFailed(
             "asking the model: the answer broke off before its end", hint="Ask again."
         )
+
+
+def _take_calls(deltas: Any, reply: Reply) -> None:
+    """Put pieces of calls behind those that have come; `index` says of which."""
+    for delta in deltas if isinstance(deltas, list) else []:
+        function = delta.get("function") if isinstance(delta, dict) else None
+        if not isinstance(function, dict):
+            continue
+        if not reply.calls or delta.get("index", 0) != reply.calls[-1].index:
+            reply.calls.append(Call(delta.get("index", 0)))
+        reply.calls[-1].name += str(function.get("name") or "")
+        reply.calls[-1].arguments += str(function.get("arguments") or "")
 
 
 def _decode(data: str) -> dict[str, Any]:

@@ -287,3 +287,87 @@ def test_a_file_without_a_schema_is_refused_before_anything_is_asked(
     assert result.code != 0
     assert said in result.err
     assert not asked(api)
+
+
+WEATHER = {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}
+
+
+def calling(*functions: dict[str, Any]) -> bytes:
+    """Return a stream in which each piece belongs to a call: (index, what comes)."""
+    deltas = [
+        {"tool_calls": [{"index": each.pop("index"), "function": each}]} for each in functions
+    ]
+    events = [{"choices": [{"delta": each, "finish_reason": None}]} for each in deltas]
+    events.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    return "".join(f"data: {json.dumps(e)}\n\n" for e in events).encode() + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("held", [[WEATHER], [{"type": "function", "function": WEATHER}], WEATHER])
+@pytest.mark.parametrize(
+    ("flags", "choice"),
+    [
+        ((), None),
+        (("--tool-choice", "required"), "required"),
+        (
+            ("--tool-choice", "get_weather"),
+            {"type": "function", "function": {"name": "get_weather"}},
+        ),
+    ],
+)
+def test_tools_go_along_and_calls_are_printed(
+    exo: Exo, api: FakeApi, tmp_path, held: Any, flags: tuple[str, ...], choice: Any
+) -> None:
+    api.add_deployment("demo")
+    api.answers["chat"] = calling(
+        {"index": 0, "name": "get_weather", "arguments": ""},
+        {"index": 0, "arguments": '{"city": '},
+        {"index": 0, "arguments": '"Bern"}'},
+        {"index": 1, "name": "get_weather", "arguments": "{}"},
+    )
+    file = tmp_path / "weather.json"
+    file.write_text(json.dumps(held))
+    asking = ("ai", "chat", "demo", "And Bern?", "--tools", str(file), *flags)
+    result = exo(*asking)
+    assert result.out == 'get_weather({"city": "Bern"})\nget_weather({})\n'
+    assert asked(api)[0]["tools"] == [{"type": "function", "function": WEATHER}]
+    assert asked(api)[0].get("tool_choice") == choice
+    api.answers["chat"] = calling({"index": 0, "name": "get_weather", "arguments": "{}"})
+    assert json.loads(exo(*asking, "-O", "json").out)["tool_calls"] == [
+        {"name": "get_weather", "arguments": "{}"}
+    ]
+
+
+@pytest.mark.parametrize(
+    "delta", [{"tool_calls": 7}, {"tool_calls": [7, {"function": 7}, {"index": "x"}]}]
+)
+def test_calls_of_no_form_are_none(exo: Exo, api: FakeApi, delta: dict[str, Any]) -> None:
+    api.add_deployment("demo")
+    event = {"choices": [{"delta": delta, "finish_reason": "stop"}]}
+    api.answers["chat"] = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
+    result = exo("ai", "chat", "demo", "Hello")
+    assert (result.code, result.out) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("{", (), "not JSON"),
+        ("[]", (), "no function"),
+        ("[{}]", (), "no function"),
+        ('[{"type": "function"}]', (), "no function"),
+        (json.dumps([WEATHER]), ("--tool-choice", "other"), "auto, required, none, get_weather"),
+        (None, ("--tool-choice", "auto"), "needs --tools"),
+    ],
+)
+def test_wrong_tools_are_refused_before_anything_is_asked(
+    exo: Exo, api: FakeApi, tmp_path, text: str | None, flags: tuple[str, ...], said: str
+) -> None:
+    api.add_deployment("demo")
+    file = tmp_path / "tools.json"
+    if text is not None:
+        file.write_text(text)
+        flags = ("--tools", str(file), *flags)
+    result = exo("ai", "chat", "demo", "Hello", *flags)
+    assert result.code != 0
+    assert said in result.err
+    assert not asked(api)

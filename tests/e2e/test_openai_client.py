@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -52,6 +54,25 @@ def test_a_stream_says_the_same_as_one_answer(client: openai.OpenAI) -> None:
     assert text == ask(client)
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens > 5
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "chat"
+
+
+def test_the_examples_of_the_quickstart_get_answers_of_their_form(
+    talk: dict[str, Any], stack: Stack
+) -> None:
+    schema = EXAMPLES / "kind.json"
+    said = stack.exo("chat", "talk", "What is a KV cache?", "--json-schema", str(schema)).stdout
+    jsonschema.validate(json.loads(said), json.loads(schema.read_text()))
+    (tool,) = json.loads((EXAMPLES / "weather.json").read_text())
+    asked = ("chat", "talk", "How is the weather in Geneva?", "-O", "json")
+    said = stack.exo(
+        *asked, "--tools", str(EXAMPLES / "weather.json"), "--tool-choice", tool["name"]
+    ).stdout
+    (call,) = json.loads(said)["tool_calls"]
+    assert call["name"] == tool["name"]
+    jsonschema.validate(json.loads(call["arguments"]), tool["parameters"])
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
