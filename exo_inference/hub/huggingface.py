@@ -56,6 +56,10 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
+_NUM_RESOLVING = 64
+"""Models that are asked for at the same time. A question whose caller gave up keeps its thread until the Hub ends
+it: others have theirs, and not without end."""
+_resolving = ThreadPoolExecutor(_NUM_RESOLVING, thread_name_prefix="hub-resolve")
 _PRIVATE_DIR = ".exo"
 _LIBRARY = "exo-inference"
 _LOCK_POLL_SECONDS = 0.2
@@ -103,7 +107,10 @@ class HuggingFaceSource:
         Raises:
             ModelNotFound, ModelGated, TokenRejected, ModelUnusable, SourceUnreachable
         """
-        return await _in_own_thread(lambda: self._resolve(source, revision, token))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            _resolving, lambda: self._resolve(source, revision, token)
+        )
 
     async def fetch(
         self,

@@ -233,7 +233,7 @@ class FakeSource:
             raise failures[source]
         if token == "hf_bad":
             raise TokenRejected("the Hub does not accept the token")
-        if source == "stalled/model":
+        if source.startswith("stalled/"):
             await asyncio.sleep(3600)
         file = ModelFile("model.safetensors", self.size_bytes)
         return ResolvedModel(source, revision or "commit-1", (file,))

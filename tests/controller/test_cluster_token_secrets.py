@@ -43,7 +43,12 @@ class Tokens:
 
         self.api, self.hub, self.store, self.process = api, hub, store, process
         self.reconciler = ClusterModelReconciler(
-            store, process.models, find_source, SecretBox(bytes(32)), first_retry_seconds=0.05
+            store,
+            process.models,
+            find_source,
+            SecretBox(bytes(32)),
+            lambda uid: None,
+            first_retry_seconds=0.05,
         )
 
     async def kubectl(self, *words: str, stdin: str | None = None) -> str:

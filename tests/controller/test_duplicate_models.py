@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import ObjectNotFound
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.hub import source_for
+from exo_inference.hub.base import ModelSource
 from exo_inference.platforms.base import DesiredModel, ModelPhase, ObservedModel
 from exo_inference.resources import (
     DeploymentSpec,
@@ -30,6 +32,7 @@ from exo_inference.resources import (
 )
 from exo_inference.resources.states import model_state
 from exo_inference.wire import ModelRef, ModelState
+from tests.controller.fakes import FakeSource
 
 SOURCE = "exo/tiny-chat"
 
@@ -57,18 +60,27 @@ class Pair:
 
     def __init__(self, store: SqliteStore) -> None:
         self.store, self.volumes = store, Volumes()
+        self.due: set[str] = set()
         models: Any = self.volumes
         self.reconciler = ClusterModelReconciler(
-            store, models, source_for, SecretBox(bytes(32)), first_retry_seconds=0.05
+            store, models, self.find, SecretBox(bytes(32)), self.due.add, first_retry_seconds=0.05
         )
 
-    async def create(self, name: str) -> str:
-        made = InferenceModel(metadata=ObjectMeta(name=name), spec=ModelSpec(source=SOURCE))
+    def find(self, name: str) -> ModelSource:
+        return source_for(name) if name == SOURCE else FakeSource()
+
+    async def create(self, name: str, source: str = SOURCE) -> str:
+        made = InferenceModel(metadata=ObjectMeta(name=name), spec=ModelSpec(source=source))
         return (await self.store.create(made)).metadata.uid
 
     async def look(self, uid: str) -> InferenceModel:
-        while (await self.reconciler.reconcile(uid)).again_after_seconds == 0.0:
-            continue
+        self.due.add(uid)
+        while uid in self.due:
+            self.due.discard(uid)
+            if (await self.reconciler.reconcile(uid)).again_after_seconds == 0.0:
+                self.due.add(uid)
+            elif uid in self.reconciler._resolving:
+                await asyncio.wait([self.reconciler._resolving[uid][1]])
         return await self.store.get(InferenceModel, uid)
 
 

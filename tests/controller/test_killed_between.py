@@ -200,7 +200,12 @@ class ClusterPlane(Plane):
         self.store = await KubernetesStore.open(api)
         self.deployments = self.new_deployments()
         self.models = ClusterModelReconciler(
-            self.store, self._models, FakeSource().find, self.box, first_retry_seconds=1
+            self.store,
+            self._models,
+            FakeSource().find,
+            self.box,
+            lambda uid: None,
+            first_retry_seconds=1,
         )
 
     async def restart(self) -> None:

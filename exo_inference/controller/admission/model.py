@@ -29,6 +29,10 @@ FindSource = Callable[[str], ModelSource]
 """Returns where a model of this name comes from; raises InvalidModelName."""
 
 RESOLVE_TIMEOUT_SECONDS = 5.0
+"""Of a request that creates a model; what is not known then is asked for behind it."""
+
+LONGEST_RESOLVE_SECONDS = 60.0
+"""Of all that a source is asked to find one model, however little it sends at a time."""
 
 _REVISION = re.compile(r"[\w./+@-]{1,200}", re.ASCII)
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
@@ -67,6 +71,26 @@ def check_new_model(
     return values
 
 
+async def resolve_in_time(
+    source: ModelSource,
+    name: str,
+    *,
+    revision: str | None,
+    token: str | None,
+    seconds: float,
+) -> ResolvedModel:
+    """Ask the source for the model, and give up after so many seconds in all.
+
+    Raises:
+        HubError: those of `ModelSource.resolve`.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await source.resolve(name, revision=revision, token=token)
+    except TimeoutError as exc:
+        raise SourceUnreachable(f"the source did not answer within {seconds:.0f} s") from exc
+
+
 async def try_resolve(
     source: ModelSource, name: str, *, revision: str | None, token: str | None
 ) -> ResolvedModel | str:
@@ -75,11 +99,9 @@ async def try_resolve(
     Raises:
         Refused: the source says that the model cannot be had like this.
     """
+    seconds = RESOLVE_TIMEOUT_SECONDS
     try:
-        async with asyncio.timeout(RESOLVE_TIMEOUT_SECONDS):
-            return await source.resolve(name, revision=revision, token=token)
-    except TimeoutError:
-        return f"the source did not answer within {RESOLVE_TIMEOUT_SECONDS:.0f} s"
+        return await resolve_in_time(source, name, revision=revision, token=token, seconds=seconds)
     except SourceUnreachable as exc:
         return exc.message
     except InvalidModelName as exc:

@@ -1,17 +1,23 @@
 """Bringing one model onto a volume of the cluster: resolve it, then let the platform download it.
 
-In place of `model.py`. This process resolves a name to one content and its size; the files are
-brought by a Job that the platform installs. What runs is on the cluster, so a new leader goes on.
+In place of `model.py`. This process resolves a name to one content and its size, in a task of each model's
+own: a source that is silent holds no worker of the reconciler. The files are brought by a Job that the
+platform installs. What runs is on the cluster, so a new leader goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from exo_inference.controller.admission.model import FindSource, no_directory_error
+from exo_inference.controller.admission.model import (
+    LONGEST_RESOLVE_SECONDS,
+    FindSource,
+    no_directory_error,
+    resolve_in_time,
+)
 from exo_inference.controller.conditions import condition
 from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.reconcile.adoption import adopt_model
@@ -33,7 +39,7 @@ from exo_inference.controller.secret_box import SecretBox
 from exo_inference.controller.stores.base import ObjectNotFound, Store, VersionConflict
 from exo_inference.errors import ExoError, HubError, PlatformError
 from exo_inference.hub import FILE_PREFIX, is_in_place
-from exo_inference.hub.base import NoSpace, SourceUnreachable
+from exo_inference.hub.base import NoSpace, ResolvedModel, SourceUnreachable
 from exo_inference.platforms.base import (
     DesiredModel,
     ModelPhase,
@@ -65,6 +71,7 @@ class ClusterModelReconciler:
         models: brings the files.
         find_source: resolves names.
         secret_box: of the Hub's tokens.
+        wake: called with a model's uid when it should be looked at now.
         first_retry_seconds: how long the first retry waits; it doubles up to `MAX_RETRY_SECONDS`.
     """
 
@@ -74,6 +81,7 @@ class ClusterModelReconciler:
         models: ModelPlatform,
         find_source: FindSource,
         secret_box: SecretBox,
+        wake: Callable[[str], None],
         *,
         first_retry_seconds: float,
     ) -> None:
@@ -81,9 +89,12 @@ class ClusterModelReconciler:
         self._models = models
         self._find_source = find_source
         self._secret_box = secret_box
+        self._wake = wake
         self._first_retry = first_retry_seconds
         self._attempts: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
+        self._resolving: dict[str, tuple[int, asyncio.Task[ResolvedModel]]] = {}
+        """Of which generation of a model the source is asked."""
 
     async def reconcile(self, uid: str) -> Outcome:
         """Take the next step for one model, or for what is left of one nobody knows."""
@@ -124,7 +135,9 @@ class ClusterModelReconciler:
             return await self._write_failure(model, exc, is_final=is_final)
 
     async def close(self) -> None:
-        """Nothing runs in this process."""
+        """Ask no source any more; the files are brought elsewhere."""
+        for uid in list(self._resolving):
+            self._stop_resolving(uid)
 
     async def remove_orphans(self) -> set[str]:
         """Return the uids of models of which something is left; `reconcile` removes what is nobody's."""
@@ -154,15 +167,18 @@ class ClusterModelReconciler:
         return await self._write_observed(model, observed)
 
     async def _resolve(self, model: InferenceModel) -> Outcome:
-        spec = model.spec
-        if spec.source.startswith(FILE_PREFIX):
-            raise no_directory_error(spec.source)
-        source = self._find_source(spec.source)
-        revision = spec.revision if is_in_place(spec.source) else model.status.revision
-        token = await self._read_token(model)
-        resolved = await source.resolve(
-            spec.source, revision=revision or spec.revision, token=token
-        )
+        uid, generation = model.metadata.uid, model.metadata.generation
+        if model.spec.source.startswith(FILE_PREFIX):
+            raise no_directory_error(model.spec.source)
+        asked, task = self._resolving.get(uid, (None, None))
+        if task is None or asked != generation:
+            self._stop_resolving(uid)
+            self._start_resolving(model)
+            return Outcome(again_after_seconds=LOOK_SECONDS)
+        if not task.done():
+            return await self._write_resolving(model)
+        del self._resolving[uid]
+        resolved = task.result()
         fields: dict[str, object] = {
             "revision": resolved.revision,
             "size_bytes": resolved.size_bytes,
@@ -170,6 +186,48 @@ class ClusterModelReconciler:
         found = _waiting("Preparing", "its download is being set up")
         outcome = await write_status(self._store, model, found, fields)
         return replace(outcome, again_after_seconds=0.0)
+
+    def _start_resolving(self, model: InferenceModel) -> None:
+        uid = model.metadata.uid
+        self._not_before.pop(uid, None)  # its time has come, or it was changed
+        task = asyncio.create_task(self._ask_source(model), name=f"resolve-{uid}")
+        self._resolving[uid] = (model.metadata.generation, task)
+
+        def note(done: asyncio.Task[ResolvedModel]) -> None:
+            if not done.cancelled():
+                done.exception()  # it is raised where the result is read, if it is
+                self._wake(uid)
+
+        task.add_done_callback(note)
+
+    def _stop_resolving(self, uid: str) -> None:
+        _, task = self._resolving.pop(uid, (0, None))
+        if task is not None:
+            task.cancel()
+
+    async def _ask_source(self, model: InferenceModel) -> ResolvedModel:
+        spec = model.spec
+        source = self._find_source(spec.source)
+        revision = spec.revision if is_in_place(spec.source) else model.status.revision
+        token = await self._read_token(model)
+        return await resolve_in_time(
+            source,
+            spec.source,
+            revision=revision or spec.revision,
+            token=token,
+            seconds=LONGEST_RESOLVE_SECONDS,
+        )
+
+    async def _write_resolving(self, model: InferenceModel) -> Outcome:
+        """Say that its source is asked, unless why it could not be had before is said already."""
+        found: Sequence[Condition] = model.status.conditions
+        if find_condition(found, "Resolved") is None:
+            found = [
+                condition("Resolved", False, "Resolving", "asking its source"),
+                condition("Ready", False, "NotFetched"),
+            ]
+        outcome = await write_status(self._store, model, found, {})
+        return replace(outcome, again_after_seconds=outcome.again_after_seconds or LOOK_SECONDS)
 
     async def _write_observed(self, model: InferenceModel, observed: ObservedModel) -> Outcome:
         uid, size = model.metadata.uid, model.status.size_bytes
@@ -231,6 +289,7 @@ class ClusterModelReconciler:
         return Outcome()
 
     def _forget(self, uid: str) -> None:
+        self._stop_resolving(uid)
         self._attempts.pop(uid, None)
         self._not_before.pop(uid, None)
 

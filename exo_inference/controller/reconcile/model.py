@@ -13,7 +13,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from exo_inference.controller.admission.model import FindSource
+from exo_inference.controller.admission.model import (
+    LONGEST_RESOLVE_SECONDS,
+    FindSource,
+    resolve_in_time,
+)
 from exo_inference.controller.hub_tokens import read_hub_token
 from exo_inference.controller.reconcile.adoption import adopt_model
 from exo_inference.controller.reconcile.model_fetch import (
@@ -157,7 +161,9 @@ class ModelReconciler:
             revision = spec.revision
             if not fetch.in_place:  # those have none
                 revision = model.status.revision or spec.revision
-            fetch.resolved = await source.resolve(spec.source, revision=revision, token=token)
+            fetch.resolved = await resolve_in_time(
+                source, spec.source, revision=revision, token=token, seconds=LONGEST_RESOLVE_SECONDS
+            )
             self._wake(uid)
             directory = self._models_dir / uid
             await asyncio.to_thread(directory.mkdir, mode=0o700, parents=True, exist_ok=True)

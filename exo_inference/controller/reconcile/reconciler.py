@@ -95,12 +95,17 @@ class Reconciler:
 
     def _make_models(self, context: Context) -> ModelReconciler | ClusterModelReconciler:
         settings = context.settings
+
+        def wake(uid: str) -> None:
+            self._queue.add(Key("model", uid))
+
         if context.models is not None:
             return ClusterModelReconciler(
                 context.store,
                 context.models,
                 context.find_source,
                 context.secret_box,
+                wake,
                 first_retry_seconds=settings.model_retry_seconds,
             )
         return ModelReconciler(
@@ -108,7 +113,7 @@ class Reconciler:
             context.find_source,
             context.secret_box,
             settings.state.models_dir,
-            lambda uid: self._queue.add(Key("model", uid)),
+            wake,
             first_retry_seconds=settings.model_retry_seconds,
         )
 
