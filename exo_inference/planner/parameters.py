@@ -24,13 +24,14 @@ class WrongSetting(UsageError):
 
     Attributes:
         name: of the setting.
+        finding: what was found and what is expected; before it goes the flag, as its engine calls it.
     """
 
     def __init__(self, name: str, value: object, kind: _Kind) -> None:
         flag = f"--{name.replace('_', '-')}"
-        text = f"{flag} is {value!r:.60}, expected {kind.expected}"
-        super().__init__(text, hint=kind.hint.format(flag=flag))
         self.name = name
+        self.finding = f"is {value!r:.60}, expected {kind.expected}"
+        super().__init__(f"{flag} {self.finding}", hint=kind.hint.format(flag=flag))
 
 
 @dataclass(frozen=True, slots=True)

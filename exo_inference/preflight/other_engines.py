@@ -55,7 +55,8 @@ def size_weights(
     try:
         parameters = EngineParameters.of(settings)
     except WrongSetting as error:
-        return f"not sized for {engine.title}: {error.text}"
+        flag = _find_flag(engine, reading, error.name)
+        return f"not sized for {engine.title}: {flag} {error.finding}; change it, or leave it out"
     found = plan(model, gpu, gpu_count, parameters)
     if found.basis is None:
         return f"not sized for {engine.title}: {found.problems[0].detail}"
@@ -75,6 +76,13 @@ def size_weights(
         components=tuple(each for each in found.components if each.name == "weights"),
         weights_bytes_per_gpu=weights, usd_per_hour=found.usd_per_hour,
     )  # fmt: skip
+
+
+def _find_flag(engine: ClusterEngine, reading: Reading, setting: str) -> str:
+    """Return the flag that means a setting of the planner, as the user wrote it."""
+    settings = engine.meaning.settings if engine.meaning is not None else {}
+    uses = (reading.find(name) for name, meant in settings.items() if meant == setting)
+    return next(use.spelling for use in uses if use is not None)
 
 
 def _find_other(found: Mapping[str, Any], meaning: VllmMeaning) -> str:

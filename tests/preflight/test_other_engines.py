@@ -34,6 +34,24 @@ def test_no_figure_of_vllm_is_told_for_another_engine(engine: str, flags: tuple[
     assert (told.engine, told.parameters) == (engine, list(flags))
 
 
+@pytest.mark.parametrize(
+    ("engine", "flags", "words"),
+    [
+        ("sglang", ("--mem-fraction-static", "7"), "--mem-fraction-static is 7.0, expected above 0"),
+        ("sglang", ("--tp", "1", "--context-length=0"), "--context-length is 0, expected a whole"),
+        ("tensorrt-llm", ("--max_seq_len=0",), "--max_seq_len is 0, expected a whole number"),
+        ("tgi", ("--cuda-memory-fraction=7",), "--cuda-memory-fraction is 7.0, expected above 0"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_planned_is_told_with_the_flag_that_has_it(
+    engine: str, flags: tuple[str, ...], words: str
+) -> None:
+    (note,) = judge(subject(engine, *flags)).notes
+    assert words in note
+    written = {flag.partition("=")[0] for flag in flags if flag.startswith("--")}
+    assert {word for word in note.split() if word.startswith("--")} <= written
+
+
 def test_weights_that_are_more_than_the_memory_refuse() -> None:
     judgement = judge(subject("tgi", model=LARGE, count=2))
     assert judgement.verdict is Verdict.REFUSED
