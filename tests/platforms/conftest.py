@@ -28,6 +28,14 @@ FAST = LocalPlatformSettings(
     drain_grace_seconds=5.0, first_backoff_seconds=0.05, max_backoff_seconds=0.4
 )
 
+LONG_BACK_OFF = {
+    "first_backoff_seconds": 3600.0,
+    "max_backoff_seconds": 3600.0,
+    "max_backoff_after_ready_seconds": 3600.0,
+    "max_backoff_after_kill_seconds": 3600.0,
+}
+"""Changes of settings with which a back-off is seen, however late a pass is; another platform ends it."""
+
 
 class FakeEngine:
     """Starts `fake_engine.py`; reads failures as the real engine's part does."""
@@ -149,4 +157,4 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         assert time.monotonic() < end, f"cannot end {pids}"
 
 
-__all__ = ["FAST", "FakeEngine", "Rig", "find_processes"]
+__all__ = ["FAST", "LONG_BACK_OFF", "FakeEngine", "Rig", "find_processes"]

@@ -1,8 +1,9 @@
 """A fake engine: answers on a unix socket as `exo-engine` does, without a model.
 
 Started by the shim in tests of the local platform, with the standard library alone. Flags choose
-how it behaves; the file `control` in its working directory changes that while it runs:
-`crash CODE`, `hang` (no answer), `stalled` (says that it does not get on).
+how it behaves; files in its working directory change that while it runs: `crash` (with the exit code),
+`hang` (no answer), `stalled` (says that it does not get on), `not-ready`, `loaded` (ends its start). It
+makes `working` when it has begun with a request.
 """
 
 import argparse
@@ -33,7 +34,8 @@ pending = 0
 
 
 def ready() -> bool:
-    return time.monotonic() - started >= options.start_seconds and not Path("not-ready").exists()
+    is_loaded = time.monotonic() - started >= options.start_seconds or Path("loaded").exists()
+    return is_loaded and not Path("not-ready").exists()
 
 
 def health() -> tuple[int, dict[str, str]]:
@@ -55,6 +57,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     status, document = health()
     if path != "/health" and status == 200:
         pending += 1
+        Path("working").touch()
         await asyncio.sleep(float(path.rpartition("/")[2]))
         document = {"label": options.label, "pid": str(os.getpid())}
         pending -= 1

@@ -21,6 +21,7 @@ from exo_inference.platforms.local import stop_all
 from exo_inference.platforms.local.restarts import backoff_seconds
 from exo_inference.state_dir import process_start_ticks
 from tests.desired_deployments import altered
+from tests.platforms.conftest import LONG_BACK_OFF
 
 if TYPE_CHECKING:
     from tests.platforms.conftest import Rig
@@ -31,13 +32,13 @@ def phases(observed: ObservedDeployment) -> list[ReplicaPhase]:
 
 
 async def test_start_reports_what_the_engine_says_and_then_ready(rig: Rig) -> None:
-    said: list[str] = []
-    desired = rig.desired(1, "--start-seconds", "0.4")
-    observed = await rig.until_ready(
-        desired, each=lambda now: said.extend(r.details for r in now.replicas)
+    desired = rig.desired(1, "--start-seconds", "3600")
+    starting = await rig.until(
+        desired, lambda now: [r.details for r in now.replicas] == ["loading weights 43 %"]
     )
-    (replica,) = observed.replicas
-    assert "loading weights 43 %" in said
+    assert phases(starting) == [ReplicaPhase.STARTING]
+    (rig.directory(starting.replicas[0].name) / "loaded").touch()
+    (replica,) = (await rig.until_ready(desired)).replicas
     assert replica.address == f"unix:replicas/{replica.name}/engine.sock"
     assert replica.restarts == 0
     assert replica.pid is not None
@@ -63,7 +64,7 @@ async def test_engine_gets_no_secret_of_the_controller(rig: Rig) -> None:
 
 
 async def test_crashed_engine_is_started_again_after_a_back_off_that_says_why(rig: Rig) -> None:
-    rig.new_platform(first_backoff_seconds=0.3)
+    rig.new_platform(**LONG_BACK_OFF)
     desired = rig.desired()
     first = (await rig.until_ready(desired)).replicas[0]
     (rig.directory(first.name) / "crash").write_text("70")
@@ -71,11 +72,25 @@ async def test_crashed_engine_is_started_again_after_a_back_off_that_says_why(ri
     assert "it crashed on request" in crashed.replicas[0].details
     assert "deployment logs chat --previous" in crashed.replicas[0].details
     assert crashed.replicas[0].address is None
-    assert crashed.next_check_seconds <= 0.5
+    rig.new_platform()
     again = (await rig.until_ready(desired)).replicas[0]
     assert again.name == first.name
     assert again.restarts == 1
     assert again.pid != first.pid
+
+
+async def test_a_back_off_that_is_nearly_over_is_looked_at_when_it_is(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = rig.new_platform(**LONG_BACK_OFF)._settings
+    desired = rig.desired(1, "--exit-code", "70")
+    crashed = await rig.until(desired, lambda now: phases(now) == [ReplicaPhase.BACKOFF])
+    name = crashed.replicas[0].name
+    ended_at = json.loads((rig.directory(name) / "exit.json").read_text())["finished_at"]
+    over_at = ended_at + backoff_seconds(name, 1, 1, settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: over_at - 0.3)
+        assert (await rig.platform.apply(desired)).next_check_seconds == pytest.approx(0.3)
 
 
 async def test_every_crash_waits_longer(rig: Rig) -> None:
@@ -181,7 +196,8 @@ async def test_draining_replica_is_stopped_only_when_no_longer_routed(rig: Rig) 
 async def test_drain_lets_a_running_request_finish(rig: Rig) -> None:
     replica = (await rig.until_ready(rig.desired())).replicas[0]
     request = asyncio.create_task(_ask(rig, replica.name, 0.6), name="request")
-    await asyncio.sleep(0.1)
+    while not (rig.directory(replica.name) / "working").exists():
+        await asyncio.sleep(0.01)
     await rig.until(rig.desired(0), lambda now: not now.replicas)
     assert (await request).startswith(b"HTTP/1.1 200")
 
