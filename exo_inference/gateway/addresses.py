@@ -8,15 +8,21 @@ from urllib.parse import unquote
 
 from exo_inference.gateway import errors
 
+BESIDE_V1 = (
+    *("/v2/rerank", "/rerank", "/score", "/pooling", "/classify", "/tokenize", "/detokenize"),
+    *("/tokenizer_info", "/load", "/openapi.json"),
+)
+"""What Cohere's clients and vLLM's ask for beside /v1. Not what changes an engine or shows its settings."""
 _ROUTE = re.compile(
-    r"/(?P<deployment>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<path>/v1(?:/[^\s?#]*)?|/v2/rerank)"
+    r"/(?P<deployment>[A-Za-z0-9][A-Za-z0-9._-]*)"
+    rf"(?P<path>/v1(?:/[^\s?#]*)?|{'|'.join(map(re.escape, BESIDE_V1))})"
 )
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes. `path` begins with `/v1`, or is Cohere's `/v2/rerank`, and is as the client sent it."""
+    """Where a request goes. `path` begins with `/v1`, or is one of `BESIDE_V1`, and is as the client sent it."""
 
     deployment: str
     path: str
@@ -25,7 +31,7 @@ class Target:
 def parse_path(raw_path: str) -> Target:
     """Return where a raw (still percent-encoded) path leads.
 
-    The deployment and `/v1` (or `/v2/rerank`, of Cohere's clients) must be there in plain letters. What follows may hold encoded slashes,
+    The deployment and `/v1` (or one of `BESIDE_V1`) must be there in plain letters. What follows `/v1` may hold encoded slashes,
     as in `/v1/models/exo%2Ftiny-chat`, but nothing that leaves `/v1` once it is decoded.
 
     Raises:

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from exo_inference.byte_budget import ByteBudget
 from exo_inference.gateway import errors
+from exo_inference.gateway.addresses import BESIDE_V1
 from exo_inference.gateway.answer_stream import TOTAL_WHOLE_BYTES, BrokenOff, relay
 from exo_inference.gateway.answer_usage import ask_for_usage
 from exo_inference.gateway.balancer import Balancer
@@ -86,7 +87,7 @@ _HARMLESS = (
             "detokenize",
         )
     ),
-    "/v2/rerank",
+    *BESIDE_V1,
 )
 """Where a request computes an answer and changes nothing; others, as loading an adapter, might."""
 

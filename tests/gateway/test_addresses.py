@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_inference.gateway.addresses import Target, parse_path
+from exo_inference.gateway.addresses import BESIDE_V1, Target, parse_path
 from exo_inference.gateway.errors import RequestRefused
 from exo_inference.gateway.exchange import request_id_of
 
@@ -19,7 +19,7 @@ from exo_inference.gateway.exchange import request_id_of
         ("/chat/v1/models/b%C3%A4r", Target("chat", "/v1/models/b%C3%A4r")),
         ("/chat/v1", Target("chat", "/v1")),
         ("/chat/v1/", Target("chat", "/v1/")),
-        ("/chat/v2/rerank", Target("chat", "/v2/rerank")),
+        *((f"/chat{path}", Target("chat", path)) for path in BESIDE_V1),
     ],
 )
 def test_good_paths(path, target):
@@ -41,6 +41,11 @@ def test_good_paths(path, target):
         "/chat/v10",
         "/chat/health",
         "/chat/metrics",
+        "/chat/server_info",
+        "/chat/reset_prefix_cache",
+        "/chat/score/",
+        "/chat/tokenize/../metrics",
+        "/chat/openapixjson",
         "//v1/x",
         "//chat/v1/x",
         "/../v1/x",

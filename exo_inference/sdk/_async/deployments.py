@@ -25,6 +25,8 @@ from exo_inference.wire import (
 )
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
     from exo_inference.sdk._async.client import AsyncClient
 
 
@@ -237,6 +239,28 @@ class AsyncDeployments:
     async def reveal_api_key(self, deployment_id: str) -> str:
         """Return the Bearer key of a deployment."""
         return (await self._client.send(_requests.reveal_api_key(deployment_id))).api_key
+
+    async def openai_client(self, deployment_id: str) -> AsyncOpenAI:
+        """Return a client of the package `openai` that asks a deployment: chat, tools, schemas, embeddings.
+
+        Raises:
+            UsageError: the package is not installed, or the deployment has no URL yet.
+        """
+        try:
+            from openai import AsyncOpenAI
+        except ImportError as exc:
+            raise UsageError(
+                "asking a deployment needs the package openai, which is not installed",
+                hint="Install it with `pip install openai`.",
+            ) from exc
+        deployment = await self.get(deployment_id)
+        if not deployment.deployment_url:
+            raise UsageError(
+                f'deployment "{deployment.name}" has no URL yet',
+                hint="Wait for it with `wait_until_ready`.",
+            )
+        key = await self.reveal_api_key(deployment_id)
+        return AsyncOpenAI(base_url=deployment.deployment_url, api_key=key)
 
     async def logs(
         self,

@@ -26,6 +26,8 @@ from exo_inference.wire import (
 )
 
 if TYPE_CHECKING:
+    from openai import OpenAI
+
     from exo_inference.sdk._sync.client import Client
 
 
@@ -238,6 +240,28 @@ class Deployments:
     def reveal_api_key(self, deployment_id: str) -> str:
         """Return the Bearer key of a deployment."""
         return (self._client.send(_requests.reveal_api_key(deployment_id))).api_key
+
+    def openai_client(self, deployment_id: str) -> OpenAI:
+        """Return a client of the package `openai` that asks a deployment: chat, tools, schemas, embeddings.
+
+        Raises:
+            UsageError: the package is not installed, or the deployment has no URL yet.
+        """
+        try:
+            from openai import OpenAI
+        except ImportError as exc:
+            raise UsageError(
+                "asking a deployment needs the package openai, which is not installed",
+                hint="Install it with `pip install openai`.",
+            ) from exc
+        deployment = self.get(deployment_id)
+        if not deployment.deployment_url:
+            raise UsageError(
+                f'deployment "{deployment.name}" has no URL yet',
+                hint="Wait for it with `wait_until_ready`.",
+            )
+        key = self.reveal_api_key(deployment_id)
+        return OpenAI(base_url=deployment.deployment_url, api_key=key)
 
     def logs(
         self,

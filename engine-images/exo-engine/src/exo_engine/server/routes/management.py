@@ -1,7 +1,7 @@
 """What operators and tools ask an engine beside computing: load, settings, the tokenizer, an empty prefix cache.
 
 `/server_info` and `/reset_prefix_cache` are there only in vLLM's development mode (VLLM_SERVER_DEV_MODE=1), and
-`/tokenizer_info` with its flag. The platform's gateway passes nothing on that is not below /v1.
+`/tokenizer_info` with its flag. The platform's gateway passes on neither of the first two.
 """
 
 from __future__ import annotations
