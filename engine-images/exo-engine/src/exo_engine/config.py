@@ -107,7 +107,7 @@ class EngineConfig:
     pooler: Mapping[str, Any] | None = None
     """How a text's states become its vector: keys of vLLM's --pooler-config, which win over files."""
     num_threads: int | None = None
-    """Threads for CPU kernels; None leaves torch's own choice (OMP_NUM_THREADS, cores)."""
+    """Threads for CPU kernels, of each rank; None: torch's own choice (OMP_NUM_THREADS, cores), shared among ranks."""
     simulation: Simulation | None = None
     """Behave as this deployment would; its figures win over the settings above."""
 

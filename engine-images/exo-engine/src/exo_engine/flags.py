@@ -312,8 +312,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         aliases=("-tp",),
         minimum=1,
         maximum=64,
-        description="Processes that share each layer, on a CPU. They must divide heads and inner sizes. On "
-        "a GPU only 1 in this version.",
+        description="Processes that share each layer, on a CPU: at most one per core, and they must divide heads "
+        "and inner sizes. On a GPU only 1 in this version.",
     ),
     Flag(
         name="pipeline-parallel-size",
@@ -357,7 +357,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         kind="integer",
         section="DeviceConfig",
         minimum=1,
-        description="Threads for computing on the CPU. Left out: one per core. exo-engine only.",
+        description="Threads for computing on the CPU, of each rank. Left out: one per core, shared among the "
+        "ranks. exo-engine only.",
     ),
     Flag(
         name="simulation",

@@ -11,6 +11,7 @@ import asyncio
 import select
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]  # it ships no annotations
@@ -66,6 +67,14 @@ class FrameSocket:
     def wait(self, seconds: float) -> None:
         """Wait until something has come, at most so long."""
         self._is_readable(seconds)
+
+    def wait_beside(self, others: Sequence[int]) -> None:
+        """Wait until something has come, or one of these other sockets was left by its other end."""
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        for each in others:
+            poller.register(each, 0)  # which tells of hang-ups alone
+        poller.poll()
 
     def receive(self, *, is_waiting: bool) -> list[Message]:
         """Return the messages that have come.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from exo_engine.config import EngineConfig, ModelLimits, resolve
+from exo_engine.core import executor_process, host_memory
 from exo_engine.core.ranks.group import RankGroup, open_memory, open_sockets
 from exo_engine.errors import ConfigurationError, CoreFailed
-from exo_engine.frames import ConnectionEnded
+from exo_engine.frames import ConnectionEnded, FrameSocket
 from exo_engine.llm import LLM
 from exo_engine.models.config_file import read_spec
 from exo_engine.sampling_params import SamplingParams
@@ -37,6 +39,12 @@ FAMILIES = [
         for name in ("qwen3-half-windowed", "gemma4", "gpt-oss", "qwen3-moe", "deepseek-v3")
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch):
+    """As many as three ranks need, whatever this machine has."""
+    monkeypatch.setattr(host_memory, "usable_cores", lambda: 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -81,6 +89,33 @@ def test_the_end_of_any_rank_is_told(tiny_model, prompts):
             ranks.generate(prompts, PARAMS)
     finally:
         ranks.close()
+
+
+def test_the_end_of_an_idle_rank_is_told_at_once(tiny_model):
+    ranks = LLM(tiny_model("llama").path, **OPTIONS, tensor_parallel_size=2)
+    try:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            idle = ranks.core.check_processes()
+            assert len(idle) == 2
+            os.kill(ranks.core.executor.pids[1], signal.SIGKILL)
+            FrameSocket(ours).wait_beside(idle)  # on which nothing comes
+        with pytest.raises(CoreFailed, match="ended with SIGKILL"):
+            ranks.core.check_processes()
+    finally:
+        ranks.close()
+
+
+@pytest.mark.parametrize(("num_ranks", "name"), [(4, "attention heads"), (2, "")])
+def test_ranks_that_cannot_be_are_refused_before_any_is_started(
+    tiny_model, monkeypatch, num_ranks, name
+):
+    monkeypatch.setattr(executor_process, "start_processes", lambda _: pytest.fail("started"))
+    monkeypatch.setattr(host_memory, "usable_cores", lambda: 1)
+    message = name or "only 1 cores may be used here"
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        LLM(tiny_model("llama").path, **OPTIONS, tensor_parallel_size=num_ranks)
+    assert caught.value.param == "tensor-parallel-size"
 
 
 @pytest.mark.slow

@@ -68,6 +68,9 @@ class FakeCore:
                 del self._positions[each]
         return outputs
 
+    def check_processes(self) -> list[int]:
+        return []
+
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self._positions))
 

@@ -89,6 +89,15 @@ def small_engine(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> I
         running.close()
 
 
+def test_idle_engine_ends_with_the_process_that_computes(start_engine: Start) -> None:
+    engine = start_engine("--distributed-executor-backend", "mp").wait_ready()
+    children = Path(f"/proc/{engine.core_pid}/task/{engine.core_pid}/children").read_text()
+    (executor,) = map(int, children.split())
+    os.kill(executor, signal.SIGKILL)
+    assert engine.wait_exit() == 70
+    assert "the process that computes steps ended with SIGKILL" in engine.last_line
+
+
 def test_hang_up_ends_the_request_in_the_core(small_engine: Engine) -> None:
     engine = small_engine
     with streaming(engine, n=2):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from exo_engine.config import EngineConfig, ResolvedConfig
 from exo_engine.core.executor import Executor
@@ -16,6 +16,7 @@ from exo_engine.core.executor_process import ProcessExecutor
 from exo_engine.core.loading import LoadedCore, load_here, make_scheduler
 from exo_engine.core.measurements import Measurements
 from exo_engine.core.pipeline import Pipeline
+from exo_engine.core.ranks.process import check_ranks
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.start_up import StartUp
@@ -67,6 +68,10 @@ class EngineCore:
     def executor(self) -> Executor:
         """What computes the steps."""
         return self._pipeline.executor
+
+    def check_processes(self) -> Sequence[int]:
+        """See `Executor.check_processes`."""
+        return self.executor.check_processes()
 
     def close(self) -> None:
         """Let go of what computes the steps; nothing else may be called afterwards."""
@@ -173,6 +178,8 @@ def _step_times(loaded: LoadedCore) -> StepTimes | None:
 
 
 def _load(config: EngineConfig, start_up: StartUp) -> LoadedCore:
+    if config.tensor_parallel_size > 1:
+        check_ranks(config)
     if config.executor_backend == "mp" or config.tensor_parallel_size > 1:
         return ProcessExecutor(config, start_up).loaded
     return load_here(config, start_up)

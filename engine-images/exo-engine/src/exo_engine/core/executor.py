@@ -8,7 +8,7 @@ that the next step can be scheduled meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,6 +55,9 @@ class Executor(Protocol):
     def wait(self, prepared: Future[None], seconds: float) -> None:
         """Wait for a grammar while there is no step to wait for, at most so long."""
 
+    def check_processes(self) -> Sequence[int]:
+        """Return sockets that hang up when a process that computes is gone; raises EngineError if one is."""
+
     def close(self) -> None:
         """Let go of what the executor holds; steps that are not asked for are lost."""
 
@@ -76,6 +79,10 @@ class _LocalExecutor:
     def wait(self, prepared: Future[None], seconds: float) -> None:
         """See `Executor.wait`."""
         wait([prepared], timeout=seconds)
+
+    def check_processes(self) -> Sequence[int]:
+        """See `Executor.check_processes`; there is none but this one."""
+        return ()
 
 
 class DirectExecutor(_LocalExecutor):

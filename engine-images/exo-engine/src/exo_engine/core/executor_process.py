@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from exo_engine import pulse
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
-from exo_engine.core.ranks.process import RankProcess, end_of, start_processes
+from exo_engine.core.ranks.process import RankProcess, end_of, have_ended, start_processes
 from exo_engine.core.start_up import StartUp
 from exo_engine.core.step import (
     StepFrame,
@@ -112,6 +112,12 @@ class ProcessExecutor:
         except ConnectionEnded:
             raise end_of(self._processes) from None
         self._take_in(self._first)
+
+    def check_processes(self) -> Sequence[int]:
+        """See `Executor.check_processes`."""
+        if have_ended(self._processes):
+            raise end_of(self._processes)
+        return [each.socket for each in self._processes]
 
     def close(self) -> None:
         """End the processes and wait for them."""

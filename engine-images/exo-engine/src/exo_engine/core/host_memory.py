@@ -6,6 +6,7 @@ seen. `core/memory.py` asks, where the device is the CPU.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def total_host_bytes(root: Path = ROOT) -> int:
     """Return all memory of the machine or, where that is less, of the container."""
     total = _read_table(root / "proc/meminfo", separator=":").get("MemTotal", 0) * 1024
     return min([total, *(limit for limit, _ in _limits(root))])
+
+
+def usable_cores() -> int:
+    """Return how many processors this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def num_oom_kills(root: Path = ROOT) -> int | None:

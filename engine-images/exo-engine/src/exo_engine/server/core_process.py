@@ -70,6 +70,9 @@ class Core(Protocol):
     def step(self) -> list[RequestOutput]:
         """Compute one step."""
 
+    def check_processes(self) -> Sequence[int]:
+        """Return sockets that hang up when a process that computes is gone; raises EngineError if one is."""
+
     def stats(self) -> EngineStats:
         """Return a snapshot of the counters."""
 
@@ -136,7 +139,11 @@ def _loop(link: FrameSocket, core: Core, messages: list[Message]) -> None:
             is_idle = not core.has_unfinished_requests()
         if messages or outputs or is_idle:
             link.send("step", [refused + outputs, pack(core.stats())])
-        messages = link.receive(is_waiting=not core.has_unfinished_requests())
+        is_waiting = not core.has_unfinished_requests()
+        if is_waiting:
+            link.wait_beside(core.check_processes())
+            core.check_processes()
+        messages = link.receive(is_waiting=is_waiting)
 
 
 def _refusal_of(output: RequestOutput) -> Refusal | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +65,10 @@ class PoolingCore:
             self.spec.task,
             self.config.max_model_len,
         )
+
+    def check_processes(self) -> Sequence[int]:
+        """Return nothing: there is one process."""
+        return ()
 
     def close(self) -> None:
         """Let go of nothing: there is one process and no thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from exo_engine import pulse
+from exo_engine.config import EngineConfig
+from exo_engine.core import host_memory
 from exo_engine.core.ranks.group import open_memory, open_sockets
 from exo_engine.errors import (
     ConfigurationError,
@@ -23,6 +26,7 @@ from exo_engine.errors import (
     OutOfMemory,
 )
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
+from exo_engine.models.config_file import read_spec
 
 _REAP_SECONDS = 5.0
 _MODULE = "exo_engine.core.executor_process"
@@ -55,6 +59,11 @@ class RankProcess:
     def pid(self) -> int:
         """The process."""
         return self._process.pid
+
+    @property
+    def socket(self) -> int:
+        """The descriptor of the socket to it."""
+        return self._socket.fileno()
 
     def send(self, kind: str, payload: Any) -> None:
         """Send a message; raises ConnectionEnded where the process is gone."""
@@ -96,6 +105,23 @@ class RankProcess:
             return self._process.wait()
 
 
+def check_ranks(config: EngineConfig) -> None:
+    """Refuse more ranks than can share the model, or than have a core each, before any is started.
+
+    Raises:
+        ConfigurationError: naming what is too small.
+    """
+    num_ranks, cores = config.tensor_parallel_size, host_memory.usable_cores()
+    read_spec(config.model_dir).shared_by(num_ranks)
+    if num_ranks > cores:
+        raise ConfigurationError(
+            f"--tensor-parallel-size is {num_ranks}, but only {cores} cores may be used here, and each rank "
+            "keeps one busy",
+            param="tensor-parallel-size",
+            hint=f"Use {cores} or less.",
+        )
+
+
 def start_processes(num_ranks: int) -> list[RankProcess]:
     """Start one process, or one for each of several ranks, which are connected with each other."""
     shared = () if pulse.OWN.fd is None else (pulse.OWN.fd,)  # the first rank writes it for all
@@ -121,6 +147,14 @@ def start_processes(num_ranks: int) -> list[RankProcess]:
         for peer in (peer for peers in sockets for peer in peers):
             peer.close()
     return started
+
+
+def have_ended(processes: Sequence[RankProcess]) -> bool:
+    """Whether one of the processes is gone; waits for nothing."""
+    poller = select.poll()
+    for each in processes:
+        poller.register(each.socket, 0)  # which tells of hang-ups alone
+    return bool(poller.poll(0))
 
 
 def end_of(processes: Sequence[RankProcess]) -> EngineError:
