@@ -210,35 +210,6 @@ def test_replicas_may_be_none() -> None:
     assert deployment("--set", "replicas=0")["spec"]["replicas"] == 0
 
 
-@pytest.mark.parametrize("scenario", ["keda", "hpa"])
-def test_replicas_are_left_to_the_autoscaler(scenario: str) -> None:
-    assert "replicas" not in deployment(scenario=scenario)["spec"]
-
-
-def test_keda_scales_by_the_requests_that_the_gateways_hold() -> None:
-    scaled = only(render(CHART, scenario="keda"), "ScaledObject")["spec"]
-    assert scaled["scaleTargetRef"] == {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "name": "chat",
-    }
-    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, 8)
-    (trigger,) = scaled["triggers"]
-    uid = "3f0d5a52-8f8e-4b8e-9a53-0b7d3a1d8c11"
-    assert f'exo_gateway_pending_requests{{deployment_id="{uid}"}}' in trigger["metadata"]["query"]
-    assert trigger["metadata"]["threshold"] == "32"
-    assert trigger["authenticationRef"] == {"name": "prometheus"}
-
-
-def test_hpa_scales_by_the_engines_metrics_or_by_those_given() -> None:
-    scaler = only(render(CHART, scenario="hpa"), "HorizontalPodAutoscaler")["spec"]
-    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 6)
-    names = [metric["pods"]["metric"]["name"] for metric in scaler["metrics"]]
-    assert names == ["vllm:num_requests_running", "vllm:num_requests_waiting"]
-    scaler = only(render(CHART, scenario="hpa-cpu"), "HorizontalPodAutoscaler")["spec"]
-    assert [metric["type"] for metric in scaler["metrics"]] == ["Resource"]
-
-
 def test_model_that_spans_nodes_is_a_leader_worker_set() -> None:
     objects = render(CHART, scenario="multi-node")
     assert "Deployment" not in kinds(objects)
@@ -379,16 +350,6 @@ def test_changed_claims_get_a_new_template_as_the_old_one_cannot_change() -> Non
         ("multiNode.size=2,engine.name=vllm", "only models on GPUs span nodes"),
         ("resourceClaims.enabled=true", "resourceClaims.enabled needs gpu.count"),
         ("rollout.maxSurge=0", "no replica could ever be replaced"),
-        ("autoscaling.enabled=true", "autoscaling.prometheus.serverAddress"),
-        (
-            "autoscaling.enabled=true,autoscaling.prometheus.serverAddress=http://p",
-            "deployment.uid",
-        ),
-        (
-            "autoscaling.enabled=true,autoscaling.type=hpa,autoscaling.minReplicas=0",
-            "which a HorizontalPodAutoscaler cannot do",
-        ),
-        ("autoscaling.enabled=true,autoscaling.minReplicas=9", "is above"),
         ("gpu.count=two", "gpu.count: Invalid type"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,16 @@ def test_admission_knows_what_the_images_run_on() -> None:
     assert engines_on("gpu") == tuple(sorted(n for n, found in devices.items() if "cuda" in found))
     for name, engine in ENGINES.items():
         assert get_engine(name).spans_nodes == engine.spans_nodes
+
+
+def test_the_charts_autoscaler_asks_for_what_vllm_publishes() -> None:
+    """And exo-engine, whose health check tells the adapter itself: its metrics are called as vLLM's."""
+    template = ROOT / "charts/inference-deployment/templates/engine-horizontalpodautoscaler.yaml"
+    usual = tuple(re.findall(r'"(\S+:num_\S+)"', template.read_text()))
+    assert {name for name, each in ENGINES.items() if each.busy_metrics in (usual, ())} == {
+        "exo",
+        "vllm",
+    }
 
 
 def test_exo_engine_reads_the_flags_it_gets(tmp_path: Path) -> None:

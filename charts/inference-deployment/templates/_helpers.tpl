@@ -152,6 +152,9 @@ name: {{ include "inference-deployment.fullname" . }}
 {{- if eq (int64 $scaling.minReplicas) 0 -}}
 {{- fail "autoscaling.minReplicas is 0, which a HorizontalPodAutoscaler cannot do: set it to 1, or use autoscaling.type keda" -}}
 {{- end -}}
+{{- if not (or $scaling.hpaMetrics (has .Values.engine.name (list "exo" "vllm"))) -}}
+{{- fail (printf "autoscaling.type hpa asks for vllm:num_requests_running, which engine %q does not publish: name its own metrics in autoscaling.hpaMetrics, or use autoscaling.type keda" .Values.engine.name) -}}
+{{- end -}}
 {{- else -}}
 {{- if not $scaling.prometheus.serverAddress -}}
 {{- fail "autoscaling.type keda needs autoscaling.prometheus.serverAddress, for example http://prometheus-operated.monitoring:9090" -}}
