@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from exo_inference.engines import engines_on
 from tests.controller.control_plane_processes import MERGE, ControlPlane, alone, wait_for
 
 __all__ = ["alone"]
@@ -64,5 +65,5 @@ def test_an_object_without_a_node_is_admitted_when_one_comes(plane: ControlPlane
         "free-gpus": 3,
         "description": "NVIDIA RTX A5000, 24564 MiB, on 2 nodes, at most 2 on one",
         "max-gpu-count": 2,
-        "engines": ["exo", "llama-cpp", "sglang", "tensorrt-llm", "tgi", "vllm"],
+        "engines": list(engines_on("gpu")),
     }

@@ -17,8 +17,9 @@ from exo_inference.wire import EngineParameter
 from scripts.kubernetes import images
 
 CLUSTER_ENGINES = tuple(name for name in ENGINES if isinstance(get_engine(name), ClusterEngine))
-CHARTS = Path(__file__).parents[2] / "charts"
-DOCKERFILES = Path(__file__).parents[2] / "engine-images"
+ROOT = Path(__file__).parents[2]
+CHARTS = ROOT / "charts"
+DOCKERFILES = ROOT / "engine-images"
 
 
 def engine_of(name: str) -> ClusterEngine:
@@ -42,7 +43,6 @@ def right_values(engine: ClusterEngine, parameter: EngineParameter) -> list[str]
 def test_the_engines_are_those_of_the_images() -> None:
     folders = {path.parent.name.replace("exo-engine", "exo") for path in DOCKERFILES.glob("*/Doc*")}
     assert set(ENGINES) == folders
-    assert CLUSTER_ENGINES == ("llama-cpp", "sglang", "tensorrt-llm", "tgi")
     assert engines_on("cpu") == ("exo", "llama-cpp")
     assert engines_on("gpu") == ENGINES
 
@@ -57,6 +57,24 @@ def test_charts_and_builds_of_images_know_every_engine() -> None:
     assert set(of_platform["engineValues"]["properties"]) == set(ENGINES)
     built = {image.name.removeprefix("exo-") for image in images.IMAGES}
     assert built - {"inference"} == {name.replace("exo", "engine") for name in ENGINES}
+
+
+@pytest.mark.parametrize(
+    ("page", "row"),
+    [
+        ("docs/concepts/parameters.md", r"^\| `{name}` \| \S*`\S*{name}.json` "),
+        ("docs/reference/plan.md", r"^\| `inference_engine` .*`{name}`"),
+        ("docs/reference/resources.md", r"^\| `spec.engine.name` .*`{name}`"),
+        ("engine-images/README.md", r"^\| `{folder}/` \|"),
+        ("charts/inference-deployment/values.yaml", r"# Engine by its catalogue name:.*\b{name}\b"),
+    ],
+)
+def test_pages_that_list_engines_list_them_all(page: str, row: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    rows = {
+        name: row.format(name=name, folder=name.replace("exo", "exo-engine")) for name in ENGINES
+    }
+    assert [name for name in rows if re.search(rows[name], text, re.MULTILINE) is None] == []
 
 
 @pytest.mark.parametrize("name", CLUSTER_ENGINES)

@@ -135,7 +135,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Container]]:
 Start = Callable[..., Container]
 
 
-@pytest.mark.parametrize("engine", PROGRAMS)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_engine_starts_becomes_ready_and_drains(
     start: Start, tmp_path: Path, engine: str
 ) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from exo_adapter.engines import engine_of
+from exo_adapter.engines import ENGINES, engine_of
 from exo_adapter.settings import SettingsError, read_settings
 
 
@@ -98,7 +98,7 @@ def test_an_empty_model_directory_is_refused(environment: dict[str, str], tmp_pa
     [
         (
             {"EXO_ENGINE": "triton"},
-            "must be one of exo, vllm, sglang, tensorrt-llm, tgi, llama-cpp",
+            f"must be one of {', '.join(ENGINES)}$",
         ),
         ({"EXO_DEVICE": "cpu"}, "vllm cannot run on cpu"),
         (

@@ -10,6 +10,7 @@ from exo_adapter.engines import ENGINES
 from exo_adapter.settings import Settings, SettingsError, read_settings
 from exo_engine.arguments import ServeCommand, parse
 
+from exo_inference.engines import ENGINES as KNOWN
 from exo_inference.engines import engines_on, get_engine, vllm
 from exo_inference.engines.cluster_engine import ClusterEngine
 from exo_inference.engines.flags.catalogue import flags_of, listed_releases
@@ -57,25 +58,24 @@ def test_every_flag_that_vllm_gets_is_in_the_catalogue_of_every_release(
     assert (reading.values["host"], reading.values["port"]) == ("0.0.0.0", 8000)
 
 
+def test_every_engine_has_a_command_line() -> None:
+    assert ENGINES.keys() == set(KNOWN)
+
+
 @pytest.mark.parametrize(
-    ("engine", "leading"),
-    [
-        pytest.param("sglang", 3, id="sglang"),
-        pytest.param("tensorrt-llm", 2, id="tensorrt-llm"),
-        pytest.param("tgi", 1, id="tgi"),
-        pytest.param("llama-cpp", 1, id="llama-cpp"),
-    ],
+    "engine", [name for name in KNOWN if isinstance(get_engine(name), ClusterEngine)]
 )
 def test_every_flag_that_another_engine_gets_is_in_its_catalogue(
-    tmp_path: Path, engine: str, leading: int
+    tmp_path: Path, engine: str
 ) -> None:
     """And all of them are refused of users, but for sizes and layers, which users may set."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "one.gguf").touch()
-    nodes = {"node_count": "2", "leader_address": "leader-0"} if engine == "sglang" else {}
-    flags = command(engine, tmp_path, tensor_parallel_size="2", **nodes)[leading:]
     known = get_engine(engine)
     assert isinstance(known, ClusterEngine)
+    nodes = {"node_count": "2", "leader_address": "leader-0"} if known.spans_nodes else {}
+    words = command(engine, tmp_path, tensor_parallel_size="2", **nodes)
+    flags = words[next(at for at, word in enumerate(words) if word.startswith("--")) :]
     reading = read_vector(flags, known.flags, {})
     assert reading.problems == ()
     given = reading.values.keys()

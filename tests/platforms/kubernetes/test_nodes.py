@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from exo_inference.engines import engines_on
 from exo_inference.platforms.kubernetes.nodes import (
     affinity_of,
     count_free_slots,
@@ -119,6 +120,6 @@ def test_what_can_run_is_told_and_how_many_gpus_one_node_has() -> None:
     nodes = [node("a", gpus=4, labels=A40), node("b", gpus=8, labels=A40)]
     (gpu3, cpu) = instance_types(nodes, [], spans_nodes=True)
     assert (gpu3.total_gpus, gpu3.gpus_of_one_node, gpu3.spans_nodes) == (12, 8, True)
-    assert gpu3.possible_engines == ("exo", "llama-cpp", "sglang", "tensorrt-llm", "tgi", "vllm")
-    assert (cpu.possible_engines, cpu.spans_nodes) == (("exo", "llama-cpp"), False)
+    assert gpu3.possible_engines == engines_on("gpu")
+    assert (cpu.possible_engines, cpu.spans_nodes) == (engines_on("cpu"), False)
     assert cpu.gpus_of_one_node < cpu.total_gpus
