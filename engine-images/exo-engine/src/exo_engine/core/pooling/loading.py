@@ -12,8 +12,9 @@ from exo_engine.core.host_memory import free_host_bytes, has_bfloat16
 from exo_engine.core.loading import load_model
 from exo_engine.core.measurements import Measurements, cpu_name, peak_rss_bytes
 from exo_engine.core.memory import read_device_memory
+from exo_engine.core.pooling.settings import check_settings
 from exo_engine.core.start_up import StartUp
-from exo_engine.errors import ConfigurationError, OutOfMemory
+from exo_engine.errors import OutOfMemory
 from exo_engine.models.config_file import limits_of
 from exo_engine.models.pooling_config import read_pooling_spec
 from exo_engine.models.pooling_model import PoolingModel
@@ -40,7 +41,7 @@ def load_pooling(config: EngineConfig, start_up: StartUp) -> LoadedPooling:
         OutOfMemory: the weights do not fit.
     """
     start_up.begin("reading configuration")
-    _check_settings(config)
+    check_settings(config)
     spec = read_pooling_spec(config)
     asked = replace(config, max_model_len=config.max_model_len or spec.max_length)
     settings = resolve(
@@ -79,21 +80,6 @@ def load_pooling(config: EngineConfig, start_up: StartUp) -> LoadedPooling:
         start_up_seconds=start_up.finish(),
     )
     return LoadedPooling(spec, settings, model, measurements)
-
-
-def _check_settings(config: EngineConfig) -> None:
-    """Refuse what is about steps of another kind."""
-    for param, is_asked in (
-        ("batch-invariant", config.batch_invariant),
-        ("distributed-executor-backend", config.executor_backend != "uni"),
-        ("tensor-parallel-size", config.tensor_parallel_size > 1),
-    ):
-        if is_asked:
-            raise ConfigurationError(
-                f"--{param} is for models that generate, and this one embeds or scores",
-                param=param,
-                hint=f"Leave --{param} out.",
-            )
 
 
 def _check_positions_fit(model: PoolingModel, settings: ResolvedConfig) -> None:
