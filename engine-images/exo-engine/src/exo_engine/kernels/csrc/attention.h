@@ -20,7 +20,9 @@
 namespace {
 
 constexpr int kTileRows = 8;
-constexpr int kPageStep = 16;   // tokens of a page are taken by so many
+constexpr int kPageStep = 16;      // tokens of a page are read by so many,
+constexpr int kBlockTokens = 64;   // and weighed by up to so many, which begin at multiples of it
+constexpr int kBlockVectors = kBlockTokens / kLanes;
 constexpr long kSegment = 256;  // tokens
 constexpr int kMaxHeadDim = 256;
 
@@ -47,6 +49,8 @@ inline long first_seen(const AttentionCall& call, long position) {
   return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
 }
 
+inline long rounded_to_pages(long tokens) { return (tokens + kPageStep - 1) / kPageStep * kPageStep; }
+
 struct Row {
   const Bf16* query;
   long low, past;  // the positions it sees: [low, past)
@@ -64,103 +68,158 @@ inline Floats capped(Floats logits, float cap) {
   return cap * (1.0f - 2.0f / (power + 1.0f));  // cap * tanh(logits / cap)
 }
 
-template <int Rows>
-void logits_of_page(const AttentionCall& call, const Row* rows, const Bf16* keys, long position,
-                    Floats (*logits)[kPageStep / kLanes]) {
-  constexpr int kVectors = kPageStep / kLanes;
-  Floats sums[Rows][kVectors] = {};
-  for (int pair = 0; pair < call.head_dim / 2; pair++) {
-    Pairs columns[kVectors];
-    for (int v = 0; v < kVectors; v++)
-      columns[v] = load<Pairs>(keys + (pair * call.page_size + v * kLanes) * 2);
+// Where a block's keys or values of one head begin, by vectors of tokens.
+struct BlockPages {
+  const Bf16 *keys[kBlockVectors], *values[kBlockVectors];
+};
+
+inline BlockPages pages_of(const AttentionCall& call, const int32_t* table, int head, long position, int first,
+                           int past) {
+  BlockPages pages;
+  for (int v = first; v < past; v++) {
+    const long token = position + v * kLanes, inside = token % call.page_size;
+    const long at = table[token / call.page_size] * call.page_stride + (long)head * call.page_size * call.head_dim;
+    pages.keys[v] = call.keys + at + inside * 2;
+    pages.values[v] = call.values + at + inside * call.head_dim;
+  }
+  return pages;
+}
+
+// Products of the rows' queries with the keys of `Vectors` vectors of tokens.
+template <int Rows, int Vectors>
+void multiply_keys(const AttentionCall& call, const Bf16 (*queries)[kMaxHeadDim], const Bf16* const* keys,
+                   Floats (*logits)[kBlockVectors]) {
+  const Bf16* from[Vectors];
+  for (int v = 0; v < Vectors; v++) from[v] = keys[v];
+  Floats sums[Rows][Vectors] = {};
+  for (long pair = 0; pair < call.head_dim / 2; pair++) {
+    Pairs columns[Vectors];
+    for (int v = 0; v < Vectors; v++) columns[v] = load<Pairs>(from[v] + pair * call.page_size * 2);
     for (int r = 0; r < Rows; r++) {
-      Pairs query = splat_pair(rows[r].query + pair * 2);
-      for (int v = 0; v < kVectors; v++) sums[r][v] = add_products(sums[r][v], query, columns[v]);
+      Pairs query = splat_pair(queries[r] + pair * 2);
+      for (int v = 0; v < Vectors; v++) sums[r][v] = add_products(sums[r][v], query, columns[v]);
     }
   }
+  for (int r = 0; r < Rows; r++)
+    for (int v = 0; v < Vectors; v++) logits[r][v] = sums[r][v] * call.scale;
+}
+
+// Adds weighted values of the tokens in vectors [first, past) to `Vectors` vectors of dimensions.
+template <int Rows, int Vectors>
+void add_values(const AttentionCall& call, const Bf16 (*weights)[kBlockTokens], const float* shrink,
+                const Bf16* const* values, int first, int past, int dim, Partial& partial) {
+  Floats sums[Rows][Vectors];
+  for (int r = 0; r < Rows; r++)
+    for (int d = 0; d < Vectors; d++)
+      sums[r][d] = load<Floats>(partial.weighted[r] + dim + d * kLanes) * shrink[r];
+  for (int v = first; v < past; v++)
+    for (long pair = 0; pair < kLanes / 2; pair++) {
+      Pairs columns[Vectors];
+      for (int d = 0; d < Vectors; d++)
+        columns[d] = load<Pairs>(values[v] + (pair * call.head_dim + dim + d * kLanes) * 2);
+      for (int r = 0; r < Rows; r++) {
+        Pairs weight = splat_pair(weights[r] + v * kLanes + pair * 2);
+        for (int d = 0; d < Vectors; d++) sums[r][d] = add_products(sums[r][d], weight, columns[d]);
+      }
+    }
+  for (int r = 0; r < Rows; r++)
+    for (int d = 0; d < Vectors; d++) store(partial.weighted[r] + dim + d * kLanes, sums[r][d]);
+}
+
+inline void hide(const AttentionCall& call, const Row& row, long position, int first, int past, Floats* logits) {
   Ints lanes;
   for (int i = 0; i < kLanes; i++) lanes[i] = i;
-  for (int r = 0; r < Rows; r++)
-    for (int v = 0; v < kVectors; v++) {
-      Floats row = sums[r][v] * call.scale;
-      if (call.soft_cap > 0) row = capped(row, call.soft_cap);
-      Ints at = lanes + (int)(position + v * kLanes);
-      Ints seen = (at >= (int)rows[r].low) & (at < (int)rows[r].past);
-      logits[r][v] = seen ? row : splat(-__builtin_inff());
-    }
+  for (int v = first; v < past; v++) {
+    if (call.soft_cap > 0) logits[v] = capped(logits[v], call.soft_cap);
+    Ints at = lanes + (int)(position + v * kLanes);
+    logits[v] = (at >= (int)row.low) & (at < (int)row.past) ? logits[v] : splat(-__builtin_inff());
+  }
+}
+
+// Turns a row's logits into weights, and returns what its sums so far are to be multiplied by.
+inline float weigh(Floats* logits, int first, int past, float& largest_so_far, Floats& total, Bf16* weights) {
+  Floats most = logits[first];
+  for (int v = first + 1; v < past; v++) most = larger(logits[v], most);
+  const float before = largest_so_far, of_block = largest(most), now = of_block > before ? of_block : before;
+  float shrink = 1;
+  if (now > before) {
+    shrink = before == -__builtin_inff() ? 0 : exponential(splat(before - now))[0];
+    total *= shrink;
+    largest_so_far = now;
+  }
+  for (int v = first; v < past; v++) {
+    Floats power = exponential(logits[v] - now);
+    power = logits[v] == -__builtin_inff() ? Floats{} : power;
+    total += power;
+    store(weights + v * kLanes, narrow_small(power));
+  }
+  return shrink;
+}
+
+// What nobody has written yet may be anything, and zero times NaN is NaN: has values of tokens past `context`
+// read as zeros.
+inline void clean_values(const AttentionCall& call, long position, long context, int past, BlockPages& pages,
+                         Bf16* room) {
+  for (int v = past - 1; v >= 0 && position + (v + 1) * kLanes > context; v--, room += kLanes * kMaxHeadDim) {
+    memset(room, 0, sizeof(Bf16) * kLanes * call.head_dim);
+    for (long token = 0; token < context - position - v * kLanes; token++)
+      for (int dim = 0; dim < call.head_dim; dim++) {
+        long number = (token / 2 * call.head_dim + dim) * 2 + token % 2;
+        room[number] = pages.values[v][number];
+      }
+    pages.values[v] = room;
+  }
 }
 
 template <int Rows>
-void add_values(const AttentionCall& call, const Bf16 (*weights)[kPageStep], const float* shrink,
-                const Bf16* values, Partial& partial) {
-  for (int dim = 0; dim < call.head_dim; dim += kLanes) {
-    Floats sums[Rows];
-    for (int r = 0; r < Rows; r++) sums[r] = load<Floats>(partial.weighted[r] + dim) * shrink[r];
-    for (int pair = 0; pair < kPageStep / 2; pair++) {
-      Pairs columns = load<Pairs>(values + ((long)pair * call.head_dim + dim) * 2);
-      for (int r = 0; r < Rows; r++)
-        sums[r] = add_products(sums[r], splat_pair(weights[r] + pair * 2), columns);
-    }
-    for (int r = 0; r < Rows; r++) store(partial.weighted[r] + dim, sums[r]);
+void attend_block(const AttentionCall& call, const Row* rows, const Bf16 (*queries)[kMaxHeadDim],
+                  BlockPages& pages, long position, int first, int past, bool is_whole, Floats* totals,
+                  Partial& partial) {
+  constexpr int kWide = Rows <= 4 && kLanes == 16 ? 4 : 2;
+  Floats logits[Rows][kBlockVectors];
+  int v = first;
+  for (; v + kWide <= past; v += kWide)
+    multiply_keys<Rows, kWide>(call, queries, pages.keys + v, (Floats(*)[kBlockVectors])(logits[0] + v));
+  for (; v < past; v++)
+    multiply_keys<Rows, 1>(call, queries, pages.keys + v, (Floats(*)[kBlockVectors])(logits[0] + v));
+  float shrink[Rows];
+  alignas(64) Bf16 weights[Rows][kBlockTokens];
+  for (int r = 0; r < Rows; r++) {
+    if (!is_whole) hide(call, rows[r], position, first, past, logits[r]);
+    shrink[r] = weigh(logits[r], first, past, partial.largest[r], totals[r], weights[r]);
   }
+  int dim = 0;
+  for (; dim + kWide * kLanes <= call.head_dim; dim += kWide * kLanes)
+    add_values<Rows, kWide>(call, weights, shrink, pages.values, first, past, dim, partial);
+  for (; dim < call.head_dim; dim += kLanes)
+    add_values<Rows, 1>(call, weights, shrink, pages.values, first, past, dim, partial);
 }
 
 template <int Rows>
 void attend_segment(const AttentionCall& call, const Row* rows, const int32_t* table, int head, long segment,
                     long context, Partial& partial) {
-  constexpr int kVectors = kPageStep / kLanes;
+  alignas(64) Bf16 queries[Rows][kMaxHeadDim], clean[kPageStep * kMaxHeadDim];
   Floats totals[Rows] = {};
+  long low = rows[0].low, past = rows[0].past, last_low = low, first_past = past;
   for (int r = 0; r < Rows; r++) {
+    memcpy(queries[r], rows[r].query, sizeof(Bf16) * call.head_dim);
     partial.largest[r] = -__builtin_inff();
     for (int dim = 0; dim < call.head_dim; dim += kLanes) store(partial.weighted[r] + dim, Floats{});
-  }
-  long low = rows[0].low, past = rows[0].past;
-  for (int r = 1; r < Rows; r++) {
     if (rows[r].low < low) low = rows[r].low;
+    if (rows[r].low > last_low) last_low = rows[r].low;
     if (rows[r].past > past) past = rows[r].past;
+    if (rows[r].past < first_past) first_past = rows[r].past;
   }
   if (past > (segment + 1) * kSegment) past = (segment + 1) * kSegment;
   if (low < segment * kSegment) low = segment * kSegment;
-  for (long position = low / kPageStep * kPageStep; position < past; position += kPageStep) {
-    long page = table[position / call.page_size], inside = position % call.page_size;
-    long at = page * call.page_stride + (long)head * call.page_size * call.head_dim;
-    const Bf16* keys = call.keys + at + inside * 2;
-    const Bf16* values = call.values + at + inside * call.head_dim;
-    Floats logits[Rows][kVectors];
-    logits_of_page<Rows>(call, rows, keys, position, logits);
-    float shrink[Rows];
-    alignas(64) Bf16 weights[Rows][kPageStep];
-    for (int r = 0; r < Rows; r++) {
-      float before = partial.largest[r], now = before;
-      for (int v = 0; v < kVectors; v++) {
-        float most = largest(logits[r][v]);
-        if (most > now) now = most;
-      }
-      partial.largest[r] = now;
-      shrink[r] = 1;
-      if (now > before) {
-        shrink[r] = before == -__builtin_inff() ? 0 : exponential(splat(before - now))[0];
-        totals[r] *= shrink[r];
-      }
-      for (int v = 0; v < kVectors; v++) {
-        Ints hidden = logits[r][v] == -__builtin_inff();
-        Floats power = hidden ? Floats{} : exponential(logits[r][v] - now);
-        totals[r] += power;
-        store(weights[r] + v * kLanes, narrow(power));
-      }
-    }
-    // What nobody has written yet may be anything, and zero times NaN is NaN.
-    alignas(64) Bf16 clean[kPageStep * kMaxHeadDim];
-    if (position + kPageStep > context) {
-      memset(clean, 0, sizeof(Bf16) * kPageStep * call.head_dim);
-      for (long token = 0; token < context - position; token++)
-        for (int dim = 0; dim < call.head_dim; dim++) {
-          long number = (token / 2 * call.head_dim + dim) * 2 + token % 2;
-          clean[number] = values[number];
-        }
-      values = clean;
-    }
-    add_values<Rows>(call, weights, shrink, values, partial);
+  for (long position = low / kBlockTokens * kBlockTokens; position < past; position += kBlockTokens) {
+    const long from = low > position ? (low - position) / kPageStep * kPageStep : 0;
+    const long until = past - position < kBlockTokens ? rounded_to_pages(past - position) : kBlockTokens;
+    const bool is_whole = call.soft_cap <= 0 && position + from >= last_low && position + until <= first_past;
+    const int first_vector = (int)(from / kLanes), past_vector = (int)(until / kLanes);
+    BlockPages pages = pages_of(call, table, head, position, first_vector, past_vector);
+    if (position + until > context) clean_values(call, position, context, past_vector, pages, clean);
+    attend_block<Rows>(call, rows, queries, pages, position, first_vector, past_vector, is_whole, totals, partial);
   }
   for (int r = 0; r < Rows; r++) partial.total[r] = sum(totals[r]);
 }
@@ -234,22 +293,27 @@ inline Tile tile_of(const AttentionCall& call, const Piece& piece) {
   return tile;
 }
 
-// Calls body(piece) for every piece in a fixed order: sequences, tiles, heads, segments.
+// Calls body(piece, its cost in tokens) for the segments that rows [row, row + rows) of a sequence and head see.
+template <class Body>
+void for_each_segment(const AttentionCall& call, long sequence, int head, long row, int rows, const Body& body) {
+  const long tokens = call.starts[sequence + 1] - call.starts[sequence],
+             offset = call.contexts[sequence] - tokens;
+  const long past = offset + (row + rows - 1) / call.group + 1;
+  const long first = first_seen(call, offset + row / call.group) / kSegment, last = (past - 1) / kSegment;
+  for (long segment = first; segment <= last; segment++)
+    body(Piece{sequence, row, head, rows, segment, segment == first, segment == last},
+         (segment == last ? past - segment * kSegment : kSegment) + kPageStep);
+}
+
+// Calls body(piece) for every piece in a fixed order: sequences, heads, tiles, segments. So what a head's first
+// tile has read is in the cache for its others.
 template <class Body>
 void for_each_piece(const AttentionCall& call, const Body& body) {
   for (long sequence = 0; sequence < call.num_sequences; sequence++) {
-    const long tokens = call.starts[sequence + 1] - call.starts[sequence],
-               offset = call.contexts[sequence] - tokens;
-    for (long row = 0; row < tokens * call.group; row += kTileRows) {
-      const long left = tokens * call.group - row;
-      const int rows = left < kTileRows ? (int)left : kTileRows;
-      const long past = offset + (row + rows - 1) / call.group + 1;
-      const long first = first_seen(call, offset + row / call.group) / kSegment, last = (past - 1) / kSegment;
-      for (int head = 0; head < call.kv_heads; head++)
-        for (long segment = first; segment <= last; segment++)
-          body(Piece{sequence, row, head, rows, segment, segment == first, segment == last},
-               (segment == last ? past - segment * kSegment : kSegment) + kPageStep);
-    }
+    const long rows = (call.starts[sequence + 1] - call.starts[sequence]) * call.group;
+    for (int head = 0; head < call.kv_heads; head++)
+      for (long row = 0; row < rows; row += kTileRows)
+        for_each_segment(call, sequence, head, row, rows - row < kTileRows ? (int)(rows - row) : kTileRows, body);
   }
 }
 

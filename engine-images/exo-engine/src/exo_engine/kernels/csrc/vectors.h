@@ -60,6 +60,15 @@ inline Bf16s narrow(Floats values) {
   return __builtin_convertvector((Pairs)(values == values ? (Ints)rounded : (Ints)nan), Bf16s);
 }
 
+// The same for numbers that are 0 or of a normal size.
+inline Bf16s narrow_small(Floats values) {
+#if defined(__AVX512BF16__)
+  return (Bf16s)_mm512_cvtneps_pbh((__m512)values);
+#else
+  return narrow(values);
+#endif
+}
+
 inline float widen_one(Bf16 value) {
   uint32_t bits = (uint32_t)value << 16;
   float result;
@@ -118,23 +127,36 @@ inline float largest(Floats values) {
 }
 
 // NaN in b comes through.
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+inline Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+inline Floats smaller(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
 
 // e to the power of values, within 2 units of the last place for -87 to 88 and flat beyond; NaN stays NaN:
 // 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (coefficients 1/k!, degree 6), after Cody and Waite's
 // splitting of ln 2.
 inline Floats exponential(Floats values) {
   values = smaller(splat(88.0f), larger(splat(-87.0f), values));
-  Floats turns = values * 1.44269504f;
-  Ints whole = __builtin_convertvector(turns + (turns < 0 ? splat(-0.5f) : splat(0.5f)), Ints);
-  Floats count = __builtin_convertvector(whole, Floats);
+  const float round = 12582912.0f;  // 1.5 * 2^23: added, a number is rounded to the nearest whole one
+  Floats turns = values * 1.44269504f + round;
+  Floats count = turns - round;
   Floats rest = multiply_add(count, splat(-0.693359375f), values);
   rest = multiply_add(count, splat(2.12194440e-4f), rest);
   Floats result = splat(1.0f / 720);
   const float coefficients[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
   for (float coefficient : coefficients) result = multiply_add(result, rest, splat(coefficient));
-  return result * (Floats)((whole + 127) << 23);
+  return result * (Floats)(((Ints)turns << 23) + (127 << 23));
 }
 
 }  // namespace
