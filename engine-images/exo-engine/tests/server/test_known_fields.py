@@ -13,6 +13,7 @@ from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
 from exo_engine.server.known_fields import (
     CHAT,
+    CLASSIFY,
     COMPLETIONS,
     DETOKENIZE,
     EMBEDDINGS,
@@ -21,6 +22,7 @@ from exo_engine.server.known_fields import (
     MESSAGES_OUTPUT,
     MESSAGES_THINKING,
     MESSAGES_TOOL,
+    POOLING,
     RERANK,
     RESPONSES,
     RESPONSES_REASONING,
@@ -49,6 +51,8 @@ WALKED: dict[str, tuple[KnownFields, list[str]]] = {
     "embeddings": (EMBEDDINGS, ["openai.types.embedding_create_params"]),
     "score": (SCORE, []),
     "rerank": (RERANK, []),
+    "pooling": (POOLING, []),
+    "classify": (CLASSIFY, []),
     "tokenize": (TOKENIZE, []),
     "detokenize": (DETOKENIZE, []),
 }

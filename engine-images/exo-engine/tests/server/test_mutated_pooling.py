@@ -13,9 +13,18 @@ import pytest
 from exo_engine.server import request_size
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
-from exo_engine.server.known_fields import EMBEDDINGS, RERANK, SCORE, check_fields
+from exo_engine.server.known_fields import (
+    CLASSIFY,
+    EMBEDDINGS,
+    POOLING,
+    RERANK,
+    SCORE,
+    check_fields,
+)
 from exo_engine.server.messages import CoreInfo, PoolingInfo
 from exo_engine.server.pooling import read_cutting, read_options, read_texts
+from exo_engine.server.routes.embeddings import read_form
+from exo_engine.server.routes.pooled import _check_task
 from exo_engine.server.routes.scores import Scoring, read_pairs, read_ranking
 from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.tokenizer import Tokenizer
@@ -68,6 +77,20 @@ async def rerank(fields: Fields, service: Any) -> object:
     return await Scoring(service, fields, ("query", "documents")).read([query], documents)
 
 
+async def pooling(fields: Fields, service: Any) -> object:
+    check_fields(fields, POOLING)
+    _check_task(fields, service)
+    read_form(fields)
+    read_options(fields, service)
+    return await read_texts(fields, read_cutting(fields, service), service)
+
+
+async def classify(fields: Fields, service: Any) -> object:
+    check_fields(fields, CLASSIFY)
+    read_options(fields, service)
+    return await read_texts(fields, read_cutting(fields, service), service)
+
+
 COMMON = {
     "truncate_prompt_tokens": 20, "truncation_side": "left", "priority": 1, "use_activation": False, "user": "u",
     "padding": "do_not_pad",
@@ -79,6 +102,12 @@ BODIES: dict[str, tuple[Read, str, dict[str, Any]]] = {
         {**COMMON, "input": ["a b", "c"], "dimensions": 4, "add_special_tokens": True},
     ),
     "tokens": (embeddings, "embed", {**COMMON, "input": [[1, 2, 3], [4]], "dimensions": 4}),
+    "pooling": (
+        pooling,
+        "embed",
+        {**COMMON, "input": ["a b", "c"], "task": "embed", "encoding_format": "base64"},
+    ),
+    "classify": (classify, "classify", {**COMMON, "input": "a b", "add_special_tokens": False}),
     "score": (score, "score", {**COMMON, "text_1": ["a b", "b"], "text_2": ["c", {"text": "d e"}]}),
     "cosine": (score, "embed", {**COMMON, "queries": "a b", "documents": ["c", {"text": "d e"}]}),
     "rerank": (

@@ -50,6 +50,7 @@ _POOLER_KEYS = ("pooling_type", "seq_pooling_type", "use_activation", "normalize
 _TEXTS_FILES = tuple(f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "xlm-roberta"))
 """Names that versions of sentence-transformers have given to one file, in the order in which they look for it."""
 _MAX_MODULES = 16
+_MAX_LABELS, _MAX_LABEL_CHARACTERS = 2**16, 256
 
 
 def is_pooling(config: EngineConfig) -> bool:
@@ -148,34 +149,52 @@ def _read_body(reader: ConfigReader, architecture: str) -> EncoderSpec | Decoder
 
 
 def _classifier(reader: ConfigReader, body: EncoderSpec | DecoderSpec) -> PoolingSpec:
-    """Return a cross-encoder: one label, whose number says how well two texts fit."""
-    labels = reader.child("id2label")
-    num_labels = reader.integer("num_labels", 2) if labels is None else len(labels.values)
-    if num_labels != 1:
-        raise reader.unusable(
-            "id2label",
-            num_labels,
-            "one label",
-            hint="This engine scores with cross-encoders; classifiers are not supported.",
-        )
+    """Return a cross-encoder, whose one label's number says how well two texts fit, or a classifier."""
+    labels = _labels(reader)
     is_encoder = isinstance(body, EncoderSpec)
     head = (
         bert.head_of(body) if isinstance(body, EncoderSpec) else HeadSpec("score", has_bias=False)
     )
+    is_several = reader.text("problem_type", "") == "multi_label_classification"
     return PoolingSpec(
         body,
         method="cls" if is_encoder else "last",
-        is_activated=_has_sigmoid(reader),
+        is_activated=_is_activated(reader),
         max_length=body.max_position_embeddings,
-        head=head,
+        head=replace(head, num_labels=len(labels)),
+        labels=labels,
+        is_exclusive=not is_several
+        and len(labels) > 1
+        and not _names_function(reader).endswith("Sigmoid"),
     )
 
 
-def _has_sigmoid(reader: ConfigReader) -> bool:
-    """Read the function behind a score: that of sentence-transformers' file, else a sigmoid."""
+def _labels(reader: ConfigReader) -> tuple[str, ...]:
+    """Read the labels in the order of their numbers; where the file names none they are called as in `transformers`."""
+    found = reader.child("id2label")
+    number = reader.integer("num_labels", 2) if found is None else len(found.values)
+    if not 1 <= number <= _MAX_LABELS:
+        raise reader.unusable("id2label", number, f"1 to {_MAX_LABELS} labels")
+    if found is None:
+        return tuple(f"LABEL_{index}" for index in range(number))
+    labels = tuple(found.text(str(index), "") for index in range(number))
+    for index, each in enumerate(labels):
+        if not found.has(str(index)) or len(each) > _MAX_LABEL_CHARACTERS:
+            what = f"the numbers from 0, each with at most {_MAX_LABEL_CHARACTERS} characters"
+            raise reader.unusable("id2label", shown(each) or list(found.values)[:8], what)
+    return labels
+
+
+def _names_function(reader: ConfigReader) -> str:
+    """Return the function behind scores that sentence-transformers' settings name, if they name one."""
     own = reader.child("sentence_transformers")
     name = "" if own is None else own.text("activation_fn", "")
-    name = name or reader.text("sbert_ce_default_activation_function", "")
+    return name or reader.text("sbert_ce_default_activation_function", "")
+
+
+def _is_activated(reader: ConfigReader) -> bool:
+    """Say whether numbers of labels pass a function: sentence-transformers' word counts, else all but regression's."""
+    name = _names_function(reader)
     kind = name.rpartition(".")[2]
     if kind not in ("", "Sigmoid", "Identity"):
         key = "sbert_ce_default_activation_function"

@@ -26,10 +26,12 @@ class ScoreHead:
         self._inner = None
         if spec.inner is not None:
             self._inner = Linear.column(context, {spec.inner: size}, size, has_bias=True)
-        self._output = Linear.column(context, {spec.output: 1}, size, has_bias=spec.has_bias)
+        self._output = Linear.column(
+            context, {spec.output: spec.num_labels}, size, has_bias=spec.has_bias
+        )
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """Return (S, 1) for vectors (S, E)."""
+        """Return (S, N) for vectors (S, E) and N labels."""
         if self._inner is not None:
             vectors = torch.tanh(self._inner(vectors))
         return self._output(vectors)
@@ -85,7 +87,7 @@ class PoolingModel:
             lengths: S, of the texts.
 
         Returns:
-            (S, E) float32, or of a model that scores (S, 1): before normalisation, or sigmoid.
+            (S, E) float32, or of a model with N labels (S, N): before normalisation, sigmoid or softmax.
         """
         self._attention.begin_whole(lengths)
         if isinstance(self._body, Encoder):
@@ -110,9 +112,9 @@ class PoolingModel:
 
 
 def activate(spec: PoolingSpec, vectors: Tensor, num_dimensions: int | None = None) -> Tensor:
-    """Cut vectors (S, N) and give them length 1; of a model that scores, have them pass a sigmoid."""
+    """Cut vectors (S, N) and give them length 1; those of labels pass a softmax or a sigmoid."""
     if spec.head is not None:
-        return vectors.sigmoid()
+        return vectors.softmax(dim=1) if spec.is_exclusive else vectors.sigmoid()
     return torch.nn.functional.normalize(vectors[:, :num_dimensions], dim=1)
 
 

@@ -15,7 +15,7 @@ from exo_engine.weight_formats import PLAIN
 EncoderActivation = Literal["gelu", "gelu_tanh", "relu"]
 PoolingMethod = Literal["last", "mean", "cls"]
 """The last token's state, the mean of all, or the first one's."""
-PoolingTask = Literal["embed", "score"]
+PoolingTask = Literal["embed", "score", "classify"]
 
 # Of a classifier's or a language model's checkpoint, what a text's vector does not need; and a buffer.
 _LEFT_OUT = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids", "cls.", "lm_head.")
@@ -64,13 +64,14 @@ class EncoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
-    """From a text's vector to its score."""
+    """From a text's vector to its score, or to one number per label."""
 
     output: str
     """Name of the last linear layer."""
     inner: str | None = None
     """Name of a linear layer before it, behind which is tanh."""
     has_bias: bool = True
+    num_labels: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class PoolingSpec:
     body: EncoderSpec | DecoderSpec
     method: PoolingMethod
     is_activated: bool
-    """Unless a request says otherwise: vectors have length 1, scores pass a sigmoid."""
+    """Unless a request says otherwise: vectors have length 1, scores pass a sigmoid or a softmax."""
     max_length: int
     """Tokens of the longest text, where nobody asks for less."""
     head: HeadSpec | None = None
@@ -89,6 +90,10 @@ class PoolingSpec:
     """To which a vector may be cut; None: to any."""
     lowers_case: bool = False
     """Texts are to be made lower case before they are tokenized."""
+    labels: tuple[str, ...] = ()
+    """Of a model with a head: a score has one, a classifier several."""
+    is_exclusive: bool = False
+    """A text has one of the labels: their numbers pass a softmax in place of a sigmoid each."""
 
     @property
     def architecture(self) -> str:
@@ -103,12 +108,14 @@ class PoolingSpec:
     @property
     def task(self) -> PoolingTask:
         """What it is for."""
-        return "embed" if self.head is None else "score"
+        if self.head is None:
+            return "embed"
+        return "score" if self.head.num_labels == 1 else "classify"
 
     @property
     def num_dimensions(self) -> int:
-        """Of a vector, or of a score."""
-        return self.body.hidden_size if self.head is None else 1
+        """Of a vector, or how many labels there are."""
+        return self.body.hidden_size if self.head is None else self.head.num_labels
 
     def ignores(self, name: str) -> bool:
         """See `EncoderSpec.ignores`."""

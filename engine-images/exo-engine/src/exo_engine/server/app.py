@@ -21,6 +21,7 @@ from exo_engine.server.routes import (
     completions,
     embeddings,
     management,
+    pooled,
     responses,
     scores,
     tokenization,
@@ -258,6 +259,8 @@ _ROUTES: Final[tuple[_Row, ...]] = (
     ("POST", "/v1/rerank", scores.create_ranking, True),
     ("POST", "/rerank", scores.create_ranking, True),
     ("POST", "/v2/rerank", scores.create_ranking, True),
+    ("POST", "/pooling", pooled.create_pooling, True),
+    ("POST", "/classify", pooled.create_classification, True),
     ("POST", "/tokenize", tokenization.tokenize, True),
     ("POST", "/detokenize", tokenization.detokenize, True),
 )
@@ -272,6 +275,8 @@ _FOR_KEY_HOLDERS: Final = (
     "/v2/",
     "/score",
     "/rerank",
+    "/pooling",
+    "/classify",
     "/tokenize",  # and /tokenizer_info
     "/detokenize",
     "/server_info",

@@ -213,6 +213,7 @@ def _pooling_info(spec: PoolingSpec | DecoderSpec) -> PoolingInfo | None:
         dimensions=spec.dimensions,
         is_activated=spec.is_activated,
         lowers_case=spec.lowers_case,
+        labels=spec.labels,
     )
 
 

@@ -333,6 +333,18 @@ EMBEDDINGS = KnownFields(
     _POOLING_HARMLESS,
     _POOLING_REFUSED,
 )
+POOLING = KnownFields(
+    _POOLING | {"input", "encoding_format", "add_special_tokens", "task"},
+    _POOLING_HARMLESS,
+    {
+        **_POOLING_REFUSED,
+        "dimensions": "cutting vectors (use /v1/embeddings)",
+        "data": "data for a plugin",
+    },
+)
+CLASSIFY = KnownFields(
+    _POOLING | {"input", "add_special_tokens"}, _POOLING_HARMLESS, _POOLING_REFUSED
+)
 SCORE = KnownFields(
     _POOLING | {"text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"},
     _POOLING_HARMLESS,
@@ -355,6 +367,8 @@ ROUTES: Mapping[str, KnownFields] = {
     "/v1/embeddings": EMBEDDINGS,
     "/v1/score": SCORE,
     "/v1/rerank": RERANK,
+    "/pooling": POOLING,
+    "/classify": CLASSIFY,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }

@@ -23,15 +23,17 @@ class PoolingInfo:
     """What a model that embeds or scores is, as far as requests go."""
 
     task: str
-    """`embed` or `score`."""
+    """`embed`, `score` or `classify`."""
     num_dimensions: int
-    """Of a vector; 1 of a score."""
+    """Of a vector; 1 of a score; how many labels there are."""
     dimensions: tuple[int, ...] | None
     """To which a vector may be cut; None: to any."""
     is_activated: bool
     """Unless a request says otherwise: vectors have length 1, scores pass a sigmoid."""
     lowers_case: bool
     """Texts are made lower case before they are tokenized."""
+    labels: tuple[str, ...] = ()
+    """Of a model with a head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,23 @@ def test_scores_are_those_of_transformers(
     torch.testing.assert_close(found, expected.sigmoid(), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
+@pytest.mark.parametrize("name", SCORERS)
+@torch.inference_mode()
+def test_numbers_of_labels_are_those_of_transformers(
+    tmp_path: Path, texts: list[tuple[int, ...]], name: str, problem: str | None
+) -> None:
+    """One label of several, as in sentiment, or any of them, as in moderation."""
+    model = write_scorer(tmp_path, name, num_labels=3, problem_type=problem)
+    expected = torch.stack([model.oracle(torch.tensor([text])).logits[0] for text in texts])
+    core = core_of(tmp_path)
+    raw = torch.stack(embed(core, texts, is_activated=False))
+    torch.testing.assert_close(raw, expected, rtol=1e-3, atol=1e-4)
+    function = torch.softmax if problem is None else lambda numbers, dim: numbers.sigmoid()
+    found = torch.stack(embed(core, texts))
+    torch.testing.assert_close(found, function(expected, dim=1), rtol=1e-3, atol=1e-5)
+
+
 def test_short_request_is_computed_beside_a_huge_one(tmp_path: Path) -> None:
     """2,048 texts are 128 steps; what comes meanwhile is in the next."""
     write_embedder(tmp_path, "bert-mean")

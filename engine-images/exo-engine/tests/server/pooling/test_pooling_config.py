@@ -117,6 +117,34 @@ def test_function_behind_a_score_is_the_checkpoints(
 
 
 @pytest.mark.parametrize(
+    ("extra", "labels", "is_exclusive"),
+    [
+        ({"id2label": {"1": "b", "0": "a", "2": "c"}}, ("a", "b", "c"), True),
+        ({"id2label": None}, ("LABEL_0", "LABEL_1"), True),
+        ({"id2label": None, "num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2"), True),
+        (
+            {"id2label": None, "problem_type": "multi_label_classification"},
+            ("LABEL_0", "LABEL_1"),
+            False,
+        ),
+        (
+            {"id2label": None, "sbert_ce_default_activation_function": "x.Sigmoid"},
+            ("LABEL_0", "LABEL_1"),
+            False,
+        ),
+        ({}, ("LABEL_0",), False),
+    ],
+)
+def test_labels_are_those_of_the_checkpoint(
+    tmp_path: Path, extra: dict[str, Any], labels: tuple[str, ...], is_exclusive: bool
+) -> None:
+    spec = read_pooling_spec(config_of(write(tmp_path, {**SCORER, **extra})))
+    assert (spec.labels, spec.is_exclusive) == (labels, is_exclusive)
+    assert spec.task == ("score" if len(labels) == 1 else "classify")
+    assert spec.num_dimensions == len(labels)
+
+
+@pytest.mark.parametrize(
     ("config", "options", "words"),
     [
         ({**BERT, "architectures": ["T5EncoderModel"]}, {"runner": "pooling"}, "architectures"),
@@ -125,7 +153,10 @@ def test_function_behind_a_score_is_the_checkpoints(
         ({**BERT, "num_attention_heads": 7}, {}, "hidden_size"),
         ({**BERT, "num_hidden_layers": 10**6}, {}, "num_hidden_layers"),
         ({**BERT, "matryoshka_dimensions": [0]}, {}, "matryoshka_dimensions"),
-        ({**SCORER, "id2label": {"0": "a", "1": "b"}}, {}, "one label"),
+        ({**SCORER, "id2label": {}}, {}, "id2label"),
+        ({**SCORER, "id2label": {"0": "a", "2": "b"}}, {}, "numbers from 0"),
+        ({**SCORER, "id2label": {"0": "a" * 257}}, {}, "at most 256 characters"),
+        ({**SCORER, "id2label": None, "num_labels": 2**16 + 1}, {}, "id2label"),
         ({**SCORER, "sbert_ce_default_activation_function": "os.system"}, {}, "Identity"),
         ({**QWEN, "is_causal": False}, {"runner": "pooling"}, "is_causal"),
         (BERT, {"convert": "classify"}, "--convert"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from typing import Any
 
 from aiohttp import web
 
+from exo_engine.server.fields import Fields
 from exo_engine.server.known_fields import EMBEDDINGS, check_fields
 from exo_engine.server.pooling import Pooling, read_cutting, read_options, read_texts
 from exo_engine.server.routes.long_answers import send_items
@@ -21,9 +21,7 @@ async def create_embeddings(request: web.Request, service: Service) -> web.Strea
     fields = await read_request(request, service)
     check_fields(fields, EMBEDDINGS)
     model = service.check_model(fields)
-    form = fields.string("encoding_format")
-    if form not in (None, "float", "base64"):
-        raise fields.wrong("encoding_format", "float or base64")
+    is_base64 = read_form(fields)
     options = read_options(fields, service)
     texts = await read_texts(fields, read_cutting(fields, service), service)
     pooling = Pooling(service, texts, options)
@@ -36,17 +34,29 @@ async def create_embeddings(request: web.Request, service: Service) -> web.Strea
         "model": model,
         "usage": pooling.usage(),
     }
-    items = (_item(*each, is_base64=form == "base64") for each in enumerate(vectors))
+    items = (
+        {"object": "embedding", "index": index, "embedding": shown_as(vector, is_base64=is_base64)}
+        for index, vector in enumerate(vectors)
+    )
     return await send_items(request, head, "data", items, service.readers)
 
 
-def _item(index: int, vector: array[float], *, is_base64: bool) -> dict[str, Any]:
-    shown = _in_base64(vector) if is_base64 else vector.tolist()
-    return {"object": "embedding", "index": index, "embedding": shown}
+def read_form(fields: Fields) -> bool:
+    """Read `encoding_format`: whether vectors are told in base64.
+
+    Raises:
+        ApiError: it is none.
+    """
+    form = fields.string("encoding_format")
+    if form not in (None, "float", "base64"):
+        raise fields.wrong("encoding_format", "float or base64")
+    return form == "base64"
 
 
-def _in_base64(vector: array[float]) -> str:
-    """Return the numbers as OpenAI's clients read them: float32, little-endian."""
+def shown_as(vector: array[float], *, is_base64: bool) -> list[float] | str:
+    """Return the numbers, or them as OpenAI's clients read them: float32, little-endian, in base64."""
+    if not is_base64:
+        return vector.tolist()
     if sys.byteorder == "big":
         vector = array("f", vector)
         vector.byteswap()

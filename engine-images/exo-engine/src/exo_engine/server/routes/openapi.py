@@ -47,6 +47,8 @@ _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "/v1/rerank": ("query", "documents"),
     "/rerank": ("query", "documents"),
     "/v2/rerank": ("query", "documents"),
+    "/pooling": ("input",),
+    "/classify": ("input",),
     "/detokenize": ("tokens",),
 }
 _SAME_FIELDS: Final[Mapping[str, str]] = {
