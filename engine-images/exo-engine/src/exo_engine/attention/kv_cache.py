@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor
 from exo_engine.attention.cache_plan import CachePlan
 from exo_engine.attention.kv_format import KVFormat
 from exo_engine.attention.layer import AttentionLayer, CachedLayer, StateLayer
-from exo_engine.core.block_manager import BlockCopy
+
+if TYPE_CHECKING:
+    from exo_engine.core.block_manager import BlockCopy
 
 
 class KVCache:

@@ -6,15 +6,17 @@ Legend: T tokens in step, S sequences, H heads, D head dim, M rows of a tile, N 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from exo_engine.attention.layer import AttentionLayer
 from exo_engine.kernels.triton.attention_kernels import attend_pages, combine_segments
 from exo_engine.kernels.triton.launch import IS_INTERPRETED, Launch, Target, tile_of
 from exo_engine.kernels.triton.pages import Pages
+
+if TYPE_CHECKING:
+    from exo_engine.attention.layer import AttentionLayer
 
 MAX_HEAD_DIM = 256
 FIXED_SEGMENT = 512

@@ -6,11 +6,14 @@ Legend: P pages, B tokens of a page, Hkv key/value heads, D head dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from exo_engine.attention.kv_format import KVFormat
+if TYPE_CHECKING:
+    from exo_engine.attention.kv_format import KVFormat
+
 
 _STORED = {"fp8_e4m3": "e4m3", "float8_e4m3fn": "e4m3", "int8": "int8"}
 
