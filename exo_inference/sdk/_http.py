@@ -24,6 +24,7 @@ from tenacity import AsyncRetrying, BaseRetrying, RetryCallState, Retrying
 from exo_inference import __version__
 from exo_inference.errors import ConnectionFailed, UsageError
 from exo_inference.sdk import _retries, _trace
+from exo_inference.sdk._deadline import GRACE_SECONDS, run_within
 from exo_inference.sdk._messages import Request, Response
 from exo_inference.sdk.signing import EXPIRY_SECONDS, Credentials, sign
 
@@ -134,9 +135,10 @@ class Transport:
 
     def _attempt(self, endpoint: str, request: Request, expires: int, end: float) -> Response:
         with _mapped(request, endpoint, self.options.trace):
-            limits = _limits(end - self.monotonic())
+            seconds = end - self.monotonic()
+            limits = _limits(seconds)
             built = _build(self._client, self.options, endpoint, request, expires, limits)
-            answer = self._client.send(built)
+            answer = run_within(seconds, lambda: self._client.send(built))
         return _read(answer, self.options.trace)
 
     @contextmanager
@@ -195,9 +197,11 @@ class AsyncTransport:
 
     async def _attempt(self, endpoint: str, request: Request, expires: int, end: float) -> Response:
         with _mapped(request, endpoint, self.options.trace):
-            limits = _limits(end - self.monotonic())
+            seconds = end - self.monotonic()
+            limits = _limits(seconds)
             built = _build(self._client, self.options, endpoint, request, expires, limits)
-            answer = await self._client.send(built)
+            async with asyncio.timeout(None if math.isinf(seconds) else seconds + GRACE_SECONDS):
+                answer = await self._client.send(built)
         return _read(answer, self.options.trace)
 
     @asynccontextmanager
@@ -314,7 +318,7 @@ def _mapped(request: Request, endpoint: str, trace: bool) -> Iterator[None]:
 def _connection_failed(request: Request, endpoint: str, exc: Exception) -> ConnectionFailed:
     address = urlsplit(endpoint).netloc
     sent = not isinstance(exc, _NEVER_SENT)
-    if isinstance(exc, httpx.TimeoutException):
+    if isinstance(exc, httpx.TimeoutException | TimeoutError):
         what = f"{address} did not {'answer' if sent else 'accept the connection'} in time"
         hint = "Repeat it, or allow more time with --timeout."
     elif sent:

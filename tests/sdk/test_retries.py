@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from exo_inference import errors
 from exo_inference.sdk import AsyncClient, Client
+from exo_inference.settings import Settings
 
 from .fake_api import Answer, FakeApi, VirtualTime
 
@@ -100,6 +104,43 @@ def test_retry_after_is_honoured_for_any_request(api: FakeApi, client: Client, c
     api.on("POST", "/ai/deployment/d-1/scale", slow_down, OPERATION)
     client.deployments.scale("d-1", 2)
     assert clock.sleeps == [7]
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    """A server that sends a byte of a head every 20 ms, or a byte of a body, and never ends."""
+    ended = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            is_head = b"/model" in connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            connection.sendall(b"X: " if is_head else b"Content-Length: 100000\r\n\r\n")
+            while not ended.wait(0.02):
+                connection.sendall(b"1")
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=listener.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v2"
+        ended.set()
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("kind", ["models", "deployments"])
+async def test_limit_holds_for_an_answer_that_drips(dripping: str, kind: str):
+    """Each byte comes in time, and the answer never."""
+    settings = Settings(endpoint=dripping, key="EXOk", secret="s", zone=None, timeout_seconds=0.1)
+    message = "did not answer in time"
+    with Client(settings=settings) as client, pytest.raises(errors.ConnectionFailed, match=message):
+        getattr(client, kind).list()
+    async with AsyncClient(settings=settings) as async_client:
+        with pytest.raises(errors.ConnectionFailed, match=message):
+            await getattr(async_client, kind).list()
 
 
 def test_long_retry_after_is_left_to_the_caller(api: FakeApi, client: Client, clock: VirtualTime):
