@@ -10,7 +10,6 @@ the dead one had changed already is brought in line by the next upgrade (docs/de
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import logging
 import zlib
@@ -33,6 +32,8 @@ _NAMES_AT_ONCE = 50
 _MAX_RECORD_BYTES = 32 * 1024 * 1024
 """Of an unpacked record: a Secret holds one MiB, which may be packed as small as its author likes."""
 
+_UNREADABLE = "Helm's record {} cannot be read: {}"
+
 _UID_VALUES = {DEPLOYMENT_CHART: "deployment", MODEL_CHART: "model"}
 """Our charts, and the value of each that says in `uid` whose release it is."""
 
@@ -42,6 +43,10 @@ class Owner(NamedTuple):
 
     chart: str
     uid: str = ""
+
+
+UNKNOWN_OWNER = Owner("")
+"""Of a release whose record cannot be read: it is there, and not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +81,12 @@ def owner_of(revision: Revision) -> Owner:
         record = read_record(revision)
     except PlatformError as exc:
         logger.warning("%s", exc.message)
-        return Owner("")
+        return UNKNOWN_OWNER
     chart = record.get("chart")
     metadata = chart.get("metadata") if isinstance(chart, Mapping) else None
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or name not in _UID_VALUES:
-        return Owner(name if isinstance(name, str) else "")
+        return Owner(name) if isinstance(name, str) else UNKNOWN_OWNER
     values = record.get("config")
     part = values.get(_UID_VALUES[name]) if isinstance(values, Mapping) else None
     uid = part.get("uid") if isinstance(part, Mapping) else None
@@ -95,18 +100,27 @@ def read_record(revision: Revision) -> Mapping[str, Any]:
         PlatformError: it cannot be read.
     """
     try:
-        packed = base64.b64decode(base64.b64decode(revision.packed))
-        unpacking = zlib.decompressobj(wbits=31)
-        text = unpacking.decompress(packed, _MAX_RECORD_BYTES)
-        found = json.loads(text)
-    except (ValueError, binascii.Error, zlib.error, RecursionError) as exc:
-        raise PlatformError(_UNREADABLE.format(revision.secret, repr(exc)[:200])) from exc
+        found = json.loads(_unpack(revision.packed))
+    except (ValueError, zlib.error, RecursionError) as exc:
+        raise PlatformError(_UNREADABLE.format(revision.secret, str(exc)[:200])) from exc
     if not isinstance(found, Mapping):
         raise PlatformError(_UNREADABLE.format(revision.secret, f"a {type(found).__name__}"))
     return found
 
 
-_UNREADABLE = "Helm's record {} cannot be read: {}"
+def _unpack(packed: str) -> bytes:
+    """Return the text of a record, which is packed by gzip and twice by base64.
+
+    Raises:
+        ValueError, zlib.error: it is not, it ends too soon, or it is too large.
+    """
+    unpacking = zlib.decompressobj(wbits=31)
+    text = unpacking.decompress(base64.b64decode(base64.b64decode(packed)), _MAX_RECORD_BYTES + 1)
+    if len(text) > _MAX_RECORD_BYTES:
+        raise ValueError(f"it has more than {_MAX_RECORD_BYTES} bytes when it is unpacked")
+    if not unpacking.eof:
+        raise ValueError("it ends too soon")
+    return text
 
 
 async def list_unfinished(api: KubernetesApi) -> list[Revision]:

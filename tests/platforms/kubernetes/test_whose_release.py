@@ -128,8 +128,14 @@ def test_whose_a_release_is_stands_in_its_record(packed: str, expected: Owner) -
 
 def test_a_record_that_unpacks_without_end_is_not_read_to_its_end() -> None:
     bomb = gzip.compress(b'"' + b"a" * (64 * 1024 * 1024) + b'"')
-    with pytest.raises(PlatformError, match="cannot be read"):
+    with pytest.raises(PlatformError, match="more than 33554432 bytes when it is unpacked"):
         read_record(revision(base64.b64encode(base64.b64encode(bomb)).decode()))
+
+
+def test_a_record_that_was_cut_says_so() -> None:
+    packed = gzip.compress(b'{"chart": {}}')[:-12]
+    with pytest.raises(PlatformError, match="cannot be read: it ends too soon"):
+        read_record(revision(base64.b64encode(base64.b64encode(packed)).decode()))
 
 
 # -- releases of others
