@@ -130,7 +130,16 @@ def test_a_quantization_that_is_not_planned_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "engine"), [("fp8", "vllm"), ("mxfp8", "vllm"), ("int8", "exo"), ("int4", "exo")]
+    ("flag", "engine"),
+    [
+        ("fp8", "vllm"),
+        ("mxfp8", "vllm"),
+        ("int8", "exo"),
+        ("int4", "exo"),
+        ("fp8", "exo"),
+        ("fp8_per_tensor", "exo"),
+        ("fp8_per_block", "exo"),
+    ],
 )
 def test_weights_quantized_while_loading_are_counted_so_and_not_called_unplanned(
     flag: str, engine: str

@@ -2,8 +2,9 @@
 
 It needs torch, numpy, safetensors and Triton, a CUDA device, and nothing from the network: models are random
 and made on the device. Each part (`gpu_parts.py`) has a process and a time limit of its own, the most valuable
-first: attention against float64, what the device can do, products with 4-bit codes, the shape of Llama 3.1 8B,
-plain and in INT4, the engine against itself on the CPU, the shape of Qwen3 0.6B, `transformers`. After each, what is known is written to --output.
+first: attention against float64, what the device can do, products with FP8 and 4-bit codes, the shape of
+Llama 3.1 8B, plain, in FP8 (and its cache) and in INT4, the engine against itself on the CPU, the shape of Qwen3
+0.6B, `transformers`. After each, what is known is written to --output.
 
     make gpu-check OUTPUT=gpu_check.json                                on a machine with a GPU
     python benchmarks/gpu_check.py --device cpu --small                 try the script itself
@@ -27,14 +28,15 @@ from typing import Any
 EXIT_UNAVAILABLE = 69
 _REQUIRED = ("torch", "numpy", "safetensors", "triton", "exo_engine")
 _PARTS = {
-    "kernels": 85,
+    "kernels": 80,
     "limits": 20,
-    "matrices": 50,
-    "llama-3.1-8b": 140,
-    "llama-3.1-8b-int4": 75,
-    "equality": 90,
-    "qwen3-0.6b": 75,
-    "transformers": 55,
+    "matrices": 60,
+    "llama-3.1-8b": 130,
+    "llama-3.1-8b-fp8": 65,
+    "llama-3.1-8b-int4": 65,
+    "equality": 70,
+    "qwen3-0.6b": 55,
+    "transformers": 45,
 }
 """Seconds that each part may take; 590 in all."""
 _SCRIPT = Path(__file__).with_name("gpu_parts.py")

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from gpu_equality import check_equality
 from gpu_matrices import check_matrices, time_matrices
+from gpu_products import check_products, time_products
 from random_models import GPU_SIZES, SIZES, fill_randomly, write_config
 
 Row = dict[str, Any]
@@ -91,12 +92,17 @@ def measure_limits(setting: Setting) -> Iterator[Row]:
 
 
 def check_and_time_matrices(setting: Setting) -> Iterator[Row]:
-    """Hold products with 4-bit codes equal to float64, and time them beside plain ones."""
-    yield from check_matrices(setting.device, 3 if setting.is_small else 12)
-    yield from time_matrices(setting.device, setting.seconds, is_small=setting.is_small)
+    """Hold products with 4-bit codes, FP8 and many experts equal to float64, and time them beside plain ones."""
+    count = 3 if setting.is_small else 12
+    for check in (check_matrices, check_products):
+        yield from check(setting.device, count)
+    for take_times in (time_matrices, time_products):
+        yield from take_times(setting.device, setting.seconds, is_small=setting.is_small)
 
 
-def measure_speed(setting: Setting, size: str, quantization: str | None = None) -> Iterator[Row]:
+def measure_speed(
+    setting: Setting, size: str, quantization: str | None = None, kv: str = "auto"
+) -> Iterator[Row]:
     """Time prompts and steps of single tokens, with weights made on the device."""
     from exo_engine import LLM
     from exo_engine.core import loading
@@ -111,6 +117,7 @@ def measure_speed(setting: Setting, size: str, quantization: str | None = None) 
             device=setting.device.type,
             dtype="bfloat16" if setting.device.type == "cuda" else "float32",
             quantization=quantization,
+            kv_cache_dtype=kv,
             max_model_len=1024 if setting.is_small else 4096,
             max_num_seqs=4 if setting.is_small else 256,
             enable_prefix_caching=False,
@@ -212,6 +219,7 @@ PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "matrices": check_and_time_matrices,
     "llama-3.1-8b": lambda setting: measure_speed(setting, "llama-3.1-8b"),
     "llama-3.1-8b-int4": lambda setting: measure_speed(setting, "llama-3.1-8b", "int4"),
+    "llama-3.1-8b-fp8": lambda setting: measure_speed(setting, "llama-3.1-8b", "fp8", "fp8"),
     "equality": lambda setting: check_equality(setting.device.type),
     "qwen3-0.6b": lambda setting: measure_speed(setting, "qwen3-0.6b"),
     "transformers": lambda setting: measure_transformers(setting, "llama-3.1-8b"),

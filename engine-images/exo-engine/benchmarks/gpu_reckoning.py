@@ -22,6 +22,7 @@ import torch
 import triton
 from gpu_launches import SHAPES, Shape, Work, all_works
 from gpu_matrices import matrix_works
+from gpu_products import product_works
 from offline_compiler import Compiled, compile_launch, targets
 
 _LAUNCH_SECONDS = 2e-6
@@ -88,7 +89,7 @@ def compile_all(name: str, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[tuple
     """Compile every launch for a target; those that differ in nothing the compiler sees, once."""
     target = targets()[name]
     done: dict[object, Compiled] = {}
-    for work in (*all_works(target, shapes), *matrix_works(target)):
+    for work in (*all_works(target, shapes), *matrix_works(target), *product_works(target)):
         key = _compiled_key(work)
         if key not in done:
             done[key] = compile_launch(work.launch, target)

@@ -70,7 +70,7 @@ class CodesCase:
         expected = inputs.double() @ numbers.double().T
         expected = expected if bias is None else expected + bias.double()
         found = codes.multiply(matrix, inputs, bias)
-        most = float(expected.abs().max()) * _ROUNDING[self.dtype]
+        most = float(expected.abs().max()) * rounding(self.dtype)
         assert found.dtype == self.dtype
         torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
 
@@ -88,3 +88,8 @@ def random_codes_case(seed: int, device: torch.device = CPU, *, most: int = 400)
         dtype=numbers.choice((torch.float32, torch.bfloat16, torch.float16)),
         device=device,
     )
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return how far products of this type may be off, as a share of the largest."""
+    return _ROUNDING[dtype]

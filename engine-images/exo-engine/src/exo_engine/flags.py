@@ -52,8 +52,10 @@ FLAGS: Final[tuple[Flag, ...]] = (
         choices=formats_made_at_load(),
         description="Format that the weights of linear layers are converted to while they are "
         "loaded. `int8`: a byte per weight and a scale per output. `int4`: half a byte, and a scale per "
-        "output and 32 inputs. What is computed keeps the format of `dtype`, but for inputs, which a CPU's "
-        "kernels take in 8 bits. Left out: as the checkpoint has them.",
+        "output and 32 inputs. `fp8`: a byte (e4m3) and a scale per output; `fp8_per_tensor`: per matrix; "
+        "`fp8_per_block`: per output and 128 inputs. What is computed keeps the format of `dtype`, but for "
+        "inputs, which a CPU's kernels of `int8` and `int4` take in 8 bits, and a GPU's products of `fp8` and "
+        "`fp8_per_tensor` in FP8, which need compute capability 8.9 or later. Left out: as the checkpoint has them.",
     ),
     Flag(
         name="max-model-len",
@@ -117,8 +119,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         section="ModelConfig",
         default=False,
         description="Run operations one by one, without CUDA graphs. Graphs repeat steps in which each "
-        "sequence gets one token, on a GPU, with `attention-backend` triton; mixtures of experts and models "
-        "with states run without them in this version.",
+        "sequence gets one token, on a GPU, with `attention-backend` triton; models with states, and mixtures of "
+        "experts in another format than plain or `fp8_per_block`, run without them in this version.",
     ),
     Flag(
         name="runner",

@@ -14,9 +14,11 @@ from exo_engine.core import runner
 from exo_engine.core.graphs import decode_graphs, device
 from exo_engine.core.graphs.decode_graphs import graph_sizes
 from exo_engine.core.graphs.device import Captured, Fetched, Outputs
+from exo_engine.weight_formats import plain
 from torch.utils._python_dispatch import TorchDispatchMode
 
 WAITING = (
+    "aten.bincount",
     "aten._local_scalar_dense",
     "aten.nonzero",
     "aten.equal",
@@ -138,6 +140,21 @@ def test_any_way_to_choose_gives_the_same_with_and_without_graphs(
         )
         assert (gpu.num_replayed > before) != enforce_eager
     assert answers[0] == answers[1]
+
+
+@pytest.mark.slow
+def test_experts_in_one_launch_ask_nobody_how_many_rows_each_has(
+    gpu, tiny_model, prompts, monkeypatch
+):
+    monkeypatch.setattr(plain, "is_for_triton", lambda device: True)
+    model = tiny_model("qwen3-moe")
+    llm = make(model)
+    assert gpu.num_captured == 3
+    before = gpu.num_replayed
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    found = [completion.token_ids for completion in llm.generate(prompts[1:3], params)]
+    assert found == [model.greedy(prompt, 3) for prompt in prompts[1:3]]
+    assert gpu.num_replayed - before >= 2
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "qwen3.5"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -12,34 +13,33 @@ from exo_engine.errors import ModelUnusable
 from exo_engine.layers import Context, Experts
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
-from exo_engine.weight_formats import FORMATS, load_format
+from exo_engine.weight_formats import FORMATS, fp8, load_format, plain
 from safetensors.torch import load_file, save_file
 
-HIDDEN, INNER, NUM_EXPERTS, CHOSEN = 8, 128, 5, 2
+MODULES = {"plain": plain, "fp8_per_block": fp8}
+HIDDEN, INNER, NUM_EXPERTS, CHOSEN = 8, 512, 5, 2
 CPU = torch.device("cpu")
+
+
+def make_experts(name, rank=0, num_ranks=1, device=CPU, normalizes=True):
+    context = Context(load_format(name), torch.float32, device, rank=rank, num_ranks=num_ranks)
+    layer = Experts(
+        context,
+        "mlp",
+        HIDDEN,
+        INNER,
+        num_experts=NUM_EXPERTS,
+        num_chosen=CHOSEN,
+        normalizes=normalizes,
+    )
+    assert context.layers == [layer]
+    return layer
 
 
 @pytest.fixture(params=sorted(FORMATS))
 def make(request):
     """Return a function from rank, number of ranks and device to a mixture in one format."""
-
-    def make(rank=0, num_ranks=1, device=CPU, normalizes=True):
-        context = Context(
-            load_format(request.param), torch.float32, device, rank=rank, num_ranks=num_ranks
-        )
-        layer = Experts(
-            context,
-            "mlp",
-            HIDDEN,
-            INNER,
-            num_experts=NUM_EXPERTS,
-            num_chosen=CHOSEN,
-            normalizes=normalizes,
-        )
-        assert context.layers == [layer]
-        return layer
-
-    return make
+    return partial(make_experts, request.param)
 
 
 @pytest.fixture
@@ -130,6 +130,25 @@ def test_experts_stored_in_one_tensor_are_the_same(make, tensors):
         for rank in range(num_ranks):
             pair = fill(make(rank, num_ranks), tensors), fill(make(rank, num_ranks), fused(tensors))
             assert torch.equal(pair[0](inputs), pair[1](inputs))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["plain", "fp8_per_block"])
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_one_launch_for_all_experts_equals_the_loop_over_them(
+    tensors, name, num_tokens, monkeypatch
+):
+    torch.manual_seed(1)
+    inputs = torch.randn(num_tokens, HIDDEN)
+    found = []
+    for is_triton in (False, True):
+        monkeypatch.setattr(MODULES[name], "is_for_triton", lambda device, it=is_triton: it)
+        layer = fill(make_experts(name), tensors)
+        assert layer.asks_host != is_triton
+        found.append(layer(inputs))
+    torch.testing.assert_close(
+        found[1], found[0], rtol=1e-4, atol=1e-4 * float(found[0].abs().max())
+    )
 
 
 @torch.inference_mode()

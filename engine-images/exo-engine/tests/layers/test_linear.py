@@ -10,7 +10,7 @@ from exo_engine.layers import Context, Linear
 from exo_engine.weight_formats import FORMATS, load_format
 
 PARTS = {"q": 12, "k": 4, "v": 4}
-INPUTS = 128
+INPUTS = 512
 """Four ranks have a whole group of each format."""
 CPU = torch.device("cpu")
 
@@ -86,7 +86,7 @@ def test_results_of_the_ranks_of_a_row_layer_add_up(context, tensors, inputs, ha
     total = torch.zeros(5, 8)
     for rank in range(4):
         layer = fill(Linear.row(context(rank, 4), "o", INPUTS, 8, has_bias=has_bias), tensors)
-        total += layer(inputs[:, 32 * rank : 32 * rank + 32])
+        total += layer(inputs[:, INPUTS // 4 * rank : INPUTS // 4 * (rank + 1)])
     torch.testing.assert_close(total, whole, atol=1e-4, rtol=1e-5)
 
 

@@ -35,11 +35,20 @@ def turned_back(name: str, weight: torch.Tensor) -> torch.Tensor:
     return matrix.multiply(torch.eye(weight.shape[1]), None).T.contiguous()
 
 
+def turn_back_experts(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return torch.stack([turned_back(name, each.T.contiguous()).T for each in tensor])
+
+
 def turn_back_all(name: str, key: str, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.ndim == 2:
         return turned_back(name, tensor)
-    if "gate_up" in key or "down" in key:  # experts as gpt-oss has them: inputs by outputs
-        return torch.stack([turned_back(name, each.T.contiguous()).T for each in tensor])
+    if "gate_up" in key:  # experts as gpt-oss has them: inputs by outputs, two matrices' in turns
+        turned = torch.empty_like(tensor)
+        for place in range(2):
+            turned[:, :, place::2] = turn_back_experts(name, tensor[:, :, place::2])
+        return turned
+    if "down" in key:
+        return turn_back_experts(name, tensor)
     raise AssertionError(f"{key} has {tensor.ndim} dimensions")
 
 

@@ -76,6 +76,9 @@ class Slot:
 class Layer(ABC):
     """A layer with weights. `slots` has a place for each of its tensors, by name in a checkpoint."""
 
+    asks_host = False
+    """Whether the host waits for what the layer computes, in every step."""
+
     def __init__(self, context: Context) -> None:
         self.slots: dict[str, Slot] = {}
         context.layers.append(self)

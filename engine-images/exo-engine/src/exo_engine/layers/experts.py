@@ -6,9 +6,10 @@ R = T K rows that experts compute.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,9 +20,10 @@ from exo_engine.layers.mlp import GatedMLP, gate
 from exo_engine.layers.transposed_experts import ExpertBiases, transposed_slots
 from exo_engine.models.spec import ClampSpec, RoutingSpec
 from exo_engine.weight_formats import PLAIN, load_format
-from exo_engine.weight_formats.base import Share, Stored
+from exo_engine.weight_formats.base import GroupedProduct, Share, Stored, WeightFormat
 
 _FROM_ALL = RoutingSpec()
+Product = Callable[[Tensor], Tensor]
 
 
 class Experts(Layer):
@@ -76,6 +78,7 @@ class Experts(Layer):
             GatedMLP(inside, f"{name}.experts.{index}", hidden_size, inner_size)
             for index in range(num_experts)
         ]
+        self._grouped: tuple[GroupedProduct, GroupedProduct] | None = None
         self._kernels = context.kernels
         self._add_up = context.add_up
         self._num_chosen = num_chosen
@@ -112,13 +115,12 @@ class Experts(Layer):
         weights, chosen = self._route(hidden)
         experts = chosen.flatten()
         order = experts.argsort(stable=True)
-        sizes = experts.bincount(minlength=len(self._experts)).tolist()
         inputs = hidden[order // self._num_chosen]
-        merged = self._multiply([expert.gate_up for expert in self._experts], inputs, sizes)
+        gate_up, down = self._products(experts[order])
+        merged = gate_up(inputs)
         if self._biases is not None:
             merged += self._biases.gate_up[experts[order]]
-        inner = gate(merged, self._kernels, clamp=self._clamp)
-        results = self._multiply([expert.down for expert in self._experts], inner, sizes)
+        results = down(gate(merged, self._kernels, clamp=self._clamp))
         if self._biases is not None:
             results += self._biases.down[experts[order]]
         outputs = torch.empty_like(results)
@@ -132,6 +134,10 @@ class Experts(Layer):
         """See `Layer.finish`."""
         for part in self._parts:
             part.finish()
+        pair = [self._matrices(kind) for kind in ("gate_up", "down")]
+        first, second = (type(each[0]).grouped(each) for each in pair)
+        self._grouped = (first, second) if first is not None and second is not None else None
+        self.asks_host = self._grouped is None
 
     @property
     def num_bytes(self) -> int:
@@ -163,10 +169,23 @@ class Experts(Layer):
         is_out = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
         return by_group.masked_fill(is_out.unsqueeze(-1), -torch.inf).flatten(1)
 
-    @staticmethod
-    def _multiply(layers: list[Linear], inputs: Tensor, sizes: list[int]) -> Tensor:
-        matrices = [layer.matrix for layer in layers]
-        return type(matrices[0]).multiply_groups(matrices, inputs, sizes)
+    def _products(self, experts: Tensor) -> tuple[Product, Product]:
+        """Return both products of rows whose experts are `experts` (R,), in order.
+
+        Where the device multiplies by many matrices at once, nobody asks how many rows each has.
+        """
+        if self._grouped is not None:
+            numbers = torch.arange(len(self._experts) + 1, device=experts.device)
+            starts = torch.searchsorted(experts, numbers, out_int32=True)
+            gate_up, down = self._grouped
+            return partial(gate_up.multiply, starts=starts), partial(down.multiply, starts=starts)
+        sizes = experts.bincount(minlength=len(self._experts)).tolist()
+        gate_ups, downs = (self._matrices(kind) for kind in ("gate_up", "down"))
+        multiply = type(gate_ups[0]).multiply_groups
+        return partial(multiply, gate_ups, sizes=sizes), partial(multiply, downs, sizes=sizes)
+
+    def _matrices(self, kind: Literal["gate_up", "down"]) -> list[WeightFormat]:
+        return [getattr(expert, kind).matrix for expert in self._experts]
 
     def _fused_slots(self, name: str, hidden_size: int, inner_size: int) -> dict[str, Slot]:
         """Return the slots of tensors that hold one matrix of every expert."""
@@ -192,5 +211,6 @@ def _load_fused(layers: list[Linear], suffix: str, tensor: Tensor) -> None:
         first = 0
         for share, num_rows in layer.shares.values():
             rows = slice(first + share.rows.start, first + share.rows.stop)
-            layer.matrix.load(suffix, own, Share(share.target, rows, share.columns))
-            first += num_rows
+            whole = slice(first, first + num_rows)
+            layer.matrix.load(suffix, own, Share(share.target, rows, share.columns, whole))
+            first = whole.stop

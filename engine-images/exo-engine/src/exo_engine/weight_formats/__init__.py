@@ -31,6 +31,11 @@ class FormatEntry:
 
 FORMATS: dict[str, FormatEntry] = {
     PLAIN: FormatEntry("exo_engine.weight_formats.plain:Plain"),
+    "fp8": FormatEntry("exo_engine.weight_formats.fp8:Fp8", is_made_at_load=True),
+    "fp8_per_tensor": FormatEntry(
+        "exo_engine.weight_formats.fp8:Fp8PerTensor", is_made_at_load=True
+    ),
+    "fp8_per_block": FormatEntry("exo_engine.weight_formats.fp8:Fp8PerBlock", is_made_at_load=True),
     "int8": FormatEntry("exo_engine.weight_formats.int8:Int8", is_made_at_load=True),
     "int4": FormatEntry("exo_engine.weight_formats.int4:Int4", is_made_at_load=True),
 }

@@ -8,9 +8,9 @@ them is copied, and nothing else of them stays in memory.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -39,11 +39,25 @@ class Share:
         target   rows of the layer's own matrix, in which several may follow one another
         rows     rows of the checkpoint's matrix (its outputs), as many
         columns  columns of it (its inputs)
+        whole    rows of the checkpoint's tensor that are one matrix, where there are several in it; None: all
     """
 
     target: slice
     rows: slice
     columns: slice
+    whole: slice | None = None
+
+
+class GroupedProduct(Protocol):
+    """Many matrices of one shape on a device; how many rows each has is not asked on the host."""
+
+    def multiply(self, inputs: Tensor, starts: Tensor) -> Tensor:
+        """Return (R, rows) for inputs (R, columns), group after group.
+
+        Args:
+            inputs: contiguous.
+            starts: (groups + 1,) int32: where each group's rows begin, and where the last one's end.
+        """
 
 
 class WeightFormat(ABC):
@@ -98,7 +112,27 @@ class WeightFormat(ABC):
         groups = zip(matrices, torch.split(inputs, list(sizes)), strict=True)
         return torch.cat([each.multiply(rows, None) for each, rows in groups if len(rows)])
 
+    @classmethod
+    def grouped(cls, matrices: Sequence[Self]) -> GroupedProduct | None:
+        """Return what multiplies as `multiply_groups` does in one launch; None: nothing does.
+
+        The matrices are finished, and stay where they are.
+        """
+        del matrices
+        return None
+
     @property
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes that it takes once it is finished; known from the start."""
+
+
+def slabs(num_rows: int, size: int) -> Iterator[slice]:
+    """Yield rows in turns of at most `size`."""
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
+
+
+def is_for_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels multiply on this device."""
+    return device.type == "cuda"

@@ -18,7 +18,7 @@ from torch import Tensor
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.library import LinearCall, kernels_for
 from exo_engine.kernels.quantized import QuantizedMatrix
-from exo_engine.weight_formats.base import Share, Stored, WeightFormat
+from exo_engine.weight_formats.base import Share, Stored, WeightFormat, is_for_triton
 
 GROUP = 32
 """Inputs with one scale."""
@@ -114,11 +114,6 @@ class Int4(WeightFormat):
             self._codes = torch.empty(rows, packed.num_inputs, dtype=torch.uint8, device=device)
             self._scales = torch.empty(rows, packed.num_groups, device=device)
         return self._codes, self._scales
-
-
-def is_for_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels multiply on this device."""
-    return device.type == "cuda"
 
 
 def _quantize(numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ weights that one alone would have. Where there are CPU kernels inputs are quanti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exo_engine.kernels.library import LinearCall, kernels_for
 from exo_engine.kernels.quantized import MAX_GROUP, QuantizedMatrix
-from exo_engine.weight_formats.base import Share, Stored, WeightFormat
+from exo_engine.weight_formats.base import Share, Stored, WeightFormat, slabs
 
 _MOST = 127
 # Weights that are turned back into numbers at a time: what fits into a CPU's cache, and on a GPU
@@ -62,7 +62,7 @@ class Int8(WeightFormat):
         source = tensor[share.rows]
         weight, scale = self.weight[share.target], self.scale[share.target]
         most = _LOADING_SLAB_WEIGHTS[weight.device.type] // source.shape[1]
-        for rows in _slabs(len(source), max(1, most)):
+        for rows in slabs(len(source), max(1, most)):
             numbers = source[rows].to(weight.device, torch.float32)
             largest = torch.linalg.vector_norm(numbers, float("inf"), dim=1)
             scale[rows] = torch.where(largest > 0, largest / _MOST, 1.0).to(scale.dtype)
@@ -87,10 +87,10 @@ class Int8(WeightFormat):
         if self._has_torch_kernel and len(inputs) <= _MAX_KERNEL_INPUTS:
             outputs = torch._weight_int8pack_mm(inputs, self.weight, self.scale)
         else:
-            slabs = [
-                self._multiply(inputs, rows) for rows in _slabs(len(self.weight), self._slab_rows)
+            parts = [
+                self._multiply(inputs, rows) for rows in slabs(len(self.weight), self._slab_rows)
             ]
-            outputs = slabs[0] if len(slabs) == 1 else torch.cat(slabs, dim=1)
+            outputs = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return outputs if bias is None else outputs.add_(bias)
 
     def _multiply(self, inputs: Tensor, rows: slice) -> Tensor:
@@ -106,8 +106,3 @@ class Int8(WeightFormat):
         if self._packed is not None:
             return self._packed.storage.nbytes
         return self.weight.nbytes + self.scale.nbytes
-
-
-def _slabs(num_rows: int, size: int) -> Iterator[slice]:
-    for start in range(0, num_rows, size):
-        yield slice(start, min(start + size, num_rows))

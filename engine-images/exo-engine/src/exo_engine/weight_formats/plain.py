@@ -5,7 +5,8 @@ Where there are kernels for it, they lie as these read them (`kernels/linear.py`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,7 +14,13 @@ from torch import Tensor
 
 from exo_engine.kernels.library import LinearCall, kernels_for
 from exo_engine.kernels.linear import PackedMatrix, packed_shape
-from exo_engine.weight_formats.base import Share, Stored, WeightFormat
+from exo_engine.weight_formats.base import (
+    GroupedProduct,
+    Share,
+    Stored,
+    WeightFormat,
+    is_for_triton,
+)
 
 
 class Plain(WeightFormat):
@@ -53,6 +60,15 @@ class Plain(WeightFormat):
     def kernel_call(self) -> LinearCall | None:
         """See `WeightFormat.kernel_call`."""
         return None if self._packed is None else self._packed.call
+
+    @classmethod
+    def grouped(cls, matrices: Sequence[Self]) -> GroupedProduct | None:
+        """See `WeightFormat.grouped`."""
+        if not is_for_triton(matrices[0]._weight.device):
+            return None
+        from exo_engine.kernels.triton.matmul import Matrices
+
+        return Matrices.of([each._weight for each in matrices])
 
     @property
     def num_bytes(self) -> int:

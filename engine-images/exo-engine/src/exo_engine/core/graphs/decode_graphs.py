@@ -92,7 +92,7 @@ class DecodeGraphs:
         decoder: Decoder, attention: AttentionBackend, cache: KVCache, ops: DeviceOps
     ) -> bool:
         """Whether steps of this model can be captured: nothing in them asks the host."""
-        is_asking = cache.has_states or decoder.spec.mixture is not None
+        is_asking = cache.has_states or any(each.asks_host for each in decoder.weighted_layers)
         return ops.can_capture and attention.can_be_captured and not is_asking
 
     @torch.inference_mode()

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from exo_engine.kernels.triton.numbers import decode_e4m3, multiply
+from exo_engine.kernels.triton.tile_kernels import find_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -71,7 +72,7 @@ def attend_pages(
         sequence = first_sequence + index
         first_token = 0
     else:
-        sequence, first_token = _find_tile(
+        sequence, first_token = find_tile(
             query_starts, index, first_sequence, num_sequences, TOKENS
         )
     query_start = tl.load(query_starts + sequence)
@@ -293,22 +294,3 @@ def _first_seen(positions, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     if CHUNK > 0:
         return positions // CHUNK * CHUNK
     return positions * 0
-
-
-@triton.jit
-def _find_tile(query_starts, index, low, high, TOKENS: tl.constexpr):
-    """Return the sequence of a tile, and which of its tokens is the tile's first.
-
-    A sequence of n tokens is given n // TOKENS + 1 tiles or one less: the tile before which it begins is
-    known from `query_starts` alone. A first token that the sequence does not have: nothing to do.
-    """
-    base = low
-    origin = tl.load(query_starts + low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        begins = (tl.load(query_starts + middle) - origin) // TOKENS + middle - base
-        is_after = begins <= index
-        low = tl.where(is_after, middle, low)
-        high = tl.where(is_after, high, middle)
-    begins = (tl.load(query_starts + low) - origin) // TOKENS + low - base
-    return low, (index - begins) * TOKENS

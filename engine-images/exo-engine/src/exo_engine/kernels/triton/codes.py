@@ -69,7 +69,7 @@ def plan_codes(
     stages = 4 if matrix.group * rows <= _MOST_STAGED else 2
     warps = 4 if target.is_nvidia else 2
     product = Launch(multiply_codes, (*tiles, parts), arguments, num_warps=warps, num_stages=stages)
-    return [product] if parts == 1 else [product, _plan_adding(sums, bias, outputs)]
+    return [product] if parts == 1 else [product, plan_adding(sums, bias, outputs)]
 
 
 def groups_of_part(matrix: QuantizedMatrix, num_tiles: int, target: Target) -> int:
@@ -98,7 +98,8 @@ def _multiply_numbers(matrix: QuantizedMatrix, inputs: Tensor, bias: Tensor | No
     return slabs[0] if len(slabs) == 1 else torch.cat(slabs, dim=1)
 
 
-def _plan_adding(sums: Tensor, bias: Tensor | None, outputs: Tensor) -> Launch:
+def plan_adding(sums: Tensor, bias: Tensor | None, outputs: Tensor) -> Launch:
+    """Return what adds parts (P, T, N) float32 up, and bias (N,): outputs (T, N)."""
     arguments = {
         "sums": sums,
         "bias": outputs if bias is None else bias,

@@ -1,0 +1,192 @@
+"""Products of plain numbers and FP8 in Triton: what is compiled, checked and timed of them.
+
+Legend: T rows of inputs, K inputs, N outputs, X experts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from exo_engine.kernels.triton import matmul
+from exo_engine.kernels.triton.launch import Launch, Target
+from exo_engine.weight_formats.fp8 import why_not_scaled
+from gpu_launches import META, Work
+from product_cases import ProductCase, random_product_case
+
+ROWS = (1, 32, 128)
+FIXED_ROWS = (1, 32, 256, 2048)
+SHAPES = ((28672, 4096), (4096, 14336))
+"""(N, K) of the MLP of Llama 3.1 8B."""
+EXPERTS, CHOSEN, EXPERT = 128, 8, (1536, 2048)
+"""Of Qwen3 30B A3B."""
+
+
+def product_works(target: Target) -> Iterator[Work]:
+    """Yield FP8 in blocks, plain products in tiles of one size, and products by many experts."""
+    for shape in SHAPES:
+        for rows in ROWS:
+            yield from _product("fp8", shape, rows, target)
+        for rows in FIXED_ROWS:
+            yield from _product("fixed", shape, rows, target)
+    for tokens in (1, 32, 256):
+        for stored in ("plain", "e4m3"):
+            yield _grouped(stored, tokens, target)
+    yield _grouped("plain", 32, target, is_fixed=True)
+    yield _encoding(256, 4096)
+
+
+def _product(kind: str, shape: tuple[int, int], rows: int, target: Target) -> Iterator[Work]:
+    is_fp8 = kind == "fp8"
+    weights, scales = _matrix(shape, is_fp8=is_fp8)
+    inputs, outputs = (_numbers(rows, size) for size in (shape[1], shape[0]))
+    launches = matmul.plan_product(
+        weights, scales, inputs, None, outputs, target, is_fixed=not is_fp8
+    )
+    first = launches[0]
+    parts = first.grid[2]
+    partial = 4.0 * parts * rows * shape[0] if parts > 1 else 0.0
+    own = weights.nbytes + (0 if scales is None else scales.nbytes) + 2.0 * rows * sum(shape)
+    arguments: Any = first.arguments
+    yield Work(
+        f"{kind} {shape[0]} x {shape[1]}, {rows} rows", first, own + partial,
+        2.0 * rows * shape[0] * shape[1], 0, kind,
+        first.grid[0] * arguments["ROWS"] / rows, arguments["steps_of_part"], _tile_bytes(first),
+    )  # fmt: skip
+    for launch in launches[1:]:
+        name = f"add {kind} {shape[0]} x {shape[1]}, {rows} rows"
+        yield Work(name, launch, partial + 2.0 * rows * shape[0], 0, 0, "add")
+
+
+def _grouped(stored: str, tokens: int, target: Target, *, is_fixed: bool = False) -> Work:
+    weights, scales = _matrix(EXPERT, is_fp8=stored == "e4m3")
+    num_outputs, num_inputs = EXPERT
+    offsets = torch.empty(2, EXPERTS, dtype=torch.int64, device=META)
+    matrices = matmul.Matrices(weights, scales, offsets, ())
+    starts = torch.empty(EXPERTS + 1, dtype=torch.int32, device=META)
+    inputs, outputs = (_numbers(tokens * CHOSEN, size) for size in (num_inputs, num_outputs))
+    launch = matmul.plan_grouped(matrices, inputs, starts, outputs, target, is_fixed=is_fixed)
+    # How many experts so many tokens choose, if all are as likely.
+    chosen = EXPERTS * (1 - (1 - CHOSEN / EXPERTS) ** tokens)
+    arguments: Any = launch.arguments
+    steps = -(-num_inputs // arguments["DEPTH"])
+    held = weights.nbytes + (0 if scales is None else scales.nbytes)
+    tiles = max(chosen, len(inputs) / arguments["ROWS"])
+    name = f"grouped {stored}, {EXPERTS} experts of {num_outputs} x {num_inputs}, {tokens} tokens"
+    return Work(
+        name + (", fixed" if is_fixed else ""), launch, chosen * held + 2.0 * len(inputs) * sum(EXPERT),
+        2.0 * len(inputs) * num_outputs * num_inputs, 0, "grouped",
+        tiles * arguments["ROWS"] / len(inputs), steps * tiles / launch.grid[0], _tile_bytes(launch),
+    )  # fmt: skip
+
+
+def _encoding(rows: int, num_inputs: int) -> Work:
+    inputs = _numbers(rows, num_inputs)
+    codes = torch.empty(rows, num_inputs, dtype=torch.uint8, device=META)
+    factors = torch.empty(rows, 1, device=META)
+    launch = matmul.plan_encoding(inputs, codes, factors)
+    moved = inputs.nbytes + codes.nbytes + factors.nbytes
+    return Work(f"encode {rows} x {num_inputs}", launch, moved, 0, 0, "encode")
+
+
+def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]:
+    """Hold random products equal to float64; fresh ones each time."""
+    first = random.SystemRandom().randrange(2**31)
+    for seed in range(first, first + count):
+        row: dict[str, Any] = {"check": "products", "seed": seed, "ok": True}
+        try:
+            random_product_case(seed, device, most=200 if device.type == "cpu" else 3000).check(
+                seed
+            )
+        except Exception as exc:  # the next case is to be tried, too
+            row |= {"ok": False, "error": f"{type(exc).__name__}: {exc}"[:500]}
+        yield row
+
+
+def time_products(
+    device: torch.device, seconds: Callable[[Callable[[], object]], float], *, is_small: bool
+) -> Iterator[dict[str, Any]]:
+    """Time FP8 in blocks and by rows, and tiles of one size, beside PyTorch's products of 16 bits."""
+    for shape in ((64, 256),) if is_small else SHAPES:
+        for rows in (1,) if is_small else (*ROWS, 2048):
+            inputs = torch.randn(rows, shape[1], device=device).bfloat16()
+            ways = _ways(inputs, torch.randn(shape, device=device).bfloat16())
+            plain = seconds(ways.pop("plain"))
+            for name, work in ways.items():
+                yield {
+                    "product": name, "rows": rows, "outputs": shape[0], "inputs": shape[1],
+                    "seconds": seconds(work), "plain_seconds": plain,
+                }  # fmt: skip
+    yield _time_grouped(device, seconds, is_small=is_small)
+
+
+def _ways(inputs: torch.Tensor, weight: torch.Tensor) -> dict[str, Callable[[], object]]:
+    device, target = inputs.device, Target.of(inputs.device)
+    codes, scales = weight.to(torch.float8_e4m3fn), torch.rand(1, len(weight), device=device)
+    blocks = torch.rand(-(-weight.shape[1] // matmul.BLOCK), len(weight), device=device)
+    ways: dict[str, Callable[[], object]] = {
+        "plain": lambda: F.linear(inputs, weight),
+        "fp8 in blocks": lambda: _run(codes.view(torch.uint8), blocks, inputs, target),
+        "fixed tiles": lambda: _run(weight, None, inputs, target, is_fixed=True),
+    }
+    if device.type == "cuda" and not why_not_scaled(target):
+        ways["fp8 by rows"] = lambda: _scaled(codes, scales, inputs)
+    return ways
+
+
+def _time_grouped(
+    device: torch.device, seconds: Callable[[Callable[[], object]], float], *, is_small: bool
+) -> dict[str, Any]:
+    """Time many experts in one launch, beside a loop over them whose sizes are known."""
+    count, shape = (4, (64, 64)) if is_small else (EXPERTS, EXPERT)
+    case = ProductCase((2,) * count, shape[1], shape[0], dtype=torch.bfloat16, device=device)
+    numbers, scales, _ = case.matrices(0)
+    inputs = case.inputs(0)
+    matrices = matmul.Matrices.of(numbers, scales)
+    starts = torch.arange(0, 2 * count + 1, 2, dtype=torch.int32, device=device)
+    pairs = list(zip(inputs.split(2), numbers, strict=True))
+    return {
+        "product": "grouped", "experts": count, "rows": len(inputs), "outputs": shape[0], "inputs": shape[1],
+        "seconds": seconds(lambda: matrices.multiply(inputs, starts)),
+        "plain_seconds": seconds(lambda: [F.linear(rows, own) for rows, own in pairs]),
+    }  # fmt: skip
+
+
+def _run(
+    weights: torch.Tensor,
+    scales: torch.Tensor | None,
+    inputs: torch.Tensor,
+    target: Target,
+    *,
+    is_fixed: bool = False,
+) -> None:
+    outputs = inputs.new_empty(len(inputs), len(weights))
+    for launch in matmul.plan_product(
+        weights, scales, inputs, None, outputs, target, is_fixed=is_fixed
+    ):
+        launch.run()
+
+
+def _scaled(codes: torch.Tensor, scales: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    encoded, factors = matmul.encode(inputs)
+    return torch._scaled_mm(encoded, codes.t(), factors, scales, out_dtype=torch.bfloat16)
+
+
+def _matrix(shape: tuple[int, int], *, is_fp8: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if not is_fp8:
+        return _numbers(*shape), None
+    scales = torch.empty(-(-shape[1] // matmul.BLOCK), shape[0], device=META)
+    return torch.empty(shape, dtype=torch.uint8, device=META), scales
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device=META)
+
+
+def _tile_bytes(launch: Launch) -> float:
+    arguments: Any = launch.arguments
+    width = 1 if arguments["STORED"] == "e4m3" else 2
+    return float(arguments["DEPTH"] * (arguments["OUTPUTS"] * width + arguments["ROWS"] * 2))

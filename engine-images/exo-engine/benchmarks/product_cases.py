@@ -1,0 +1,95 @@
+"""Random products in Triton of plain numbers and FP8, held equal to float64, as `matrix_cases.py` does for codes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from exo_engine.kernels.triton.launch import Target
+from exo_engine.kernels.triton.matmul import BLOCK, Matrices, plan_grouped, plan_product
+from matrix_cases import CPU, rounding
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ProductCase:
+    """Rows of each matrix; one number: a product by one matrix."""
+
+    rows: tuple[int, ...]
+    num_inputs: int
+    num_outputs: int
+    stored: str = "plain"
+    has_bias: bool = False
+    is_fixed: bool = False
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+
+    def matrices(self, seed: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Return numbers (N, K) of each matrix, scales (K / 128, N), and what they stand for (X, N, K) float64."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = len(self.rows), self.num_outputs, self.num_inputs
+        numbers = torch.randn(shape, generator=generator).to(self.device)
+        if self.stored == "plain":
+            plain = list(numbers.to(self.dtype))
+            return plain, [], torch.stack(plain).double()
+        codes = (100 * numbers).to(torch.float8_e4m3fn)
+        groups = -(-self.num_inputs // BLOCK)
+        scales = torch.rand(len(codes), groups, self.num_outputs, generator=generator) + 0.01
+        spread = scales.transpose(1, 2).repeat_interleave(BLOCK, dim=2)[..., : self.num_inputs]
+        meant = codes.double() * spread.double().to(self.device)
+        return list(codes.view(torch.uint8)), list(scales.to(self.device)), meant
+
+    def inputs(self, seed: int) -> Tensor:
+        """Return inputs (T, K), between numbers that are none."""
+        generator = torch.Generator().manual_seed(seed + 1)
+        numbers = torch.randn(sum(self.rows), self.num_inputs, generator=generator)
+        around = torch.full((len(numbers) + 1, self.num_inputs + 16), torch.nan)
+        around[:-1, : self.num_inputs] = numbers
+        return around.to(self.device, self.dtype)[:-1, : self.num_inputs]
+
+    def run(self, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Return what comes out, and what is right, in float64."""
+        numbers, scales, meant = self.matrices(seed)
+        inputs = self.inputs(seed)
+        outputs = inputs.new_full((len(inputs), self.num_outputs), torch.nan)
+        parts = torch.split(inputs.double(), list(self.rows))
+        expected = torch.cat([part @ own.T for part, own in zip(parts, meant, strict=True)])
+        target = Target.of(self.device)
+        if len(self.rows) > 1:
+            ends = torch.tensor([0, *self.rows]).cumsum(0).int().to(self.device)
+            matrices = Matrices.of(numbers, scales)
+            plan_grouped(matrices, inputs, ends, outputs, target, is_fixed=self.is_fixed).run()
+            return outputs, expected
+        bias = None
+        if self.has_bias:
+            bias = torch.linspace(-3, 3, self.num_outputs).to(self.device, self.dtype)
+            expected = expected + bias.double()
+        scale = scales[0] if scales else None
+        for launch in plan_product(
+            numbers[0], scale, inputs, bias, outputs, target, is_fixed=self.is_fixed
+        ):
+            launch.run()
+        return outputs, expected
+
+    def check(self, seed: int = 0) -> None:
+        """Fail where the product is not right."""
+        found, expected = self.run(seed)
+        most = float(expected.abs().max()) * rounding(self.dtype)
+        torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=most)
+
+
+def random_product_case(seed: int, device: torch.device = CPU, *, most: int = 300) -> ProductCase:
+    """Return a case of odd sizes; `most` bounds inputs and outputs."""
+    numbers = random.Random(seed)
+    rows = tuple(numbers.choice((0, 1, 5, 40, 70)) for _ in range(numbers.choice((1, 1, 3, 7))))
+    return ProductCase(
+        rows=rows if sum(rows) else (3,),
+        num_inputs=numbers.randrange(1, most),
+        num_outputs=numbers.randrange(1, most),
+        stored=numbers.choice(("plain", "e4m3")),
+        has_bias=numbers.random() < 0.5,
+        is_fixed=numbers.random() < 0.3,
+        dtype=numbers.choice((torch.float32, torch.bfloat16, torch.float16)),
+        device=device,
+    )

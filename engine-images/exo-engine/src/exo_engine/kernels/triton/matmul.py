@@ -1,0 +1,211 @@
+"""Products in Triton: by one matrix or by many in one launch, of plain numbers or of FP8 in blocks.
+
+Legend: T rows of inputs, K inputs, N outputs, X matrices, P parts of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exo_engine.kernels.triton.codes import plan_adding
+from exo_engine.kernels.triton.launch import IS_INTERPRETED, Launch, Target, tile_of
+from exo_engine.kernels.triton.matmul_kernels import encode_rows, multiply_rows
+
+BLOCK = 128
+"""Inputs that share a scale where numbers are FP8."""
+FIXED_ROWS = 128
+"""Rows of a tile where results must not depend on how many there are."""
+_MOST_TILE_ROWS = 64
+_OUTPUTS = 128
+_PROGRAMS, _LEAST_PART, _MOST_PARTS = 4, 512, 8
+_ENCODED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """Matrices (N, K) of one shape, wherever each lies."""
+
+    first: Tensor
+    """Numbers (N, K), or uint8: e4m3."""
+    scales: Tensor | None
+    """(K / 128, N) float32 of e4m3."""
+    offsets: Tensor
+    """(2, X) int64: where numbers and scales of each are, counted from the first's."""
+    held: tuple[Tensor, ...]
+    """What the offsets point to."""
+
+    @classmethod
+    def of(cls, numbers: Sequence[Tensor], scales: Sequence[Tensor] = ()) -> Matrices:
+        """Return matrices to be multiplied in one launch; their memory is not moved."""
+        kinds = [list(numbers), list(scales) or list(numbers)]
+        offsets = [[_distance(each, kind[0]) for each in kind] for kind in kinds]
+        device = numbers[0].device
+        table = torch.tensor(offsets, dtype=torch.int64).to(device)
+        return cls(numbers[0], scales[0] if scales else None, table, (*numbers, *scales))
+
+    def multiply(self, inputs: Tensor, starts: Tensor) -> Tensor:
+        """Return (T, N): each row of inputs (T, K) times its matrix transposed.
+
+        Args:
+            inputs: rows of the first matrix, then of the second one.
+            starts: (X + 1,) int32: where each one's rows begin.
+        """
+        outputs = inputs.new_empty(len(inputs), self.first.shape[0])
+        plan_grouped(self, inputs, starts, outputs, Target.of(inputs.device)).run()
+        return outputs
+
+
+def plan_product(
+    weights: Tensor,
+    scales: Tensor | None,
+    inputs: Tensor,
+    bias: Tensor | None,
+    outputs: Tensor,
+    target: Target,
+    *,
+    is_fixed: bool = False,
+) -> list[Launch]:
+    """Return what multiplies rows by one matrix.
+
+    Args:
+        weights: (N, K), contiguous; uint8: e4m3.
+        scales: (K / 128, N) float32, of e4m3.
+        inputs: (T, K).
+        bias: (N,) or None.
+        outputs: (T, N), contiguous.
+        target: the GPU.
+        is_fixed: a row's result has the same bits whatever other rows there are: tiles of one size, in each
+            of which inputs are added up in one order, by one program.
+    """
+    num_rows, num_outputs = len(inputs), len(weights)
+    rows = _rows_of_tile(num_rows, scales is not None, target, is_fixed=is_fixed)
+    arguments, steps = _arguments(weights, scales, inputs, rows)
+    tiles = -(-num_rows // rows), -(-num_outputs // _OUTPUTS)
+    depth = arguments["DEPTH"]
+    assert isinstance(depth, int)
+    parts = min(max(1, _PROGRAMS * target.num_processors // (tiles[0] * tiles[1])), _MOST_PARTS)
+    of_part = steps if is_fixed else max(-(-steps // parts), min(steps, _LEAST_PART // depth))
+    parts = -(-steps // of_part)
+    sums = outputs
+    if parts > 1:
+        sums = torch.empty(parts, num_rows, num_outputs, device=inputs.device)
+    arguments |= {
+        "bias": inputs if bias is None else bias,
+        "outputs": sums,
+        "steps_of_part": of_part,
+        "HAS_BIAS": bias is not None and parts == 1,
+        "HAS_E4M3": target.has_e4m3,
+    }
+    product = _launch((*tiles, parts), arguments, target, fuses=not is_fixed)
+    return [product] if parts == 1 else [product, plan_adding(sums, bias, outputs)]
+
+
+def plan_grouped(
+    matrices: Matrices,
+    inputs: Tensor,
+    starts: Tensor,
+    outputs: Tensor,
+    target: Target,
+    *,
+    is_fixed: bool = False,
+) -> Launch:
+    """Return the one launch that multiplies each row of inputs (T, K) by its own matrix: outputs (T, N)."""
+    num_matrices = len(starts) - 1
+    each = -(-len(inputs) // num_matrices)
+    rows = _rows_of_tile(each, matrices.scales is not None, target, is_fixed=is_fixed)
+    arguments, steps = _arguments(matrices.first, matrices.scales, inputs, rows)
+    arguments |= {
+        "offsets": matrices.offsets,
+        "starts": starts,
+        "outputs": outputs,
+        "num_matrices": num_matrices,
+        "steps_of_part": steps,
+        "IS_GROUPED": True,
+        "HAS_E4M3": target.has_e4m3,
+    }
+    # See `find_tile`: every matrix may have a tile that is not full.
+    tiles = len(inputs) // rows + num_matrices if len(inputs) else 0
+    grid = (tiles, -(-outputs.shape[1] // _OUTPUTS), 1)
+    return _launch(grid, arguments, target, fuses=not is_fixed)
+
+
+def encode(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs (T, K) as e4m3 (T, K) and the scale of each row (T, 1) float32."""
+    codes = torch.empty(inputs.shape, dtype=torch.uint8, device=inputs.device)
+    factors = torch.empty(len(inputs), 1, dtype=torch.float32, device=inputs.device)
+    plan_encoding(inputs, codes, factors).run()
+    return codes.view(torch.float8_e4m3fn), factors
+
+
+def plan_encoding(inputs: Tensor, codes: Tensor, factors: Tensor) -> Launch:
+    """Return what makes each row of inputs (T, K) e4m3: codes (T, K) uint8 and factors (T, 1) float32."""
+    arguments = {
+        "inputs": inputs,
+        "codes": codes,
+        "factors": factors,
+        "input_stride": inputs.stride(0),
+        "K": inputs.shape[1],
+        "TILE": min(tile_of(inputs.shape[1], 128), _ENCODED),
+    }
+    return Launch(encode_rows, (len(inputs),), arguments, num_warps=8)
+
+
+def _rows_of_tile(num_rows: int, is_fp8: bool, target: Target, *, is_fixed: bool) -> int:
+    if is_fixed:
+        return FIXED_ROWS
+    # FP8 becomes numbers in registers, of which these give a program half as many.
+    is_narrow = is_fp8 and target.is_nvidia and 100 <= target.capability < 120
+    return min(tile_of(num_rows, 16), _MOST_TILE_ROWS // (2 if is_narrow else 1))
+
+
+def _arguments(
+    weights: Tensor, scales: Tensor | None, inputs: Tensor, rows: int
+) -> tuple[dict[str, object], int]:
+    """Return what both kinds of products have in common, and how many tiles of inputs there are."""
+    depth = 32 if inputs.element_size() > 2 else 64
+    if scales is not None:
+        depth = BLOCK
+    assert inputs.stride(1) == 1, "inputs of a row follow one another"
+    arguments = {
+        "inputs": inputs,
+        "weights": weights,
+        "scales": inputs if scales is None else scales,
+        "offsets": inputs,
+        "starts": inputs,
+        "bias": inputs,
+        "num_rows": len(inputs),
+        "num_matrices": 1,
+        "input_stride": inputs.stride(0),
+        "K": weights.shape[1],
+        "N": weights.shape[0],
+        "STORED": "plain" if scales is None else "e4m3",
+        "HAS_BIAS": False,
+        "IS_GROUPED": False,
+        "OUTPUTS": _OUTPUTS,
+        "ROWS": rows,
+        "DEPTH": depth,
+        "IS_INTERPRETED": IS_INTERPRETED,
+    }
+    return arguments, -(-weights.shape[1] // depth)
+
+
+def _launch(
+    grid: tuple[int, ...], arguments: dict[str, object], target: Target, *, fuses: bool
+) -> Launch:
+    rows = arguments["ROWS"]
+    assert isinstance(rows, int)
+    # FP8 becomes numbers in registers.
+    warps = 8 if rows > _MOST_TILE_ROWS or (rows == 64 and arguments["STORED"] == "e4m3") else 4
+    stages = 3 if target.is_nvidia else 2
+    return Launch(multiply_rows, grid, arguments, num_warps=warps, num_stages=stages, fuses=fuses)
+
+
+def _distance(tensor: Tensor, first: Tensor) -> int:
+    """Return how many numbers behind those of `first` the numbers of `tensor` begin."""
+    found, rest = divmod(tensor.data_ptr() - first.data_ptr(), first.element_size())
+    assert rest == 0, "memory of matrices begins at whole numbers"
+    return found

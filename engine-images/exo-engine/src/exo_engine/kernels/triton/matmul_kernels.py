@@ -1,0 +1,116 @@
+"""Products with matrices of plain numbers or of FP8, one of them or many in one launch; and inputs made FP8.
+
+Legend: T rows of inputs, K inputs, N outputs, X matrices, P parts that a sum over K is split into, B inputs
+that share a scale.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from exo_engine.kernels.triton.numbers import (
+    LARGEST_E4M3,
+    LEAST_SCALE,
+    decode_e4m3,
+    encode_e4m3,
+    multiply,
+)
+from exo_engine.kernels.triton.tile_kernels import find_tile
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_matrices", "steps_of_part"])
+def multiply_rows(
+    inputs,  # (T, K), rows of `input_stride`
+    weights,  # (N, K) of the first matrix
+    scales,  # (K / B, N) float32 of the first matrix, where it is FP8
+    offsets,  # (2, X) int64: how many numbers and scales behind the first ones each matrix's are
+    starts,  # (X + 1,) int32: the rows of each matrix
+    bias,  # (N,)
+    outputs,  # (T, N), or (P, T, N) float32
+    num_rows,  # T
+    num_matrices,  # X
+    steps_of_part,
+    input_stride,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    STORED: tl.constexpr,  # "plain" or "e4m3", whose B is DEPTH
+    HAS_BIAS: tl.constexpr,
+    IS_GROUPED: tl.constexpr,  # False: all rows by the first matrix
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    HAS_E4M3: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):
+    """Multiply some rows by some outputs, over one part of the inputs, tile after tile."""
+    steps: tl.constexpr = (K + DEPTH - 1) // DEPTH
+    dtype: tl.constexpr = inputs.dtype.element_ty
+    part = tl.program_id(2)
+    if IS_GROUPED:
+        index = tl.program_id(0)
+        matrix, first_row = find_tile(starts, index, index * 0, num_matrices, ROWS)
+        first_row += tl.load(starts + matrix)
+        end_row = tl.load(starts + matrix + 1)
+        weights += tl.multiple_of(tl.load(offsets + matrix), 16)
+        scales += tl.load(offsets + num_matrices + matrix)
+    else:
+        first_row = tl.program_id(0) * ROWS
+        end_row = num_rows
+    if first_row < end_row:
+        outs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+        rows = first_row + tl.arange(0, ROWS)
+        is_out, is_row = outs < N, rows < end_row
+        places = tl.arange(0, DEPTH)
+        of_weights = weights + outs.to(tl.int64)[:, None] * K
+        of_inputs = inputs + rows.to(tl.int64)[:, None] * input_stride
+        sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+        first = part * steps_of_part
+        for step in range(first, tl.minimum(first + steps_of_part, steps)):
+            at = step * DEPTH + places
+            is_place = (at < K)[None, :]
+            numbers = tl.load(of_weights + at[None, :], mask=is_out[:, None] & is_place, other=0)
+            own = tl.load(of_inputs + at[None, :], mask=is_row[:, None] & is_place, other=0.0)
+            if STORED == "e4m3":
+                found = multiply(
+                    decode_e4m3(numbers, dtype, HAS_E4M3),
+                    tl.trans(own),
+                    tl.zeros((OUTPUTS, ROWS), tl.float32),
+                    IS_INTERPRETED,
+                )
+                scale = tl.load(scales + step * N + outs, mask=is_out, other=0.0)
+                sums += found * scale[:, None]
+            else:
+                sums = multiply(numbers, tl.trans(own), sums, IS_INTERPRETED)
+        if HAS_BIAS:
+            sums += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
+        place = (part.to(tl.int64) * num_rows + rows)[:, None] * N + outs[None, :]
+        is_wanted = is_row[:, None] & is_out[None, :]
+        tl.store(outputs + place, tl.trans(sums).to(outputs.dtype.element_ty), mask=is_wanted)
+
+
+@triton.jit
+def encode_rows(
+    inputs,  # (T, K), rows of `input_stride`
+    codes,  # (T, K) uint8
+    factors,  # (T,) float32
+    input_stride,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Make one row e4m3, with the scale that its largest number wants."""
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, TILE)
+    most = tl.zeros((TILE,), tl.float32)
+    for start in range(0, K, TILE):
+        at = start + places
+        numbers = tl.load(inputs + row * input_stride + at, mask=at < K, other=0.0)
+        most = tl.maximum(most, tl.abs(numbers.to(tl.float32)))
+    largest = tl.maximum(tl.max(most, axis=0), LEAST_SCALE) + tl.zeros((1,), tl.float32)
+    factor = tl.div_rn(largest, tl.full((1,), LARGEST_E4M3, tl.float32))
+    for start in range(0, K, TILE):
+        at = start + places
+        numbers = tl.load(inputs + row * input_stride + at, mask=at < K, other=0.0).to(tl.float32)
+        scaled = tl.div_rn(numbers, factor + tl.zeros((TILE,), tl.float32))
+        tl.store(codes + row * K + at, encode_e4m3(scaled), mask=at < K)
+    tl.store(factors + row + tl.arange(0, 1), factor)
