@@ -8,13 +8,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 from requests import Response
 
+from exo_inference.controller import admission
 from exo_inference.controller.admission import architectures
+from exo_inference.controller.admission.world import World
 from exo_inference.hub.base import ModelUnusable
 from exo_inference.planner import Architecture
+from exo_inference.resources import InferenceDeployment
 from tests.controller.conftest import Controller
 
 
@@ -24,10 +28,12 @@ class HeldReader:
 
     asked: Event = field(default_factory=Event)
     released: Event = field(default_factory=Event)
+    only: str | None = None
 
     async def read(self, directory: Path, name: str) -> Architecture:
-        self.asked.set()
-        await asyncio.to_thread(self.released.wait)
+        if self.only in (None, name):
+            self.asked.set()
+            await asyncio.to_thread(self.released.wait)
         raise ModelUnusable(f"{name} cannot be read")
 
 
@@ -78,6 +84,41 @@ def test_a_replacement_whose_model_goes_while_it_is_read_is_refused(
     assert answer.status_code == 400, answer.text
     assert "there is no model 'org/m2'" in answer.text
     assert controller.call("GET", path).json()["model"]["name"] == "org/m1"
+
+
+def test_an_update_is_judged_by_the_model_that_a_replacement_gave_meanwhile(
+    controller: Controller,
+    requests_at_once: ThreadPoolExecutor,
+    reader: HeldReader,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which model it has was read when others could still write."""
+    controller.create_model()
+    path = f"/v2/ai/deployment/{controller.create_deployment()}"
+    controller.create_model("org/m2")
+    for weights in controller.state.root.rglob("model.safetensors"):
+        (weights.parent / "config.json").write_text("{}")
+    judged: list[tuple[str, list[str]]] = []
+
+    def admit(
+        wanted: Any, present: InferenceDeployment, world: World, *rest: Any, **how: Any
+    ) -> Any:
+        judged.append((present.spec.model, list(world.known)))
+        return admit_update(wanted, present, world, *rest, **how)
+
+    admit_update = admission.admit_update
+    monkeypatch.setattr(admission, "admit_update", admit)
+    reader.only = "org/m1"
+    params = {"inference-engine-parameters": ["--max-num-seqs", "2"]}
+    sent = requests_at_once.submit(controller.call, "PATCH", path, json=params)
+    assert reader.asked.wait(15)
+    try:
+        body = {"model": {"name": "org/m2"}, "gpu-type": "cpu", "gpu-count": 1}
+        assert controller.call("PUT", path, json=body).ok
+    finally:
+        reader.released.set()
+    assert sent.result().ok, sent.result().text
+    assert judged == [("org/m2", ["org/m2"])]
 
 
 def test_others_write_while_the_model_of_a_create_is_read(

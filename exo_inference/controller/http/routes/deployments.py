@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from starlette.requests import Request
@@ -20,6 +19,13 @@ from exo_inference.controller.context import Context, context_of
 from exo_inference.controller.http import operations, versions
 from exo_inference.controller.http.body import parse_object
 from exo_inference.controller.http.deployment_list import listed_of
+from exo_inference.controller.http.routes.deployment_changes import (
+    Asked,
+    Change,
+    Models,
+    change,
+    name_taken,
+)
 from exo_inference.controller.http.routes.requests import answer, has_argument, load, route
 from exo_inference.controller.http.views import view_deployment
 from exo_inference.controller.secret_box import KEY_SECRET, new_api_key
@@ -27,9 +33,8 @@ from exo_inference.controller.stores.base import (
     NameTaken,
     NewEvent,
     Recording,
-    VersionConflict,
 )
-from exo_inference.platforms.base import InstanceTypeInfo, ReplicaPhase
+from exo_inference.platforms.base import ReplicaPhase
 from exo_inference.resources import (
     DEPLOYMENT_FINALIZER,
     MEMORY_ANNOTATION,
@@ -49,41 +54,13 @@ from exo_inference.wire import (
     DeploymentList,
     EventList,
     ModelRef,
-    Operation,
     ScaleDeployment,
 )
 
 _RESTARTED = (ReplicaPhase.FAILED, ReplicaPhase.BACKOFF)
 """Replicas in one of these are started by an update that changes nothing else."""
 
-_MAX_ATTEMPTS = 10
-"""A change is tried again when the reconciler wrote a status meanwhile."""
-
-
 _ONE_FOR_NONE = "replicas: 0 was taken as 1; scale the deployment to 0 to stop its replica"
-
-Change = tuple[ObjectMeta, AdmittedDeployment]
-"""What a deployment shall be."""
-
-Judge = Callable[[InferenceDeployment, World], Change]
-"""Says what a deployment shall become, by everything that is there; raises Refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A change that somebody asks for.
-
-    Attributes:
-        judge: called while no other change is judged.
-        model, draft_name, families: what `Context.judging` looks up for it.
-    """
-
-    judge: Judge
-    event: NewEvent
-    is_dry_run: bool
-    model: ModelRef = field(default_factory=ModelRef)
-    draft_name: str | None = None
-    families: Sequence[InstanceTypeInfo] = ()
 
 
 async def create_deployment(request: Request) -> Response:
@@ -129,7 +106,7 @@ async def create_deployment(request: Request) -> Response:
         try:
             await context.store.create(deployment, recording)
         except NameTaken as exc:
-            raise _name_taken(admitted.name) from exc
+            raise name_taken(admitted.name) from exc
     return answer(operation)
 
 
@@ -161,18 +138,19 @@ async def update_deployment(request: Request) -> Response:
     context = context_of(request)
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     wanted, issues = read_update(parse_object(await request.body()))
-    before = await load(context.store, InferenceDeployment, request)
     families = await context.families()
-    draft_name = admission.find_draft_name(wanted.over(WantedDeployment.of(before)), families)
+
+    def models(present: InferenceDeployment) -> Models:
+        whole = wanted.over(WantedDeployment.of(present))
+        return ModelRef(name=present.spec.model), admission.find_draft_name(whole, families)
 
     def judge(present: InferenceDeployment, world: World) -> Change:
         admitted = admission.admit_update(wanted, present, world, issues, force=is_forced)
         return _changed(context, present, admitted), admitted
 
     event = NewEvent("Normal", "Updated", "a change was asked for")
-    ref = ModelRef(name=before.spec.model)
-    asked = _Asked(judge, event, is_dry_run, ref, draft_name, families)
-    return answer(await _change(context, request, asked))
+    asked = Asked(judge, event, is_dry_run, models, families)
+    return answer(await change(context, request, asked))
 
 
 async def replace_deployment(request: Request) -> Response:
@@ -184,18 +162,19 @@ async def replace_deployment(request: Request) -> Response:
     is_dry_run, is_forced = has_argument(request, "dry-run"), has_argument(request, "force")
     body = parse_object(await request.body())
     wanted, issues = read_wanted(CreateDeployment, body, may_lack=("name",))
-    before = await load(context.store, InferenceDeployment, request)
     families = await context.families()
-    draft_name = admission.find_draft_name(admission.keep(wanted, before), families)
+
+    def models(present: InferenceDeployment) -> Models:
+        draft_name = admission.find_draft_name(admission.keep(wanted, present), families)
+        return wanted.model or ModelRef(), draft_name
 
     def judge(present: InferenceDeployment, world: World) -> Change:
         admitted = admission.admit_replace(wanted, present, world, issues, force=is_forced)
         return _changed(context, present, admitted), admitted
 
     event = NewEvent("Normal", "Replaced", "another specification was asked for")
-    ref = wanted.model or ModelRef()
-    asked = _Asked(judge, event, is_dry_run, ref, draft_name, families)
-    return answer(await _change(context, request, asked))
+    asked = Asked(judge, event, is_dry_run, models, families)
+    return answer(await change(context, request, asked))
 
 
 async def scale_deployment(request: Request) -> Response:
@@ -211,8 +190,8 @@ async def scale_deployment(request: Request) -> Response:
     count = wanted.replicas
     replicas = "1 replica was" if count == 1 else f"{count} replicas were"
     event = NewEvent("Normal", "Scaled", f"{replicas} asked for")
-    asked = _Asked(judge, event, is_dry_run, families=await context.families())
-    return answer(await _change(context, request, asked))
+    asked = Asked(judge, event, is_dry_run, families=await context.families())
+    return answer(await change(context, request, asked))
 
 
 async def restart_deployment(request: Request) -> Response:
@@ -239,7 +218,7 @@ async def restart_deployment(request: Request) -> Response:
         return metadata, AdmittedDeployment(metadata.name, present.spec)
 
     event = NewEvent("Normal", "Restarted", "new replicas in place of all that run were asked for")
-    return answer(await _change(context, request, _Asked(judge, event, is_dry_run)))
+    return answer(await change(context, request, Asked(judge, event, is_dry_run)))
 
 
 async def delete_deployment(request: Request) -> Response:
@@ -306,57 +285,6 @@ def _has_failed(present: InferenceDeployment) -> bool:
     return any(replica.state in _RESTARTED for replica in present.status.replicas)
 
 
-async def _change(context: Context, request: Request, asked: _Asked) -> Operation:
-    """Read, judge and record a change, again if a status was written in between.
-
-    One that was recorded before is not made again: it gets the operation of then.
-    """
-    identity = await operations.identify_change(request)
-    await versions.catch_up(context.store, request)
-    # One change at a time in this process; the loop is for statuses and for other controllers.
-    async with context.judging(asked.families, asked.model, asked.draft_name) as world:
-        for attempt in range(_MAX_ATTEMPTS):
-            present = await load(context.store, InferenceDeployment, request)
-            if done := await operations.find_repeated_operation(context.store, identity):
-                return done
-            if present.metadata.deletion_timestamp is not None:
-                raise Refused(
-                    409,
-                    "Deployment going",
-                    f"the deployment {present.metadata.name!r} is being deleted",
-                    hint="Create it again when it is gone.",
-                )
-            versions.check_unchanged(request, present)
-            # In a thread: to judge takes milliseconds, in which others want answers.
-            metadata, admitted = await asyncio.to_thread(asked.judge, present, world)
-            uid = present.metadata.uid
-            if asked.is_dry_run:
-                return operations.dry_run("deployment", uid, admitted.plan)
-            after = versions.after_change(present, metadata, admitted.spec)
-            operation = operations.succeeded("deployment", uid, plan=admitted.plan).model_copy(
-                update={"version": versions.version_of(after), "generation": after.generation}
-            )
-            is_another = (metadata, admitted.spec) != (present.metadata, present.spec)
-            # A new name leaves the plan as it was: only another spec has something to say of it.
-            told = admitted.events if admitted.spec != present.spec else ()
-            events = (asked.event, *told) if is_another else ()
-            made = replace(identity, result_id=operation.id)
-            recording = Recording(operation, made, events=events, guard=admitted.guard)
-            by = request.state.key_id
-            metadata = versions.note_change(present, metadata, admitted.spec, by=by)
-            new = {"metadata": metadata, "spec": admitted.spec}
-            try:
-                await context.store.update(present.model_copy(update=new), recording)
-            except NameTaken as exc:
-                raise _name_taken(admitted.name) from exc
-            except VersionConflict:
-                if attempt == _MAX_ATTEMPTS - 1:
-                    raise
-                continue
-            return operation
-    raise AssertionError("the loop returns or raises")
-
-
 async def _model_ids(context: Context) -> dict[str, str]:
     models = await context.store.list(InferenceModel)
     # Of several with one source the oldest, which comes first, is the one that is used.
@@ -380,15 +308,6 @@ def _no_key(deployment: InferenceDeployment) -> Refused:
         "the deployment for clients that have it",
         hint="Put it back from a backup; or make another key with `exo dedicated-inference api-key create "
         f"<name> --deployment {metadata.name}`, which can be rotated.",
-    )
-
-
-def _name_taken(name: str) -> Refused:
-    return Refused(
-        409,
-        "Name taken",
-        f"another deployment has the name {name!r}",
-        hint="Choose another name, or delete that deployment first.",
     )
 
 
