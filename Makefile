@@ -149,11 +149,14 @@ lint: setup-dev ## ruff, mypy --strict, import contracts, locked requirements, g
 	@$(BIN)/python -m scripts.draw_engine_fields --check
 	@$(BIN)/python -m scripts.generate_cli_reference --check
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS) --check
+	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --check
 
 STARTS := docs/benchmarks/planner-starts.json
+SPEEDS := docs/benchmarks/planner-published-speeds.json
 
 planner-calibrate: setup-dev ## set the planner's measured constants on one half of real starts; grade it on the other
 	@$(BIN)/python -m scripts.calibrate_planner --starts $(STARTS)
+	@$(BIN)/python -m scripts.calibrate_speeds --figures $(SPEEDS) --write docs/benchmarks/planner-published-speeds.md
 	@$(BIN)/python -m scripts.grade_planner --cases $(STARTS) --unseen docs/benchmarks/planner-unseen.json \
 	  --explanations docs/benchmarks/planner-explanations.json --write docs/benchmarks/planner.md
 

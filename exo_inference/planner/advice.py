@@ -22,7 +22,7 @@ from exo_inference.planner.changes import (
 from exo_inference.planner.gpu_catalog import Gpu, families
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import AUTO_LENGTH, EngineParameters
-from exo_inference.planner.speed import inter_token_seconds
+from exo_inference.planner.speed.estimate import inter_token_seconds
 from exo_inference.planner.verdict import Plan, Verdict
 
 

@@ -1,6 +1,6 @@
 """What speculative decoding does to a decode step: tokens expected of it, and the work of drafting.
 
-`speculation.py` says what drafts, `speed.py` adds the times up. How often a drafted token is accepted depends
+`speculation.py` says what drafts, `speed/estimate.py` adds the times up. How often a drafted token is accepted depends
 on text, temperature and draft; nothing in a config tells it. The rates below are stated assumptions with
 wide bands, never measurements of the model at hand.
 """

@@ -28,6 +28,7 @@ class EngineRules:
         engine: as deployments name it; `title` for people.
         oldest: the first version whose rules were read.
         is_legacy: vLLM's V0 engine (its own profile run, hybrids cached as if they attended fully).
+        routes_slowly: layers of experts have a larger floor than in later releases (before 0.12).
         default_utilization: of `--gpu-memory-utilization`.
         batches: default max-num-batched-tokens and max-num-seqs, by the GiB that a GPU has at least.
         cpu_batch: the same on a CPU, where that is another matter than its memory.
@@ -81,6 +82,7 @@ class EngineRules:
     cpu_batch: Batch | None = None
     small_batch_gpus: tuple[str, ...] = ()
     is_legacy: bool = False
+    routes_slowly: bool = False
     subtracts_graphs: bool = False
     groups_hybrids: bool = False
     group_tolerance: float = 1.0
@@ -163,6 +165,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         version=version,
         oldest=(0, 6, 6),
         is_legacy=is_legacy,
+        routes_slowly=version < (0, 12, 0),
         default_utilization=0.92 if version >= (0, 20, 0) else 0.9,
         batches=_vllm_batches(version, is_legacy),
         small_batch_gpus=("a100", "gb10") if version >= (0, 9, 0) else ("gb10",),

@@ -9,11 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from exo_inference.planner.draft_acceptance import ACCEPTANCE
-from exo_inference.planner.speed import (
-    COMPUTE_SHARE,
+from exo_inference.planner.speed.estimate import (
     LAUNCH_SECONDS_PER_LAYER,
-    MEMORY_SHARE,
-    STEP_SECONDS,
     BatchSpeed,
     PromptSpeed,
     Speed,
@@ -46,8 +43,9 @@ def speed_steps(speed: Speed | None, inputs: SpeedInputs) -> Iterator[Step]:
     if speed is None:
         return
     kind, flops = arithmetic(inputs)
-    share = f"{inputs.gpu.bandwidth / 1e9:,.0f} GB/s x {MEMORY_SHARE:.0%}"
-    rate = f"{flops / 1e12:,.0f} TFLOP/s in {kind} x {COMPUTE_SHARE:.0%}"
+    constants, gpu = inputs.constants, inputs.gpu
+    share = f"{gpu.bandwidth / 1e9:,.0f} GB/s x {constants.memory_reached(gpu):.0%}"
+    rate = f"{flops / 1e12:,.0f} TFLOP/s in {kind} x {constants.compute_reached(gpu):.0%}"
     yield Step("What the GPU reaches", share, rate, inputs.gpu.source or "the GPU catalogue")
     for prompt in speed.prompts:
         yield _prompt_step(prompt, inputs, flops)
@@ -60,7 +58,8 @@ def _prompt_step(prompt: PromptSpeed, inputs: SpeedInputs, flops: float) -> Step
     formula = (
         f"the larger of computing {_ms(parts['compute'])} and reading {_ms(parts['memory bandwidth'])}"
         f"{_host_text(parts, inputs)}{_launch_text(parts)}, "
-        f"+ {_ms(parts['communication'])} between GPUs + {_ms(STEP_SECONDS)} per step"
+        f"+ {_ms(parts['communication'])} between GPUs + {_ms(inputs.step(1))} per step "
+        f"+ {_ms(inputs.taking_in)} for taking the request in"
     )
     title = f"First token of a prompt of {prompt.num_tokens:,} tokens"
     return Step(
@@ -74,8 +73,8 @@ def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
     formula = (
         f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache"
         f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts)}, "
-        f"+ {_ms(parts['communication'])} between GPUs "
-        f"+ {_ms(STEP_SECONDS)} per step{_draft_text(parts, inputs)}"
+        f"+ {_ms(parts['layers'])} of floors per layer + {_ms(parts['communication'])} between GPUs "
+        f"+ {_ms(inputs.step(size))} per step{_draft_text(parts, inputs)}"
     )
     noun = "request" if batch.batch == 1 else "requests"
     title = f"Between tokens, {batch.batch:,} {noun} of {batch.context:,} tokens"
@@ -86,7 +85,7 @@ def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
 def _host_text(parts: Mapping[str, float], inputs: SpeedInputs) -> str:
     if not parts["offloaded weights"]:
         return ""
-    link = f"{inputs.gpu.host_bandwidth / 1e9:,.0f} GB/s x {MEMORY_SHARE:.0%}"
+    link = f"{inputs.gpu.host_bandwidth / 1e9:,.0f} GB/s x {inputs.constants.memory_share:.0%}"
     return f" + {_ms(parts['offloaded weights'])} of offloaded weights from the host at {link}"
 
 

@@ -13,7 +13,7 @@ from exo_inference.planner.changes import Wanted
 from exo_inference.planner.gpu_catalog import Gpu, families
 from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.parameters import EngineParameters
-from exo_inference.planner.speed import throughput_at_most
+from exo_inference.planner.speed.estimate import throughput_at_most
 from exo_inference.planner.verdict import Plan, Verdict
 
 _WORTH_IT = 1.15

@@ -2,7 +2,7 @@
 
 The command line, the API, admission, advice and the simulated GPUs call it. It never raises for a
 model, GPU or set of flags: what is wrong comes back as problems and a verdict. The work is done by
-`memory.py` (components), `kv_cache.py` (blocks) and `speed.py` (roofline).
+`memory.py` (components), `kv_cache.py` (blocks) and `speed/estimate.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.profile_run import ProfileBatch, activations_component
 from exo_inference.planner.resolved_setting import Setting, Stage, settle
-from exo_inference.planner.speed import SpeedInputs, estimate_speed
+from exo_inference.planner.speed.estimate import SpeedInputs, estimate_speed
 from exo_inference.planner.verdict import Basis, Plan, StagePlan, Verdict
 
 
@@ -335,6 +335,7 @@ def _speed_inputs(setting: Setting, sized: Plan) -> SpeedInputs:
         max_num_seqs=setting.max_num_seqs,
         max_num_batched_tokens=setting.max_num_batched_tokens,
         dtype=setting.dtype,
+        rules=setting.rules,
         offloaded_bytes=offloaded_bytes(
             setting.model, setting.ranks, setting.dtype_bytes, setting.padding, setting.offload
         ),

@@ -13,7 +13,7 @@ from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
 from exo_inference.planner.resolved_setting import Setting, Stage
-from exo_inference.planner.speed import Speed, SpeedInputs
+from exo_inference.planner.speed.estimate import Speed, SpeedInputs
 
 
 class Verdict(StrEnum):

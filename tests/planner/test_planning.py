@@ -27,6 +27,7 @@ from exo_inference.planner import (
 )
 from exo_inference.planner.catalog_models import read_entry
 from exo_inference.planner.memory import page_bytes
+from exo_inference.planner.speed.constants import load_speed_constants
 from tests.planner.flags import settings_of
 
 GIB = 2**30
@@ -262,11 +263,14 @@ def test_offloaded_weights_are_read_over_the_hosts_link_in_every_step() -> None:
     name = "meta-llama/Llama-3.1-8B-Instruct"
     here = plan_named(name, "H100", 1)
     away = plan_named(name, "H100", 1, "--cpu-offload-gb=5")
-    moved = 5 * GIB / (64e9 * 0.75) - 5 * GIB / (find_gpu("H100").bandwidth * 0.75)
+    share = load_speed_constants().memory_share
+    moved = 5 * GIB / (64e9 * share) - 5 * GIB / (find_gpu("H100").bandwidth * share)
     assert seconds_per_token(away) - seconds_per_token(here) == pytest.approx(moved, rel=0.01)
     assert away.speed is not None
     assert away.speed.batches[0].bound_by == "offloaded weights"
-    assert "GB/s x 75%" in next(s.formula for s in explain(away) if s.title.startswith("Between"))
+    assert f"GB/s x {share:.0%}" in next(
+        s.formula for s in explain(away) if s.title.startswith("Between")
+    )
 
 
 @pytest.mark.parametrize("gpu", sorted(load_gpus()))

@@ -54,10 +54,10 @@ def test_page_at_80_columns(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
         "  longest context # tokens",
         "",
         "Speed of one replica, estimated",
-        "  roofline at # % (# to # %) of memory bandwidth and # % (# to # %) of",
-        "  dense arithmetic",
+        "  roofline with what published runs reach of the GPU, and their floors per layer",
+        "  and step",
         "  prompt tokens   first token         likely   bound by",
-        " # # ms #-# ms   memory bandwidth",
+        " # # ms #-# ms   kernel launches",
         " # # ms #-# ms   compute",
     ]
 

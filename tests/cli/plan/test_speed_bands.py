@@ -1,4 +1,4 @@
-"""Speed has a band: the roofline at the ends of what servers reach."""
+"""Speed has a band: what published figures say of the estimates."""
 
 from __future__ import annotations
 

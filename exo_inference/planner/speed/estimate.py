@@ -1,32 +1,23 @@
-"""How fast a plan would be, by roofline: what must be read, computed and sent, over what the GPU can.
+"""How fast a plan would be: what must be read, computed and sent over what engines reach of the GPU, and floors.
 
-`planning.py` calls `estimate_speed`. A decode step reads the weights it touches and every sequence's
-cache; a prefill computes. The times are those of a GPU that reaches 75 % of its memory bandwidth and
-55 % of its arithmetic, which well-tuned servers do; the band goes from 60 to 90 % and 35 to 75 %.
-Offloaded weights come over the host's link in every step, and without CUDA graphs the host must keep
-up with launching. Queueing, tokenizing and the network are not in them.
+`planning.py` calls `estimate_speed`. A decode step reads the weights it touches and every sequence's cache; a
+prefill computes; each layer adds a floor, layers of experts a larger one. What engines reach and the floors are
+measured (`constants.py`). Offloaded weights come over the host's link in every step, and without CUDA graphs
+the host must keep up with launching. Queueing and the network are not in the times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from exo_inference.planner.draft_acceptance import Drafting
+from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.memory import Ranks
 from exo_inference.planner.model.architecture import Architecture
-from exo_inference.planner.model.shapes import KvKind
-
-MEMORY_SHARE = 0.75
-COMPUTE_SHARE = 0.55
-SLOW_SHARES = (0.60, 0.35)
-FAST_SHARES = (0.90, 0.75)
-"""Shares of memory bandwidth and arithmetic at the two ends of the band."""
-STEP_SECONDS = 0.0008
-"""Scheduling, sampling and launching one step."""
-_ALLREDUCE_SECONDS = {True: 8e-6, False: 25e-6}
-"""Latency of one all-reduce with and without NVLink."""
+from exo_inference.planner.model.shapes import KvKind, Layer
+from exo_inference.planner.speed.constants import SpeedConstants, load_speed_constants
 
 LAUNCH_SECONDS_PER_LAYER = 0.00055
 """Launching a layer's kernels one by one, where no CUDA graph replays them. Measured per step and layer in
@@ -37,7 +28,6 @@ DRAFT_PASS_SECONDS = 0.0002
 """Launching one pass of the draft, which neither schedules nor answers: a quarter of a step. Assumed."""
 
 PROMPT_LENGTHS = (128, 1024, 8192, 32768, 131072)
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +55,7 @@ class BatchSpeed:
     inter_token_seconds_high: float
 
 
-_SOURCE = (
-    "roofline at 75 % (60 to 90 %) of memory bandwidth and 55 % (35 to 75 %) of dense arithmetic"
-)
+_SOURCE = "roofline with what published runs reach of the GPU, and their floors per layer and step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +83,31 @@ class SpeedInputs:
     max_num_seqs: int
     max_num_batched_tokens: int
     dtype: str
+    rules: EngineRules
     offloaded_bytes: int = 0
     """Weights of a rank that stay in the host's memory (`--cpu-offload-gb`)."""
     is_eager: bool = False
     """Kernels are launched one by one (`--enforce-eager`)."""
     drafting: Drafting | None = None
     """Speculative decoding."""
-    memory_share: float = MEMORY_SHARE
-    compute_share: float = COMPUTE_SHARE
+    constants: SpeedConstants = field(default_factory=load_speed_constants)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second that a rank reads of its memory."""
+        return self.gpu.bandwidth * self.constants.memory_reached(self.gpu)
+
+    def step(self, size: int) -> float:
+        """Seconds of a step that are the host's, which answers `size` requests."""
+        each = self.constants
+        if self.rules.is_legacy:
+            return each.old_step + size * each.old_sequence
+        return each.step + size * each.sequence
+
+    @property
+    def taking_in(self) -> float:
+        """Seconds of taking a request in and answering its first token."""
+        return self.constants.old_prompt if self.rules.is_legacy else self.constants.prompt
 
 
 def estimate_speed(inputs: SpeedInputs) -> Speed | None:
@@ -114,12 +119,16 @@ def estimate_speed(inputs: SpeedInputs) -> Speed | None:
     prompts = tuple(_prompt(inputs, n, flops) for n in lengths if n > 0)
     context = max(1, min(inputs.max_model_len, 2048))
     most = max(1, min(inputs.max_num_seqs, inputs.capacity_tokens // context))
-    sizes = [size for size in BATCH_SIZES if size <= most]
-    batches = tuple(_batch(inputs, size, context, flops) for size in sizes)
+    batches = tuple(_batch(inputs, size, context, flops) for size in batch_sizes(most))
     if inputs.drafting is None:
         return Speed(prompts, batches, kind)
     source = f"{_SOURCE}; decoding by an assumed acceptance of drafted tokens, see the notes"
     return Speed(prompts, batches, kind, source)
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Return 1, 2, 4 and so on, and the most requests that are decoded at once."""
+    return [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
 
 
 def arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
@@ -141,20 +150,25 @@ def arithmetic(inputs: SpeedInputs) -> tuple[str, float]:
 
 
 def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str, float]:
-    """Return the seconds that a prompt computes, reads weights and sends between GPUs."""
+    """Return the seconds that a prompt computes, reads weights, launches and sends between GPUs."""
     model, ranks = inputs.model, inputs.ranks
     compute = (2 * model.num_active_parameters * length + _attention_flops(model, length)) / (
         ranks.tensor
     )
     steps = _num_steps(inputs, length)
-    reads = inputs.weights_bytes * ranks.pipeline * steps
+    touched = _touched_share(model, min(length, inputs.max_num_batched_tokens))
+    reads = inputs.weights_bytes * touched * ranks.pipeline * steps
     return {
-        "compute": compute / (flops * inputs.compute_share),
-        "memory bandwidth": reads / (inputs.gpu.bandwidth * inputs.memory_share),
+        "compute": compute / (flops * inputs.constants.compute_reached(inputs.gpu)),
+        "memory bandwidth": reads / inputs.bandwidth,
         "offloaded weights": steps * _host_seconds(inputs),
-        "kernel launches": steps * _launch_seconds(inputs),
+        "kernel launches": steps * max(_launch_seconds(inputs), _prompt_launches(inputs)),
         "communication": _communication(inputs, length, steps),
     }
+
+
+def _prompt_launches(inputs: SpeedInputs) -> float:
+    return len(inputs.model.layers) * inputs.constants.prompt_layer
 
 
 def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
@@ -164,7 +178,7 @@ def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
     (model_executor/models/utils.py, `maybe_offload_to_cpu`). Each GPU has its own link.
     """
     moved = inputs.offloaded_bytes * share * inputs.ranks.pipeline
-    return moved / (inputs.gpu.host_bandwidth * inputs.memory_share)
+    return moved / (inputs.gpu.host_bandwidth * inputs.constants.memory_share)
 
 
 def _launch_seconds(inputs: SpeedInputs) -> float:
@@ -177,44 +191,64 @@ def _num_steps(inputs: SpeedInputs, length: int) -> int:
 
 def _prompt(inputs: SpeedInputs, length: int, flops: float) -> PromptSpeed:
     parts = prompt_times(inputs, length, flops)
-    low, total, high = (
-        _prompt_seconds(each, length, flops)
-        for each in (_with_shares(inputs, FAST_SHARES), inputs, _with_shares(inputs, SLOW_SHARES))
-    )
-    return PromptSpeed(length, total, max(parts, key=lambda name: parts[name]), low, high)
+    seconds = prompt_seconds(inputs, parts, length)
+    bound = max(parts, key=lambda name: parts[name])
+    constants = inputs.constants
+    low, high = seconds * constants.prompt_low, seconds * constants.prompt_high
+    return PromptSpeed(length, seconds, bound, low, high)
 
 
-def _prompt_seconds(inputs: SpeedInputs, length: int, flops: float) -> float:
-    parts = prompt_times(inputs, length, flops)
+def prompt_seconds(inputs: SpeedInputs, parts: Mapping[str, float], length: int) -> float:
+    """Return the time to the first token from the parts that `prompt_times` returns."""
     reads = parts["memory bandwidth"] + parts["offloaded weights"]
     larger = max(parts["compute"], reads, parts["kernel launches"])
-    return larger + parts["communication"] + _num_steps(inputs, length) * STEP_SECONDS
-
-
-def _with_shares(inputs: SpeedInputs, shares: tuple[float, float]) -> SpeedInputs:
-    return replace(inputs, memory_share=shares[0], compute_share=shares[1])
+    fixed = _num_steps(inputs, length) * inputs.step(1) + inputs.taking_in
+    return larger + parts["communication"] + fixed
 
 
 def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> Mapping[str, float]:
     """Return the seconds that a decode step reads, computes and sends, by resource."""
     model, ranks = inputs.model, inputs.ranks
-    bandwidth = inputs.gpu.bandwidth * inputs.memory_share
+    bandwidth = inputs.bandwidth
     tokens = size * (1 + inputs.drafting.num_tokens if inputs.drafting is not None else 1)
     touched = _touched_share(model, tokens)
     reads = inputs.weights_bytes * touched * ranks.pipeline
     cached = size * _cached_tokens(model, context) * inputs.kv_bytes_per_token * ranks.pipeline
-    compute = (
-        2 * model.num_active_parameters * tokens / ranks.tensor / (flops * inputs.compute_share)
-    )
+    rate = flops * inputs.constants.compute_reached(inputs.gpu)
+    compute = 2 * model.num_active_parameters * tokens / ranks.tensor / rate
     return {
         "weights read": reads / bandwidth,
         "cache read": cached / bandwidth,
         "offloaded weights": _host_seconds(inputs, touched),
         "compute": compute,
         "kernel launches": _launch_seconds(inputs),
+        "layers": floor_seconds(inputs),
         "communication": _communication(inputs, tokens, 1),
         "drafting": draft_seconds(inputs, size, context, flops),
     }
+
+
+def floor_seconds(inputs: SpeedInputs) -> float:
+    """Return what all layers' small kernels take in a step, routers and grouped products of experts included."""
+    constants, moe, total = inputs.constants, inputs.model.moe, 0.0
+    chosen = moe.experts_per_token if moe is not None else 0
+    experts = chosen * (
+        constants.early_experts if inputs.rules.routes_slowly else constants.experts
+    )
+    for layer, count in inputs.model.layer_counts:
+        routed = experts if layer.uses_moe else 0.0
+        total += count * (_num_halves(layer) * constants.layer + routed)
+    return total
+
+
+def _num_halves(layer: Layer) -> int:
+    """Return 2 for attention (or states) and a feed-forward, 1 for a layer that is one of them."""
+    has_feed_forward = any(weight.part in _FEED_FORWARD for weight in layer.weights)
+    has_mixer = any(weight.part not in _FEED_FORWARD for weight in layer.weights)
+    return max(1, has_feed_forward + (layer.kv is not None or (has_mixer and not has_feed_forward)))
+
+
+_FEED_FORWARD = frozenset({"mlp", "routed_experts", "shared_experts"})
 
 
 def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) -> float:
@@ -222,11 +256,12 @@ def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) ->
     draft = inputs.drafting
     if draft is None or not draft.num_parameters:
         return 0.0
-    bandwidth = inputs.gpu.bandwidth * inputs.memory_share
+    bandwidth = inputs.bandwidth
     chosen = 1 - _unchosen_share(inputs.model, size)
     cached = size * context * draft.kv_bytes_per_token
     reads = (draft.read_bytes + draft.expert_bytes * chosen + cached) / bandwidth
-    compute = 2 * draft.num_parameters * size / inputs.ranks.tensor / (flops * inputs.compute_share)
+    rate = flops * inputs.constants.compute_reached(inputs.gpu)
+    compute = 2 * draft.num_parameters * size / inputs.ranks.tensor / rate
     launches = draft.num_layers * LAUNCH_SECONDS_PER_LAYER if inputs.is_eager else 0.0
     share = draft.num_layers / len(inputs.model.layers)
     sent = _communication(inputs, size, 1) * share
@@ -235,11 +270,8 @@ def draft_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) ->
 
 def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchSpeed:
     bound = _bound(batch_times(inputs, size, context, flops))
-    seconds = _token_seconds(inputs, size, context, flops)
-    low, high = (
-        _token_seconds(_with_shares(inputs, shares), size, context, flops)
-        for shares in (FAST_SHARES, SLOW_SHARES)
-    )
+    seconds = token_seconds(inputs, size, context, flops)
+    low, high = seconds * inputs.constants.low, seconds * inputs.constants.high
     replicas = inputs.ranks.data
     rate = size * replicas / seconds
     price = inputs.gpu.price(inputs.gpu_count)
@@ -247,17 +279,18 @@ def _batch(inputs: SpeedInputs, size: int, context: int, flops: float) -> BatchS
     return BatchSpeed(size * replicas, context, seconds, rate, bound, cost, low, high)
 
 
-def _token_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) -> float:
-    seconds = step_seconds(batch_times(inputs, size, context, flops))
+def token_seconds(inputs: SpeedInputs, size: int, context: int, flops: float) -> float:
+    """Return the time between the tokens of each of `size` requests."""
+    seconds = step_seconds(batch_times(inputs, size, context, flops), inputs.step(size))
     drafting = inputs.drafting
     return seconds if drafting is None else seconds / drafting.expected_tokens
 
 
-def step_seconds(parts: Mapping[str, float]) -> float:
-    """Return the time of a decode step from the parts that `batch_times` returns."""
+def step_seconds(parts: Mapping[str, float], fixed: float) -> float:
+    """Return the time of a decode step from the parts that `batch_times` returns, and what every step takes."""
     reads = parts["weights read"] + parts["cache read"] + parts["offloaded weights"]
     longest = max(reads, parts["compute"], parts["kernel launches"])
-    return longest + parts["communication"] + parts["drafting"] + STEP_SECONDS
+    return longest + parts["layers"] + parts["communication"] + parts["drafting"] + fixed
 
 
 _READS = ("weights read", "cache read", "offloaded weights")
@@ -322,17 +355,19 @@ def _attention_flops(model: Architecture, length: int) -> float:
 
 
 def _communication(inputs: SpeedInputs, num_tokens: int, steps: int) -> float:
-    """Return the seconds of two all-reduces per layer, and of handing on between stages."""
-    ranks, gpu = inputs.ranks, inputs.gpu
+    """Return the seconds of an all-reduce per half of a layer, and of handing on between stages."""
+    ranks, gpu, model = inputs.ranks, inputs.gpu, inputs.model
     if ranks.tensor == 1 and ranks.pipeline == 1:
         return 0.0
-    size = num_tokens * inputs.model.hidden_size * 2
+    size = num_tokens * model.hidden_size * 2
     seconds = 0.0
     if ranks.tensor > 1:
-        per = steps * _ALLREDUCE_SECONDS[gpu.is_linked(ranks.tensor)]
-        link = gpu.bandwidth_between(ranks.tensor)
+        constants = inputs.constants
+        is_linked = gpu.is_linked(ranks.tensor)
+        per = steps * (constants.switch if is_linked else constants.bus)
+        link = gpu.bandwidth_between(ranks.tensor) * (1.0 if is_linked else constants.bus_share)
         per += 2 * size * (ranks.tensor - 1) / ranks.tensor / link
-        seconds += 2 * len(inputs.model.layers) * per
+        seconds += sum(count * _num_halves(layer) for layer, count in model.layer_counts) * per
     handed_on = steps * 2e-5 + size / gpu.bandwidth_between(ranks.pipeline * ranks.tensor)
     return seconds + (ranks.pipeline - 1) * handed_on
 
@@ -342,7 +377,7 @@ def inter_token_seconds(inputs: SpeedInputs, context: int) -> float | None:
     _, flops = arithmetic(inputs)
     if flops <= 0 or inputs.gpu.bandwidth <= 0:
         return None
-    return _token_seconds(inputs, 1, context, flops)
+    return token_seconds(inputs, 1, context, flops)
 
 
 def throughput_at_most(speed: Speed | None) -> float:

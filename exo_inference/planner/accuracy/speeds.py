@@ -1,0 +1,210 @@
+"""Grades the planner's speeds against figures that were published, each with its address.
+
+`docs/benchmarks/planner-published-speeds.json` has the figures, each an object: model, GPU, flags, how many requests at once,
+their lengths, and what was measured. `scripts/calibrate_speeds.py` sets the constants on one half of them and writes
+both halves to the page. A figure is one quantity of one run: the time to the first token of a request alone, the time
+between tokens, the seconds of a batch, or the output of requests that follow one another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from exo_inference.errors import UsageError
+from exo_inference.planner.accuracy.cases import stated_gpu
+from exo_inference.planner.catalog_models import find_model
+from exo_inference.planner.parameters import LATEST_VLLM, EngineParameters
+from exo_inference.planner.planning import plan
+from exo_inference.planner.speed.constants import SpeedConstants, load_speed_constants
+from exo_inference.planner.speed.estimate import (
+    SpeedInputs,
+    arithmetic,
+    prompt_seconds,
+    prompt_times,
+    token_seconds,
+)
+
+QUANTITIES: Mapping[str, str] = {
+    "ttft_ms": "first token",
+    "itl_ms": "between tokens",
+    "seconds": "a whole batch",
+    "tokens_per_second": "requests that follow one another",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published figure.
+
+    Attributes:
+        case: the record's id. quantity: a key of `QUANTITIES`.
+        requests: at once. input, output: tokens of each.
+        seconds: printed, per token but for a first token.
+        inputs: of the planner's estimate.
+        record: as it stands in the file.
+    """
+
+    case: str
+    quantity: str
+    requests: int
+    input: int
+    output: int
+    seconds: float
+    inputs: SpeedInputs
+    record: Mapping[str, Any]
+
+    def predict(self, constants: SpeedConstants | None = None) -> float:
+        """Return the estimate in the unit of `seconds`."""
+        inputs = self.inputs if constants is None else replace(self.inputs, constants=constants)
+        _, flops = arithmetic(inputs)
+        if self.quantity == "ttft_ms":
+            return _prompt(inputs, self.input, flops)
+        # A cache that holds fewer requests than are sent decodes fewer at once, for all of the output.
+        length, sent = self.input + self.output, self.requests
+        batch = max(1, min(sent, inputs.max_num_seqs, inputs.capacity_tokens // length))
+        context = self.input + self.output // 2
+        token = token_seconds(inputs, batch, context, flops)
+        if self.quantity == "itl_ms" and sent == 1:
+            return token
+        # Each request's tokens wait for the prompts of those that are decoded beside it.
+        if self.quantity == "seconds":
+            return (
+                (token + _prompts_at_once(inputs, self.input, batch, flops) / self.output)
+                * sent
+                / batch
+            )
+        each = token + batch * _work(inputs, self.input, flops) / self.output
+        return each * sent / batch if self.quantity != "itl_ms" else each
+
+    def is_in_band(self, constants: SpeedConstants) -> bool:
+        """Whether the printed time lies in the estimate's band."""
+        low, high = constants.low, constants.high
+        if self.quantity == "ttft_ms":
+            low, high = constants.prompt_low, constants.prompt_high
+        return low <= self.seconds / self.predict(constants) <= high
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether a first token came sooner than the GPU can compute its prompt: then some of it was cached."""
+        _, flops = arithmetic(self.inputs)
+        ranks = self.inputs.ranks.tensor
+        least = 2 * self.inputs.model.num_active_parameters * self.input / ranks / flops
+        return self.quantity == "ttft_ms" and self.seconds < least
+
+
+def _prompt(inputs: SpeedInputs, length: int, flops: float) -> float:
+    return prompt_seconds(inputs, prompt_times(inputs, length, flops), length)
+
+
+def _prompts_at_once(inputs: SpeedInputs, length: int, count: int, flops: float) -> float:
+    """Return the seconds of prompts that fill steps together."""
+    parts, tokens = prompt_times(inputs, length, flops), inputs.max_num_batched_tokens
+    steps, own = -(-count * length // tokens), -(-length // tokens)
+    each_step = max(parts["memory bandwidth"], parts["kernel launches"]) / own
+    work = max(count * parts["compute"], steps * each_step)
+    return work + count * parts["communication"] + steps * inputs.step(1)
+
+
+def _work(inputs: SpeedInputs, length: int, flops: float) -> float:
+    """Return how long a prompt holds the others up: its own work, not that of taking it in."""
+    return _prompt(inputs, length, flops) - inputs.taking_in
+
+
+def parse_figures(text: str, name: str) -> list[Mapping[str, Any]]:
+    """Return the records of a file.
+
+    Raises:
+        UsageError: it is not JSON of that form, or a record lacks its address, date, model, GPU or a figure.
+    """
+    try:
+        records = json.loads(text)["figures"]
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
+        raise UsageError(f"{name} holds no figures: {exc}") from exc
+    for index, record in enumerate(records):
+        for key in ("id", "source", "date", "model", "gpu", "requests", "input", "output"):
+            if not record.get(key):
+                raise UsageError(f"{name}: figures[{index}].{key} is missing")
+        if not any(_is_time(record.get(key)) for key in QUANTITIES):
+            raise UsageError(
+                f"{name}: figures[{index}] has none of {', '.join(QUANTITIES)} above 0"
+            )
+    return list(records)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+
+
+def read_figures(records: Iterable[Mapping[str, Any]]) -> list[Figure]:
+    """Return the figures of records, each with what the planner needs to estimate it.
+
+    Raises:
+        UsageError: a model or a GPU is not in the catalogue.
+    """
+    return [figure for record in records for figure in _figures(record)]
+
+
+def _figures(record: Mapping[str, Any]) -> list[Figure]:
+    inputs = _speed_inputs(record)
+    requests, output = int(record["requests"]), int(record["output"])
+    found = []
+    for quantity in QUANTITIES:
+        value = record.get(quantity)
+        if value is None:
+            continue
+        seconds = {
+            "ttft_ms": value / 1000,
+            "itl_ms": value / 1000,
+            "seconds": value / output,
+            "tokens_per_second": requests / value,
+        }[quantity]
+        found.append(
+            Figure(
+                record["id"], quantity, requests, int(record["input"]), output, seconds, inputs, record
+            )
+        )  # fmt: skip
+    return found
+
+
+def _speed_inputs(record: Mapping[str, Any]) -> SpeedInputs:
+    gpu = stated_gpu(record)
+    if gpu is None:
+        raise UsageError(f"{record['id']}: the GPU {record['gpu']!r} is not in the catalogue")
+    version = record.get("engine_version") or LATEST_VLLM
+    parameters = EngineParameters.of(dict(record.get("flags") or {}), engine_version=version)
+    result = plan(find_model(record["model"]), gpu, int(record.get("gpu_count") or 1), parameters)
+    if result.basis is None:
+        raise UsageError(f"{record['id']}: {result.problems[0].detail}")
+    return result.basis.speed
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedSummary:
+    """How a set of figures fares; errors are absolute, as shares of the printed time."""
+
+    count: int
+    median: float
+    within: float
+    """The share that lies within 1.5 times of the printed figure."""
+    bias: float
+    """The median of predicted over printed."""
+    in_band: float
+
+
+def summarise_speeds(
+    figures: Sequence[Figure], constants: SpeedConstants | None = None
+) -> SpeedSummary:
+    """Return the summary of at least one figure, by these constants or the bundled ones."""
+    constants = constants or load_speed_constants()
+    ratios = sorted(each.predict(constants) / each.seconds for each in figures)
+    errors = sorted(abs(ratio - 1) for ratio in ratios)
+    near = sum(1 / 1.5 <= ratio <= 1.5 for ratio in ratios)
+    inside = sum(each.is_in_band(constants) for each in figures)
+    middle = len(ratios) // 2
+    return SpeedSummary(
+        len(ratios), errors[middle], near / len(ratios), ratios[middle], inside / len(ratios)
+    )

@@ -1,0 +1,1 @@
+"""How fast plans would be, and what that rests on."""

@@ -1,0 +1,84 @@
+"""What engines reach of a GPU, and what a step takes beside reading and computing: measured, not derived.
+
+`catalog/speeds.json` has the values; `make planner-calibrate` sets them on one half of the published speeds
+(`docs/benchmarks/planner-published-speeds.json`, `scripts/calibrate_speeds.py`). `estimate.py` asks for them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from exo_inference.planner.gpu_catalog import Gpu
+
+_LEAST_SHARE = 0.1
+_AMD_COMPUTE = 0.64
+"""Of an NVIDIA GPU's share: the largest products reach 51.4 % of the stated rate on an MI300X and 80.3 % on an H100
+(github.com/stas00/ml-engineering @744d01e1, compute/accelerator, Maximum Achievable Matmul FLOPS, 2026-08-22)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedConstants:
+    """Shares of what a GPU's maker states, and seconds.
+
+    Attributes:
+        memory_share: of the memory bandwidth that a step reads at.
+        compute_share: of the dense 16-bit arithmetic, on a GPU whose memory could feed all of it.
+        compute_loss: of that share for each operation that the GPU can do per byte that it reads: arithmetic has
+            grown faster than power and bandwidth.
+        amd_share: of the share of the bandwidth, on AMD's GPUs.
+        layer: the small kernels of a layer's half (attention or states, feed-forward): norms, sums, short texts.
+        experts: in a layer of experts, for each that a token is sent to: routing, sorting, small grouped products.
+        early_experts: the same before 0.12, whose kernels for them were slower.
+        switch, bus: waiting for the other ranks in one all-reduce, over NVLink and over PCIe.
+        step: scheduling, sampling and launching one step. sequence: the same for each request in it.
+        prompt: taking a request in and answering its first token.
+        old_step, old_sequence, old_prompt: the same in vLLM's V0 engine, whose GPU waits for the host.
+        bus_share: of the bandwidth of PCIe that ranks reach among each other.
+        prompt_layer: launching a layer of a prompt, which no CUDA graph replays.
+        low, high: nine in ten of the published times between tokens lie between these times the estimate.
+        prompt_low, prompt_high: the same of first tokens.
+        figures: on how many they were set.
+    """
+
+    memory_share: float = 0.85
+    compute_share: float = 0.9
+    compute_loss: float = 0.001
+    amd_share: float = 0.75
+    layer: float = 1.5e-5
+    experts: float = 5e-6
+    early_experts: float = 1e-5
+    switch: float = 1.5e-5
+    bus: float = 3e-5
+    bus_share: float = 0.5
+    step: float = 5e-4
+    sequence: float = 2e-5
+    prompt: float = 5e-3
+    old_step: float = 2e-3
+    old_sequence: float = 1e-4
+    old_prompt: float = 1e-2
+    prompt_layer: float = 4e-4
+    low: float = 0.7
+    high: float = 1.5
+    prompt_low: float = 0.5
+    prompt_high: float = 2.0
+    figures: int = 0
+
+    def memory_reached(self, gpu: Gpu) -> float:
+        """Return the share of the memory bandwidth that engines reach on a GPU."""
+        return self.memory_share * (self.amd_share if gpu.vendor == "amd" else 1.0)
+
+    def compute_reached(self, gpu: Gpu) -> float:
+        """Return the share of the dense arithmetic that engines reach on a GPU."""
+        rate = (gpu.tflops.get("bf16") or gpu.tflops.get("fp16") or 0.0) * 1e12
+        share = self.compute_share - self.compute_loss * rate / gpu.bandwidth
+        return max(_LEAST_SHARE, share) * (_AMD_COMPUTE if gpu.vendor == "amd" else 1.0)
+
+
+@cache
+def load_speed_constants() -> SpeedConstants:
+    """Return the measured constants."""
+    text = files("exo_inference.planner").joinpath("catalog", "speeds.json").read_text("utf-8")
+    return SpeedConstants(**json.loads(text))

@@ -1,0 +1,156 @@
+"""Sets the constants of the planner's speeds on one half of the published figures, and grades both halves.
+
+    python -m scripts.calibrate_speeds --figures FIGURES.json [--check] [--write PAGE.md]
+
+The halves are those of the starts (`planner/accuracy/halves.py`): by model and GPU, so that near-duplicates fall on one
+side. Each constant in turn is moved up or down while that brings the estimates nearer to the printed times, by ever
+smaller factors: the same figures always give the same constants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import operator
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from exo_inference.planner.accuracy.halves import sets_constants
+from exo_inference.planner.accuracy.speeds import Figure, parse_figures, read_figures
+from exo_inference.planner.speed.constants import SpeedConstants
+from scripts.speed_page import render
+
+TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "speeds.json"
+
+_SET = (
+    "memory_share", "compute_share", "compute_loss", "amd_share", "layer", "experts", "early_experts", "switch", "bus", "bus_share", "step",
+    "sequence", "prompt", "old_step", "old_sequence", "old_prompt", "prompt_layer",
+)  # fmt: skip
+_MOST_SHARE = 0.92
+"""Of the memory bandwidth: what copies of large arrays reach."""
+_REACH = 3.0
+"""A constant stays within so many times of where it began: what no figure tells must not take another's place."""
+_SHARES = frozenset({"memory_share", "compute_share", "amd_share", "bus_share"})
+_FACTORS = (1.6, 1.25, 1.1, 1.04, 1.015)
+_ROUNDS = 8
+"""At most so many passes over all constants for each factor."""
+_FAR = math.log(2)
+"""A figure that is further off pulls no harder: its run had a cause that no constant has."""
+
+
+def halves(figures: Sequence[Figure]) -> tuple[list[Figure], list[Figure]]:
+    """Return the figures that set constants, and those that are graded; first tokens of cached prompts are neither."""
+    found: tuple[list[Figure], list[Figure]] = ([], [])
+    for each in figures:
+        if not each.is_cached:
+            found[0 if sets_constants(each.record) else 1].append(each)
+    return found
+
+
+def distance(figures: Sequence[Figure], constants: SpeedConstants) -> float:
+    """Return how far the estimates are from the printed times: the mean of their logarithms' distances.
+
+    Figures of one model on one kind of GPU weigh together as the root of their number: they say much the same.
+    """
+    sums: dict[tuple[object, ...], list[float]] = {}
+    for each in figures:
+        off = abs(math.log(each.predict(constants) / each.seconds))
+        sums.setdefault(_run(each), []).append(min(_FAR, off))
+    weights = [len(run) ** 0.5 for run in sums.values()]
+    means = [sum(run) / len(run) for run in sums.values()]
+    return float(sum(map(operator.mul, weights, means)) / sum(weights))
+
+
+def _run(figure: Figure) -> tuple[object, ...]:
+    inputs = figure.inputs
+    return inputs.model.name, inputs.gpu.key, inputs.ranks, inputs.rules.is_legacy
+
+
+def derive(figures: Sequence[Figure]) -> SpeedConstants:
+    """Return the constants set on these figures."""
+    best = SpeedConstants()
+    least = distance(figures, best)
+    for factor in _FACTORS:
+        for _ in range(_ROUNDS):
+            before = least
+            for name in _SET:
+                for move in (factor, 1 / factor):
+                    tried = _moved(best, name, move)
+                    found = distance(figures, tried)
+                    if found < least - 1e-9:
+                        best, least = tried, found
+            if before - least < 1e-6:
+                break
+    for name in _SET:
+        best = _with(best, name, float(f"{getattr(best, name):.3g}"))
+    return _with_band(figures, best)
+
+
+def _with(constants: SpeedConstants, name: str, value: float) -> SpeedConstants:
+    changed: dict[str, Any] = {name: value}
+    return replace(constants, **changed)
+
+
+def _moved(constants: SpeedConstants, name: str, factor: float) -> SpeedConstants:
+    start = getattr(SpeedConstants(), name)
+    most = start * _REACH
+    if name in _SHARES:
+        most = _MOST_SHARE if name == "memory_share" else 1.0
+    value = min(most, max(start / _REACH, getattr(constants, name) * factor))
+    return _with(constants, name, value)
+
+
+def _with_band(figures: Sequence[Figure], constants: SpeedConstants) -> SpeedConstants:
+    """Add between which times the estimate nine in ten figures lie, first tokens and all others."""
+    groups: tuple[list[float], list[float]] = ([], [])
+    for each in figures:
+        groups[each.quantity == "ttft_ms"].append(each.seconds / each.predict(constants))
+    (low, high), (prompt_low, prompt_high) = map(_middle_of, groups)
+    return replace(
+        constants, low=low, high=high, prompt_low=prompt_low, prompt_high=prompt_high, figures=len(figures),
+    )  # fmt: skip
+
+
+def _middle_of(ratios: Sequence[float]) -> tuple[float, float]:
+    """Return between which ratios nine in ten lie, outwards to two digits."""
+    ordered, last = sorted(ratios), len(ratios) - 1
+    low, high = ordered[math.floor(0.05 * last)], ordered[math.ceil(0.95 * last)]
+    return min(1.0, math.floor(100 * low) / 100), max(1.0, math.ceil(100 * high) / 100)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the constants and the page, or with --check compare the constants with the file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.calibrate_speeds",
+        description="Set the constants of the planner's speeds on one half of published figures.",
+    )
+    parser.add_argument("--figures", type=Path, required=True, help="JSON file of figures")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; 1 where it would differ"
+    )
+    parser.add_argument("--write", type=Path, help="page with both halves, to replace")
+    options = parser.parse_args(arguments)
+    records = parse_figures(options.figures.read_text(encoding="utf-8"), str(options.figures))
+    setting, graded = halves(read_figures(records))
+    constants = derive(setting)
+    text = json.dumps(asdict(constants), indent=0) + "\n"
+    if options.check:
+        if text == TARGET.read_text(encoding="utf-8"):
+            return 0
+        print(
+            f"{TARGET} is not what {options.figures} gives: run `make planner-calibrate`",
+            file=sys.stderr,
+        )
+        return 1
+    TARGET.write_text(text, encoding="utf-8")
+    if options.write is not None:
+        options.write.write_text(render(setting, graded, constants), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

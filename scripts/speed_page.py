@@ -1,0 +1,125 @@
+"""The page of the planner's speeds against published ones: both halves, and every figure with its address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from exo_inference.planner.accuracy.speeds import (
+    QUANTITIES,
+    Figure,
+    summarise_speeds,
+)
+from exo_inference.planner.speed.constants import SpeedConstants
+
+_HEAD = """# The planner's speeds, graded
+
+What `plan` estimates against speeds that were published, each with its address: [`planner-published-speeds.json`](planner-published-speeds.json).
+The rule that splits the starts (`planner/accuracy/halves.py`) splits these too: constants are set on the calibration
+half alone, and every graded figure is of a model or a GPU that no constant has seen. `make lint` fails where the
+constants are not what the calibration half gives. Written by `make planner-calibrate`.
+
+Ratios are predicted over printed times. Asked for on the graded half: a median error of at most 15 %, and 90 % of the
+figures within 1.5 times.
+"""
+
+_RULES = """## How it is graded
+
+- *First token* is that of a request alone. *Between tokens* and *requests that follow one another* wait for the prompts
+  of the requests beside them; *a whole batch* is sent at once, prompts and output together, per token of output.
+- A first token that came sooner than the GPU's whole arithmetic could compute its prompt is of a cached prompt, and is
+  not graded. Where the cache holds fewer requests than were sent, fewer are decoded at once.
+- Figures of one model on one kind of GPU weigh together as the root of their number when constants are set, each
+  constant stays within three times of where it began, and figures that are more than twice off pull no harder.
+- Which constants there are was decided with the graded half's figures in view; its figures set no value. vLLM's V0
+  engine has a host's part of its own, as its steps wait for the host; how fast that host is, no plan knows.
+- Where a record was taken from its date or model and not from its source, its `inferred` says what. Releases before
+  0.6.6 are estimated as 0.6.6.
+"""
+
+
+def render(setting: Sequence[Figure], graded: Sequence[Figure], constants: SpeedConstants) -> str:
+    """Return the page.
+
+    Args:
+        setting: the figures that the constants were set on.
+        graded: the others.
+        constants: as they were set.
+    """
+    lines = [_HEAD]
+    for title, figures in (("graded", graded), ("calibration", setting)):
+        lines += [f"## The {title} half\n", *_table(figures, constants)]
+    lines += [_constants(constants), _RULES, "## Every figure\n"]
+    lines += [
+        "| run | requests | tokens in, out | what | printed | predicted | ratio | half | from |"
+    ]
+    lines += ["| --- | ---: | ---: | --- | ---: | ---: | ---: | --- | --- |"]
+    marked = [(each, "graded") for each in graded] + [(each, "calibration") for each in setting]
+    lines += [_row(each, half, constants) for each, half in sorted(marked, key=lambda m: m[0].case)]
+    return "\n".join(lines) + "\n"
+
+
+_GROUPS: Mapping[str, Callable[[Figure], bool]] = {
+    "all": lambda each: True,
+    **{
+        text: (lambda each, name=name: each.quantity == name)  # type: ignore[misc]
+        for name, text in QUANTITIES.items()
+    },
+    "dense": lambda each: each.inputs.model.moe is None,
+    "mixtures of experts": lambda each: each.inputs.model.moe is not None,
+    "vLLM's V0 engine": lambda each: each.inputs.rules.is_legacy,
+    "later releases, other engines": lambda each: not each.inputs.rules.is_legacy,
+    "AMD": lambda each: each.inputs.gpu.vendor == "amd",
+}
+
+
+def _table(figures: Sequence[Figure], constants: SpeedConstants) -> list[str]:
+    lines = [
+        "| figures | number | median error | within 1.5 times | median ratio | in the band |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, belongs in _GROUPS.items():
+        group = [each for each in figures if belongs(each)]
+        if group:
+            row = summarise_speeds(group, constants)
+            lines.append(
+                f"| {name} | {row.count} | {row.median:.1%} | {row.within:.1%} | {row.bias:.2f} | {row.in_band:.1%} |"
+            )
+    kinds, models = ({f(each) for each in figures} for f in (_gpu_of, _model_of))
+    return [*lines, f"\nOver {len(kinds)} kinds of GPU and {len(models)} models.\n"]
+
+
+def _gpu_of(figure: Figure) -> str:
+    return figure.inputs.gpu.key
+
+
+def _model_of(figure: Figure) -> str:
+    return figure.inputs.model.name
+
+
+def _constants(each: SpeedConstants) -> str:
+    shares = f"{each.memory_share:.3g} of the memory bandwidth ({each.amd_share:.3g} of that on AMD's GPUs)"
+    return f"""## The constants
+
+Set on {each.figures} figures. Reached are {shares}, of the dense 16-bit arithmetic
+{each.compute_share:.3g} less {each.compute_loss:.3g} for each operation that the GPU can do per byte it reads, and {each.bus_share:.3g} of PCIe's bandwidth
+among ranks. In microseconds: {1e6 * each.layer:.3g} for each half of a layer; for each expert that a token is sent to, {1e6 * each.experts:.3g} a layer
+({1e6 * each.early_experts:.3g} before 0.12); an all-reduce {1e6 * each.switch:.3g} over NVLink and {1e6 * each.bus:.3g} over PCIe; a step {1e6 * each.step:.3g} and {1e6 * each.sequence:.3g} for each
+request in it ({1e6 * each.old_step:.4g} and {1e6 * each.old_sequence:.3g} in V0); a prompt's launches {1e6 * each.prompt_layer:.3g} a layer, taking it in
+{1e6 * each.prompt:.4g} ({1e6 * each.old_prompt:.4g} in V0). The band holds nine in ten of the calibration half's times: {each.low:g} to {each.high:g} times the
+estimate between tokens, {each.prompt_low:g} to {each.prompt_high:g} for first tokens.
+"""
+
+
+def _row(figure: Figure, half: str, constants: SpeedConstants) -> str:
+    predicted, record = figure.predict(constants), figure.record
+    gpus = f"{record['gpu_count']} x " if record["gpu_count"] > 1 else ""
+    run = f"{record['model']}, {gpus}{record['gpu']}"
+    return (
+        f"| {run} | {figure.requests} | {figure.input}, {figure.output} | {QUANTITIES[figure.quantity]} | "
+        f"{_ms(figure.seconds)} | {_ms(predicted)} | {predicted / figure.seconds:.2f} | {half} | "
+        f"[{record['date']}]({record['source']}) |"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"

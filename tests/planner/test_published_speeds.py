@@ -1,0 +1,146 @@
+"""The published speeds: what the file must hold, how it is split, and how near the estimates come."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exo_inference.errors import UsageError
+from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+from exo_inference.planner.accuracy.halves import gpu_key, model_key
+from exo_inference.planner.accuracy.speeds import (
+    parse_figures,
+    read_figures,
+    summarise_speeds,
+)
+from exo_inference.planner.speed.constants import load_speed_constants
+from exo_inference.planner.speed.estimate import batch_sizes
+from scripts.calibrate_speeds import distance, halves
+from scripts.speed_page import render
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner-published-speeds.json"
+RECORDS = parse_figures(PUBLISHED.read_text("utf-8"), PUBLISHED.name)
+FIGURES = read_figures(RECORDS)
+SETTING, GRADED = halves(FIGURES)
+RECORD = {
+    "id": "one", "source": "https://example.org", "date": "2026-01-01", "model": "Qwen/Qwen3-8B", "gpu": "H100",
+    "requests": 1, "input": 100, "output": 100, "itl_ms": 5.0,
+}  # fmt: skip
+
+
+def test_there_are_enough_figures_of_all_sorts() -> None:
+    assert len(FIGURES) >= 60
+    assert len({each.inputs.gpu.key for each in FIGURES}) >= 8
+    assert {each.inputs.model.moe is None for each in FIGURES} == {True, False}
+    assert {1, 8, 64, 256} <= {each.requests for each in FIGURES}
+    assert {"ttft_ms", "itl_ms"} <= {each.quantity for each in FIGURES}
+
+
+def test_every_record_has_its_address_and_date_once() -> None:
+    assert len({record["id"] for record in RECORDS}) == len(RECORDS)
+    for record in RECORDS:
+        assert record["source"].startswith("https://")
+        assert len(record["date"]) == 10
+
+
+def test_no_graded_figure_is_of_a_model_and_a_gpu_that_set_constants() -> None:
+    seen = {(model_key(each.record), gpu_key(each.record)) for each in SETTING}
+    assert not seen & {(model_key(each.record), gpu_key(each.record)) for each in GRADED}
+    assert min(len(SETTING), len(GRADED)) >= 0.4 * len(FIGURES)
+
+
+def test_the_graded_half_comes_near() -> None:
+    row = summarise_speeds(GRADED)
+    assert row.median <= 0.15
+    assert row.within >= 0.8
+    assert row.in_band >= 0.85
+
+
+def test_the_constants_are_nearer_than_those_around_them() -> None:
+    constants = load_speed_constants()
+    least = distance(SETTING, constants)
+    for name in ("memory_share", "layer", "early_experts", "old_step", "prompt_layer"):
+        for factor in (0.7, 1.3):
+            moved = replace(constants, **{name: getattr(constants, name) * factor})
+            assert distance(SETTING, moved) >= least
+
+
+def test_the_page_is_what_the_figures_give() -> None:
+    page = PUBLISHED.with_suffix(".md").read_text("utf-8")
+    assert page == render(SETTING, GRADED, load_speed_constants())
+
+
+def test_a_first_token_of_a_cached_prompt_is_not_graded() -> None:
+    (soon,) = read_figures([RECORD | {"itl_ms": None, "ttft_ms": 0.1, "input": 8000}])
+    (late,) = read_figures([RECORD | {"itl_ms": None, "ttft_ms": 500.0, "input": 8000}])
+    assert (soon.is_cached, late.is_cached) == (True, False)
+    assert halves([soon]) == ([], [])
+
+
+def test_prompts_of_others_slow_tokens_down() -> None:
+    def seconds(requests: int, length: int) -> float:
+        (figure,) = read_figures([RECORD | {"requests": requests, "input": length}])
+        return figure.predict()
+
+    assert seconds(8, 4000) > seconds(8, 100) > seconds(1, 100)
+    assert seconds(8, 4000) - seconds(8, 100) > 5 * (seconds(1, 4000) - seconds(1, 100))
+
+
+def test_a_cache_that_holds_fewer_requests_decodes_fewer_at_once() -> None:
+    (one,) = read_figures([RECORD | {"itl_ms": None, "tokens_per_second": 100.0, "requests": 64}])
+    small = replace(one, inputs=replace(one.inputs, capacity_tokens=800))
+    assert small.predict() > 5 * one.predict()
+
+
+def test_the_band_holds_the_share_that_it_says() -> None:
+    constants = load_speed_constants()
+    inside = sum(each.is_in_band(constants) for each in SETTING)
+    assert inside / len(SETTING) == pytest.approx(0.9, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "{}", "nonsense", json.dumps({"figures": [{}]}),
+        json.dumps({"figures": [{**RECORD, "source": ""}]}),
+        json.dumps({"figures": [{**RECORD, "itl_ms": None}]}),
+        json.dumps({"figures": [{**RECORD, "itl_ms": math.inf}]}),
+        json.dumps({"figures": [{**RECORD, "itl_ms": -1.0}]}),
+    ],
+)  # fmt: skip
+def test_what_is_no_figure_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_figures(text, "file")
+
+
+def test_a_gpu_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UsageError, match="mystery"):
+        read_figures([RECORD | {"gpu": "mystery"}])
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (300, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300])]
+)  # fmt: skip
+def test_batches_go_up_to_the_most_requests(most: int, sizes: list[int]) -> None:
+    assert batch_sizes(most) == sizes
+
+
+def test_the_list_of_batches_ends_at_max_num_seqs() -> None:
+    parameters = EngineParameters(max_num_seqs=300, max_model_len=1024)
+    speed = plan(find_model("Qwen/Qwen3-0.6B"), find_gpu("H200"), 1, parameters).speed
+    assert speed is not None
+    assert speed.batches[-1].batch == 300
+
+
+def test_an_older_release_of_experts_is_slower() -> None:
+    times = []
+    for version in ("0.11.0", "0.16.0"):
+        parameters = EngineParameters(engine_version=version, max_model_len=8192)
+        speed = plan(find_model("Qwen/Qwen3-30B-A3B"), find_gpu("H100"), 1, parameters).speed
+        assert speed is not None
+        times.append(speed.batches[0].inter_token_seconds)
+    assert times[0] > 1.2 * times[1]
