@@ -13,6 +13,28 @@ BESIDE_V1 = (
     *("/tokenizer_info", "/load", "/openapi.json"),
 )
 """What Cohere's clients and vLLM's ask for beside /v1. Not what changes an engine or shows its settings."""
+_BELOW_V1 = (
+    *("chat/completions", "completions", "responses", "messages", "messages/count_tokens"),
+    *(
+        "embeddings",
+        "rerank",
+        "score",
+        "classify",
+        "pooling",
+        "moderations",
+        "tokenize",
+        "detokenize",
+    ),
+    *("audio/transcriptions", "audio/translations", "audio/speech"),
+    *("models", "load_lora_adapter", "unload_lora_adapter"),
+)
+_EXACT = frozenset({*BESIDE_V1, *(f"/v1/{each}" for each in _BELOW_V1)})
+_WITH_NAMES = (
+    (re.compile(r"/v1/models/.+"), "/v1/models/{model}"),
+    (re.compile(r"/v1/responses/[^/]+"), "/v1/responses/{id}"),
+    (re.compile(r"/v1/responses/[^/]+/cancel"), "/v1/responses/{id}/cancel"),
+)
+OTHER_ROUTE = "/v1/*"
 _ROUTE = re.compile(
     r"/(?P<deployment>[A-Za-z0-9][A-Za-z0-9._-]*)"
     rf"(?P<path>/v1(?:/[^\s?#]*)?|{'|'.join(map(re.escape, BESIDE_V1))})"
@@ -44,6 +66,15 @@ def parse_path(raw_path: str) -> Target:
     if _FORBIDDEN.search(decoded) or not {".", ".."}.isdisjoint(decoded.split("/")):
         raise errors.unknown_path()
     return Target(match["deployment"], match["path"])
+
+
+def route_of(path: str) -> str:
+    """Return one of few names for a path that `parse_path` gave: ids are left out, and what is not known has one."""
+    decoded = unquote(path)
+    if decoded in _EXACT:
+        return decoded
+    names = (name for pattern, name in _WITH_NAMES if pattern.fullmatch(decoded))
+    return next(names, OTHER_ROUTE)
 
 
 def _is_utf8(path: str) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from multidict import CIMultiDictProxy
 
+from exo_inference.gateway.addresses import route_of
 from exo_inference.gateway.exchange import CLIENT_CLOSED, Exchange
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ logger = logging.getLogger(__name__)
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SERVICE = "exo-gateway"
+_METHODS = frozenset(
+    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"}
+)
+"""Others are `_OTHER` in attributes and `HTTP` in names, as OpenTelemetry's conventions say."""
+_MAX_PATH = 256
 _LAST_SPANS_SECONDS = 2.0
 """How long the end of the process waits for a collector."""
 
@@ -62,7 +68,8 @@ class RequestTrace:
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         self._tracer = tracer
-        self._span = tracer.start_span(method, _context_of(headers), kind=SpanKind.SERVER)
+        name = method if method in _METHODS else "HTTP"  # a sampler may look at it
+        self._span = tracer.start_span(name, _context_of(headers), kind=SpanKind.SERVER)
         self._under = set_span_in_context(self._span)
         self._wait: Span | None = tracer.start_span("wait", self._under)
 
@@ -82,11 +89,15 @@ class RequestTrace:
         """Note what came of it."""
         self._end_wait()
         span = self._span
-        span.update_name(f"{exchange.method} {exchange.path}".strip())
+        method = exchange.method if exchange.method in _METHODS else "_OTHER"
+        route = route_of(exchange.path) if exchange.path else ""
+        # Names and routes are few, whatever clients send; programs that read spans count by them.
+        span.update_name(f"{method if method in _METHODS else 'HTTP'} {route}".strip())
         span.set_attributes(
             {
-                "http.request.method": exchange.method,
-                "url.path": exchange.path,
+                "http.request.method": method,
+                "http.route": route,
+                "url.path": exchange.path[:_MAX_PATH],
                 "http.response.status_code": exchange.status,
                 "exo.request_id": exchange.request_id,
                 "exo.deployment.id": exchange.deployment_id,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
+from yarl import URL
 
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.tracing import is_asked_for, open_tracing
@@ -137,6 +138,36 @@ async def test_refusals_have_a_span_too(traced) -> None:
     assert await ask(stack, Authorization="Bearer wrong") == 401
     whole = by_name(await spans())["POST /v1/chat/completions"]
     assert (whole.attributes["http.response.status_code"], whole.failed) == (401, False)
+
+
+async def test_spans_have_few_names_whatever_clients_send(traced) -> None:
+    """Collectors count by names: a path with an id, or one that anybody makes up, is none."""
+    stack, spans = traced
+    paths = {
+        "/v1/models/org/name": "/v1/models/{model}",
+        "/v1/models/org%2Fother": "/v1/models/{model}",
+        "/v1/responses/resp_1": "/v1/responses/{id}",
+        "/v1/responses/resp_2/cancel": "/v1/responses/{id}/cancel",
+        "/v1/made/up": "/v1/*",
+        "/v1/": "/v1/*",
+        "/v1/" + "x" * 1000: "/v1/*",
+        "/v1/chat%2Fcompletions": "/v1/chat/completions",
+        "/rerank": "/rerank",
+    }
+    headers = {"Authorization": "Bearer none"}  # who has no key makes spans, too
+    for path in paths:
+        url = URL(f"{stack.url}/d-1{path}", encoded=True)
+        async with stack.client.get(url, headers=headers) as answer:
+            assert answer.status == 401
+    for method, path in (("GET", "/no/such"), ("PROPFIND", "/d-1/v1/models")):
+        async with stack.client.request(method, f"{stack.url}{path}", headers=headers) as answer:
+            assert answer.status in (401, 404)
+    found = [span for span in await spans() if span.kind == SERVER]
+    names = [f"GET {route}" for route in paths.values()]
+    assert [span.name for span in found] == [*names, "GET", "HTTP /v1/models"]
+    assert [span.attributes["http.route"] for span in found][: len(paths)] == [*paths.values()]
+    assert max(len(span.attributes["url.path"]) for span in found) == 256
+    assert found[-1].attributes["http.request.method"] == "_OTHER"
 
 
 async def test_without_tracing_the_header_passes_as_it_is(stack) -> None:
