@@ -18,8 +18,8 @@ from benchmarks.kubernetes_scale.report import HelmCost
 from exo_inference.platforms.base import DesiredDeployment
 from exo_inference.platforms.kubernetes.helm import GO_ENVIRONMENT, find_helm
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
+from exo_inference.platforms.kubernetes.release_values import Release, build_release
 from exo_inference.platforms.kubernetes.settings import PlatformValues
-from exo_inference.platforms.kubernetes.values import Release, build_release
 from exo_inference.resources import DeploymentSpec, EngineRef
 
 NAMESPACE = "helm-costs"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import exo_inference
-from exo_inference.controller.gpu_file import FILE_NAME as GPUS_FILE_NAME
+from exo_inference.controller.user_gpus import FILE_NAME as GPUS_FILE_NAME
 from exo_inference.errors import ConfigurationError
 from exo_inference.kubernetes_api.pod import PodSettings, read_pod, read_text
 from exo_inference.local_settings import ZONES, load_settings

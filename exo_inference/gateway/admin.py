@@ -17,7 +17,7 @@ import exo_inference
 from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.table import Tables
-from exo_inference.gateway.usage import UsageLedger
+from exo_inference.gateway.usage_ledger import UsageLedger
 
 
 def build_admin_app(

@@ -38,7 +38,7 @@ from exo_inference.gateway.table import Table, Tables, TableWatcher
 from exo_inference.gateway.tracing import Tracing
 from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
-from exo_inference.gateway.usage import UsageLedger
+from exo_inference.gateway.usage_ledger import UsageLedger
 from exo_inference.local_settings import find_listener
 from exo_inference.state_dir import StateDir
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.table import Tables
-from exo_inference.gateway.usage import UsageLedger
+from exo_inference.gateway.usage_ledger import UsageLedger
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from exo_inference.controller.gpu_file import read_user_gpus
 from exo_inference.controller.settings import read_settings
+from exo_inference.controller.user_gpus import read_user_gpus
 from exo_inference.gateway.held_requests import HoldSettings, read_hold_settings
 from exo_inference.local_settings import ZONES
 from exo_inference.platforms.kubernetes import read_platform_values

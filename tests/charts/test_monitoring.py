@@ -15,7 +15,7 @@ from exo_engine.server.telemetry.metrics import Metrics
 from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.table import TableWatcher
-from exo_inference.gateway.usage import UsageLedger
+from exo_inference.gateway.usage_ledger import UsageLedger
 from scripts.kubernetes import binaries
 from scripts.kubernetes.prerequisites import PrerequisiteMissing, unpacked_program
 from tests.charts.rendering import CHARTS, only, render

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from exo_inference.controller.cluster import starts as cluster_starts
-from exo_inference.controller.cluster.starts import NAME, ClusterStarts
+from exo_inference.controller.cluster import recorded_starts as cluster_starts
+from exo_inference.controller.cluster.recorded_starts import NAME, ClusterStarts
 from exo_inference.kubernetes_api.client import KubernetesApi, object_path
 from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.test_plan_starts import make_start

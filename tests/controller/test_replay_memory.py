@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.http import refusals, replays
-from exo_inference.controller.http.refusals import RefusalLog
+from exo_inference.controller.http import refused_signatures, replays
+from exo_inference.controller.http.refused_signatures import RefusalLog
 from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory
 
 
@@ -54,7 +54,7 @@ async def test_a_clock_that_jumps_forth_and_back_forgets_nothing() -> None:
 
 
 def test_refusals_are_kept_until_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "MAX_LINES", 10)
+    monkeypatch.setattr(refused_signatures, "MAX_LINES", 10)
     clock, path = FakeClock(), tmp_path / "refused"
     log = RefusalLog(path, clock)
     for number in range(8):
@@ -74,7 +74,7 @@ def test_refusals_are_kept_until_they_end(tmp_path: Path, monkeypatch: pytest.Mo
 def test_refusals_that_cannot_be_kept_are_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "MAX_LINES", 10)
+    monkeypatch.setattr(refused_signatures, "MAX_LINES", 10)
     log = RefusalLog(tmp_path / "nowhere" / "refused", FakeClock())
     for number in range(100):
         log.add(f"key {number}", 1600.0)

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from exo_inference.platforms.base import DesiredDeployment
+from exo_inference.platforms.kubernetes.release_values import build_release, merged
 from exo_inference.platforms.kubernetes.settings import PlatformValues
-from exo_inference.platforms.kubernetes.values import build_release, merged
 from exo_inference.resources.yaml import parse_manifests
 from tests.charts.rendering import MINORS, helm, problems
 from tests.charts.rendering import only as one

@@ -14,10 +14,10 @@ import time
 import aiohttp
 import pytest
 
-from exo_inference.gateway import usage
+from exo_inference.gateway import usage_ledger
 from exo_inference.gateway.answer_usage import Tokens
 from exo_inference.gateway.app import Gateway
-from exo_inference.gateway.usage import UsageLedger
+from exo_inference.gateway.usage_ledger import UsageLedger
 from exo_inference.local_settings import LocalSettings, prepare_settings, save_settings
 
 
@@ -167,7 +167,7 @@ def test_a_named_pipe_as_usage_file_is_kept_aside(tmp_path):
 
 
 def test_counts_of_many_keys_are_bounded_and_lose_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(usage, "MAX_ROWS", 10)
+    monkeypatch.setattr(usage_ledger, "MAX_ROWS", 10)
     ledger = UsageLedger(tmp_path / "usage.json")
     for number in range(100):
         ledger.count("d-1", f"key-{number}", 200, Tokens(1, 2))
@@ -189,7 +189,7 @@ async def test_file_of_more_counts_than_the_bound_is_joined_too(tmp_path, monkey
     for number in range(50):
         ledger.count("d-1", f"key-{number}", 200, None)
     await ledger.save()
-    monkeypatch.setattr(usage, "MAX_ROWS", 10)
+    monkeypatch.setattr(usage_ledger, "MAX_ROWS", 10)
     again = UsageLedger(tmp_path / "usage.json")
     again.load()
     again.count("d-1", "new", 200, None)

@@ -18,7 +18,7 @@ import pytest
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.base import LogQuery, ObservedDeployment, ReplicaPhase
 from exo_inference.platforms.local import stop_all
-from exo_inference.platforms.local.restarts import backoff_seconds
+from exo_inference.platforms.local.restart_backoff import backoff_seconds
 from exo_inference.state_dir import process_start_ticks
 from tests.desired_deployments import altered
 from tests.platforms.conftest import LONG_BACK_OFF

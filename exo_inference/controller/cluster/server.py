@@ -18,18 +18,18 @@ from exo_inference.controller.admission.architectures import Architectures, Fetc
 from exo_inference.controller.admission.model import FindSource
 from exo_inference.controller.cluster.leader import LeaderElection
 from exo_inference.controller.cluster.probes import ControllerMetrics, serve_probes
+from exo_inference.controller.cluster.recorded_starts import ClusterStarts
+from exo_inference.controller.cluster.refused_signatures import SharedRefusals
 from exo_inference.controller.cluster.routing import ClusterRouting
-from exo_inference.controller.cluster.shared_refusals import SharedRefusals
 from exo_inference.controller.cluster.shared_secrets import SharedCredentials, open_shared_box
-from exo_inference.controller.cluster.starts import ClusterStarts
 from exo_inference.controller.context import Context
-from exo_inference.controller.gpu_file import read_user_gpus
 from exo_inference.controller.http.app import create_app
 from exo_inference.controller.http.server import Running, run_server
 from exo_inference.controller.reconcile.reconciler import Reconciler
 from exo_inference.controller.settings import ClusterSettings, ControllerSettings
 from exo_inference.controller.stores.kubernetes import KubernetesStore
 from exo_inference.controller.stores.kubernetes.records import Records
+from exo_inference.controller.user_gpus import read_user_gpus
 from exo_inference.hub.architecture import fetch_architecture
 from exo_inference.kubernetes_api.client import KubernetesApi
 from exo_inference.kubernetes_api.pod import listen_everywhere
@@ -41,7 +41,7 @@ from exo_inference.platforms.kubernetes import (
     KubernetesSettings,
     read_platform_values,
 )
-from exo_inference.platforms.kubernetes.values import merged
+from exo_inference.platforms.kubernetes.release_values import merged
 
 logger = logging.getLogger(__name__)
 

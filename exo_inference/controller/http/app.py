@@ -18,7 +18,7 @@ from exo_inference.controller.context import Context
 from exo_inference.controller.http.auth import FindSecret, Verifier
 from exo_inference.controller.http.deployment_list import ListedDeployments
 from exo_inference.controller.http.middleware import RequestBoundary, ShareRefusal, SignatureGate
-from exo_inference.controller.http.refusals import RefusalLog
+from exo_inference.controller.http.refused_signatures import RefusalLog
 from exo_inference.controller.http.replays import ReplayMemory
 from exo_inference.controller.http.routes import ROUTES
 

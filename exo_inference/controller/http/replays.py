@@ -13,7 +13,7 @@ well: the second is told so, and not that it is in effect.
 
 The memory is this process's and is bounded. What has to hold beyond it holds by other means: a write is recorded
 under its signature, with the object (`operations.identify_request` and `identify_change`), and a refusal in a file
-(`refusals.py`), or on a cluster beside the objects (`cluster/shared_refusals.py`).
+(`refused_signatures.py`), or on a cluster beside the objects (`cluster/refused_signatures.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from exo_inference.controller.http.refusals import RefusalLog
+from exo_inference.controller.http.refused_signatures import RefusalLog
 
 logger = logging.getLogger(__name__)
 

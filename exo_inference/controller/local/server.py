@@ -21,7 +21,6 @@ from exo_inference.controller.admission.architectures import Architectures, Fetc
 from exo_inference.controller.admission.model import FindSource
 from exo_inference.controller.context import Context
 from exo_inference.controller.gateway_client import SocketGatewayClient
-from exo_inference.controller.gpu_file import FILE_NAME, read_user_gpus
 from exo_inference.controller.http.app import create_app
 from exo_inference.controller.http.auth import CredentialFile
 from exo_inference.controller.http.server import Running, run_server
@@ -30,6 +29,7 @@ from exo_inference.controller.reconcile.reconciler import Reconciler
 from exo_inference.controller.secret_box import open_secret_box
 from exo_inference.controller.settings import ControllerSettings
 from exo_inference.controller.stores.sqlite import SqliteStore
+from exo_inference.controller.user_gpus import FILE_NAME, read_user_gpus
 from exo_inference.errors import ConfigurationError
 from exo_inference.hub.architecture import fetch_architecture
 from exo_inference.liveness import answering_probes

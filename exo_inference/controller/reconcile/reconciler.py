@@ -20,7 +20,7 @@ from exo_inference.controller.reconcile.deployment import (
     DeploymentReconciler,
     route_key,
 )
-from exo_inference.controller.reconcile.key_scopes import report_scopes
+from exo_inference.controller.reconcile.key_scope_conditions import report_scopes
 from exo_inference.controller.reconcile.late_admission import LateAdmission
 from exo_inference.controller.reconcile.model import ModelReconciler
 from exo_inference.controller.reconcile.outcome import Outcome

@@ -1,7 +1,7 @@
 """`plan-starts.jsonl`: the last real starts of this control plane, one JSON object on each line.
 
 The recorder appends, the API reads, both through `Starts`: this file on one machine, a ConfigMap on a
-cluster (`cluster/starts.py`). The file is replaced whole, so a reader or a kill finds the old one or the
+cluster (`cluster/recorded_starts.py`). The file is replaced whole, so a reader or a kill finds the old one or the
 new one; a line that cannot be read (of a newer version, or torn by hand) is passed over.
 """
 

@@ -26,7 +26,7 @@ from exo_inference.platforms.kubernetes.names import (
     label,
 )
 from exo_inference.platforms.kubernetes.records import list_revisions, read_record
-from exo_inference.platforms.kubernetes.values import hash_of
+from exo_inference.platforms.kubernetes.release_values import hash_of
 from exo_inference.platforms.kubernetes.workloads import Workloads
 
 logger = logging.getLogger(__name__)

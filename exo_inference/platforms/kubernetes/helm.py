@@ -24,8 +24,8 @@ from typing import IO, Any
 import yaml
 
 from exo_inference.errors import ConfigurationError, PlatformError
+from exo_inference.platforms.kubernetes.release_values import hash_of
 from exo_inference.platforms.kubernetes.settings import KubernetesSettings
-from exo_inference.platforms.kubernetes.values import hash_of
 
 _GRACE_SECONDS = 3.0
 """How long Helm may take to end after SIGTERM; it writes down that it was stopped."""

@@ -16,8 +16,8 @@ from exo_inference.platforms.kubernetes.names import (
     label,
     model_release_name,
 )
+from exo_inference.platforms.kubernetes.release_values import CLAIM_PREFIX, hash_of, merged
 from exo_inference.platforms.kubernetes.settings import Values
-from exo_inference.platforms.kubernetes.values import CLAIM_PREFIX, hash_of, merged
 from exo_inference.resources import TokenSecretRef
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")

@@ -49,7 +49,7 @@ from exo_inference.platforms.kubernetes.names import (
     model_release_names,
 )
 from exo_inference.platforms.kubernetes.records import Owner
-from exo_inference.platforms.kubernetes.values import split_claim
+from exo_inference.platforms.kubernetes.release_values import split_claim
 from exo_inference.resources import TokenSecretRef
 
 _EXIT_FINAL = 78

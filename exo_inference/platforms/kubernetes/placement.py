@@ -26,9 +26,7 @@ from exo_inference.platforms.kubernetes.nodes import (
     count_free_slots,
     largest_node,
 )
-from exo_inference.platforms.kubernetes.settings import PlatformValues
-from exo_inference.platforms.kubernetes.step import Live
-from exo_inference.platforms.kubernetes.values import (
+from exo_inference.platforms.kubernetes.release_values import (
     IN_PLACE,
     SURGE,
     Release,
@@ -37,6 +35,8 @@ from exo_inference.platforms.kubernetes.values import (
     has_own_strategy,
     is_placed,
 )
+from exo_inference.platforms.kubernetes.settings import PlatformValues
+from exo_inference.platforms.kubernetes.step import Live
 
 Object = Mapping[str, Any]
 

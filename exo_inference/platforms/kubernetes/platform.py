@@ -48,6 +48,7 @@ from exo_inference.platforms.kubernetes.nodes import instance_types
 from exo_inference.platforms.kubernetes.placement import choose_release, surge_note
 from exo_inference.platforms.kubernetes.records import Owner
 from exo_inference.platforms.kubernetes.release_parts import ONLY_SERVICE
+from exo_inference.platforms.kubernetes.release_values import Release
 from exo_inference.platforms.kubernetes.release_work import ReleaseWork
 from exo_inference.platforms.kubernetes.replicas import (
     counts,
@@ -70,7 +71,6 @@ from exo_inference.platforms.kubernetes.step import (
     read_live,
     repair,
 )
-from exo_inference.platforms.kubernetes.values import Release
 from exo_inference.platforms.kubernetes.workloads import is_worker
 
 logger = logging.getLogger(__name__)

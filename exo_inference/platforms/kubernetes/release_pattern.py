@@ -21,7 +21,7 @@ import yaml
 
 from exo_inference.kubernetes_api.identity import is_uuid
 from exo_inference.platforms.kubernetes.names import PODS_ANNOTATION, release_name
-from exo_inference.platforms.kubernetes.values import hash_of
+from exo_inference.platforms.kubernetes.release_values import hash_of
 
 _PLURALS = {
     "Service": ("services", ""),

@@ -18,6 +18,7 @@ from exo_inference.platforms.kubernetes.drift import note_installed, put_back
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART, UID_LABEL
 from exo_inference.platforms.kubernetes.records import PENDING
 from exo_inference.platforms.kubernetes.release_parts import API_GROUPS
+from exo_inference.platforms.kubernetes.release_values import Release
 from exo_inference.platforms.kubernetes.step import (
     BringBack,
     Rescale,
@@ -30,7 +31,6 @@ from exo_inference.platforms.kubernetes.step import (
     settled_annotations,
     settled_revision,
 )
-from exo_inference.platforms.kubernetes.values import Release
 from exo_inference.platforms.kubernetes.workloads import nodes_of
 
 logger = logging.getLogger(__name__)

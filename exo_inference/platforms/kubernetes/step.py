@@ -34,7 +34,7 @@ from exo_inference.platforms.kubernetes.names import (
     label,
     read_flags,
 )
-from exo_inference.platforms.kubernetes.values import SURGE, Release, Strategy
+from exo_inference.platforms.kubernetes.release_values import SURGE, Release, Strategy
 from exo_inference.resources import ROLL_ANNOTATION
 
 _REVISION = re.compile(r"[1-9][0-9]{0,8}")

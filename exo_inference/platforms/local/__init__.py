@@ -1,6 +1,6 @@
 """The local platform: engines as processes of this machine that outlive the controller.
 
-`platform.py` takes the steps, `rollout.py` and `restarts.py` decide them, `shim.py` is the parent
+`platform.py` takes the steps, `rollout.py` and `restart_backoff.py` decide them, `shim.py` is the parent
 of each engine, `replica_dir.py` holds all that is known. Start reading at `platform.py`.
 """
 

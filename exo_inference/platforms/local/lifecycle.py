@@ -42,7 +42,7 @@ from exo_inference.platforms.local.replica_dir import (
     list_replicas,
     sweep,
 )
-from exo_inference.platforms.local.restarts import RestartPlan
+from exo_inference.platforms.local.restart_backoff import RestartPlan
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, simulation_document
 from exo_inference.platforms.local.start_decision import Go

@@ -3,7 +3,7 @@
 The reconciler calls `apply` again and again; each call looks at the files of `replicas/`, asks the
 engines for their health, takes the next safe step and returns what is so. Nothing needed for a
 decision is kept in memory, so a controller may be killed at any line. The steps on single replicas
-are in `lifecycle.py`; what to do is decided by pure functions (`rollout.py`, `restarts.py`).
+are in `lifecycle.py`; what to do is decided by pure functions (`rollout.py`, `restart_backoff.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from exo_inference.platforms.local.observation import Sight, has_failed, observe
 from exo_inference.platforms.local.placement import Placement
 from exo_inference.platforms.local.processes import read_boot_id
 from exo_inference.platforms.local.replica_dir import ReplicaDir, ReplicaFacts, list_replicas
-from exo_inference.platforms.local.restarts import plan_restart
+from exo_inference.platforms.local.restart_backoff import plan_restart
 from exo_inference.platforms.local.rollout import RolloutReplica, decide_rollout
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 from exo_inference.platforms.local.simulation import Simulation, find_mismatch

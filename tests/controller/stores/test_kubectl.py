@@ -12,7 +12,7 @@ import pytest
 
 from exo_inference.controller.cluster.leader import LeaderElection
 from exo_inference.controller.reconcile.adoption import adopt_deployment, choose_engine
-from exo_inference.controller.reconcile.key_scopes import report_scopes
+from exo_inference.controller.reconcile.key_scope_conditions import report_scopes
 from exo_inference.controller.secret_box import KEY_SECRET, SecretBox
 from exo_inference.controller.stores.base import (
     ChangeType,

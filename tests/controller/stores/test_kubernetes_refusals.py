@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from exo_inference.controller.cluster import shared_refusals
-from exo_inference.controller.cluster.shared_refusals import SharedRefusals
+from exo_inference.controller.cluster import refused_signatures
+from exo_inference.controller.cluster.refused_signatures import SharedRefusals
 from exo_inference.controller.http.replays import KEEP_SECONDS
 from exo_inference.controller.stores.base import RecordedRequest, Recording
 from exo_inference.controller.stores.kubernetes import records
@@ -78,9 +78,9 @@ class FakeStore:
 async def test_so_many_refusals_are_shared_and_no_more() -> None:
     store, now = FakeStore(), 1000.0
     shared = SharedRefusals(store.add_refusal, monotonic=lambda: now)
-    count = shared_refusals.MAX_REFUSALS + 300
+    count = refused_signatures.MAX_REFUSALS + 300
     await asyncio.gather(*(shared.add(str(number)) for number in range(count)))
-    assert len(store.keys) == shared_refusals.MAX_REFUSALS == len(shared._times)
+    assert len(store.keys) == refused_signatures.MAX_REFUSALS == len(shared._times)
     assert store.keys[0] == "signature:0"
     now += KEEP_SECONDS
     await shared.add("later")

@@ -19,7 +19,7 @@ from exo_inference.platforms.kubernetes.direct_install import Installer
 from exo_inference.platforms.kubernetes.helm import HelmFailed
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
 from exo_inference.platforms.kubernetes.release_pattern import read_words
-from exo_inference.platforms.kubernetes.values import Release, build_release
+from exo_inference.platforms.kubernetes.release_values import Release, build_release
 from tests.charts.rendering import helm
 from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi

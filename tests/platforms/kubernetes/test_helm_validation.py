@@ -11,7 +11,7 @@ import pytest
 from exo_inference.platforms.kubernetes import KubernetesSettings, PlatformValues
 from exo_inference.platforms.kubernetes.helm import Helm, HelmFailed
 from exo_inference.platforms.kubernetes.names import DEPLOYMENT_CHART
-from exo_inference.platforms.kubernetes.values import Release, build_release
+from exo_inference.platforms.kubernetes.release_values import Release, build_release
 from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED

@@ -28,7 +28,7 @@ from exo_inference.platforms.base import (
     ReplicaPhase,
 )
 from exo_inference.platforms.kubernetes import PlatformValues
-from exo_inference.platforms.kubernetes.values import merged
+from exo_inference.platforms.kubernetes.release_values import merged
 from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node
 from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesCluster

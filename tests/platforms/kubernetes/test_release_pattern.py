@@ -25,7 +25,7 @@ from exo_inference.platforms.kubernetes.release_pattern import (
     pattern_key,
     read_words,
 )
-from exo_inference.platforms.kubernetes.values import Release, build_release
+from exo_inference.platforms.kubernetes.release_values import Release, build_release
 from tests.desired_deployments import altered
 from tests.platforms.kubernetes.on_api_server import CHARTS, DESIRED
 

@@ -28,7 +28,7 @@ from tests.desired_deployments import altered
 from tests.kubernetes_api import KubernetesApi
 from tests.platforms.kubernetes.on_api_server import RELEASE, UID, FakeKubelet, revisions, running
 from tests.platforms.kubernetes.recorded import node
-from tests.platforms.kubernetes.test_values import DESIRED as ON_ONE_NODE
+from tests.platforms.kubernetes.test_release_values import DESIRED as ON_ONE_NODE
 
 GROUP = "leaderworkerset.x-k8s.io"
 A5000 = {"nvidia.com/gpu.product": "NVIDIA-RTX-A5000", "nvidia.com/gpu.memory": "24564"}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exo_inference.platforms.base import ObservedReplica, ReplicaPhase
+from exo_inference.platforms.kubernetes.release_values import Release
 from exo_inference.platforms.kubernetes.step import (
     Live,
     Rescale,
@@ -26,7 +27,6 @@ from exo_inference.platforms.kubernetes.step import (
     repair,
     settled_annotations,
 )
-from exo_inference.platforms.kubernetes.values import Release
 from tests.platforms.kubernetes.recorded import deployment
 
 NOW = datetime(2026, 11, 21, 20, 0, tzinfo=UTC)

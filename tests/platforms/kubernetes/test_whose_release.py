@@ -20,7 +20,7 @@ import pytest
 
 from exo_inference.errors import PlatformError
 from exo_inference.platforms.kubernetes import platform as platform_module
-from exo_inference.platforms.kubernetes import values as values_module
+from exo_inference.platforms.kubernetes import release_values as values_module
 from exo_inference.platforms.kubernetes.names import (
     model_release_name,
     model_release_names,

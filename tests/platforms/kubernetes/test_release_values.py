@@ -25,15 +25,15 @@ from exo_inference.platforms.kubernetes.names import (
 )
 from exo_inference.platforms.kubernetes.nodes import GpuNode, affinity_of, gpu_nodes
 from exo_inference.platforms.kubernetes.placement import choose_release, surge_note
-from exo_inference.platforms.kubernetes.replicas import observe_pod
-from exo_inference.platforms.kubernetes.step import Live, read_live
-from exo_inference.platforms.kubernetes.values import (
+from exo_inference.platforms.kubernetes.release_values import (
     IN_PLACE,
     SURGE,
     Release,
     build_release,
     merged,
 )
+from exo_inference.platforms.kubernetes.replicas import observe_pod
+from exo_inference.platforms.kubernetes.step import Live, read_live
 from tests.desired_deployments import altered, desired_deployment
 from tests.platforms.kubernetes.recorded import node, pod, unscheduled
 from tests.platforms.kubernetes.test_step import NOW

@@ -1,7 +1,7 @@
 """The signatures of writes that were refused, in a file, so that a restart forgets none of them.
 
 Somebody who has captured a refused write could else wait for a restart and send it at a better moment.
-`replays.py` asks and adds. On one machine alone; controllers of a cluster have `cluster/shared_refusals.py`.
+`replays.py` asks and adds. On one machine alone; controllers of a cluster have `cluster/refused_signatures.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.reconcile.key_scopes import report_scopes, scope_condition
+from exo_inference.controller.reconcile.key_scope_conditions import report_scopes, scope_condition
 from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.controller.stores.sqlite import SqliteStore
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION

@@ -14,7 +14,7 @@ from exo_inference.engines import ReplicaCommand
 from exo_inference.engines.exo import ExoEngine
 from exo_inference.platforms.local.observation import Sight, observe
 from exo_inference.platforms.local.replica_dir import Exit, Launch, ReplicaFacts, ReplicaRecord
-from exo_inference.platforms.local.restarts import RestartPlan, backoff_seconds, plan_restart
+from exo_inference.platforms.local.restart_backoff import RestartPlan, backoff_seconds, plan_restart
 from exo_inference.platforms.local.settings import LocalPlatformSettings
 
 SETTINGS = LocalPlatformSettings()

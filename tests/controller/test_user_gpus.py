@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from exo_inference.controller.gpu_file import read_user_gpus
 from exo_inference.controller.local.server import open_context
 from exo_inference.controller.settings import ControllerSettings
+from exo_inference.controller.user_gpus import read_user_gpus
 from exo_inference.errors import ConfigurationError
 from exo_inference.planner import find_gpu
 from exo_inference.platforms.base import InstanceTypeInfo
