@@ -1,7 +1,6 @@
 """The calls are those that vLLM's own parsers find in the same texts.
 
-vLLM brings a PyTorch of its own, so it is asked in an environment of its own, which EXO_VLLM_PYTHON names; see
-docs/contributing/engine.md.
+vLLM brings a PyTorch of its own, so it is asked in an environment of its own: `make test-clients CLIENTS=vllm` makes it.
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ import pytest
 from .corpus import CASES, TOOLS, VALUES, WRITERS
 from .test_tool_parsers import calls_of, run
 
-PYTHON = os.environ.get("EXO_VLLM_PYTHON")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON is None, reason="EXO_VLLM_PYTHON names no interpreter with vLLM"),
-]
+PYTHON = Path(os.environ.get("CLIENT_ENVIRONMENTS", "."), "vllm", "bin", "python")
+pytestmark = pytest.mark.clients
 KNOWN_DIFFERENCES = {
     "[TOOL_CALLS]now[CALL_ID]abc123xyz[ARGS]{}": "vLLM takes the id for a part of the name",
     '[TOOL_CALLS][{"name": 1}]': "vLLM returns a call without a name",
@@ -55,14 +51,15 @@ def test_calls_are_those_of_vllm() -> None:
         if name not in HAVE_NO_PARSER and case.text not in KNOWN_DIFFERENCES
     ]
     cases += random_cases(500)
+    assert PYTHON.exists(), f"no {PYTHON}: run `make test-clients CLIENTS=vllm`"
     answer = subprocess.run(
         [str(PYTHON), str(Path(__file__).with_name("vllm_oracle.py"))],
         input=json.dumps({"tools": TOOLS, "cases": cases}),
         capture_output=True,
         text=True,
-        check=True,
-        timeout=100,
+        timeout=300,
     )
+    assert answer.returncode == 0, answer.stderr[-6000:]
     theirs = json.loads(answer.stdout.strip().rsplit("\n", 1)[-1])
     for (name, text), found in zip(cases, theirs, strict=True):
         assert calls_of(run(name, [text])) == [tuple(each) for each in found], (name, text)
