@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,28 @@ def test_hostile_grammars_are_compiled_or_refused_and_the_next_one_is_served():
         assert told[name] != "compiled"
     assert "1.5 seconds" in told["many properties"]
     assert all(len(each) < 2500 for each in said)
+
+
+def cost_of(*names: str) -> tuple[list[str], float, int]:
+    """Return what a pool says of a plain grammar and of attacks, and its processes' seconds and most bytes of one."""
+    said, _ = run({"guided_choice": ["a", "b"]}, *(ATTACKS[each] for each in names))
+    taken = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return said, taken.ru_utime + taken.ru_stime, taken.ru_maxrss * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_hostile_grammar_takes_two_seconds_and_200_mb_at_most(name: str) -> None:
+    # In processes of their own, whose only children are those of the pool.
+    with ProcessPoolExecutor(1, get_context("fork")) as alone:
+        _, seconds, num_bytes = alone.submit(cost_of).result()
+    with ProcessPoolExecutor(1, get_context("fork")) as alone:
+        said, seconds_with, num_bytes_with = alone.submit(cost_of, name).result()
+    assert said[0] == "compiled"
+    assert seconds_with - seconds < 2.0, said
+    assert num_bytes_with - num_bytes < 200 * 2**20, said
+    is_schema = "guided_json" in ATTACKS[name]
+    assert said[1] == "compiled" or not is_schema or "(at " in said[1] or "guided_json" in said[1]
 
 
 def test_a_grammar_is_compiled_once_and_so_is_one_that_is_refused():
