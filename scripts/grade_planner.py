@@ -16,6 +16,7 @@ from exo_inference.planner.accuracy.cases import parse_cases
 from exo_inference.planner.accuracy.grading import (
     FIT_LIMIT,
     LIMITS,
+    SMALL_CACHE,
     Graded,
     Grades,
     Summary,
@@ -73,6 +74,8 @@ _RULES = """## How it is graded
 - *Known checkpoint*: the model is in the catalogue. *Derived*: the name only says "this model, in AWQ"; what the
   checkpoint really leaves in 16 bit is not known.
 - *KV tokens from the printed KV memory* grades blocks, groups and pages alone: the printed memory goes in.
+- Starts that print less than 1 GiB of cache stand in a row of their own beside the whole: a tenth of a GiB is a tenth
+  of such a cache and more.
 - KV memory of releases before 0.12 and of AMD's GPUs has rows of its own.
 - *In the band*: the printed figure lies in the plan's band, which is to hold nine in ten. With Wilson's interval: where
   the true share lies with 95 % confidence. `tight` is what the band says, and counts as neither right nor wrong.
@@ -196,9 +199,19 @@ def _table(grades: Grades) -> list[str]:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for quantity, (mean, most) in LIMITS.items():
-        row = summarise(quantity, grades.of(quantity))
-        if row is not None:
-            lines.append(_row(row, mean, most))
+        found = grades.of(quantity)
+        rows = [(quantity, found, mean)]
+        small = [each for each in found if each.is_small]
+        if small and len(small) < len(found):
+            larger = [each for each in found if not each.is_small]
+            rows += [
+                (f"{quantity}, {SMALL_CACHE:g} GiB and more printed", larger, mean),
+                (f"{quantity}, less printed", small, None),
+            ]
+        for name, group, asked in rows:
+            row = summarise(name, group)
+            if row is not None:
+                lines.append(_row(row, asked, most if asked is not None else None))
     return [*lines, ""]
 
 

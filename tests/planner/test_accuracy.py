@@ -148,3 +148,19 @@ def test_the_page_in_the_documentation_is_current_and_explains_every_miss(tmp_pa
     page = written.read_text(encoding="utf-8")
     assert page == (FOLDER / "planner.md").read_text(encoding="utf-8")
     assert "not explained" not in page
+
+
+def test_small_caches_stand_in_a_row_of_their_own_beside_the_whole() -> None:
+    observed = make_case()["observed"]
+    small = make_case(id="small", observed={**observed, "available_kv_gib": 0.99})
+    exact = make_case(id="exact", observed={**observed, "available_kv_gib": 1.0})
+    grades = grade([make_case(), small, exact])
+    found = {each.case: each.is_small for each in grades.of("available KV memory")}
+    assert found == {"llama-l4": False, "small": True, "exact": False}
+    page = render(grades, {})
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| available")]
+    assert [(name.strip(), int(count)) for name, count in rows] == [
+        ("available KV memory", 3),
+        ("available KV memory, 1 GiB and more printed", 2),
+        ("available KV memory, less printed", 1),
+    ]

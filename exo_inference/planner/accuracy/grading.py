@@ -51,6 +51,9 @@ LIMITS: Mapping[str, tuple[float | None, float | None]] = {
 FIT_LIMIT = 0.97
 """The share of starts of which it must be said rightly whether they fit."""
 
+SMALL_CACHE = 1.0
+"""GiB of KV memory on a GPU, as a start prints it."""
+
 _MISS = 0.05
 
 
@@ -71,6 +74,8 @@ class Graded:
     low: float | None = None
     high: float | None = None
     """The band that the plan states; None where it states none."""
+    is_small: bool = False
+    """The log prints a cache of less than `SMALL_CACHE`, of which a share of an error says little."""
 
     @property
     def is_in_band(self) -> bool | None:
@@ -340,18 +345,22 @@ def _grade_start(
     apart: str,
 ) -> None:
     memory, tokens = observed.get("available_kv_gib"), printed_tokens(observed)
+    is_small = memory is not None and memory < SMALL_CACHE
     if memory is not None:
         size = result.available_kv_bytes_per_gpu
         predicted = (size if stage is None else result.stages[stage].available_kv_bytes) / GIB
         low, high = _band(result, predicted, size / GIB)
         grades.graded.append(
-            Graded(name, f"available KV memory{apart}", predicted, float(memory), low, high)
+            Graded(
+                name, f"available KV memory{apart}", predicted, float(memory), low, high, is_small
+            )
         )
     # Blocks are the same for all stages of a run: they are graded where they are decided.
     blocks = [each.num_kv_blocks for each in result.stages]
     is_deciding = stage is None or blocks[stage] == min(blocks)
     if tokens is not None and not is_kv_type_unstated and is_deciding:
-        grades.graded.append(_tokens(name, f"KV capacity in tokens{apart}", result, float(tokens)))
+        each = _tokens(name, f"KV capacity in tokens{apart}", result, float(tokens))
+        grades.graded.append(replace(each, is_small=is_small))
     states = observed.get("state_blocks")
     if states is not None:
         blocks_now = float(result.num_kv_blocks)
