@@ -11,7 +11,7 @@ import pytest
 
 from exo_inference.platforms.base import ObservedDeployment, ReplicaPhase
 from exo_inference.platforms.gpu_families import family_of
-from exo_inference.platforms.local.gpu_inventory import Gpu, parse_query, query_gpus
+from exo_inference.platforms.local.gpu_inventory import GpuDevice, parse_query, query_gpus
 
 if TYPE_CHECKING:
     from tests.platforms.conftest import Rig
@@ -46,7 +46,7 @@ def test_driver_names_map_to_families(name: str, family: str) -> None:
 
 def test_lines_that_make_no_sense_are_left_out() -> None:
     text = "GPU-1, NVIDIA A40, 46068\n\nNo devices were found\nGPU-2, NVIDIA H200, [N/A]\n"
-    assert parse_query(text) == [Gpu("GPU-1", "NVIDIA A40", 46068)]
+    assert parse_query(text) == [GpuDevice("GPU-1", "NVIDIA A40", 46068)]
 
 
 def install_fake_smi(rig: Rig, body: str) -> None:

@@ -27,7 +27,7 @@ _FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuDevice:
     """One GPU as the driver reports it, or one that is simulated.
 
     Attributes:
@@ -45,19 +45,19 @@ class Gpu:
         return self.simulates.family if self.simulates else family_of(self.name)
 
 
-def parse_query(text: str) -> list[Gpu]:
+def parse_query(text: str) -> list[GpuDevice]:
     """Read the CSV answer of `nvidia-smi`; lines that make no sense are logged and left out."""
     gpus = []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         try:
             uuid, name, memory = row
-            gpus.append(Gpu(uuid.strip(), name.strip(), int(float(memory))))
+            gpus.append(GpuDevice(uuid.strip(), name.strip(), int(float(memory))))
         except ValueError:
             logger.warning("cannot read this line of nvidia-smi: %r", ",".join(row)[:256])
     return gpus
 
 
-async def query_gpus(environment: Mapping[str, str]) -> list[Gpu] | None:
+async def query_gpus(environment: Mapping[str, str]) -> list[GpuDevice] | None:
     """Ask the driver; None when it did not answer, an empty list when there is no driver."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -101,11 +101,11 @@ class GpuInventory:
     ) -> None:
         self._environment = environment
         self._simulated = [gpu for kind in simulated for gpu in _simulated_gpus(kind)]
-        self._gpus: list[Gpu] = []
+        self._gpus: list[GpuDevice] = []
         self._asked_at: float | None = None
         self._lock = asyncio.Lock()
 
-    async def list(self) -> list[Gpu]:
+    async def list(self) -> list[GpuDevice]:
         """Return the GPUs; when the driver does not answer, those it last reported."""
         async with self._lock:
             now = time.monotonic()
@@ -121,10 +121,10 @@ class GpuInventory:
         return next((gpu.simulates for gpu in self._simulated if gpu.family == family), None)
 
 
-def _simulated_gpus(kind: SimulatedGpus) -> list[Gpu]:
+def _simulated_gpus(kind: SimulatedGpus) -> list[GpuDevice]:
     memory_mib = kind.gpu.reported_bytes // 2**20
     return [
-        Gpu(f"{SIMULATED_PREFIX}{kind.family}-{number}", kind.gpu.name, memory_mib, kind)
+        GpuDevice(f"{SIMULATED_PREFIX}{kind.family}-{number}", kind.gpu.name, memory_mib, kind)
         for number in range(kind.count)
     ]
 

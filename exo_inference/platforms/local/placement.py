@@ -19,7 +19,7 @@ from exo_inference.platforms.base import DesiredDeployment, InstanceTypeInfo
 from exo_inference.platforms.gpu_families import CPU_FAMILY, describe_gpu
 from exo_inference.platforms.local.gpu_inventory import (
     SIMULATED_PREFIX,
-    Gpu,
+    GpuDevice,
     GpuInventory,
 )
 from exo_inference.platforms.local.host import HostView
@@ -139,12 +139,12 @@ class Placement:
         return [record for record in records if record is not None]
 
 
-def _free(gpus: Sequence[Gpu], records: Sequence[ReplicaRecord]) -> list[Gpu]:
+def _free(gpus: Sequence[GpuDevice], records: Sequence[ReplicaRecord]) -> list[GpuDevice]:
     taken = {uuid for record in records for uuid in record.gpus}
     return [gpu for gpu in gpus if gpu.uuid not in taken]
 
 
-def _describe_lack(record: ReplicaRecord, gpus: Sequence[Gpu], num_found: int) -> str:
+def _describe_lack(record: ReplicaRecord, gpus: Sequence[GpuDevice], num_found: int) -> str:
     if num_found:
         return (
             f"a replica needs {record.gpu_count} {record.gpu_type}, "
@@ -159,7 +159,7 @@ def is_simulated(record: ReplicaRecord) -> bool:
     return any(uuid.startswith(SIMULATED_PREFIX) for uuid in record.gpus)
 
 
-def _describe_family(family: str, total: int, free: int, gpu: Gpu) -> InstanceTypeInfo:
+def _describe_family(family: str, total: int, free: int, gpu: GpuDevice) -> InstanceTypeInfo:
     text = f"{gpu.name}, {gpu.memory_mib} MiB"
     if gpu.simulates is None:
         return InstanceTypeInfo(
@@ -190,5 +190,5 @@ def _describe_cpu(records: Sequence[ReplicaRecord], room: HostRoom) -> InstanceT
     return InstanceTypeInfo(CPU_FAMILY, room.num_cores, free, text, gpu=cpu, largest_node=1)
 
 
-def _smallest(family: str, gpus: Sequence[Gpu]) -> Gpu:
+def _smallest(family: str, gpus: Sequence[GpuDevice]) -> GpuDevice:
     return min((gpu for gpu in gpus if gpu.family == family), key=lambda gpu: gpu.memory_mib)
