@@ -1,7 +1,8 @@
 """The engines that a deployment can name, and what sets one apart for those who start or read none. Data.
 
-Code asks a row here, never whether an engine is called so or so. Its flags, its command line and its failures
-are in `engines/`, its use of memory in `planner/engine_rules.py`.
+Code asks a row here, never whether an engine is called so or so. Its flags and failures are in `engines/`; its command
+line too, of a process of this machine, and of a pod in its image (`engine-images/adapter/`). `planner/engine_rules.py`
+has the use of memory of exo-engine and vLLM; of the others only weights are counted (`preflight/other_engines.py`).
 """
 
 from __future__ import annotations

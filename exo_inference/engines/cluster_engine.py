@@ -63,7 +63,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class VllmMeaning:
-    """Which flags mean for memory what flags of vLLM mean, so that vLLM's arithmetic holds.
+    """Which flags mean for the weights of each GPU what flags of vLLM mean; nothing else of its memory is sized.
 
     Attributes:
         settings: names of flags, each with the planner's setting.

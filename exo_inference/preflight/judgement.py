@@ -3,6 +3,9 @@
 Flags that the engine refuses leave no plan: it would be of another deployment than was meant. Rules
 between flags, model and GPU are reported beside them. A rule that names the user's flag is preferred
 to the planner's own check of the same thing.
+
+Admission (`controller/admission/fit.py`), `POST /ai/plan` and `deployment plan` call it, so that all three say the
+same. Reading flags is left to `engines/`, memory and speed to `planner/`, what to send to `report.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""`deployment create`."""
+"""`deployment create`: options become one `WantedDeployment`, which is sent, and its answer shown.
+
+It is imported when the verb is typed (`deployment/__init__.py`). Whether it can work is the control plane's to say; here only
+what is missing is. The request is in `sdk/`, waiting in `cli/wait.py`, the plan's words in `cli/plan/`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""`/ai/deployment`: create, list, show, update, replace, scale, restart, delete, key, events."""
+"""`/ai/deployment`: create, list, show, update, replace, scale, restart, delete, key, events.
+
+`app.py` takes the table `ROUTES`; who calls was checked before (`middleware.py`). What changes a specification is
+judged by `controller/admission/` and recorded in one write, through `deployment_changes.py`; to do it is the reconciler's.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 There are no phases: every sequence has tokens that are not computed yet (a whole prompt, a chunk of
 one, or the one token chosen last), and each step spends one token budget on them. `EngineCore` calls
-`schedule`, has the step run, and calls `update`. No torch, no clock.
+`schedule`, has the step run, and calls `update`. No torch, no clock. Blocks are the block manager's to give, how many
+tokens of a prompt a step takes is said in `scheduling/`, and tensors are made by the runner.
 
 Further steps may be scheduled while one is on its way. Then its tokens are pending: they can be
 computed, by runners that know them, but nobody here has seen them. Requests may end meanwhile; their
