@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,17 @@ _UNSEEN = """## Starts found later
 {count} starts of [`planner-unseen.json`](planner-unseen.json), found after the constants were set.
 """
 
+_PEER = "https://github.com/llm-d-incubation/llm-d-planner/"
+_PEER_HEAD = """### On llm-d-planner's own H100 runs
+
+Its page of measured runs (`docs/empirical-vllm-memory-results.md` @e50305af, vLLM 0.11.0, 2026-04-01), whose activations
+it takes into its estimates. It publishes mean errors of 0.89 % for weights and 0.34 % for KV memory. No constant here was
+set on them. Of gpt-oss-120b the table's own figures add up to another share of the GPU than it states.
+
+| run | weights, printed | predicted | KV memory, printed | predicted |
+| --- | ---: | ---: | ---: | ---: |
+"""
+
 _LEFT_OUT = """## One constant left out
 
 Each measured constant, and the error of the KV memory of the starts it is set on when their kind of GPU is left out.
@@ -91,8 +103,8 @@ _RULES = """## How it is graded
   per token and head; a file named `unquantized` was taken for a quantized one; and 2 GiB outside PyTorch were
   counted for any two cards that NVLink could join, where only multicasting switches (Hopper and later) take such
   buffers, and fewer for fewer ranks. These six are among the other starts now, on the side that the rule gives them.
-- llm-d-planner publishes 0.89 % for weights and 0.34 % for KV memory, on its own H100 runs; they
-  are not among the starts here.
+- The starts of llm-d-planner's page (`llmd-`) were found last; they showed that 0.11.0 has two layouts of gpt-oss's
+  experts on Hopper, which widened the band of its weights.
 - Constants of one family: the padding of gpt-oss's experts and Gemma 4's largest image item, both as vLLM has them.
   That Triton's kernels came to Hopper between 0.11.0 and 0.14.1 was seen on two starts of the graded half.
 
@@ -113,6 +125,7 @@ def render(
     calibration: Grades | None = None,
     unseen: Grades | None = None,
     left_out: Sequence[LeftOut] = (),
+    peer: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Return the page.
 
@@ -122,11 +135,14 @@ def render(
         calibration: grades of the half that constants were set on.
         unseen: grades of starts that were found after the constants were set.
         left_out: how starts fare without their own part in a constant.
+        peer: starts among which those that another planner published are shown beside its figures.
     """
     lines = [_HEAD, *_section(_GRADED, graded, explanations)]
     if unseen is not None:
         lines += _section(_UNSEEN, unseen, explanations)
         lines += _pooled(graded, unseen)
+    if peer:
+        lines += _beside_peer(peer)
     if calibration is not None:
         lines += _section(_CALIBRATION, calibration, explanations)
     if left_out:
@@ -147,6 +163,45 @@ def _section(head: str, grades: Grades, explanations: Mapping[str, str]) -> list
         head.format(count=grades.num_cases), *_table(grades), *_band_lines(grades.graded),
         *_fit_lines(grades, explanations),
     ]  # fmt: skip
+
+
+def _beside_peer(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of another planner's runs, with the means of both."""
+    runs = [case for case in cases if str(case.get("source")).startswith(_PEER)]
+    grades = grade(runs)
+    columns = ("weights", "available KV memory")
+    found = {
+        (each.case, name): each
+        for each in grades.graded
+        for name in columns
+        if each.quantity.startswith(name)
+    }
+    rows = []
+    for case in runs:
+        cells = [found.get((case["id"], name)) for name in columns]
+        texts = [
+            f"{each.observed:.2f} GiB | {each.predicted:.2f} GiB ({100 * each.error:+.2f} %)"
+            if each
+            else "- | -"
+            for each in cells
+        ]
+        rows.append(f"| {case['id'].removeprefix('llmd-')} | {' | '.join(texts)} |")
+    means = []
+    for name in columns:
+        errors = [
+            abs(each.error)
+            for (_, column), each in found.items()
+            if column == name and each.observed > 0
+        ]
+        means.append(
+            f"{name} {statistics.fmean(errors):.2%} mean, {statistics.median(errors):.2%} median ({len(errors)})"
+        )
+    verdicts = f"whether they start right in {sum(each.is_right for each in grades.decided)} of {len(grades.decided)}"
+    return [
+        _PEER_HEAD + "\n".join(rows),
+        "",
+        f"Here: {'; '.join(means)}; {verdicts} that are not tight.\n",
+    ]
 
 
 def _pooled(graded: Grades, unseen: Grades) -> list[str]:
@@ -294,7 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explanations = {}
     if options.explanations is not None:
         explanations = json.loads(options.explanations.read_text(encoding="utf-8"))
-    unseen = None if options.unseen is None else grade(_read(options.unseen))
+    later = [] if options.unseen is None else _read(options.unseen)
+    unseen = grade(later) if later else None
     setting, graded = split(_read(options.cases))
     page = render(
         grade(graded),
@@ -302,6 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         calibration=grade(setting),
         unseen=unseen,
         left_out=leave_one_out(setting),
+        peer=later,
     )
     if options.write is None:
         print(page)

@@ -86,14 +86,16 @@ def weights_component(
     if rules.counts_pages and not offload:
         total += page_bytes(model, ranks, stage, dtype_bytes, padding)
     band = model.weights_error
+    low = total * (1 - band)
+    if padding is not None and padding.least is not None:
+        least, _ = _stage_bytes(model, ranks, stage, dtype_bytes, padding.least)
+        low -= max(0.0, layers - least)
     source = (
         "tensor shapes of the config, each in its stored format, as split over ranks; rotary tables"
     )
     if model.checkpoint_bytes is not None:
         source = "the checkpoint's own tensor headers, as split over ranks; rotary tables"
-    return Component(
-        "weights", int(total), int(total * (1 - band)), int(total * (1 + band)), source
-    )
+    return Component("weights", int(total), int(low), int(total * (1 + band)), source)
 
 
 def offloaded_bytes(
@@ -135,11 +137,13 @@ class ExpertPadding:
     Attributes:
         hidden, width: of the two sides of an expert, where whole matrices are padded.
         reduced: of the side that is summed over, where only the packed values are padded, not their scales.
+        least: how another kernel lays them out that the same release takes where it is installed.
     """
 
     hidden: int = 1
     width: int = 1
     reduced: int = 1
+    least: ExpertPadding | None = None
 
     def matrix(self, weight: Weight, split: int) -> tuple[int, int]:
         """Return rows and columns of one expert on one of `split` ranks, as they are stored."""
@@ -158,6 +162,7 @@ def _up(size: int, multiple: int) -> int:
 _MARLIN = ExpertPadding(hidden=256, width=128)
 _HOPPER = ExpertPadding(width=64, reduced=256)
 _BLACKWELL = ExpertPadding(hidden=256, width=256)
+_EARLY_HOPPER = replace(_MARLIN, least=_HOPPER)
 
 
 def expert_padding(model: Architecture, rules: EngineRules, gpu: Gpu) -> ExpertPadding | None:
@@ -171,8 +176,10 @@ def expert_padding(model: Architecture, rules: EngineRules, gpu: Gpu) -> ExpertP
         return None
     if gpu.capability is not None and 10 <= gpu.capability < 11:
         return _BLACKWELL
-    is_hopper = gpu.capability == 9.0 and rules.version >= (0, 12, 0)
-    return _HOPPER if is_hopper else _MARLIN
+    if gpu.capability != 9.0 or rules.version < (0, 11, 0):
+        return _MARLIN
+    # Both were printed by starts of 0.11.0: 13.72 and 13.47 GiB for the 20B model.
+    return _HOPPER if rules.version >= (0, 12, 0) else _EARLY_HOPPER
 
 
 @lru_cache(maxsize=4096)

@@ -164,3 +164,27 @@ def test_small_caches_stand_in_a_row_of_their_own_beside_the_whole() -> None:
         ("available KV memory, 1 GiB and more printed", 2),
         ("available KV memory, less printed", 1),
     ]
+
+
+def test_starts_of_another_planner_stand_beside_its_figures() -> None:
+    source = "https://github.com/llm-d-incubation/llm-d-planner/blob/main/docs/page.md"
+    page = render(grade([]), {}, peer=[make_case(), make_case(id="llmd-llama", source=source)])
+    assert "| llama | 14.99 GiB | 14.99 GiB (" in page
+    assert "llama-l4" not in page
+    assert "whether they start right in 1 of 1" in page
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "low"), [("0.11.0", "H100", 13.47), ("0.11.0", "A100", 13.69), ("0.12.0", "H100", 13.47)]
+)  # fmt: skip
+def test_the_band_of_gpt_oss_holds_both_layouts_of_its_experts_where_a_release_has_both(
+    version: str, gpu: str, low: float
+) -> None:
+    from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
+
+    weights = plan(
+        find_model("openai/gpt-oss-20b"), find_gpu(gpu), 1, EngineParameters(engine_version=version)
+    ).component("weights")
+    assert weights is not None
+    assert weights.low / 2**30 <= low <= weights.high / 2**30
+    assert (weights.low / weights.num_bytes < 0.985) is (version == "0.11.0" and gpu == "H100")
