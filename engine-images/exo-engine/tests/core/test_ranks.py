@@ -12,6 +12,7 @@ import torch
 from exo_engine.config import EngineConfig, ModelLimits, resolve
 from exo_engine.core import executor_process, host_memory
 from exo_engine.core.ranks.group import RankGroup, open_memory, open_sockets
+from exo_engine.core.ranks.process import end_all
 from exo_engine.errors import ConfigurationError, CoreFailed
 from exo_engine.frames import ConnectionEnded, FrameSocket
 from exo_engine.llm import LLM
@@ -104,6 +105,42 @@ def test_the_end_of_an_idle_rank_is_told_at_once(tiny_model):
             ranks.core.check_processes()
     finally:
         ranks.close()
+
+
+class EndingProcess:
+    """Stands for a `RankProcess`: says `failure`, then ends with `status`."""
+
+    def __init__(self, calls, status, failure=None):
+        self.calls, self.status, self.failure = calls, status, failure
+
+    def hang_up(self):
+        self.calls.append("hang up")
+
+    def read_failure(self, deadline):
+        self.calls.append("read")
+        return self.failure
+
+    def close(self, deadline):
+        self.calls.append("close")
+        return self.status
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words", "exit_code"),
+    [((0, -9, 1), "SIGKILL", 70), ((0, 3, 0), "status 3", 3), ((0, 0, 0), "status 0", 70)],
+)
+def test_ranks_end_together_and_the_one_that_failed_is_told(statuses, words, exit_code):
+    calls = []
+    error = end_all([EndingProcess(calls, status) for status in statuses])
+    assert calls == ["hang up"] * 3 + ["read"] * 3 + ["close"] * 3
+    assert error.message.endswith(words)
+    assert error.exit_code == exit_code
+
+
+def test_what_a_rank_says_of_its_failure_goes_before_how_others_end():
+    failure = ConfigurationError("too small")
+    ranks = [EndingProcess([], -9), EndingProcess([], 2, failure)]
+    assert end_all(ranks) is failure
 
 
 @pytest.mark.parametrize(("num_ranks", "name"), [(4, "attention heads"), (2, "")])

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from exo_engine import pulse
 from exo_engine.config import EngineConfig
 from exo_engine.core.parent import die_with_parent
-from exo_engine.core.ranks.process import RankProcess, end_of, have_ended, start_processes
+from exo_engine.core.ranks.process import RankProcess, end_all, have_ended, start_processes
 from exo_engine.core.start_up import StartUp
 from exo_engine.core.step import (
     StepFrame,
@@ -110,17 +110,19 @@ class ProcessExecutor:
         try:
             self._first.receive(is_waiting=False)
         except ConnectionEnded:
-            raise end_of(self._processes) from None
+            raise end_all(self._processes) from None
         self._take_in(self._first)
 
     def check_processes(self) -> Sequence[int]:
         """See `Executor.check_processes`."""
         if have_ended(self._processes):
-            raise end_of(self._processes)
+            raise end_all(self._processes)
         return [each.socket for each in self._processes]
 
     def close(self) -> None:
-        """End the processes and wait for them."""
+        """End the processes, all at once, and wait for them."""
+        for each in self._processes:
+            each.hang_up()
         for each in self._processes:
             each.close()
 
@@ -166,7 +168,7 @@ class ProcessExecutor:
             while not self._take_in(process):
                 process.receive(is_waiting=True)
         except ConnectionEnded:
-            raise end_of(self._processes) from None
+            raise end_all(self._processes) from None
         return process.pop()
 
     def _send(self, kind: str, payload: Any) -> None:
@@ -174,7 +176,7 @@ class ProcessExecutor:
             for each in self._processes:
                 each.send(kind, payload)
         except ConnectionEnded:
-            raise end_of(self._processes) from None
+            raise end_all(self._processes) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,7 +38,7 @@ _NAMED: dict[str, type[EngineError]] = {
 
 
 class RankProcess:
-    """One such process.
+    """One process that computes steps, and the socket to it.
 
     Args:
         arguments: of its command line, beside those that say how it is talked to.
@@ -66,40 +67,59 @@ class RankProcess:
         return self._socket.fileno()
 
     def send(self, kind: str, payload: Any) -> None:
-        """Send a message; raises ConnectionEnded where the process is gone."""
+        """Send a message.
+
+        Raises:
+            ConnectionEnded: the process is gone.
+        """
         self.link.send(kind, payload)
 
     def receive(self, *, is_waiting: bool) -> None:
-        """Take in what has come; raises ConnectionEnded where the process is gone."""
+        """Take in what has come.
+
+        Raises:
+            ConnectionEnded: the process is gone.
+        """
         self.received += self.link.receive(is_waiting=is_waiting)
 
     def pop(self) -> Message:
-        """Return the first message that was taken in; raises what the process failed with."""
+        """Return the first message that was taken in.
+
+        Raises:
+            EngineError: the process failed, with what it says.
+        """
         kind, payload = self.received.popleft()
         if kind == "failed":
             raise _error(*payload)
         return kind, payload
 
-    def last_words(self) -> EngineError | None:
-        """Have the process end, and return why it failed if it says so."""
+    def hang_up(self) -> None:
+        """Tell the process to end; what it says until then can still be read."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        self._socket.settimeout(_REAP_SECONDS)
+
+    def read_failure(self, deadline: float) -> EngineError | None:
+        """Return why the process failed, if it says so before it ends or `time.monotonic()` is `deadline`."""
         try:
             while True:
                 while self.received:
                     self.pop()
+                self._socket.settimeout(_left(deadline))
                 self.receive(is_waiting=True)
         except EngineError as exc:
             return exc
         except ConnectionEnded:
             return None
 
-    def close(self) -> int:
-        """End the process and wait for it; return its status."""
+    def close(self, deadline: float | None = None) -> int:
+        """End the process and wait for it; return its status.
+
+        Args:
+            deadline: of `time.monotonic()`, when it is killed; None is in five seconds.
+        """
         self._socket.close()
         try:
-            return self._process.wait(_REAP_SECONDS)
+            return self._process.wait(_REAP_SECONDS if deadline is None else _left(deadline))
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
@@ -157,16 +177,26 @@ def have_ended(processes: Sequence[RankProcess]) -> bool:
     return bool(poller.poll(0))
 
 
-def end_of(processes: Sequence[RankProcess]) -> EngineError:
-    """Return why processes have ended, of which one is gone; the others are ended, too."""
-    failures = [each.last_words() for each in processes]
-    statuses = [each.close() for each in processes]
+def end_all(processes: Sequence[RankProcess]) -> EngineError:
+    """End processes of which one is gone, all at once, and return why that one is."""
+    for each in processes:
+        each.hang_up()
+    deadline = time.monotonic() + _REAP_SECONDS
+    failures = [each.read_failure(deadline) for each in processes]
+    deadline = time.monotonic() + _REAP_SECONDS
+    statuses = [each.close(deadline) for each in processes]
     if failure := next((each for each in failures if each is not None), None):
         return failure
+    # Only the first to go ended by a signal or failed: the others were told to end. A signal is negative.
     status = min(statuses) if min(statuses) < 0 else max(statuses)
     how = f"status {status}" if status >= 0 else signal.Signals(-status).name
     code = InternalError.exit_code if status <= 0 else status
     return CoreFailed(f"the process that computes steps ended with {how}", exit_code=code)
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until then, at least as many as it takes to look once."""
+    return max(deadline - time.monotonic(), 0.01)
 
 
 def _error(name: str, message: str, hint: str | None, exit_code: int) -> EngineError:
