@@ -23,9 +23,31 @@ def check_equality(device: str) -> Iterator[dict[str, Any]]:
         for family, config in FAMILIES.items():
             model = write_model(Path(directory) / family, config, seed=len(family))
             expected = _run_family(model, "cpu", prompts, is_oracle=True)
+            if device == "cuda":
+                yield _compare_bits(family, model, prompts)
             for way, completions in _run_family(model, device, prompts).items():
                 oracle = expected["seeded" if way == "seeded" else "batched"]
                 yield _compare(family, way, oracle, completions)
+
+
+def _compare_bits(family: str, model: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    """Hold each request's log-probabilities equal, bit by bit, alone and under random schedules."""
+    from exo_engine import LLM, SamplingParams
+
+    numbers, params = (
+        random.SystemRandom(),
+        SamplingParams(temperature=0.0, max_tokens=16, logprobs=2),
+    )
+    schedules = [{"max_num_seqs": 1}] + [
+        {"max_num_seqs": numbers.randint(2, 8), "max_num_batched_tokens": numbers.randint(16, 400)}
+        for _ in range(3)
+    ]
+    found = []
+    for schedule in schedules:
+        llm = LLM(model, device="cuda", max_model_len=320, kv_cache_bytes=2**28, batch_invariant=True, **schedule)  # fmt: skip
+        found.append([(each.token_ids, each.logprobs) for each in llm.generate(prompts, params)])
+    is_ok = all(each == found[0] for each in found[1:])
+    return {"family": family, "way": "batch-invariant", "schedules": str(schedules), "ok": is_ok}
 
 
 def _run_family(

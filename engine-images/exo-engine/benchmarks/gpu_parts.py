@@ -101,7 +101,12 @@ def check_and_time_matrices(setting: Setting) -> Iterator[Row]:
 
 
 def measure_speed(
-    setting: Setting, size: str, quantization: str | None = None, kv: str = "auto"
+    setting: Setting,
+    size: str,
+    quantization: str | None = None,
+    kv: str = "auto",
+    *,
+    is_fixed: bool = False,
 ) -> Iterator[Row]:
     """Time prompts and steps of single tokens, with weights made on the device."""
     from exo_engine import LLM
@@ -118,6 +123,7 @@ def measure_speed(
             dtype="bfloat16" if setting.device.type == "cuda" else "float32",
             quantization=quantization,
             kv_cache_dtype=kv,
+            batch_invariant=is_fixed,
             max_model_len=1024 if setting.is_small else 4096,
             max_num_seqs=4 if setting.is_small else 256,
             enable_prefix_caching=False,
@@ -126,13 +132,14 @@ def measure_speed(
     weights = llm.core.measurements.weights_bytes
     per_token = llm.core.measurements.kv_bytes_per_token
     size = size if quantization is None else f"{size} {quantization}"
+    size = f"{size} batch-invariant" if is_fixed else size
     yield {
         "model": size,
         "ready_seconds": ready,
         "weights_bytes": weights,
         "kv_bytes_per_token": per_token,
     }
-    large = (1, 32, 256, 8, 64, 128) if quantization is None else (1, 32, 256)
+    large = (1, 32, 256) if quantization or is_fixed else (1, 32, 256, 8, 64, 128)
     for batch in (1, 4) if setting.is_small else large:
         context = 64 if setting.is_small else 1024
         seconds = _step_seconds(llm, config["vocab_size"], batch, context)
@@ -149,6 +156,12 @@ def measure_speed(
             "seconds": seconds,
             "tokens_per_second": length / seconds,
         }
+
+
+def measure_fixed(setting: Setting) -> Iterator[Row]:
+    """Time what bits that depend on no neighbour cost; a CPU keeps them in other ways."""
+    is_cuda = setting.device.type == "cuda"
+    yield from measure_speed(setting, "llama-3.1-8b", is_fixed=is_cuda)
 
 
 def measure_transformers(setting: Setting, size: str) -> Iterator[Row]:
@@ -220,6 +233,7 @@ PARTS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "llama-3.1-8b": lambda setting: measure_speed(setting, "llama-3.1-8b"),
     "llama-3.1-8b-int4": lambda setting: measure_speed(setting, "llama-3.1-8b", "int4"),
     "llama-3.1-8b-fp8": lambda setting: measure_speed(setting, "llama-3.1-8b", "fp8", "fp8"),
+    "llama-3.1-8b-batch-invariant": measure_fixed,
     "equality": lambda setting: check_equality(setting.device.type),
     "qwen3-0.6b": lambda setting: measure_speed(setting, "qwen3-0.6b"),
     "transformers": lambda setting: measure_transformers(setting, "llama-3.1-8b"),

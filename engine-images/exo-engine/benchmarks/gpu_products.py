@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from exo_engine.kernels.triton import matmul
+from exo_engine.kernels.triton import fixed, matmul
 from exo_engine.kernels.triton.launch import Launch, Target
 from exo_engine.weight_formats.fp8 import why_not_scaled
 from gpu_launches import META, Work
@@ -31,20 +31,24 @@ def product_works(target: Target) -> Iterator[Work]:
         for rows in ROWS:
             yield from _product("fp8", shape, rows, target)
         for rows in FIXED_ROWS:
-            yield from _product("fixed", shape, rows, target)
+            yield from _product("fixed", shape, rows, target, is_fixed=True)
     for tokens in (1, 32, 256):
         for stored in ("plain", "e4m3"):
             yield _grouped(stored, tokens, target)
     yield _grouped("plain", 32, target, is_fixed=True)
+    yield _product("fp8", SHAPES[0], 256, target, is_fixed=True)
     yield _encoding(256, 4096)
+    yield _norm(256, 4096)
 
 
-def _product(kind: str, shape: tuple[int, int], rows: int, target: Target) -> Iterator[Work]:
+def _product(
+    kind: str, shape: tuple[int, int], rows: int, target: Target, *, is_fixed: bool = False
+) -> Iterator[Work]:
     is_fp8 = kind == "fp8"
     weights, scales = _matrix(shape, is_fp8=is_fp8)
     inputs, outputs = (_numbers(rows, size) for size in (shape[1], shape[0]))
     launches = matmul.plan_product(
-        weights, scales, inputs, None, outputs, target, is_fixed=not is_fp8
+        weights, scales, inputs, None, outputs, target, is_fixed=is_fixed
     )
     first = launches[0]
     parts = first.grid[2]
@@ -52,7 +56,7 @@ def _product(kind: str, shape: tuple[int, int], rows: int, target: Target) -> It
     own = weights.nbytes + (0 if scales is None else scales.nbytes) + 2.0 * rows * sum(shape)
     arguments: Any = first.arguments
     yield Work(
-        f"{kind} {shape[0]} x {shape[1]}, {rows} rows", first, own + partial,
+        f"{kind} {shape[0]} x {shape[1]}, {rows} rows" + (", fixed" if is_fp8 and is_fixed else ""), first, own + partial,
         2.0 * rows * shape[0] * shape[1], 0, kind,
         first.grid[0] * arguments["ROWS"] / rows, arguments["steps_of_part"], _tile_bytes(first),
     )  # fmt: skip
@@ -90,6 +94,12 @@ def _encoding(rows: int, num_inputs: int) -> Work:
     launch = matmul.plan_encoding(inputs, codes, factors)
     moved = inputs.nbytes + codes.nbytes + factors.nbytes
     return Work(f"encode {rows} x {num_inputs}", launch, moved, 0, 0, "encode")
+
+
+def _norm(rows: int, size: int) -> Work:
+    states, weight = _numbers(rows, size), _numbers(size)
+    launch = fixed.plan_norm(states, weight, 1e-6, states)
+    return Work(f"norm {rows} x {size}", launch, 2.0 * states.nbytes, 0, 0, "norm")
 
 
 def check_products(device: torch.device, count: int) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from exo_engine.config import ResolvedConfig
-from exo_engine.core.loading import DTYPES
+from exo_engine.core.loading import DTYPES, has_fixed_sums
 from exo_engine.core.ranks.group import RankGroup
 from exo_engine.models.config_file import read_spec
 from exo_engine.models.decoder import Decoder
@@ -151,7 +151,11 @@ def fill_randomly(
     del progress
     device = torch.device(settings.device)
     decoder = Decoder(
-        spec, dtype=DTYPES[settings.dtype], device=device, weight_format=settings.weight_format
+        spec,
+        dtype=DTYPES[settings.dtype],
+        device=device,
+        weight_format=settings.weight_format,
+        is_fixed=has_fixed_sums(settings),
     )
     spread = 2.5 / spec.hidden_size**0.5
     with torch.inference_mode():

@@ -65,5 +65,5 @@ def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(tmp_path):
 def test_all_parts_end_within_ten_minutes():
     text = SCRIPT.read_text()
     limits = [int(number) for number in re.findall(r'^    "[-.\w]+": (\d+),$', text, re.MULTILINE)]
-    assert len(limits) == 9
+    assert len(limits) == 10
     assert sum(limits) <= 590

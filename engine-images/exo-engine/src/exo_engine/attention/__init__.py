@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from exo_engine.errors import ConfigurationError
@@ -22,13 +23,16 @@ BACKENDS: Mapping[str, str] = {
 """Each backend by its name; loaded when it is used, as all of them import torch."""
 
 
-def create_backend(name: str, layers: Sequence[CachedLayer], cache: KVCache) -> AttentionBackend:
+def create_backend(
+    name: str, layers: Sequence[CachedLayer], cache: KVCache, *, is_fixed: bool = False
+) -> AttentionBackend:
     """Build a backend for a model's layers over a cache.
 
     Args:
         name: one of `BACKENDS`; auto: the device's kernels where they can serve all layers.
         layers: of the model.
         cache: of keys and values.
+        is_fixed: whether a token's result may not depend on the tokens beside it, where a backend has the choice.
 
     Raises:
         ConfigurationError: there is no such backend, or it cannot serve this model here.
@@ -46,7 +50,10 @@ def create_backend(name: str, layers: Sequence[CachedLayer], cache: KVCache) -> 
             param="attention-backend",
         )
     module, _, attribute = BACKENDS[name].partition(":")
-    backend: AttentionBackend = getattr(importlib.import_module(module), attribute)(layers, cache)
+    make = getattr(importlib.import_module(module), attribute)
+    if name == "triton":
+        make = partial(make, is_fixed=is_fixed)
+    backend: AttentionBackend = make(layers, cache)
     return backend
 
 

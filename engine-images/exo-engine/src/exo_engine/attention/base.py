@@ -40,7 +40,7 @@ class AttentionBackend(ABC):
     can_be_captured: ClassVar[bool] = False
     """Whether steps of single tokens can be repeated on the device: `begin` and `attend` read nothing of a
     layout's tensors on the host."""
-    is_batch_invariant: ClassVar[bool] = False
+    is_batch_invariant: bool = False
     """Whether a token's result has the same bits whatever else is in its step."""
     needs_cleared_blocks: ClassVar[bool] = True
     """Whether it multiplies what it masks out, which must be finite then."""

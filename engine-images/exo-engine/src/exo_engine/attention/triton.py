@@ -59,7 +59,7 @@ class TritonAttention(AttentionBackend):
             )
         self._layers = dict(_attention_layers(layers))
         self._cache = cache
-        self._is_fixed = is_fixed
+        self._is_fixed = self.is_batch_invariant = is_fixed
         self._target = Target.of(cache.device)
         self._pages = {index: self._view_pages(index) for index in self._layers}
         self._layout: StepLayout | None = None

@@ -158,7 +158,14 @@ def load_decoder(
     group: RankGroup | None = None,
 ) -> Decoder:
     """Load a model that generates, or of several ranks this one's part; see `load_model`."""
-    return load_model(partial(Decoder, ranks=group), spec, settings, progress)
+    make = partial(Decoder, ranks=group, is_fixed=has_fixed_sums(settings))
+    return load_model(make, spec, settings, progress)
+
+
+def has_fixed_sums(settings: ResolvedConfig) -> bool:
+    """Whether kernels are to be chosen by `--batch-invariant`; those for a CPU keep bits anyway."""
+    is_gpu = settings.device == "cuda" or settings.attention_backend == "triton"
+    return settings.batch_invariant and is_gpu
 
 
 def load_model(
@@ -239,6 +246,7 @@ def make_runner(
         attention_backend=config.attention_backend,
         eos_token_ids=decoder.spec.eos_token_ids,
         num_slots=config.max_num_seqs,
+        is_fixed=has_fixed_sums(config),
         agree=None if group is None else group.from_first,
     )
 

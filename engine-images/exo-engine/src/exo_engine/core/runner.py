@@ -103,6 +103,7 @@ class ModelRunner:
         eos_token_ids: tokens that may not come before a request's `min_tokens`.
         num_slots: most sequences at once.
         ops: of the device; None: those that it has.
+        is_fixed: whether attention's bits for a token may not depend on the tokens beside it.
         agree: returns the first rank's numbers in place of this one's; None: there is one rank.
     """
 
@@ -115,6 +116,7 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...],
         num_slots: int,
         ops: DeviceOps | None = None,
+        is_fixed: bool = False,
         agree: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._decoder = decoder
@@ -125,7 +127,9 @@ class ModelRunner:
         self._num_slots = num_slots
         self._cache = cache
         self._device = decoder.device
-        self._attention = create_backend(attention_backend, decoder.spec.attention_layers, cache)
+        self._attention = create_backend(
+            attention_backend, decoder.spec.attention_layers, cache, is_fixed=is_fixed
+        )
         self._attention.states = States(cache)
         self._batch = Batch(num_slots, num_groups=cache.num_groups, block_size=cache.block_size)
         vocab_size = decoder.spec.vocab_size
@@ -143,13 +147,16 @@ class ModelRunner:
 
     def why_not_batch_invariant(self) -> str:
         """Return why a request's bits depend on what runs beside it; empty where they do not."""
-        if self._device.type != "cpu":
-            return "kernels for a GPU do not keep one order of sums yet"
         if not self._attention.is_batch_invariant:
+            if self._device.type != "cpu":
+                return "attention is computed by PyTorch; on a GPU it needs the Triton backend"
             return (
                 "attention is computed by PyTorch; it needs the compiled CPU kernels, bfloat16, heads and "
                 "blocks of multiples of 16, and a KV cache of the model's type"
             )
+        if self._attention.can_be_captured:  # a GPU's
+            names = self._decoder.why_not_fixed
+            return f"no kernels with one order of sums for {names}" if names else ""
         if not self._decoder.is_computed_by_kernels:
             return "some layers of this model are computed by PyTorch"
         return ""

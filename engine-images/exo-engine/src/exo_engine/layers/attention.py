@@ -21,6 +21,8 @@ from exo_engine.weight_formats.base import Stored
 class Sinks(Layer):
     """A score of each of this rank's heads that takes weight and gives no value."""
 
+    keeps_bits = True
+
     def __init__(self, context: Context, name: str, num_heads: int) -> None:
         super().__init__(context)
         heads = context.share(num_heads)

@@ -41,6 +41,8 @@ class Context:
     """Processes that share each layer; this one is `rank`."""
     add_up: Callable[[Tensor], Tensor] | None = None
     """Returns the sum of what the ranks have; None: there is one."""
+    is_fixed: bool = False
+    """Whether a token's bits may not depend on the tokens beside it, where PyTorch's on this device do."""
     layers: list[Layer] = field(default_factory=list)
 
     def share(self, size: int) -> slice:
@@ -78,6 +80,8 @@ class Layer(ABC):
 
     asks_host = False
     """Whether the host waits for what the layer computes, in every step."""
+    keeps_bits = False
+    """Whether a token's bits do not depend on the tokens beside it, on a GPU."""
 
     def __init__(self, context: Context) -> None:
         self.slots: dict[str, Slot] = {}

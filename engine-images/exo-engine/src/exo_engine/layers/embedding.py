@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exo_engine.kernels.linear import PackedMatrix, packed_shape
 from exo_engine.layers.base import Context, Layer, Slot
-from exo_engine.weight_formats.base import Stored
+from exo_engine.weight_formats.base import Stored, is_for_triton
 
 
 class Embedding(Layer):
@@ -25,6 +25,7 @@ class Embedding(Layer):
         shape = (vocab_size, hidden_size)
         kernels = context.kernels if hidden_size % 2 == 0 else None
         self._packed = None
+        self.keeps_bits = context.is_fixed and is_for_triton(context.device)
         if kernels is None or context.device.type == "meta":
             self.weight = context.empty(*(shape if kernels is None else packed_shape(*shape)))
             load: Callable[[Tensor], object] = self.weight.copy_
@@ -44,6 +45,10 @@ class Embedding(Layer):
         """Return how well each token's row fits hidden states (N, E): (N, V) float32."""
         if self._packed is not None:
             return self._packed.multiply(hidden.contiguous(), dtype=torch.float32)
+        if self.keeps_bits:
+            from exo_engine.kernels.triton import fixed
+
+            return fixed.multiply(hidden, self.weight).float()
         return F.linear(hidden, self.weight).float()
 
     @property

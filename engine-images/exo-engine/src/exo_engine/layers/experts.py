@@ -127,7 +127,7 @@ class Experts(Layer):
         outputs[order] = results
         # Added up in the order of the router's choice: the same for a token alone and among others.
         outputs = outputs.view(len(hidden), self._num_chosen, -1)
-        total = (outputs * weights.unsqueeze(-1)).sum(dim=1)
+        total = self._sum(outputs * weights.unsqueeze(-1))
         return total if self._add_up is None else self._add_up(total)
 
     def finish(self) -> None:
@@ -138,6 +138,7 @@ class Experts(Layer):
         first, second = (type(each[0]).grouped(each) for each in pair)
         self._grouped = (first, second) if first is not None and second is not None else None
         self.asks_host = self._grouped is None
+        self.keeps_bits = not self.asks_host and all(part.keeps_bits for part in self._parts)
 
     @property
     def num_bytes(self) -> int:
@@ -145,6 +146,15 @@ class Experts(Layer):
         bias = 0 if self._bias is None else self._bias.nbytes
         bias += 0 if self._biases is None else self._biases.num_bytes
         return bias + sum(part.num_bytes for part in self._parts)
+
+    def _sum(self, outputs: Tensor) -> Tensor:
+        """Return the sums over the experts of each token: (T, E) for (T, K, E)."""
+        if not self.keeps_bits:
+            return outputs.sum(dim=1)
+        total = outputs[:, 0].float()
+        for place in range(1, outputs.shape[1]):
+            total = total + outputs[:, place]
+        return total.to(outputs.dtype)
 
     def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights, of the dtype of `hidden` (T, E), and numbers of the chosen experts: (T, K)."""

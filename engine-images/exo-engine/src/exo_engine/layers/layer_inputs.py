@@ -67,6 +67,8 @@ class LayerInput:
 class Scale(Layer):
     """A number by which all that a layer gives is multiplied."""
 
+    keeps_bits = True
+
     def __init__(self, context: Context, name: str) -> None:
         super().__init__(context)
         self.weight = context.empty(1)

@@ -43,6 +43,8 @@ class Linear(Layer):
         self.matrix = context.weight_format(
             num_rows, columns.stop - columns.start, dtype=context.dtype, device=context.device
         )
+        self.matrix.is_fixed = context.is_fixed
+        self.keeps_bits = self.matrix.keeps_bits
         self.bias = context.empty(num_rows) if has_bias else None
         self._add_up = None if splits_outputs else context.add_up
         # Where results of ranks are added up, one of them brings the bias.

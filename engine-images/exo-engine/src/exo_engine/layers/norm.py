@@ -7,7 +7,7 @@ from torch import Tensor
 
 from exo_engine.kernels.pointwise import add_and_normalise
 from exo_engine.layers.base import Context, Layer, Slot
-from exo_engine.weight_formats.base import Stored
+from exo_engine.weight_formats.base import Stored, is_for_triton
 
 
 class Norm(Layer):
@@ -21,10 +21,15 @@ class Norm(Layer):
         self.weight = context.empty(size)
         self.eps = eps
         self._kernels = context.kernels
+        self.keeps_bits = context.is_fixed and is_for_triton(context.device)
         self.slots[f"{name}.weight"] = Slot(Stored((size,)), self.weight.copy_)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return `states` (..., size), normalised."""
+        if self.keeps_bits:
+            from exo_engine.kernels.triton import fixed
+
+            return fixed.normalise(states, self.weight, self.eps)
         return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
 
     def add(self, states: Tensor, update: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -223,8 +223,9 @@ class Decoder:
         device: torch.device,
         weight_format: str = PLAIN,
         ranks: Ranks | None = None,
+        is_fixed: bool = False,
     ) -> None:
-        context = Context(load_format(weight_format), dtype, device)
+        context = Context(load_format(weight_format), dtype, device, is_fixed=is_fixed)
         if ranks is not None:
             context = replace(context, rank=ranks.rank, num_ranks=ranks.size, add_up=ranks.add_up)
         self.spec = spec
@@ -299,6 +300,15 @@ class Decoder:
     def is_computed_by_kernels(self) -> bool:
         """Whether the CPU kernels compute all layers."""
         return self._stack is not None
+
+    @property
+    def why_not_fixed(self) -> str:
+        """Why a token's bits depend on the tokens beside it, on a GPU; empty where they do not."""
+        spec = self.spec
+        names = {type(each).__name__ for each in self.weighted_layers if not each.keeps_bits}
+        if spec.latent is not None or spec.delta is not None or spec.has_value_norm:
+            names.add(type(self.layers[0].mixer).__name__)
+        return ", ".join(sorted(names))
 
     @cached_property
     def _stack(self) -> list[StackLayer] | None:

@@ -70,6 +70,9 @@ class WeightFormat(ABC):
         device: where it lies; `meta` holds nothing and is for asking.
     """
 
+    is_fixed = False
+    """Whether a row's product may not depend on the rows beside it; the layer sets it."""
+
     @abstractmethod
     def __init__(
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
@@ -111,6 +114,11 @@ class WeightFormat(ABC):
         """
         groups = zip(matrices, torch.split(inputs, list(sizes)), strict=True)
         return torch.cat([each.multiply(rows, None) for each, rows in groups if len(rows)])
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether `is_fixed` is kept."""
+        return False
 
     @classmethod
     def grouped(cls, matrices: Sequence[Self]) -> GroupedProduct | None:

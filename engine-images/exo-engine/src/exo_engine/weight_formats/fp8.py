@@ -113,7 +113,7 @@ class Fp8(WeightFormat):
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
         """See `WeightFormat.multiply`."""
-        if self._is_triton and len(inputs) <= _MOST_ROWS:
+        if self._is_triton and (self.is_fixed or len(inputs) <= _MOST_ROWS):
             return self._multiply_blocks(inputs, bias)
         if self._is_scaled:
             outputs = self._multiply_scaled(inputs)
@@ -127,6 +127,10 @@ class Fp8(WeightFormat):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _multiply_blocks(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        if self.is_fixed:
+            from exo_engine.kernels.triton import fixed
+
+            return fixed.multiply(inputs, self.weight.view(torch.uint8), bias, scales=self.scale)
         from exo_engine.kernels.triton.launch import Target
         from exo_engine.kernels.triton.matmul import plan_product
 
@@ -173,6 +177,11 @@ class Fp8(WeightFormat):
         return torch.stack([block.amax(dim=1) for block in blocks])
 
     @property
+    def keeps_bits(self) -> bool:
+        """See `WeightFormat.keeps_bits`."""
+        return self.is_fixed and self._is_triton
+
+    @property
     def num_bytes(self) -> int:
         """See `WeightFormat.num_bytes`."""
         return self.weight.nbytes + self.scale.nbytes
@@ -197,7 +206,8 @@ class Fp8PerBlock(Fp8):
         from exo_engine.kernels.triton.matmul import Matrices
 
         codes = [each.weight.view(torch.uint8) for each in matrices]
-        return Matrices.of(codes, [each.scale for each in matrices])
+        scales = [each.scale for each in matrices]
+        return Matrices.of(codes, scales, is_fixed=matrices[0].is_fixed)
 
 
 def _scaled_product(codes: Tensor, weight: Tensor, factors: Tensor, scales: Tensor) -> Tensor:

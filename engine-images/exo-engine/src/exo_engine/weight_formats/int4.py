@@ -92,7 +92,7 @@ class Int4(WeightFormat):
         if self._is_triton:
             from exo_engine.kernels.triton import codes
 
-            return codes.multiply(self._packed, inputs, bias)
+            return codes.multiply(self._packed, inputs, bias, is_fixed=self.is_fixed)
         num_rows = self._packed.num_outputs
         slabs = []
         for first in range(0, num_rows, self._slab_rows):
@@ -100,6 +100,11 @@ class Int4(WeightFormat):
             slabs.append(F.linear(inputs, self._packed.numbers(rows).to(inputs.dtype)))
         outputs = torch.cat(slabs, dim=1)
         return outputs if bias is None else outputs.add_(bias)
+
+    @property
+    def keeps_bits(self) -> bool:
+        """See `WeightFormat.keeps_bits`."""
+        return self.is_fixed and self._is_triton
 
     @property
     def num_bytes(self) -> int:

@@ -55,6 +55,10 @@ class Plain(WeightFormat):
         """See `WeightFormat.multiply`."""
         if self._packed is not None:
             return self._packed.multiply(inputs.contiguous(), bias)
+        if self.keeps_bits:
+            from exo_engine.kernels.triton import fixed
+
+            return fixed.multiply(inputs, self._weight, bias)
         return F.linear(inputs, self._weight, bias)
 
     def kernel_call(self) -> LinearCall | None:
@@ -68,7 +72,13 @@ class Plain(WeightFormat):
             return None
         from exo_engine.kernels.triton.matmul import Matrices
 
-        return Matrices.of([each._weight for each in matrices])
+        weights = [each._weight for each in matrices]
+        return Matrices.of(weights, is_fixed=matrices[0].is_fixed)
+
+    @property
+    def keeps_bits(self) -> bool:
+        """See `WeightFormat.keeps_bits`."""
+        return self.is_fixed and is_for_triton(self._weight.device)
 
     @property
     def num_bytes(self) -> int:

@@ -18,7 +18,7 @@ SCRIPT = ROOT / "engine-images/exo-engine/benchmarks/gpu_reckoning.py"
 SMALL_SHARED = ("sm_86", "sm_89", "sm_120")
 KINDS = {
     *("decode", "combine", "prefill", "store"),
-    *("codes", "add", "numbers", "fp8", "fixed", "grouped", "encode"),
+    *("codes", "add", "numbers", "fp8", "fixed", "grouped", "encode", "norm"),
 }
 TENSOR = {"sm_90": "wgmma", "sm_100": "tcgen05", "gfx942": "mfma", "gfx950": "mfma"}
 # Bytes per thread, by the size of a head. AMD's compiler moves some registers to memory at two waves per processor.

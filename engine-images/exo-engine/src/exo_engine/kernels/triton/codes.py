@@ -29,25 +29,38 @@ _TILE = 1024
 _SLAB_WEIGHTS = 2**26
 
 
-def multiply(matrix: QuantizedMatrix, inputs: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return inputs (T, K) times the transposed matrix, plus bias (N,): (T, N) of the type of inputs."""
-    if len(inputs) > MOST_ROWS:
+def multiply(
+    matrix: QuantizedMatrix, inputs: Tensor, bias: Tensor | None = None, *, is_fixed: bool = False
+) -> Tensor:
+    """Return inputs (T, K) times the transposed matrix, plus bias (N,): (T, N) of the type of inputs.
+
+    `is_fixed`: as in `matmul.plan_product`.
+    """
+    if len(inputs) > MOST_ROWS and not is_fixed:
         return _multiply_numbers(matrix, inputs, bias)
     outputs = inputs.new_empty(len(inputs), matrix.num_outputs)
-    for launch in plan_codes(matrix, inputs, bias, outputs, Target.of(inputs.device)):
+    target = Target.of(inputs.device)
+    for launch in plan_codes(matrix, inputs, bias, outputs, target, is_fixed=is_fixed):
         launch.run()
     return outputs
 
 
 def plan_codes(
-    matrix: QuantizedMatrix, inputs: Tensor, bias: Tensor | None, outputs: Tensor, target: Target
+    matrix: QuantizedMatrix,
+    inputs: Tensor,
+    bias: Tensor | None,
+    outputs: Tensor,
+    target: Target,
+    *,
+    is_fixed: bool = False,
 ) -> list[Launch]:
     """Return what multiplies codes as they are: a product, and what adds its parts up if there are several."""
     num_rows, num_outputs = len(inputs), matrix.num_outputs
-    rows = min(tile_of(num_rows, 16), _MOST_TILE_ROWS)
+    rows = _MOST_TILE_ROWS if is_fixed else min(tile_of(num_rows, 16), _MOST_TILE_ROWS)
     of_program = _OUTPUTS[matrix.group]
     tiles = -(-num_outputs // of_program), -(-num_rows // rows)
     groups = groups_of_part(matrix, tiles[0] * tiles[1], target)
+    groups = matrix.num_groups if is_fixed else groups
     parts = -(-matrix.num_groups // groups)
     sums = outputs
     if parts > 1:
@@ -68,7 +81,7 @@ def plan_codes(
     }
     stages = 4 if matrix.group * rows <= _MOST_STAGED else 2
     warps = 4 if target.is_nvidia else 2
-    product = Launch(multiply_codes, (*tiles, parts), arguments, num_warps=warps, num_stages=stages)
+    product = Launch(multiply_codes, (*tiles, parts), arguments, warps, stages, fuses=not is_fixed)
     return [product] if parts == 1 else [product, plan_adding(sums, bias, outputs)]
 
 

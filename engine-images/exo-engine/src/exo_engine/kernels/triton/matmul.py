@@ -37,15 +37,20 @@ class Matrices:
     """(2, X) int64: where numbers and scales of each are, counted from the first's."""
     held: tuple[Tensor, ...]
     """What the offsets point to."""
+    is_fixed: bool = False
+    """See `plan_product`."""
 
     @classmethod
-    def of(cls, numbers: Sequence[Tensor], scales: Sequence[Tensor] = ()) -> Matrices:
+    def of(
+        cls, numbers: Sequence[Tensor], scales: Sequence[Tensor] = (), *, is_fixed: bool = False
+    ) -> Matrices:
         """Return matrices to be multiplied in one launch; their memory is not moved."""
         kinds = [list(numbers), list(scales) or list(numbers)]
         offsets = [[_distance(each, kind[0]) for each in kind] for kind in kinds]
         device = numbers[0].device
         table = torch.tensor(offsets, dtype=torch.int64).to(device)
-        return cls(numbers[0], scales[0] if scales else None, table, (*numbers, *scales))
+        first = scales[0] if scales else None
+        return cls(numbers[0], first, table, (*numbers, *scales), is_fixed)
 
     def multiply(self, inputs: Tensor, starts: Tensor) -> Tensor:
         """Return (T, N): each row of inputs (T, K) times its matrix transposed.
@@ -55,7 +60,8 @@ class Matrices:
             starts: (X + 1,) int32: where each one's rows begin.
         """
         outputs = inputs.new_empty(len(inputs), self.first.shape[0])
-        plan_grouped(self, inputs, starts, outputs, Target.of(inputs.device)).run()
+        target = Target.of(inputs.device)
+        plan_grouped(self, inputs, starts, outputs, target, is_fixed=self.is_fixed).run()
         return outputs
 
 
@@ -155,11 +161,12 @@ def plan_encoding(inputs: Tensor, codes: Tensor, factors: Tensor) -> Launch:
 
 
 def _rows_of_tile(num_rows: int, is_fp8: bool, target: Target, *, is_fixed: bool) -> int:
-    if is_fixed:
-        return FIXED_ROWS
     # FP8 becomes numbers in registers, of which these give a program half as many.
     is_narrow = is_fp8 and target.is_nvidia and 100 <= target.capability < 120
-    return min(tile_of(num_rows, 16), _MOST_TILE_ROWS // (2 if is_narrow else 1))
+    most = _MOST_TILE_ROWS // (2 if is_narrow else 1)
+    if is_fixed:
+        return most if is_fp8 else FIXED_ROWS
+    return min(tile_of(num_rows, 16), most)
 
 
 def _arguments(

@@ -1,0 +1,99 @@
+"""`--batch-invariant` with a GPU's kernels, under the interpreter: bits do not depend on what runs beside."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.triton import attention as launching
+from exo_engine.kernels.triton.fixed import normalise
+from exo_engine.layers import embedding, norm
+from exo_engine.llm import LLM
+from exo_engine.sampling_params import SamplingParams
+from exo_engine.weight_formats import fp8, int4, plain
+
+OPTIONS = {"device": "cpu", "dtype": "float32", "attention_backend": "triton", "max_model_len": 96}
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """Have every layer take the kernels of a GPU, and contexts of a few tokens be split."""
+    for module in (embedding, norm, fp8, int4, plain):
+        monkeypatch.setattr(module, "is_for_triton", lambda device: True)
+    monkeypatch.setattr(launching, "FIXED_SEGMENT", 32)
+
+
+def run(path, prompts, num_tokens, **options):
+    """Tokens and log-probabilities of each prompt."""
+    llm = LLM(path, **OPTIONS, batch_invariant=True, **options)
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, logprobs=2, ignore_eos=True)
+    return [(each.token_ids, each.logprobs) for each in llm.generate(prompts, params)]
+
+
+def random_schedule(seed: int) -> dict[str, int]:
+    numbers = random.Random(seed)
+    return {
+        "max_num_seqs": numbers.randint(2, 5),
+        "max_num_batched_tokens": numbers.choice((5, 16, 33, 200)),
+        "block_size": 16,
+        "num_gpu_blocks_override": numbers.choice((8, 40)),
+    }
+
+
+def prompts_of(seed: int) -> list[list[int]]:
+    numbers = random.Random(seed)
+    return [[numbers.randrange(100) for _ in range(length)] for length in (3, 45, 18)]
+
+
+@pytest.mark.slow
+def test_bits_are_those_of_a_request_alone(tiny_model):
+    """In chunks beside another; with another's token; and alone."""
+    options = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
+    llm = LLM(tiny_model("qwen3").path, **OPTIONS, **options, batch_invariant=True)
+    params = SamplingParams(temperature=0.0, max_tokens=2, logprobs=2, ignore_eos=True)
+    prompts = [prompt[:20] for prompt in prompts_of(1)[:2]]
+    together = llm.generate(prompts, params)[1]
+    (alone,) = llm.generate(prompts[1:], params)
+    assert (together.token_ids, together.logprobs) == (alone.token_ids, alone.logprobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        *(("qwen3", each) for each in (None, "int4", "fp8_per_block")),
+        ("qwen3-moe", None),
+        ("gemma2", None),
+        ("gpt-oss", "fp8_per_block"),
+    ],
+)
+def test_bits_are_the_same_under_random_schedules(tiny_model, family, quantization):
+    path = tiny_model(family).path
+    options = {"max_num_seqs": 1, "max_num_batched_tokens": 96}
+    alone = run(path, prompts_of(2), 4, quantization=quantization, **options)
+    for seed in range(3):
+        options = random_schedule(seed)
+        assert run(path, prompts_of(2), 4, quantization=quantization, **options) == alone, options
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "words"),
+    [
+        ("qwen3", {"quantization": "int8"}, "no kernels with one order of sums for Linear"),
+        ("qwen3", {"quantization": "fp8"}, "no kernels with one order of sums for Linear"),
+        ("qwen3.5", {}, "no kernels with one order of sums for GatedDeltaNet, _Weights"),
+    ],
+)
+def test_what_depends_on_the_batch_is_refused_by_name(tiny_model, family, options, words):
+    with pytest.raises(ConfigurationError, match=words):
+        run(tiny_model(family).path, [[1]], 1, **options)
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (2, 5, 16)])
+def test_rows_are_normalised_as_pytorch_does(shape):
+    torch.manual_seed(0)
+    states, weight = torch.randn(shape), torch.rand(shape[-1]) + 0.5
+    expected = torch.nn.functional.rms_norm(states, shape[-1:], weight, 1e-5)
+    torch.testing.assert_close(normalise(states, weight, 1e-5), expected, rtol=1e-6, atol=1e-6)
