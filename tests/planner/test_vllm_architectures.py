@@ -23,8 +23,7 @@ NAMES = sorted({name for table in REGISTRY["tables"].values() for name in table}
 DRAWN = sorted(NAMES, key=lambda name: sha256(name.encode()).hexdigest())[:40]
 NOT_PLANNED = {
     "Cohere2MoeForCausalLM", "Dots3NoteForCausalLM", "FunAudioChatForConditionalGeneration",
-    "GraniteMoeSharedForCausalLM", "HYV4ForCausalLM", "InternS1ProForConditionalGeneration",
-    "MoonshotKimiaForCausalLM", "Param2MoEForCausalLM",
+    "GraniteMoeSharedForCausalLM", "InternS1ProForConditionalGeneration", "MoonshotKimiaForCausalLM",
 }  # fmt: skip
 
 

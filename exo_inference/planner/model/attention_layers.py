@@ -99,7 +99,7 @@ def attention_weights(
         yield Weight(f"{path}.g_proj", "attention", heads.num_heads, hidden)
 
 
-def latent_weights(fields: ConfigFields, *, has_index: bool) -> Iterator[Weight]:
+def latent_weights(fields: ConfigFields, family: Family, *, has_index: bool) -> Iterator[Weight]:
     """Yield the projections of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 §2.1)."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     rank, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
@@ -116,7 +116,9 @@ def latent_weights(fields: ConfigFields, *, has_index: bool) -> Iterator[Weight]
     yield vector(f"{path}.kv_a_layernorm", rank)
     yield Weight(f"{path}.kv_b_proj", "attention", heads * (nope + value), rank)
     yield Weight(f"{path}.o_proj", "attention", hidden, heads * value)
-    if fields.flag("mla_use_output_gate"):
+    if family.sinks == "all":
+        yield vector(f"{path}.sinks", heads)
+    if fields.flag("mla_use_output_gate", default=family.gates_attention):
         yield Weight(f"{path}.g_proj", "attention", heads * value, hidden)
     if has_index:
         count, dim = fields.integer("index_n_heads"), fields.integer("index_head_dim")

@@ -93,6 +93,15 @@ def _hyper_connections(fields: ConfigFields) -> Iterator[Weight]:
         yield Weight(f"{name}.base", "norm", rows + 3, 1, shard=_ONE, format=FP32)
 
 
+def stream_gates(fields: ConfigFields) -> Iterator[Weight]:
+    """Independent hyper-connections: what each residual stream gives and takes, without a matrix between them (Hy4)."""
+    streams, hidden = fields.integer("hc_mult"), fields.integer("hidden_size")
+    for name in ("attn_hc", "ffn_hc"):
+        rows = 2 * streams
+        yield Weight(f"{name}.fn", "norm", rows * streams * hidden, 1, shard=_ONE, format=FP32)
+        yield Weight(f"{name}.base", "norm", rows + 2, 1, shard=_ONE, format=FP32)
+
+
 def hyper_head(fields: ConfigFields) -> Weight:
     """Return what joins the residual streams before the output head."""
     streams, hidden = fields.integer("hc_mult"), fields.integer("hidden_size")

@@ -58,6 +58,7 @@ class Family:
         per_layer_inputs: each layer has an embedding of its own (`hidden_size_per_layer_input`).
         altup: alternating updates and a low-rank branch.
         embedding_norm, lm_head_bias: a norm after the embedding; a bias of the output head.
+        gates_streams: several residual streams with a gate each around attention and feed-forward.
     """
 
     qkv_bias: bool | None = None
@@ -104,6 +105,7 @@ class Family:
     altup: bool = False
     embedding_norm: bool = False
     lm_head_bias: bool = False
+    gates_streams: bool = False
 
 
 _LLAMA = Family()
@@ -157,7 +159,8 @@ FAMILIES: Mapping[str, Family] = {
     "step3p7": Family(qk_norm="head", gates_heads=True),
     "deepseek_v2": _LLAMA, "deepseek_v3": _LLAMA, "deepseek_v32": _LLAMA, "kimi_k2": _LLAMA,
     "kimi_k25": _LLAMA, "glm4_moe_lite": _LLAMA, "glm_moe_dsa": _LLAMA,
-    "kimi_linear": Family(), "kimi_k3": Family(),
+    "kimi_linear": Family(), "kimi_k3": Family(), "param2moe": Family(qk_norm="head", corrects_experts=True),
+    "hy_v4": Family(sinks="all", gates_attention=True, gates_streams=True),
     "nemotron_h": Family(norms=1, gated_mlp=False, rope_caches=0, layout="pattern"),
     "granitemoehybrid": Family(
         ties_by_default=True, mlp_width_field="shared_intermediate_size",
@@ -233,5 +236,5 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
-UNCHECKED = frozenset({"kimi_linear", "kimi_k3", "minimax_m3"})
+UNCHECKED = frozenset({"kimi_linear", "kimi_k3", "minimax_m3", "param2moe"})
 """Families whose parameter count could not be compared with anything published."""

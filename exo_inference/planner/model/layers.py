@@ -18,7 +18,11 @@ from exo_inference.planner.model.attention_layers import (
     latent_weights,
     read_heads,
 )
-from exo_inference.planner.model.compressed_layers import compress_ratios, compressed_layer
+from exo_inference.planner.model.compressed_layers import (
+    compress_ratios,
+    compressed_layer,
+    stream_gates,
+)
 from exo_inference.planner.model.config_fields import ConfigFields, FieldProblem, whole_number
 from exo_inference.planner.model.encoders import (
     build_encoder_layers,
@@ -221,7 +225,7 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
         state_weights, kv = build_state_layer(fields, kind)
         weights += state_weights
     elif kind == "latent":
-        weights += latent_weights(fields, has_index=has_indexer(fields, index))
+        weights += latent_weights(fields, family, has_index=has_indexer(fields, index))
         kv = latent_spec(fields, has_index=has_indexer(fields, index))
     else:
         heads = read_heads(fields, family, kind)
@@ -232,6 +236,8 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
     is_moe = is_moe_layer(fields, family, index)
     weights += _feed_forward(fields, family, index, is_moe=is_moe)
     weights += _norms(fields, family, hidden)
+    if family.gates_streams:
+        weights += stream_gates(fields)
     return Layer(tuple(weights), kv, is_windowed=kind in ("sliding", "chunked"), uses_moe=is_moe)
 
 

@@ -44,7 +44,7 @@ def outer_weights(
         weights.append(
             Weight("word_embeddings_layernorm", "norm", 2 * hidden, 1, shard=Shard.REPLICATED)
         )
-    if family.layout == "compressed":
+    if family.layout == "compressed" or family.gates_streams:
         weights.append(hyper_head(fields))
     if family.positions is not None:
         rows = fields.integer("max_position_embeddings") + family.positions
