@@ -31,6 +31,25 @@ WRONG_CHAT: dict[str, tuple[dict[str, Any], str | None]] = {
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0]",
     ),
+    "call as it was": (
+        {"messages": [USER, {"role": "assistant", "function_call": {"name": "f"}}]},
+        "messages[1].function_call",
+    ),
+    "sound of an answer": (
+        {"messages": [USER, {"role": "assistant", "audio": {"id": "a"}}]},
+        "messages[1].audio",
+    ),
+    "part with a word of its own": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "txt": "y"}]}]},
+        "messages[0].content[0].txt",
+    ),
+    "choice with a word of its own": (
+        {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {"type": "function", "function": {"name": "f", "strict": True}},
+        },
+        "tool_choice.function.strict",
+    ),
     "part without text": (
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         "messages[0].content[0].text",

@@ -11,6 +11,16 @@ import pytest
 from exo_engine.server import known_fields
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
+from exo_engine.server.inner_fields import (
+    JSON_FORMAT,
+    JSON_SCHEMA,
+    MESSAGE_REFUSED,
+    MESSAGES_FORMAT,
+    RESPONSE_FORMAT,
+    RESPONSES_TOOL,
+    TEXT_PART,
+    TOOL_CHOICE,
+)
 from exo_engine.server.known_fields import (
     CHAT,
     CLASSIFY,
@@ -66,7 +76,20 @@ INNER = [
     (MESSAGES_THINKING, "anthropic.types", "ThinkingConfigEnabledParam"),
     (MESSAGES_THINKING, "anthropic.types", "ThinkingConfigAdaptiveParam"),
     (MESSAGES_OUTPUT, "anthropic.types", "OutputConfigParam"),
+    (MESSAGES_FORMAT, "anthropic.types", "JSONOutputFormatParam"),
+    (RESPONSE_FORMAT, "openai.types.shared_params", "ResponseFormatJSONObject"),
+    (RESPONSE_FORMAT, "openai.types.shared_params", "ResponseFormatText"),
+    (JSON_FORMAT, "openai.types.shared_params", "ResponseFormatJSONSchema"),
+    (JSON_SCHEMA, "openai.types.shared_params.response_format_json_schema", "JSONSchema"),
+    (TEXT_PART, "openai.types.chat", "ChatCompletionContentPartTextParam"),
+    (TEXT_PART, "openai.types.responses", "ResponseInputTextParam"),
+    (TEXT_PART, "openai.types.responses", "ResponseOutputTextParam"),
+    (TEXT_PART, "anthropic.types", "TextBlockParam"),
+    (TOOL_CHOICE, "openai.types.chat", "ChatCompletionNamedToolChoiceParam"),
+    (RESPONSES_TOOL, "openai.types.responses", "FunctionToolParam"),
 ]
+TO_THE_TEMPLATE = {"role", "content", "name", "tool_calls", "tool_call_id"}
+"""What messages of chat have for the template to write."""
 
 
 def names_of(module: str) -> set[str]:
@@ -109,6 +132,14 @@ def test_every_field_of_every_client_and_of_vllm_is_in_a_list(route: str) -> Non
 def test_every_field_within_is_in_a_list(known: KnownFields, module: str, form: str) -> None:
     fields = getattr(importlib.import_module(module), form).__annotations__
     assert [name for name in fields if not is_listed(name, known)] == []
+
+
+@pytest.mark.parametrize("role", ["Developer", "System", "User", "Assistant", "Tool", "Function"])
+def test_every_field_of_a_message_is_for_the_template_or_refused(role: str) -> None:
+    form = getattr(
+        importlib.import_module("openai.types.chat"), f"ChatCompletion{role}MessageParam"
+    )
+    assert set(form.__annotations__) <= TO_THE_TEMPLATE | MESSAGE_REFUSED.keys()
 
 
 @pytest.mark.parametrize("page", ["engine-images/exo-engine/README.md", "docs/concepts/engine.md"])

@@ -126,6 +126,10 @@ def test_text_asks_for_nothing(engine) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "response_format.schema", "json_schema.schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}}, "response_format.json_schema", "another type"),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "response_format.schema", "ignore"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strikt": True}}}, "response_format.json_schema.strikt", "'strict'"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "schema"),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex", "only one"),

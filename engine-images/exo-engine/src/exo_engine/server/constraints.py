@@ -11,6 +11,8 @@ from typing import Any
 
 from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
+from exo_engine.server.inner_fields import JSON_FORMAT, JSON_SCHEMA, RESPONSE_FORMAT
+from exo_engine.server.known_fields import check_fields
 from exo_engine.structured_output import grammars
 from exo_engine.structured_output.closing import closed
 from exo_engine.structured_output.schema_check import MAX_BYTES, SchemaRefused, check
@@ -135,12 +137,16 @@ def _read_response_format(
     value = fields.mapping("response_format")
     inner = Fields(value, prefix="response_format.")
     kind = inner.string("type")
+    if kind in ("text", "json_object"):
+        check_fields(inner, RESPONSE_FORMAT)
     if kind == "json_object":
         return [("response_format", "json_object", True, whitespace)]
     if kind == "structural_tag":
         return [("response_format", "structural_tag", value, whitespace)]
     if kind == "json_schema":
+        check_fields(inner, JSON_FORMAT)
         named = Fields(inner.mapping("json_schema"), prefix="response_format.json_schema.")
+        check_fields(named, JSON_SCHEMA)
         named.boolean("strict")  # without it a schema is kept to just the same
         if not named.has("schema"):
             raise named.wrong("schema", "a JSON schema")

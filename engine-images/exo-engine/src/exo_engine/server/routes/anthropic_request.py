@@ -7,6 +7,7 @@ from typing import Any
 
 from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
+from exo_engine.server.inner_fields import MESSAGES_FORMAT
 from exo_engine.server.known_fields import (
     MESSAGES,
     MESSAGES_AS_CHAT,
@@ -203,6 +204,7 @@ def _read_output(fields: Fields) -> dict[str, Any]:
     if form:
         if form.get("type") != "json_schema":
             raise output.wrong("format", "an object of type json_schema")
+        check_fields(Fields(form, prefix="output_config.format."), MESSAGES_FORMAT)
         schema = {"name": "output", "schema": form.get("schema")}
         read["response_format"] = {"type": "json_schema", "json_schema": schema}
     return read

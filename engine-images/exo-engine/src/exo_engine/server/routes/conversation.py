@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from exo_engine.errors import EngineError
 from exo_engine.server.api_errors import bad_request, from_engine, not_supported
 from exo_engine.server.fields import Fields
+from exo_engine.server.inner_fields import TEXT_PART, check_message
+from exo_engine.server.known_fields import check_fields
 from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.routes.tools import ToolUse, read_tools
 from exo_engine.server.service import Service
@@ -127,6 +129,7 @@ def _read_message(value: Any, index: int) -> dict[str, Any]:
     fields = Fields(value, prefix=f"{name}.")
     if value.get("role") not in _ROLES:
         raise fields.wrong("role", f"one of {', '.join(_ROLES)}")
+    check_message(fields, f"{name}.")
     message = dict(value)
     if value.get("content") is not None:
         message["content"] = _read_content(fields)
@@ -157,6 +160,7 @@ def _read_part(part: Any, name: str) -> dict[str, str]:
         raise not_supported(name, f"content of type {part['type'][:40]!r}")
     if not isinstance(part.get("text"), str):
         raise bad_request(f"{name}.text must be a string", f"{name}.text")
+    check_fields(Fields(part, prefix=f"{name}."), TEXT_PART)
     return {"type": "text", "text": part["text"]}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
+from exo_engine.server.inner_fields import RESPONSES_TOOL, TEXT_PART
 from exo_engine.server.known_fields import (
     RESPONSES,
     RESPONSES_AS_CHAT,
@@ -171,7 +172,9 @@ def _part(part: Any, name: str) -> str:
         raise bad_request(f"{name} must be an object with a type", name)
     if part["type"] not in _TEXT_PARTS:
         raise not_supported(name, f"content of type {part['type'][:40]!r}")
-    return _required(Fields(part, prefix=f"{name}."), "text")
+    fields = Fields(part, prefix=f"{name}.")
+    check_fields(fields, TEXT_PART)
+    return _required(fields, "text")
 
 
 def _reasoning_text(fields: Fields) -> str:
@@ -208,6 +211,7 @@ def _read_tool(tool: Any, name: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
         raise not_supported(name, f"a tool of type {str(kind)[:40]!r}")
+    check_fields(Fields(tool, prefix=f"{name}."), RESPONSES_TOOL)
     names = ("name", "description", "parameters", "strict")
     function = {each: tool[each] for each in names if tool.get(each) is not None}
     return {"type": "function", "function": function}

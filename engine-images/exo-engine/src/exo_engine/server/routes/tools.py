@@ -18,6 +18,8 @@ from exo_engine.server.answer_parsing.forced import (
 from exo_engine.server.answer_parsing.pieces import AnswerParser
 from exo_engine.server.api_errors import bad_request, not_supported
 from exo_engine.server.fields import Fields
+from exo_engine.server.inner_fields import TOOL_CHOICE, TOOL_CHOICE_FUNCTION
+from exo_engine.server.known_fields import check_fields
 
 _MAX_TOOLS = 1024
 _MAX_NAME_CHARACTERS = 256
@@ -132,11 +134,14 @@ def _read_tool(tool: Any, name: str) -> Tool:
 
 def _named(fields: Fields, choice: Any, tools: tuple[Tool, ...]) -> Tool:
     """Return the tool that a choice names."""
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+    given = choice.get("function") if isinstance(choice, dict) else None
+    function: dict[str, Any] = given if isinstance(given, dict) else {}
+    name = function.get("name")
     if not isinstance(name, str) or choice.get("type", "function") != "function":
         expected = "auto, required, none or an object that names a function"
         raise fields.wrong("tool_choice", expected)
+    check_fields(Fields(choice, prefix="tool_choice."), TOOL_CHOICE)
+    check_fields(Fields(function, prefix="tool_choice.function."), TOOL_CHOICE_FUNCTION)
     for tool in tools:
         if tool["function"]["name"] == name:
             return tool
