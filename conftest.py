@@ -26,10 +26,10 @@ pytest_plugins = ["tests.scheduling", "tests.kubernetes_api"]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Let the garbage collector look neither for nor through what collecting makes and keeps to the end.
+    """Collect the tests without the garbage collector, and keep what was collected out of its searches.
 
-    Thousands of tests and modules are no garbage; looking through them took a third of collecting, in
-    each process, and some of every test.
+    Thousands of tests and modules live to the end. Searching them took a third of the time of collecting, in
+    each process, and some of every test's.
     """
     gc.disable()
     try:

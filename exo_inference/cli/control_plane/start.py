@@ -96,15 +96,7 @@ def _wait_until_up(
         if overview.answers and _has_taken_over(state, started):
             return overview
         if started is not None and started.supervisor.poll() is not None:
-            status = started.supervisor.returncode
-            tail = _log_tail(state, started.log_offset)
-            reason = _REASON.search(tail)
-            raise ExoError(
-                f"the control plane cannot start: {reason[1]}"
-                if reason
-                else f"the control plane ended while it started (status {status}):\n{tail}",
-                hint=f"All of it is in {state.logs_dir}.",
-            )
+            raise _ended(state, started)
         waiting = ", ".join(
             f"{process.name} ({process.details})" if process.details else process.name
             for process in overview.processes
@@ -118,6 +110,19 @@ def _wait_until_up(
                 hint=f"Look at the logs in {state.logs_dir}; `exo dedicated-inference down` stops it.",
             )
         time.sleep(POLL_SECONDS)
+
+
+def _ended(state: StateDir, started: _Started) -> ExoError:
+    """Return why the supervisor has ended, by its log."""
+    status = started.supervisor.returncode
+    tail = _log_tail(state, started.log_offset)
+    reason = _REASON.search(tail)
+    return ExoError(
+        f"the control plane cannot start: {reason[1]}"
+        if reason
+        else f"the control plane ended while it started (status {status}):\n{tail}",
+        hint=f"All of it is in {state.logs_dir}.",
+    )
 
 
 def _has_taken_over(state: StateDir, started: _Started | None) -> bool:

@@ -90,13 +90,14 @@ def up(
         if not overview.answers:
             headline = "The control plane is running."
             overview = start_servers(session, state, options, start_timeout)
-    if output.format == "table" and output.template is None:
+    is_for_people = output.format == "table" and output.template is None
+    if is_for_people:
         session.success(headline)
     output.show(overview.record(), rows=overview.rows())
     if paused:
         session.remark("paused: no replica is started until `up` is run without --paused")
     overview.warn()
-    if output.format == "table" and output.template is None and _is_unused(state):
+    if is_for_people and _is_unused(state):
         _suggest(session)
 
 
