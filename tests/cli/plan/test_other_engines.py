@@ -1,0 +1,25 @@
+"""Engines whose memory is not sized: the command says so, with a server and without one, and shows no figure."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Exo
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "llama-cpp", "tgi"])
+@pytest.mark.parametrize("place", [(), ("--offline",)], ids=["server", "offline"])
+def test_no_figure_is_shown_for_another_engine(
+    exo: Exo, engine: str, place: tuple[str, ...]
+) -> None:
+    flags = (
+        "--model-name", "Qwen/Qwen3-8B", "--gpu-type", "l40s", "--inference-engine", engine, "-O", "json",
+    )  # fmt: skip
+    told = json.loads(exo("ai", "deployment", "plan", *flags, *place).out)
+    assert told["verdict"] == "unknown"
+    assert any(note.startswith("not sized for ") for note in told["notes"])
+    assert told["speed"] is None
+    assert not told["kv_capacity_tokens"]
+    assert not told["components"]
