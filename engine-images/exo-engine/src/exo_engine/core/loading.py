@@ -188,7 +188,8 @@ def load_model(
     """
     threads = settings.num_threads or torch.get_num_threads() // settings.tensor_parallel_size
     torch.set_num_threads(max(1, threads))
-    if (kernels := kernels_for(DTYPES[settings.dtype], torch.device(settings.device))) is not None:
+    # In any number format, as they choose tokens, too.
+    if (kernels := kernels_for(torch.bfloat16, torch.device(settings.device))) is not None:
         kernels.set_num_threads(torch.get_num_threads())
     entries = check_checkpoint(settings.model_dir, spec, settings.weight_format, make)
     on = partial(make, spec, dtype=DTYPES[settings.dtype], weight_format=settings.weight_format)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PATHS = ("avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
 VARIABLE = "EXO_ENGINE_CPU_KERNELS"
-_INTERFACE = 4
+_INTERFACE = 5
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 _LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
@@ -99,6 +99,23 @@ class RotateCall(ctypes.Structure):
     )
 
 
+class SampleCall(ctypes.Structure):
+    """As in `csrc/sample.h`."""
+
+    _fields_ = (
+        ("logits", _pointer),
+        ("temperatures", _pointer),
+        ("log_min_ps", _pointer),
+        ("top_ps", _pointer),
+        ("top_ks", _pointer),
+        ("numbers", _pointer),
+        ("tokens", _pointer),
+        ("is_finite", _pointer),
+        ("rows", _long),
+        ("size", _long),
+    )
+
+
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (ctypes.POINTER(LinearCall),),
     "pack": (_pointer, _long, _long, _long, _pointer, _long),
@@ -108,6 +125,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "silu_and_multiply": (_pointer, _pointer, _long, _long),
     "rotate_and_store": (ctypes.POINTER(RotateCall),),
     "run_stack": (_pointer,),
+    "choose_tokens": (ctypes.POINTER(SampleCall),),
 }
 """Those of `csrc/kernels.h`, in its order."""
 
@@ -123,6 +141,7 @@ class Kernels:
     silu_and_multiply: Callable[..., None]
     rotate_and_store: Callable[..., None]
     run_stack: Callable[..., None]
+    choose_tokens: Callable[..., None]
 
     def __init__(self, path: str, library: ctypes.CDLL, table: int) -> None:
         self.path = path

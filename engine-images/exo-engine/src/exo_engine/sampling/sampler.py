@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from exo_engine.core.request import TokenLogprobs
+from exo_engine.kernels.sampling import choose_tokens
 from exo_engine.sampling.logprobs import LogprobTensors, measure_logprobs
 from exo_engine.sampling.random_numbers import uniform
 from exo_engine.sampling.state import NUM_CANDIDATES, Draws, Penalties, SamplingState, StepPlan
@@ -78,23 +79,51 @@ def sample(
     """
     plan = state.plan(slots)
     raw = None if plan.reported is None else logits[plan.reported]
-    # NaN anywhere in a row makes its maximum NaN; such a request ends, the others go on.
-    is_valid = is_finite = torch.isfinite(logits.amax(dim=-1))
-    _adjust(logits, state, plan, mask)
-    draws = plan.draws
-    if draws is None:
-        tokens = logits.max(dim=-1).indices
-    elif draws.is_all:
-        tokens = _draw(logits, state, draws)
-    else:
-        tokens = logits.max(dim=-1).indices
-        tokens[draws.rows] = _draw(logits[draws.rows], state, draws)
+    is_finite = None
+    if plan.adjusts or mask is not None:
+        is_finite = _is_finite(logits)
+        _adjust(logits, state, plan, mask)
+    tokens, is_finite_now = _choose(logits, state, plan)
+    is_valid = is_finite = is_finite_now if is_finite is None else is_finite
     if mask is not None or plan.may_forbid_all:  # a forbidden token is chosen only where all are
         is_valid = is_finite & (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) > -math.inf)
     if raw is None:
         return Samples(tokens, is_valid, is_finite)
     reported = measure_logprobs(raw, tokens[plan.reported], plan.num_top.tolist())
     return Samples(tokens, is_valid, is_finite, reported, plan.reported_rows)
+
+
+def _is_finite(logits: Tensor) -> Tensor:
+    """Return (N,) bool: NaN anywhere in a row makes its maximum NaN; such a request ends, the others go on."""
+    return torch.isfinite(logits.amax(dim=-1))
+
+
+def _choose(logits: Tensor, state: SamplingState, plan: StepPlan) -> tuple[Tensor, Tensor]:
+    """Return a token for each row (N,), and whether its largest logit is finite (N,)."""
+    draws = plan.draws
+    if state.kernels is not None:
+        numbers = None if draws is None else _numbers_of_rows(state, draws, len(logits))
+        return choose_tokens(state.kernels, logits.contiguous(), plan.filters, numbers)
+    is_finite = _is_finite(logits)
+    if draws is None:
+        return logits.max(dim=-1).indices, is_finite
+    if draws.is_all:
+        return _draw(logits, state, draws), is_finite
+    tokens = logits.max(dim=-1).indices
+    tokens[draws.rows] = _draw(logits[draws.rows], state, draws)
+    return tokens, is_finite
+
+
+def _numbers_of_rows(state: SamplingState, draws: Draws, num_rows: int) -> Tensor:
+    """Return (N,) float64: where the draw of each row falls, 0 where it is greedy."""
+    numbers = torch.zeros(num_rows, dtype=torch.float64)
+    numbers[draws.rows] = _draw_numbers(state, draws)
+    return numbers
+
+
+def _draw_numbers(state: SamplingState, draws: Draws) -> Tensor:
+    counters = state.num_outputs[draws.slots].astype(np.uint64)
+    return torch.from_numpy(uniform(draws.keys, counters))
 
 
 def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan, mask: RowMask | None) -> None:
@@ -159,8 +188,7 @@ def _penalize(logits: Tensor, state: SamplingState, penalties: Penalties) -> Non
 
 def _draw(logits: Tensor, state: SamplingState, draws: Draws) -> Tensor:
     """Draw one token per row: (D, V) to (D,) int64."""
-    counters = state.num_outputs[draws.slots].astype(np.uint64)
-    numbers = torch.from_numpy(uniform(draws.keys, counters)).to(logits.device)
+    numbers = _draw_numbers(state, draws).to(logits.device)
     scaled = logits / draws.temperatures
     if draws.log_min_ps is not None:
         limit = scaled.amax(dim=-1, keepdim=True) + draws.log_min_ps

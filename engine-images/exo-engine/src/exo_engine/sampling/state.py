@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from exo_engine.kernels.library import chosen_kernels
+from exo_engine.kernels.sampling import Filters
 from exo_engine.sampling.token_tables import (
     BadWords,
     Ints,
@@ -30,6 +32,7 @@ from exo_engine.sampling_params import SamplingParams
 
 NUM_CANDIDATES = 1024
 """Filters look at this many likeliest tokens first; rows for which that is not enough sort all."""
+_LEAST_TEMPERATURE = 1e-6
 _NUMBERS = np.dtype(
     [
         ("temperature", np.float64),
@@ -110,6 +113,8 @@ class StepPlan:
     allowed: tuple[Tensor, Tensor] | None
     """Rows, and their rows of `TokenMasks`."""
     draws: Draws | None
+    filters: Filters | None
+    """The same for all rows, where kernels choose; None where all are greedy."""
     reported: Tensor | None
     """Rows of which log-probabilities are wanted."""
     reported_rows: Ints
@@ -118,9 +123,13 @@ class StepPlan:
     @property
     def is_greedy(self) -> bool:
         """Whether each row takes its likeliest token as it is, and nothing is reported."""
+        return not self.adjusts and self.draws is None and self.reported is None
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits of any row are changed before a token is chosen."""
         parts = (self.held, self.additions, self.words, self.penalties, self.allowed)
-        rest = (self.draws, self.reported)
-        return all(part is None for part in (*parts, *rest))
+        return any(part is not None for part in parts)
 
     @property
     def may_forbid_all(self) -> bool:
@@ -135,6 +144,8 @@ class SamplingState:
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.device = device
+        self.kernels = chosen_kernels() if device.type == "cpu" else None
+        """What chooses; None: PyTorch does."""
         self.seen = SeenTokens(num_slots, vocab_size, device)
         self.masks = TokenMasks(num_slots, vocab_size, device)
         self.bad_words = BadWords(num_slots, device)
@@ -211,6 +222,7 @@ class SamplingState:
         numbers = self._numbers[slots]
         reported = np.flatnonzero(numbers["num_top"] >= 0)
         rows, token_ids, until = self._held.of_rows(row_of_slot)
+        draws = self._plan_draws(slots, numbers)
         return StepPlan(
             slots=slots,
             held=(rows, token_ids, until.astype(np.int64)) if len(rows) else None,
@@ -218,7 +230,8 @@ class SamplingState:
             words=self._plan_words(row_of_slot),
             penalties=self._plan_penalties(slots, numbers),
             allowed=self._plan_allowed(slots),
-            draws=self._plan_draws(slots, numbers),
+            draws=draws,
+            filters=None if draws is None else self._plan_filters(numbers),
             reported=self._to_device(reported) if len(reported) else None,
             reported_rows=reported,
             num_top=numbers["num_top"][reported],
@@ -279,7 +292,7 @@ class SamplingState:
             slots=slots[rows],
             keys=drawn["key"].copy(),
             temperatures=self._to_device(drawn["temperature"].astype(np.float32))
-            .clamp_min(1e-6)
+            .clamp_min(_LEAST_TEMPERATURE)
             .unsqueeze(1),
             log_min_ps=self._to_device(drawn["log_min_p"]).unsqueeze(1) if has_min_p else None,
             plain=self._to_device(np.flatnonzero(~is_filtered)),
@@ -287,6 +300,18 @@ class SamplingState:
             top_ks=self._to_device(np.where(filtered["top_k"], filtered["top_k"], self.vocab_size)),
             top_ps=self._to_device(filtered["top_p"]),
             is_narrow=bool(((filtered["top_k"] > 0) & (filtered["top_k"] <= NUM_CANDIDATES)).all()),
+        )
+
+    def _plan_filters(self, numbers: NDArray[Any]) -> Filters | None:
+        if self.kernels is None:
+            return None
+        temperatures = numbers["temperature"].astype(np.float32)
+        temperatures[temperatures > 0] = temperatures[temperatures > 0].clip(_LEAST_TEMPERATURE)
+        return Filters(
+            temperatures=self._to_device(temperatures),
+            log_min_ps=self._to_device(numbers["log_min_p"]),
+            top_ps=self._to_device(numbers["top_p"]),
+            top_ks=self._to_device(numbers["top_k"]),
         )
 
     def _to_device(self, values: NDArray[Any]) -> Tensor:

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "pointwise.h"
+#include "sample.h"
 #include "stack.h"
 
 #define EXO_JOIN(a, b) a##b
@@ -20,4 +21,5 @@ const exo_kernels EXO_NAME(EXO_PATH) = {
     silu_and_multiply,
     [](const void* call) { rotate_and_store(*static_cast<const RotateCall*>(call)); },
     [](const void* call) { run_stack(*static_cast<const StackCall*>(call)); },
+    [](const void* call) { choose_tokens(*static_cast<const SampleCall*>(call)); },
 };

@@ -1,11 +1,11 @@
-// The functions that each set of instructions has; see linear.h, attention.h, pointwise.h, stack.h for what they
+// The functions that each set of instructions has; see linear.h, attention.h, pointwise.h, stack.h, sample.h for what they
 // do.
 #pragma once
 
 #include <stdint.h>
 
 // Of the functions and their structures: goes up with any change of them, together with library.py's.
-#define EXO_INTERFACE 4
+#define EXO_INTERFACE 5
 
 extern "C" {
 
@@ -21,5 +21,6 @@ struct exo_kernels {
   void (*silu_and_multiply)(const uint16_t* inputs, uint16_t* outputs, long rows, long size);
   void (*rotate_and_store)(const void* call);
   void (*run_stack)(const void* call);
+  void (*choose_tokens)(const void* call);
 };
 }

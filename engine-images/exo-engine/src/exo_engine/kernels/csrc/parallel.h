@@ -2,6 +2,8 @@
 // [0, n).
 #pragma once
 
+#include <stdlib.h>
+
 #include "threads.h"
 
 namespace {
@@ -32,6 +34,18 @@ void for_each_part(long count, long least, const Body& body) {
   }
   Parts<Body> parts{count, &body};
   exo::run_on_threads(Parts<Body>::run, &parts);
+}
+
+// Room of the calling thread, kept for its next call.
+inline char* room_for(long bytes) {
+  static thread_local char* room = nullptr;
+  static thread_local long size = 0;
+  if (bytes > size) {
+    free(room);
+    size = 2 * bytes;
+    room = static_cast<char*>(aligned_alloc(64, (size + 63) / 64 * 64));
+  }
+  return room;
 }
 
 }  // namespace

@@ -13,8 +13,6 @@
 // added in order: a row's bits do not depend on the batch.
 #pragma once
 
-#include <stdlib.h>
-
 #include "store.h"
 
 namespace {
@@ -172,18 +170,6 @@ void multiply_tiles(const LinearCall& call, const QuantizedRows& rows, long outp
     if (left == 4) return multiply_row_tile<4, Bits, HasZeros>(call, rows, row, output, units);
     if (left == 5) return multiply_row_tile<5, Bits, HasZeros>(call, rows, row, output, units);
   }
-}
-
-// Room of the calling thread, kept for its next call.
-inline char* room_for(long bytes) {
-  static thread_local char* room = nullptr;
-  static thread_local long size = 0;
-  if (bytes > size) {
-    free(room);
-    size = 2 * bytes;
-    room = static_cast<char*>(aligned_alloc(64, rounded_up(size, 64)));
-  }
-  return room;
 }
 
 inline void multiply_quantized(const LinearCall& call) {

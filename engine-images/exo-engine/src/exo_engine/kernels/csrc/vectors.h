@@ -126,6 +126,18 @@ inline float largest(Floats values) {
   return lanes[0];
 }
 
+inline bool is_any(Ints lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)lanes, (__m256i)lanes);
+#else
+  for (int i = 0; i < kLanes; i++)
+    if (lanes[i]) return true;
+  return false;
+#endif
+}
+
 // NaN in b comes through.
 inline Floats larger(Floats a, Floats b) {
 #if defined(__AVX512F__)
