@@ -120,8 +120,7 @@ class Deployments:
 
 def all_pids(plane: Plane) -> dict[str, int]:
     """Return every process that takes part, by name; controllers by what they do."""
-    controllers = {"leader": plane.leader, "standby": plane.standby}
-    pids = {name: found.process.pid for name, found in controllers.items()}
+    pids = {role: found.process.pid for role, found in plane.wait_for_roles().items()}
     return {**pids, **plane.cluster.pids(), "this benchmark": os.getpid()}
 
 
@@ -140,7 +139,7 @@ def looking(plane: Plane, deployments: Deployments, latencies: Latencies) -> Ite
                 elif deployments.uids:
                     client.deployments.get(deployments.uids[turn % len(deployments.uids)])
 
-    clients = [plane.new_client(plane.leader), plane.new_client(plane.standby)]
+    clients = [plane.new_client(each) for each in plane.wait_for_roles().values()]
     threads = [
         threading.Thread(target=look, args=(client, what, pause), daemon=True)
         for client in clients
@@ -295,7 +294,7 @@ def fail_over(plane: Plane, deployments: Deployments, times: int, say: Say) -> F
     for turn in range(times):
         say("fail-over", turn, times)
         plane.wait_idle()
-        leader, standby = plane.leader, plane.standby
+        leader, standby = plane.wait_for_roles().values()
         started = time.monotonic()
         os.kill(leader.process.pid, signal.SIGKILL)
         uid = deployments.uids[turn]
@@ -322,7 +321,7 @@ def _has_looked(controller: Controller, num: int) -> bool:
 
 
 def _figures(plane: Plane, cores: dict[str, Cpu]) -> dict[str, ControllerFigures]:
-    roles = {"leader": plane.leader, "standby": plane.standby}
+    roles = plane.wait_for_roles()
     return {
         role: ControllerFigures(
             cores=cores[role].own,

@@ -18,8 +18,9 @@ import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from exo_inference import Client
 from exo_inference.platforms.kubernetes.helm import find_helm
@@ -50,6 +51,7 @@ _OPTIONS = {
     # Addresses for measurements (RFC 2544), enough for all pods.
     "kwok": ["--node-lease-duration-seconds=300", "--cidr=198.18.0.1/15"],
 }
+_T = TypeVar("_T")
 _MERGE = "application/merge-patch+json"
 
 
@@ -67,7 +69,7 @@ class Controller:
         self, name: str, environment: dict[str, str], kubeconfig: Path, directory: Path
     ) -> None:
         self.name = name
-        self.port, self._metrics_port = _free_port(), _free_port()
+        self.port, self._metrics_port = _free_ports(2)
         scratch = directory.parent / f"tmp-{name}"
         scratch.mkdir()
         words = ["--platform=kubernetes", f"--namespace={NAMESPACE}", f"--kubeconfig={kubeconfig}"]
@@ -122,40 +124,39 @@ class Plane:
         self.cluster = SimulatedCluster(directory, options=_OPTIONS)
         self.controllers: list[Controller] = []
         self.clients: list[Client] = []
+        self._running = ExitStack()
 
     def __enter__(self) -> Plane:
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
+        with ExitStack() as running:
+            self._start(running)
+            self._running = running.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for client in self.clients:
-            client.close()
-        for controller in self.controllers:
-            controller.process.kill()
-        self.cluster.__exit__()
+        self._running.close()
 
     @property
     def admin(self) -> ApiClient:
         """A client of the Kubernetes API that may do everything and is never slowed down."""
         return self.cluster.server.client()
 
-    @property
-    def leader(self) -> Controller:
-        """The controller that reconciles; waits until one does."""
-        found: Controller = wait_for(
-            lambda: next((each for each in self.controllers if each.is_leading), None)
-        )
-        return found
+    def wait_for_leader(self) -> Controller:
+        """Return the controller that reconciles, once one does.
 
-    @property
-    def standby(self) -> Controller:
-        """The one that does not."""
-        leader = self.leader
-        return next(c for c in self.controllers if c is not leader)
+        Raises:
+            TimeoutError
+        """
+        return wait_for(lambda: next((each for each in self.controllers if each.is_leading), None))
+
+    def wait_for_roles(self) -> dict[str, Controller]:
+        """Return both controllers as `leader` and `standby`, once one leads.
+
+        Raises:
+            TimeoutError
+        """
+        leader = self.wait_for_leader()
+        standby = next(each for each in self.controllers if each is not leader)
+        return {"leader": leader, "standby": standby}
 
     def client(self, controller: Controller) -> Client:
         """Return the client of one controller."""
@@ -170,16 +171,17 @@ class Plane:
 
     def wait_idle(self) -> None:
         """Wait until the leader has nothing to do."""
-        leader = self.leader
+        leader = self.wait_for_leader()
         wait_for(lambda: leader.metric("exo_controller_waiting_objects") == 0)
 
     def keep_logs(self, directory: Path) -> None:
         """Copy the logs of all processes."""
         shutil.copytree(self.cluster.server.logs, directory, dirs_exist_ok=True)
 
-    def _start(self) -> None:
+    def _start(self, running: ExitStack) -> None:
+        """Start everything; what `running` has is ended in the opposite order."""
         self._say("starting the cluster")
-        self.cluster.__enter__()
+        running.enter_context(self.cluster)
         admin = self.admin
         admin.create_namespace(NAMESPACE)
         self._say(f"creating {self._num_nodes} nodes")
@@ -196,10 +198,12 @@ class Plane:
                 f"controller-{number}", environment, kubeconfig, self.cluster.server.logs
             )
             self.controllers.append(controller)
+            running.callback(controller.process.kill)
             controller.process.start()
-        wait_for(lambda: any(controller.is_leading for controller in self.controllers))
+        self.wait_for_leader()
         wait_for(lambda: all(controller.listens() for controller in self.controllers))
-        self.clients = [self.new_client(controller) for controller in self.controllers]
+        for controller in self.controllers:
+            self.clients.append(running.enter_context(self.new_client(controller)))
         self._say(f"bringing the model {MODEL}")
         model = self.clients[0].models.create(MODEL).reference
         assert model is not None, "a create names what it made"
@@ -234,8 +238,8 @@ class Plane:
         self.admin.request("POST", _path("persistentvolumeclaims"), _object("models", claim))
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
-    """Return what is there once it is there.
+def wait_for(what: Callable[[], _T | None], seconds: float = 120) -> _T:
+    """Return what is there once it is there, and not False.
 
     Raises:
         TimeoutError
@@ -257,6 +261,10 @@ def _object(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+def _free_ports(number: int) -> list[int]:
+    """Return so many different ports that were free; another program may take one before it is used."""
+    with ExitStack() as held:
+        sockets = [
+            held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)
+        ]
+        return [int(each.getsockname()[1]) for each in sockets]
