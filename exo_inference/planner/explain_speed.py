@@ -73,7 +73,7 @@ def _batch_step(batch: BatchSpeed, inputs: SpeedInputs, flops: float) -> Step:
     formula = (
         f"the larger of reading {_ms(parts['weights read'])} of weights + {_ms(parts['cache read'])} of cache"
         f"{_host_text(parts, inputs)} and computing {_ms(parts['compute'])}{_launch_text(parts)}, "
-        f"+ {_ms(parts['layers'])} of floors per layer + {_ms(parts['communication'])} between GPUs "
+        f"+ {_ms(parts['small kernels'])} of small kernels + {_ms(parts['communication'])} between GPUs "
         f"+ {_ms(inputs.step(size))} per step{_draft_text(parts, inputs)}"
     )
     noun = "request" if batch.batch == 1 else "requests"

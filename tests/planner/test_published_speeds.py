@@ -144,3 +144,10 @@ def test_an_older_release_of_experts_is_slower() -> None:
         assert speed is not None
         times.append(speed.batches[0].inter_token_seconds)
     assert times[0] > 1.2 * times[1]
+
+
+def test_a_small_model_alone_is_bound_by_its_small_kernels() -> None:
+    speed = plan(find_model("Qwen/Qwen3-0.6B"), find_gpu("H200"), 1, EngineParameters()).speed
+    assert speed is not None
+    assert speed.batches[0].bound_by == "small kernels"
+    assert speed.batches[-1].bound_by == "cache read"

@@ -222,7 +222,7 @@ def batch_times(inputs: SpeedInputs, size: int, context: int, flops: float) -> M
         "offloaded weights": _host_seconds(inputs, touched),
         "compute": compute,
         "kernel launches": _launch_seconds(inputs),
-        "layers": floor_seconds(inputs),
+        "small kernels": floor_seconds(inputs),
         "communication": _communication(inputs, tokens, 1),
         "drafting": draft_seconds(inputs, size, context, flops),
     }
@@ -290,7 +290,7 @@ def step_seconds(parts: Mapping[str, float], fixed: float) -> float:
     """Return the time of a decode step from the parts that `batch_times` returns, and what every step takes."""
     reads = parts["weights read"] + parts["cache read"] + parts["offloaded weights"]
     longest = max(reads, parts["compute"], parts["kernel launches"])
-    return longest + parts["layers"] + parts["communication"] + parts["drafting"] + fixed
+    return longest + parts["small kernels"] + parts["communication"] + parts["drafting"] + fixed
 
 
 _READS = ("weights read", "cache read", "offloaded weights")
