@@ -9,7 +9,7 @@ from exo_engine.attention.layer import Reach
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.scheduled import ScheduledStep
-from exo_engine.core.scheduler import Scheduler, SchedulerLimits
+from exo_engine.core.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_engine.core.step import SequenceResult, StepResult
 from exo_engine.sampling_params import SamplingParams
 

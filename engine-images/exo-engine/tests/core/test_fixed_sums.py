@@ -9,7 +9,7 @@ import torch
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.triton import attention as launching
 from exo_engine.kernels.triton.fixed import normalise
-from exo_engine.layers import embedding, norm
+from exo_engine.layers import embedding, rms_norm
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.weight_formats import fp8, int4, plain
@@ -20,7 +20,7 @@ OPTIONS = {"device": "cpu", "dtype": "float32", "attention_backend": "triton", "
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     """Have every layer take the kernels of a GPU, and contexts of a few tokens be split."""
-    for module in (embedding, norm, fp8, int4, plain):
+    for module in (embedding, rms_norm, fp8, int4, plain):
         monkeypatch.setattr(module, "is_for_triton", lambda device: True)
     monkeypatch.setattr(launching, "FIXED_SEGMENT", 32)
 

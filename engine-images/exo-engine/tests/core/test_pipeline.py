@@ -20,7 +20,7 @@ from exo_engine.core.batch import Batch
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.pipeline import Pipeline
 from exo_engine.core.request import EngineRequest
-from exo_engine.core.scheduler import Scheduler, SchedulerLimits
+from exo_engine.core.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_engine.core.step import SequenceResult, StepFrame, StepResult, pack_frame, unpack_frame
 from exo_engine.errors import PromptTooLong
 from exo_engine.sampling_params import SamplingParams

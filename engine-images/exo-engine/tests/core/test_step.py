@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest, TokenLogprobs
-from exo_engine.core.scheduler import Scheduler, SchedulerLimits
+from exo_engine.core.scheduling.scheduler import Scheduler, SchedulerLimits
 from exo_engine.core.step import (
     AddedSequence,
     SequenceResult,

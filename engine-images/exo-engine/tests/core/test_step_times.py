@@ -16,7 +16,7 @@ from exo_engine.core.batch import Batch
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.pipeline import Pipeline
 from exo_engine.core.request import EngineRequest
-from exo_engine.core.scheduler import Scheduler
+from exo_engine.core.scheduling.scheduler import Scheduler
 from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.scheduling.token_budget import SchedulerLimits
 from exo_engine.core.step import SequenceResult, StepFrame, StepResult

@@ -280,7 +280,7 @@ def test_reading_a_configuration_imports_no_torch():
     """The API process reads configurations and must start at once."""
     code = (
         "import sys, exo_engine, exo_engine.models.config_file, exo_engine.models.qwen3, "
-        "exo_engine.core.scheduler, exo_engine.models.checkpoint, exo_engine.config; "
+        "exo_engine.core.scheduling.scheduler, exo_engine.models.checkpoint, exo_engine.config; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'pydantic')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -35,7 +35,7 @@ from exo_engine.core.memory import (
 )
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.runner import ModelRunner
-from exo_engine.core.scheduler import Scheduler
+from exo_engine.core.scheduling.scheduler import Scheduler
 from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.scheduling.token_budget import SchedulerLimits
 from exo_engine.core.start_up import StartUp

@@ -16,7 +16,7 @@ from exo_engine.clock import Clock
 from exo_engine.core.executor import Executor
 from exo_engine.core.request import RequestOutput
 from exo_engine.core.scheduled import ScheduledStep
-from exo_engine.core.scheduler import Scheduler
+from exo_engine.core.scheduling.scheduler import Scheduler
 
 
 class Pipeline:

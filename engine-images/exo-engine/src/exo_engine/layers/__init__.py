@@ -14,7 +14,7 @@ from exo_engine.layers.embedding import Embedding
 from exo_engine.layers.experts import Experts
 from exo_engine.layers.linear import Linear
 from exo_engine.layers.mlp import GatedMLP
-from exo_engine.layers.norm import Norm
+from exo_engine.layers.rms_norm import RMSNorm
 
 __all__ = [
     "Attention",
@@ -24,6 +24,6 @@ __all__ = [
     "GatedMLP",
     "Layer",
     "Linear",
-    "Norm",
+    "RMSNorm",
     "Slot",
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.layers.base import Context, Layer, Slot
-from exo_engine.layers.norm import Norm
+from exo_engine.layers.rms_norm import RMSNorm
 from exo_engine.layers.rope import rotate
 from exo_engine.weight_formats.base import Stored
 
@@ -67,8 +67,8 @@ class Attention:
         has_gate: bool = False,
         has_values: bool = True,
         value_norm_eps: float | None = None,
-        query_norm: Norm | None = None,
-        key_norm: Norm | None = None,
+        query_norm: RMSNorm | None = None,
+        key_norm: RMSNorm | None = None,
         sinks: Sinks | None = None,
     ) -> None:
         heads, kv_heads = context.share(num_heads), context.share(num_kv_heads)

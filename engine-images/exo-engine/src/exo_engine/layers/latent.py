@@ -18,7 +18,7 @@ from torch import Tensor
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.linear import Linear
-from exo_engine.layers.norm import Norm
+from exo_engine.layers.rms_norm import RMSNorm
 from exo_engine.layers.rope import rotate
 from exo_engine.models.spec import LatentSpec
 from exo_engine.weight_formats.base import Stored
@@ -75,12 +75,12 @@ class LatentAttention:
         else:
             parts = {f"{name}.q_a_proj": spec.query_rank}
             self._query_latent = Linear.column(whole, parts, hidden_size)
-            self._query_norm = Norm(context, f"{name}.q_a_layernorm", spec.query_rank, _NORM_EPS)
+            self._query_norm = RMSNorm(context, f"{name}.q_a_layernorm", spec.query_rank, _NORM_EPS)
             parts = {f"{name}.q_b_proj": num_queries}
             self._query = Linear.column(context, parts, spec.query_rank)
         parts = {f"{name}.kv_a_proj_with_mqa": spec.num_latent + spec.turned_dim}
         self._latent = Linear.column(whole, parts, hidden_size)
-        self._latent_norm = Norm(context, f"{name}.kv_a_layernorm", spec.num_latent, _NORM_EPS)
+        self._latent_norm = RMSNorm(context, f"{name}.kv_a_layernorm", spec.num_latent, _NORM_EPS)
         self._expansion = _Expansion(context, f"{name}.kv_b_proj", num_heads, spec)
         values = num_heads * spec.value_dim
         self._output = Linear.row(context, f"{name}.o_proj", values, hidden_size)

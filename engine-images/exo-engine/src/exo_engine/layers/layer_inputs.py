@@ -15,7 +15,7 @@ from torch import Tensor
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.embedding import Embedding
 from exo_engine.layers.linear import Linear
-from exo_engine.layers.norm import Norm
+from exo_engine.layers.rms_norm import RMSNorm
 from exo_engine.models.spec import DecoderSpec, LayerInputSpec
 from exo_engine.weight_formats.base import Stored
 
@@ -35,7 +35,7 @@ class LayerInputs:
         parts = {"model.per_layer_model_projection": size}
         self._projection = Linear.column(_whole(context), parts, spec.hidden_size)
         name = "model.per_layer_projection_norm"
-        self._norm = Norm(context, name, inputs.size, spec.rms_norm_eps)
+        self._norm = RMSNorm(context, name, inputs.size, spec.rms_norm_eps)
         self._size = inputs.size
         self._scale = spec.hidden_size**-0.5
 
@@ -56,7 +56,7 @@ class LayerInput:
         self._gate = Linear.column(context, {f"{name}.per_layer_input_gate": size}, hidden)
         self._project = Linear.column(context, {f"{name}.per_layer_projection": hidden}, size)
         norm = f"{name}.post_per_layer_input_norm"
-        self._norm = Norm(context, norm, hidden, spec.rms_norm_eps)
+        self._norm = RMSNorm(context, norm, hidden, spec.rms_norm_eps)
 
     def __call__(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         """Return what is to be added to hidden states (T, E), for inputs (T, P)."""

@@ -18,7 +18,16 @@ from torch import Tensor
 from exo_engine import pulse
 from exo_engine.attention.base import AttentionBackend, Rotation
 from exo_engine.kernels.stack import StackLayer
-from exo_engine.layers import Attention, Context, Embedding, Experts, GatedMLP, Layer, Linear, Norm
+from exo_engine.layers import (
+    Attention,
+    Context,
+    Embedding,
+    Experts,
+    GatedMLP,
+    Layer,
+    Linear,
+    RMSNorm,
+)
 from exo_engine.layers.attention import Sinks
 from exo_engine.layers.base import Ranks
 from exo_engine.layers.delta_net import GatedDeltaNet
@@ -83,7 +92,7 @@ class DecoderLayer:
         """What turns its heads, and how many numbers of each."""
         self.input_norm = _norm(context, spec, f"{prefix}.input_layernorm")
         self.mixer = _make_mixer(context, spec, index)
-        self.post_norms: tuple[Norm, Norm] | None = None
+        self.post_norms: tuple[RMSNorm, RMSNorm] | None = None
         name = "post_attention_layernorm"
         if spec.has_post_norms:
             after_mlp = _norm(context, spec, f"{prefix}.post_feedforward_layernorm")
@@ -160,9 +169,9 @@ class SharedMixture:
         return self.experts(hidden) + shared
 
 
-def _norm(context: Context, spec: DecoderSpec, name: str, size: int | None = None) -> Norm:
+def _norm(context: Context, spec: DecoderSpec, name: str, size: int | None = None) -> RMSNorm:
     size = spec.hidden_size if size is None else size
-    return Norm(context, name, size, spec.rms_norm_eps, offset=spec.norm_offset)
+    return RMSNorm(context, name, size, spec.rms_norm_eps, offset=spec.norm_offset)
 
 
 def _make_mixer(

@@ -10,7 +10,7 @@ from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.weight_formats.base import Stored, is_for_triton
 
 
-class Norm(Layer):
+class RMSNorm(Layer):
     """Zhang and Sennrich 2019 over the last dimension, with a weight per element."""
 
     def __init__(
