@@ -11,7 +11,15 @@ from exo_engine.weight_formats.base import Stored, is_for_triton
 
 
 class RMSNorm(Layer):
-    """Zhang and Sennrich 2019 over the last dimension, with a weight per element."""
+    """Zhang and Sennrich 2019 over the last dimension, with a weight per element.
+
+    Args:
+        context: of the model.
+        name: of the layer in the checkpoint.
+        size: of the last dimension.
+        eps: added to the mean of the squares.
+        offset: added to the weight; checkpoints of Gemma hold by how much it is more than 1.
+    """
 
     def __init__(
         self, context: Context, name: str, size: int, eps: float, *, offset: float = 0.0
