@@ -16,6 +16,18 @@ GROUPS = {
     "cluster": ("tests/kubernetes/", "tests/platforms/kubernetes/test_on_cluster.py"),
     "control plane of this machine": ("tests/e2e/",),
     "server of the engine": ("engine-images/exo-engine/tests/server/",),
+    # What compares with models of transformers, which are built, and their code imported, once.
+    "models of the engine": tuple(
+        f"engine-images/exo-engine/tests/{name}"
+        for name in (
+            "core/",
+            "equivalence/",
+            "layers/",
+            "models/",
+            "weight_formats/",
+            "test_llm.py",
+        )
+    ),
 }
 """By a name: how the paths of what shares a process begin."""
 ALONE = tuple(f"tests/kubernetes/test_{name}.py" for name in ("api_server", "bad_input", "chaos"))

@@ -78,9 +78,16 @@ def test_a_missing_length_is_assumed_as_the_engine_does_and_said() -> None:
         assert model.notes[0] in result.notes
 
 
-def test_assumed_lengths_are_those_of_the_config_classes() -> None:
+@pytest.mark.parametrize(
+    "every",
+    [
+        pytest.param(10, id="some"),
+        pytest.param(1, marks=pytest.mark.slow, id="all"),  # each class is a module to import
+    ],
+)
+def test_assumed_lengths_are_those_of_the_config_classes(every: int) -> None:
     transformers = pytest.importorskip("transformers")
-    for name, length in CLASS_LENGTHS.items():
+    for name, length in list(CLASS_LENGTHS.items())[::every]:
         if name in transformers.CONFIG_MAPPING:
             built = transformers.CONFIG_MAPPING[name]().get_text_config()
             assert (name, built.max_position_embeddings) == (name, length)

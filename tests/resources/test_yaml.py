@@ -224,7 +224,9 @@ def test_aliases_in_use_are_taken() -> None:
     assert len(parse_manifests(text, "f.yaml")[0]) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_mutated_manifest_is_taken_or_refused_in_words(seed: int) -> None:
     text = dump_manifest(
         "InferenceDeployment", "chat", {"model": {"name": "org/m"}, "gpuType": "cpu", "gpuCount": 1}

@@ -165,14 +165,14 @@ def suggest(flag: str, known: Collection[str]) -> str | None:
     meant = MEANINGS.get(bare)
     if meant in known:
         return meant
-    return (
-        _by_case(bare, known)
-        or _by_beginning(bare, known)
-        or _by_likeness(bare, known, _CLOSE)
-        or _by_words(bare, known)
-        or _by_likeness(bare, known, _FAR)
-        or _by_part(bare, known)
-    )
+    if found := _by_case(bare, known) or _by_beginning(bare, known):
+        return found
+    # The dashes, which all have, would make short names look alike.
+    names = {name.lstrip("-"): name for name in known}
+    nearest, likeness = _nearest(bare, tuple(names))
+    if likeness >= _CLOSE:
+        return names[nearest]
+    return _by_words(bare, known) or names.get(nearest) or _by_part(bare, known)
 
 
 def _by_case(bare: str, known: Collection[str]) -> str | None:
@@ -185,15 +185,11 @@ def _by_beginning(bare: str, known: Collection[str]) -> str | None:
     return found[0] if len(found) == 1 and len(bare) > 3 else None
 
 
-def _by_likeness(bare: str, known: Collection[str], cutoff: float) -> str | None:
-    # The dashes, which all have, would make short names look alike.
-    names = {name.lstrip("-"): name for name in known}
-    return names.get(_nearest(bare, tuple(names), cutoff))
-
-
 @functools.lru_cache(maxsize=64)  # a command line is read several times on its way
-def _nearest(bare: str, names: tuple[str, ...], cutoff: float) -> str:
-    return next(iter(difflib.get_close_matches(bare, names, n=1, cutoff=cutoff)), "")
+def _nearest(bare: str, names: tuple[str, ...]) -> tuple[str, float]:
+    """Return the name that is most like this one and how much, at least `_FAR`; no name where none is."""
+    found = next(iter(difflib.get_close_matches(bare, names, n=1, cutoff=_FAR)), "")
+    return found, difflib.SequenceMatcher(None, found, bare).ratio() if found else 0.0
 
 
 def _by_words(bare: str, known: Collection[str]) -> str | None:

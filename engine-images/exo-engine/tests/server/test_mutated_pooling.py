@@ -30,7 +30,7 @@ from exo_engine.server.telemetry.metrics import Metrics
 from exo_engine.tokenizer import Tokenizer
 
 from .pooling.tiny_models import write_tokenizer
-from .test_mutated_requests import NUM_BODIES, mutated, refusal
+from .test_mutated_requests import few_or_all, mutated, refusal
 
 Read = Callable[[Fields, Any], Awaitable[object]]
 
@@ -125,8 +125,9 @@ BODIES: dict[str, tuple[Read, str, dict[str, Any]]] = {
 }
 
 
+@few_or_all
 @pytest.mark.parametrize("name", BODIES)
-def test_mutated_bodies_are_read_or_refused(tmp_path: Path, name: str) -> None:
+def test_mutated_bodies_are_read_or_refused(tmp_path: Path, name: str, num: int) -> None:
     read, task, body = BODIES[name]
     service = FakeService(tmp_path, task)
     rng = random.Random(17)
@@ -136,10 +137,10 @@ def test_mutated_bodies_are_read_or_refused(tmp_path: Path, name: str) -> None:
             return runner.run(read(fields, service))
 
         assert refusal(read_now, body) is None
-        refusals = [refusal(read_now, mutated(body, rng)) for _ in range(NUM_BODIES)]
+        refusals = [refusal(read_now, mutated(body, rng)) for _ in range(num)]
     refused = [each for each in refusals if each is not None]
     assert all(each.status == 400 and each.message and each.param for each in refused)
-    assert NUM_BODIES / 4 < len(refused) < NUM_BODIES
+    assert num / 4 < len(refused) < num
 
 
 @pytest.mark.parametrize(
