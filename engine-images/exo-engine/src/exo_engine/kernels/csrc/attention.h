@@ -76,6 +76,7 @@ struct BlockPages {
 inline BlockPages pages_of(const AttentionCall& call, const int32_t* table, int head, long position, int first,
                            int past) {
   BlockPages pages;
+  for (int v = 0; v < kBlockVectors; v++) pages.keys[v] = call.keys, pages.values[v] = call.values;
   for (int v = first; v < past; v++) {
     const long token = position + v * kLanes, inside = token % call.page_size;
     const long at = table[token / call.page_size] * call.page_stride + (long)head * call.page_size * call.head_dim;
@@ -85,16 +86,19 @@ inline BlockPages pages_of(const AttentionCall& call, const int32_t* table, int 
   return pages;
 }
 
-// Products of the rows' queries with the keys of `Vectors` vectors of tokens.
+// Products of the rows' queries with the keys of `Vectors` vectors of tokens; reads those of the next block ahead.
 template <int Rows, int Vectors>
 void multiply_keys(const AttentionCall& call, const Bf16 (*queries)[kMaxHeadDim], const Bf16* const* keys,
-                   Floats (*logits)[kBlockVectors]) {
-  const Bf16* from[Vectors];
-  for (int v = 0; v < Vectors; v++) from[v] = keys[v];
+                   const Bf16* const* next, Floats (*logits)[kBlockVectors]) {
+  const Bf16 *from[Vectors], *ahead[Vectors];
+  for (int v = 0; v < Vectors; v++) from[v] = keys[v], ahead[v] = next[v];
   Floats sums[Rows][Vectors] = {};
   for (long pair = 0; pair < call.head_dim / 2; pair++) {
     Pairs columns[Vectors];
-    for (int v = 0; v < Vectors; v++) columns[v] = load<Pairs>(from[v] + pair * call.page_size * 2);
+    for (int v = 0; v < Vectors; v++) {
+      columns[v] = load<Pairs>(from[v] + pair * call.page_size * 2);
+      __builtin_prefetch(ahead[v] + pair * call.page_size * 2);
+    }
     for (int r = 0; r < Rows; r++) {
       Pairs query = splat_pair(queries[r] + pair * 2);
       for (int v = 0; v < Vectors; v++) sums[r][v] = add_products(sums[r][v], query, columns[v]);
@@ -107,7 +111,7 @@ void multiply_keys(const AttentionCall& call, const Bf16 (*queries)[kMaxHeadDim]
 // Adds weighted values of the tokens in vectors [first, past) to `Vectors` vectors of dimensions.
 template <int Rows, int Vectors>
 void add_values(const AttentionCall& call, const Bf16 (*weights)[kBlockTokens], const float* shrink,
-                const Bf16* const* values, int first, int past, int dim, Partial& partial) {
+                const BlockPages& pages, const BlockPages& next, int first, int past, int dim, Partial& partial) {
   Floats sums[Rows][Vectors];
   for (int r = 0; r < Rows; r++)
     for (int d = 0; d < Vectors; d++)
@@ -115,8 +119,11 @@ void add_values(const AttentionCall& call, const Bf16 (*weights)[kBlockTokens], 
   for (int v = first; v < past; v++)
     for (long pair = 0; pair < kLanes / 2; pair++) {
       Pairs columns[Vectors];
-      for (int d = 0; d < Vectors; d++)
-        columns[d] = load<Pairs>(values[v] + (pair * call.head_dim + dim + d * kLanes) * 2);
+      for (int d = 0; d < Vectors; d++) {
+        const long at = (pair * call.head_dim + dim + d * kLanes) * 2;
+        columns[d] = load<Pairs>(pages.values[v] + at);
+        __builtin_prefetch(next.values[v] + at);
+      }
       for (int r = 0; r < Rows; r++) {
         Pairs weight = splat_pair(weights[r] + v * kLanes + pair * 2);
         for (int d = 0; d < Vectors; d++) sums[r][d] = add_products(sums[r][d], weight, columns[d]);
@@ -173,15 +180,15 @@ inline void clean_values(const AttentionCall& call, long position, long context,
 
 template <int Rows>
 void attend_block(const AttentionCall& call, const Row* rows, const Bf16 (*queries)[kMaxHeadDim],
-                  BlockPages& pages, long position, int first, int past, bool is_whole, Floats* totals,
-                  Partial& partial) {
+                  const BlockPages& pages, const BlockPages& next, long position, int first, int past, bool is_whole,
+                  Floats* totals, Partial& partial) {
   constexpr int kWide = Rows <= 4 && kLanes == 16 ? 4 : 2;
   Floats logits[Rows][kBlockVectors];
   int v = first;
   for (; v + kWide <= past; v += kWide)
-    multiply_keys<Rows, kWide>(call, queries, pages.keys + v, (Floats(*)[kBlockVectors])(logits[0] + v));
+    multiply_keys<Rows, kWide>(call, queries, pages.keys + v, next.keys + v, (Floats(*)[kBlockVectors])(logits[0] + v));
   for (; v < past; v++)
-    multiply_keys<Rows, 1>(call, queries, pages.keys + v, (Floats(*)[kBlockVectors])(logits[0] + v));
+    multiply_keys<Rows, 1>(call, queries, pages.keys + v, next.keys + v, (Floats(*)[kBlockVectors])(logits[0] + v));
   float shrink[Rows];
   alignas(64) Bf16 weights[Rows][kBlockTokens];
   for (int r = 0; r < Rows; r++) {
@@ -190,9 +197,9 @@ void attend_block(const AttentionCall& call, const Row* rows, const Bf16 (*queri
   }
   int dim = 0;
   for (; dim + kWide * kLanes <= call.head_dim; dim += kWide * kLanes)
-    add_values<Rows, kWide>(call, weights, shrink, pages.values, first, past, dim, partial);
+    add_values<Rows, kWide>(call, weights, shrink, pages, next, first, past, dim, partial);
   for (; dim < call.head_dim; dim += kLanes)
-    add_values<Rows, 1>(call, weights, shrink, pages.values, first, past, dim, partial);
+    add_values<Rows, 1>(call, weights, shrink, pages, next, first, past, dim, partial);
 }
 
 template <int Rows>
@@ -210,16 +217,23 @@ void attend_segment(const AttentionCall& call, const Row* rows, const int32_t* t
     if (rows[r].past > past) past = rows[r].past;
     if (rows[r].past < first_past) first_past = rows[r].past;
   }
+  const long end = past;
   if (past > (segment + 1) * kSegment) past = (segment + 1) * kSegment;
   if (low < segment * kSegment) low = segment * kSegment;
-  for (long position = low / kBlockTokens * kBlockTokens; position < past; position += kBlockTokens) {
-    const long from = low > position ? (low - position) / kPageStep * kPageStep : 0;
-    const long until = past - position < kBlockTokens ? rounded_to_pages(past - position) : kBlockTokens;
-    const bool is_whole = call.soft_cap <= 0 && position + from >= last_low && position + until <= first_past;
-    const int first_vector = (int)(from / kLanes), past_vector = (int)(until / kLanes);
-    BlockPages pages = pages_of(call, table, head, position, first_vector, past_vector);
-    if (position + until > context) clean_values(call, position, context, past_vector, pages, clean);
-    attend_block<Rows>(call, rows, queries, pages, position, first_vector, past_vector, is_whole, totals, partial);
+  const auto past_block = [](long position, long past) {
+    return (int)(past - position < kBlockTokens ? rounded_to_pages(past - position) : kBlockTokens) / kLanes;
+  };
+  long position = low / kBlockTokens * kBlockTokens;
+  int from = (int)((low - position) / kPageStep * kPageStep / kLanes);
+  BlockPages pages = pages_of(call, table, head, position, from, past_block(position, past)), next;
+  for (; position < past; position += kBlockTokens, from = 0, pages = next) {
+    const int until = past_block(position, past);
+    const long after = position + kBlockTokens, seen_until = position + until * kLanes;
+    next = pages_of(call, table, head, after, 0, after < end ? past_block(after, end) : 0);
+    const bool is_whole =
+        call.soft_cap <= 0 && position + from * kLanes >= last_low && seen_until <= first_past;
+    if (seen_until > context) clean_values(call, position, context, until, pages, clean);
+    attend_block<Rows>(call, rows, queries, pages, next, position, from, until, is_whole, totals, partial);
   }
   for (int r = 0; r < Rows; r++) partial.total[r] = sum(totals[r]);
 }
