@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ import aiohttp
 
 MODEL = "exo/tiny-chat"
 MAX_TOKENS = 12
+ERROR = re.compile(r'"error": ?\{')
+"""An error within an answer; `"text":"error"` is what a model may say."""
 DISCONNECTED, MALFORMED = 0.10, 0.02
 SCHEMA = {
     "type": "object",
@@ -80,13 +83,8 @@ class HardUse:
             not is_broken and response.status != 200
         ):
             self.problems.append(f"{path}: {response.status} {text[:300]} for {data[:300]!r}")
-        elif (
-            not is_broken
-            and '"error"' in text
-            and '"error": null' not in text
-            and '"error":null' not in text
-        ):
-            self.problems.append(f"{path}: {text[:300]}")
+        elif not is_broken and (error := ERROR.search(text)):
+            self.problems.append(f"{path}: {text[error.start() :][:300]}")
 
     async def _give_up(
         self, client: aiohttp.ClientSession, path: str, data: bytes, rng: random.Random
