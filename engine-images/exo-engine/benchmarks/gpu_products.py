@@ -36,7 +36,7 @@ def product_works(target: Target) -> Iterator[Work]:
         for stored in ("plain", "e4m3"):
             yield _grouped(stored, tokens, target)
     yield _grouped("plain", 32, target, is_fixed=True)
-    yield _product("fp8", SHAPES[0], 256, target, is_fixed=True)
+    yield from _product("fp8", SHAPES[0], 256, target, is_fixed=True)
     yield _encoding(256, 4096)
     yield _norm(256, 4096)
 
