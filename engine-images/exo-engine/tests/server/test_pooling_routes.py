@@ -17,7 +17,8 @@ import openai
 import pytest
 import tokenizers
 import torch
-from exo_engine.server.pooling import MAX_TEXTS
+from exo_engine.core.pooling.requests import PoolingRequest
+from exo_engine.server.pooling import MAX_TEXTS, Pooling, PoolingOptions, Text
 from exo_engine.server.routes import scores
 
 from .conftest import MODEL, Engine
@@ -378,6 +379,22 @@ def test_flag_for_another_kind_of_step_is_refused(start_engine: Any, embedder: T
     assert running.wait_exit() == 78
     assert "--batch-invariant" in running.last_line
     assert json.loads((embedder.path / "config.json").read_text())["model_type"] == "bert"
+
+
+def test_texts_of_one_request_are_a_group_and_those_of_another_are_another() -> None:
+    """Groups take turns in the core."""
+    made: list[PoolingRequest] = []
+    names = iter(("first", "second"))
+    service: Any = SimpleNamespace(
+        check_queue=lambda number: None,
+        new_id=lambda: next(names),
+        link=None,
+        metrics=SimpleNamespace(observe_request=lambda number: None),
+    )
+    for _ in range(2):
+        pooling = Pooling(service, [Text([5]), Text([6])], PoolingOptions(is_activated=True))
+        made += pooling._requests.values()
+    assert [each.group for each in made] == ["first", "first", "second", "second"]
 
 
 async def test_others_get_on_between_cosines(monkeypatch: pytest.MonkeyPatch) -> None:
