@@ -6,6 +6,7 @@ Only the standard library, so that it neither depends on nor hides what the prod
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import ssl
 import urllib.error
@@ -85,7 +86,7 @@ class ApiClient:
 
         Raises:
             ApiError: the answer is an error.
-            OSError: no answer.
+            OSError: no answer, or not all of it.
         """
         request = urllib.request.Request(
             self.url + path,
@@ -93,15 +94,21 @@ class ApiClient:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.token}", "Content-Type": content_type},
         )
+        try:
+            text = self._answer(request)
+        except http.client.HTTPException as exc:  # which is no OSError
+            raise ConnectionError(f"{method} {path}: the answer was cut off: {exc!r}") from exc
+        return json.loads(text) if text.startswith("{") else text
+
+    def _answer(self, request: urllib.request.Request) -> str:
         context = ssl.create_default_context(cadata=self.certificate)
         try:
             with urllib.request.urlopen(
                 request, timeout=_TIMEOUT_SECONDS, context=context
             ) as answer:
-                text = answer.read().decode()
+                return str(answer.read().decode())
         except urllib.error.HTTPError as exc:
             raise ApiError(exc.code, exc.read().decode()) from exc
-        return json.loads(text) if text.startswith("{") else text
 
     def create_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> None:
         """Create a namespace.
