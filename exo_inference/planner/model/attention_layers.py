@@ -118,6 +118,9 @@ def latent_weights(fields: ConfigFields, family: Family, *, has_index: bool) -> 
     yield Weight(f"{path}.o_proj", "attention", hidden, heads * value)
     if family.sinks == "all":
         yield vector(f"{path}.sinks", heads)
+    if family.gates_heads:
+        yield Weight(f"{path}.g_proj", "attention", heads, hidden)
+        yield vector(f"{path}.k_rope_only_layernorm", rope)
     if fields.flag("mla_use_output_gate", default=family.gates_attention):
         yield Weight(f"{path}.g_proj", "attention", heads * value, hidden)
     if has_index:
@@ -128,10 +131,21 @@ def latent_weights(fields: ConfigFields, family: Family, *, has_index: bool) -> 
         yield Weight(f"{path}.indexer.weights_proj", "attention", count, hidden, shard=one)
 
 
-def latent_spec(fields: ConfigFields, *, has_index: bool) -> KvSpec:
-    """Return the cache of latent attention, with the index vector (fp8 and a 4-byte scale per 128)."""
+def windowed(fields: ConfigFields) -> ConfigFields:
+    """Return the config as layers read it whose latents have a window, and `swa_` sizes of their own (Dots3)."""
+    own = {k.removeprefix("swa_"): v for k, v in fields.raw.items() if k.startswith("swa_")}
+    return ConfigFields({**fields.raw, **own})
+
+
+def latent_spec(fields: ConfigFields, *, has_index: bool, in_window: bool = False) -> KvSpec:
+    """Return the cache of latent attention, with the index vector (fp8 and a 4-byte scale per 128).
+
+    In a window it is one key-value head without values (vLLM 0.32.0, SlidingWindowMLASpec).
+    """
     dim = fields.integer("index_head_dim") if has_index else 0
     index_bytes = dim + -(-dim // 128) * 4
     size = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim")
+    if in_window:
+        return KvSpec(KvKind.SLIDING, 1, size, 0, window=fields.integer("sliding_window"))
     is_sparse = bool(fields.get("index_n_heads"))
     return KvSpec(KvKind.LATENT, 1, size, 0, index_bytes=index_bytes, is_sparse=is_sparse)

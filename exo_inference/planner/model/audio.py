@@ -36,6 +36,10 @@ def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
     if fixed is not None:
         return [_weight("encoder", fixed, 1), _weight("embed_audio", text, 1536)], True
     audio = ConfigFields(config)
+    if fields.model_type == "dots3_note":
+        return _dots3(audio, text), True
+    if audio.model_type in ("funaudiochat_audio_encoder", "kimi_audio_whisper"):
+        return _whisper(audio, text), True
     if audio.get("downsample_hidden_size") and audio.get("num_mel_bins"):
         return _qwen3(audio, text), True
     return _plain(audio, text), False
@@ -68,6 +72,48 @@ def _qwen3(audio: ConfigFields, text: int) -> list[Weight]:
         _weight("ln_post", 2 * size, 1),
         _weight("proj1", size, size + 1),
         _weight("proj2", out, size + 1),
+    ]
+
+
+def _dots3(audio: ConfigFields, text: int) -> list[Weight]:
+    """Dots3's: three convolutions as in Qwen3-ASR, gated layers with norms that only scale, and an adapter."""
+    size, wide = audio.integer("hidden_size"), audio.integer("intermediate_size")
+    count, channels = audio.integer("num_hidden_layers"), audio.integer("downsample_hidden_size")
+    bands = -(-audio.integer("num_mel_bins") // 8)
+    return [
+        _weight("attention", 4 * size, size, count),
+        _weight("mlp", wide, size, 3 * count),
+        _weight("vectors", 3 * size + 2 * wide + size + 2 * size, 1, count),
+        _weight("conv_stem", channels, 9 * (2 * channels + 1) + 3),
+        _weight("conv_out", size, channels * bands),
+        _weight("norms", 3 * size, 1),
+        _weight("adapter.fc1", text, size + 1),
+        _weight("adapter.fc2", text, text + 1),
+    ]
+
+
+def _whisper(audio: ConfigFields, text: int) -> list[Weight]:
+    """Whisper's encoder, and before the text model what Fun-Audio-Chat or Kimi-Audio adds (vLLM 0.32.0)."""
+    size, bins = audio.integer("d_model"), audio.integer("num_mel_bins")
+    conv = [
+        *_blocks(audio, size),
+        _weight("conv", size, 3 * (bins + size) + 2),
+        _weight("ln_post", 2 * size, 1),
+    ]
+    if audio.model_type == "kimi_audio_whisper":
+        joined = audio.integer("adaptor_input_dim", 4 * size)
+        positions = _weight("embed_positions", audio.integer("max_source_positions"), size)
+        adaptor = [
+            _weight("vq_adaptor.0", text, joined + 1),
+            _weight("vq_adaptor.3", text, text + 3),
+        ]
+        return [*conv, positions, *adaptor]
+    return [
+        *conv,
+        _weight("proj", text, size + 1),
+        _weight("audio_bos_eos_token", 2, text),
+        _weight("embed_tokens", audio.integer("codebook_size"), text),
+        _weight("output_matching", text, text, 2),
     ]
 
 

@@ -136,7 +136,7 @@ _STATES = Family(layout="states", others_are="selective", rope_caches=0)
 FAMILIES: Mapping[str, Family] = {
     "llama": _LLAMA, "llava": _LLAMA, "llava_next": _LLAMA, "idefics3": _LLAMA, "smolvlm": _LLAMA, "mistral": _LLAMA, "ministral3": _LLAMA, "mistral3": _LLAMA, "granite": _LLAMA,
     "smollm3": _LLAMA, "mixtral": _LLAMA, "phi3": _LLAMA, "nemotron-nas": Family(layout="blocks"), "llama4": _LLAMA4,
-    "llama4_text": _LLAMA4, "seed_oss": Family(qkv_bias=True, o_bias=False), "mimo": replace(_QWEN2, full_first=0),
+    "llama4_text": _LLAMA4, "seed_oss": Family(qkv_bias=True, o_bias=False), "kimi_audio": replace(_QWEN2, full_first=0), "mimo": replace(_QWEN2, full_first=0),
     "qwen2": _QWEN2, "qwen2_moe": replace(_QWEN2, full_first=0, gates_shared_experts=True),
     "qwen2_vl": replace(_QWEN2, mrope=True),
     "qwen2_5_vl": replace(_QWEN2, mrope=True),
@@ -160,6 +160,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": _LLAMA, "deepseek_v3": _LLAMA, "deepseek_v32": _LLAMA, "kimi_k2": _LLAMA,
     "kimi_k25": _LLAMA, "glm4_moe_lite": _LLAMA, "glm_moe_dsa": _LLAMA,
     "kimi_linear": Family(), "kimi_k3": Family(), "param2moe": Family(qk_norm="head", corrects_experts=True),
+    "dots3_note": Family(gates_heads=True, rope_caches=2, shared_width_field="shared_experts_intermediate_size"),
     "hy_v4": Family(sinks="all", gates_attention=True, gates_streams=True),
     "nemotron_h": Family(norms=1, gated_mlp=False, rope_caches=0, layout="pattern"),
     "granitemoehybrid": Family(
@@ -193,6 +194,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "phimoe": Family(norm_bias=True), "stablelm": Family(o_bias=False, norm_bias=True),
     "cohere": Family(norms=1, ties_by_default=True, optional_qk_norm="full"), "cohere2": Family(norms=1, ties_by_default=True),
+    "cohere2_moe": Family(norms=1, ties_by_default=True, mlp_width_field="prefix_dense_intermediate_size"),
     "glm": Family(o_bias=False), "glm4": Family(o_bias=False, norms=4),
     "olmo": Family(norms=0), "olmoe": Family(qk_norm="full"), "arcee": Family(gated_mlp=False),
     "whisper": Family(norm_bias=True, ties_by_default=True, rope_caches=0, layout="encoder_decoder"),
@@ -236,5 +238,5 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
-UNCHECKED = frozenset({"kimi_linear", "kimi_k3", "minimax_m3", "param2moe"})
+UNCHECKED = frozenset({"kimi_audio", "kimi_linear", "kimi_k3", "minimax_m3", "param2moe"})
 """Families whose parameter count could not be compared with anything published."""

@@ -1,6 +1,6 @@
 """Image encoders that join neighbouring patches before the text model sees them. `vision.py` calls them.
 
-Step-3, Muse Glimmer, PaddleOCR-VL, ERNIE 4.5 VL and DeepSeek-VL2; sizes as transformers 5.23.0 or vLLM 0.32.0 have them.
+Step-3, Muse Glimmer, PaddleOCR-VL, ERNIE 4.5 VL, DeepSeek-VL2 and Dots3; sizes as transformers 5.23.0 or vLLM 0.32.0 have them.
 """
 
 from __future__ import annotations
@@ -102,3 +102,25 @@ def step3(vision: ConfigFields, text: int) -> Built:
         matrix("projector", text, 2 * out, part="projector"),
     ]
     return weights, VisionShape(size, wide, count, patches + 1)
+
+
+def dots3(vision: ConfigFields, text: int) -> Built:
+    """Dots3: gated, with norms of heads; later layers have as many experts as `pyramid_num_routed` says."""
+    size, wide = vision.integer("hidden_size"), vision.integer("intermediate_size")
+    count, patch = vision.integer("num_hidden_layers"), vision.integer("patch_size")
+    experts = [each for each in vision.sequence("pyramid_num_routed") or [] if each > 0]
+    head = size // max(1, vision.integer("num_attention_heads"))
+    joined = size * vision.integer("spatial_merge_size", 2) ** 2
+    weights = [
+        matrix("qkv", 3 * size, size, count),
+        matrix("proj", size, size, count),
+        matrix("mlp", wide, size, 3 * max(0, count - len(experts))),
+        matrix("experts", vision.integer("moe_intermediate_size"), size, 3 * sum(experts)),
+        plain_vectors(2 * size + 2 * head, count),
+        plain_vectors(size * sum(experts)),
+        matrix("patch_embed", size, 3 * patch * patch),
+        plain_vectors(2 * size + size + 2 * size + joined + text),
+        matrix("merger.0", joined, joined, part="projector"),
+        matrix("merger.2", text, joined, part="projector"),
+    ]
+    return weights, VisionShape(size, wide, count, QWEN_MAX_PATCHES)

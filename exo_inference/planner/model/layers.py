@@ -17,6 +17,7 @@ from exo_inference.planner.model.attention_layers import (
     latent_spec,
     latent_weights,
     read_heads,
+    windowed,
 )
 from exo_inference.planner.model.compressed_layers import (
     compress_ratios,
@@ -97,13 +98,16 @@ def _compressed_layers(fields: ConfigFields, family: Family, count: int) -> list
 
 
 def attention_kinds(fields: ConfigFields, family: Family, count: int) -> list[str]:
-    """Return per layer: full, sliding, chunked, latent, linear or ssd (Mamba-2)."""
+    """Return per layer: full, sliding, chunked, latent, window (of latents), linear or ssd (Mamba-2)."""
     if "linear_attn_config" in fields.raw and fields.mapping("linear_attn_config"):
         full = set(fields.mapping("linear_attn_config").get("full_attn_layers") or [])
         return ["latent" if index + 1 in full else "linear" for index in range(count)]
-    if fields.get("kv_lora_rank"):
-        return ["latent"] * count
     named = fields.sequence("layer_types")
+    if fields.get("kv_lora_rank"):
+        windows = named if named is not None and fields.get("swa_kv_lora_rank") else []
+        return ["window" if name == "sliding_attention" else "latent" for name in windows] or [
+            "latent"
+        ] * count
     if named is not None:
         if len(named) < count:
             raise FieldProblem(f"layer_types names {len(named)} layers, expected {count}")
@@ -224,9 +228,12 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
     if kind in ("linear", "ssd", "conv"):
         state_weights, kv = build_state_layer(fields, kind)
         weights += state_weights
-    elif kind == "latent":
-        weights += latent_weights(fields, family, has_index=has_indexer(fields, index))
-        kv = latent_spec(fields, has_index=has_indexer(fields, index))
+    elif kind in ("latent", "window"):
+        latent, has_index = fields, kind == "latent" and has_indexer(fields, index)
+        if kind == "window":
+            latent = windowed(fields)
+        weights += latent_weights(latent, family, has_index=has_index)
+        kv = latent_spec(latent, has_index=has_index, in_window=kind == "window")
     else:
         heads = read_heads(fields, family, kind)
         heads = replace(heads, num_heads=_heads_of_layer(fields, index) or heads.num_heads)
@@ -238,7 +245,9 @@ def _build_layer(fields: ConfigFields, family: Family, index: int, kind: str, co
     weights += _norms(fields, family, hidden)
     if family.gates_streams:
         weights += stream_gates(fields)
-    return Layer(tuple(weights), kv, is_windowed=kind in ("sliding", "chunked"), uses_moe=is_moe)
+    return Layer(
+        tuple(weights), kv, is_windowed=kind in ("sliding", "chunked", "window"), uses_moe=is_moe
+    )
 
 
 def _heads_of_layer(fields: ConfigFields, index: int) -> int | None:

@@ -325,6 +325,7 @@ _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], .
     (("step3_vl",), joined_vision.step3),
     (("ernie4_5_vl_moe",), joined_vision.ernie),
     (("deepseek_vl_v2",), joined_vision.deepseek_vl2),
+    (("dots3_note",), joined_vision.dots3),
 )
 
 
