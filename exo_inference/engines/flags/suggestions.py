@@ -187,9 +187,17 @@ def _by_beginning(bare: str, known: Collection[str]) -> str | None:
 
 @functools.lru_cache(maxsize=64)  # a command line is read several times on its way
 def _nearest(bare: str, names: tuple[str, ...]) -> tuple[str, float]:
-    """Return the name that is most like this one and how much, at least `_FAR`; no name where none is."""
-    found = next(iter(difflib.get_close_matches(bare, names, n=1, cutoff=_FAR)), "")
-    return found, difflib.SequenceMatcher(None, found, bare).ratio() if found else 0.0
+    """Return the name that is most like this one and how much, at least `_FAR`; no name where none is.
+
+    It is what `difflib.get_close_matches` finds. Names that begin alike come first: once a good one is found,
+    most others are passed over by their lengths and letters, which are quick to compare.
+    """
+    best, matcher = (_FAR, ""), difflib.SequenceMatcher(None, "", bare)
+    for name in sorted(names, key=lambda name: name[:2] != bare[:2]):
+        matcher.set_seq1(name)
+        if matcher.real_quick_ratio() >= best[0] and matcher.quick_ratio() >= best[0]:
+            best = max(best, (matcher.ratio(), name))
+    return (best[1], best[0]) if best[1] else ("", 0.0)
 
 
 def _by_words(bare: str, known: Collection[str]) -> str | None:
