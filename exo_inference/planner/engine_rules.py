@@ -39,6 +39,7 @@ class EngineRules:
         reports_by_concurrency: the printed capacity is concurrency x max-model-len (since 0.21).
         batches_in_flight: batches that a sliding window must have room for.
         reserves_null_block: one block is kept back.
+        bounds_blocks_by_length: a request has no more blocks of a window or state than its tokens fill.
         logit_bytes: what the profiled sampler holds per logit, where it does not sort.
         samples_by_sort: the sampler sorts logits with PyTorch, unless FlashInfer is there.
         keeps_sampler_rows: vLLM's Triton kernel masks logits and keeps a buffer.
@@ -89,6 +90,7 @@ class EngineRules:
     reports_by_concurrency: bool = False
     batches_in_flight: int = 1
     reserves_null_block: bool = False
+    bounds_blocks_by_length: bool = False
     samples_by_sort: bool = False
     keeps_sampler_rows: bool = False
     counts_pages: bool = False
@@ -145,6 +147,7 @@ def _exo(version: Version, _: str) -> EngineRules:
         groups_hybrids=True,
         reports_by_concurrency=True,
         group_tolerance=1.5,  # exo_engine/attention/cache_plan.py
+        bounds_blocks_by_length=True,  # exo_engine/core/block_demand.py
         chooses_cache_type=True,
         cache_scale_bytes=4,  # exo_engine/attention/kv_format.py
         advised_quantization="int8",

@@ -69,6 +69,8 @@ class KvLayout:
     states_per_request: int
     batches_in_flight: int
     context_parallel_size: int = 1
+    bounds_by_length: bool = False
+    """A request never has more blocks of a group than its tokens fill (exo-engine, core/block_demand.py)."""
     block_formula: str = ""
     """Where kinds are mixed: how the bytes of a block come about."""
 
@@ -83,6 +85,9 @@ class KvLayout:
         in_flight = self.batches_in_flight * batched_tokens
         for group in self.groups:
             tokens, extra = num_tokens, 0
+            if self.bounds_by_length:
+                total += group.count * self._bounded(group, num_tokens, in_flight)
+                continue
             if group.kind is KvKind.STATE:
                 total += group.count * self.states_per_request
                 continue
@@ -96,6 +101,16 @@ class KvLayout:
             per_rank = -(-tokens // self.context_parallel_size)
             total += group.count * (-(-per_rank // group.block_size) + extra)
         return total
+
+    def _bounded(self, group: KvGroup, num_tokens: int, in_flight: int) -> int:
+        """Return exo-engine's blocks: a window wherever it begins, a state to read and one to write."""
+        whole = -(-num_tokens // group.block_size)
+        if group.kind is KvKind.STATE:
+            return min(whole, 2)
+        if group.kind not in (KvKind.SLIDING, KvKind.CHUNKED):
+            return whole
+        reached = group.window - 1 + in_flight
+        return min(whole, (reached + group.block_size - 2) // group.block_size + 1)
 
     def longest_request(self, num_blocks: int, batched_tokens: int, limit: int) -> int:
         """Return the longest request that fits into a pool of `num_blocks`, at most `limit`."""
@@ -172,8 +187,11 @@ def _layout(
     settings: KvSettings,
 ) -> KvLayout:
     states = 1 + settings.speculative_tokens + (1 if settings.caches_states else 0)
-    in_flight, ranks = settings.rules.batches_in_flight, settings.context_parallel_size
-    return KvLayout(max(1, size), block, groups, count, per_token, states, in_flight, ranks)
+    rules, ranks = settings.rules, settings.context_parallel_size
+    return KvLayout(
+        max(1, size), block, groups, count, per_token, states, rules.batches_in_flight, ranks,
+        rules.bounds_blocks_by_length,
+    )  # fmt: skip
 
 
 def _grouped(buckets: Counter[KvSpec], settings: KvSettings, per_token: float) -> KvLayout:

@@ -176,7 +176,7 @@ def _most_useful_bytes(setting: Setting, layout: KvLayout) -> int:
     """Return what all sequences could use, or the blocks asked for: exo-engine never allocates more."""
     if setting.parameters.num_gpu_blocks_override is not None:
         return setting.parameters.num_gpu_blocks_override * layout.bytes_per_block
-    blocks = -(-setting.max_model_len // layout.block_size)
+    blocks = layout.blocks_for(setting.max_model_len, setting.max_num_batched_tokens)
     return setting.max_num_seqs * blocks * layout.bytes_per_block
 
 

@@ -129,3 +129,20 @@ def test_int8_is_advised_where_weights_are_too_large() -> None:
     model = find_model("Qwen/Qwen3-8B")
     advised = advise(model, cpu_as_gpu(24 * 2**30), 1, settings_of([], engine="exo"))
     assert any(option == "--quantization=int8" for each in advised for option in each.flags)
+
+
+@pytest.mark.parametrize(
+    ("changes", "per_request"),
+    [
+        pytest.param(WINDOWS, 2 * 16, id="a window has no more blocks than the request"),
+        pytest.param(HYBRID, 8 + 2 * 2, id="a state is read and written"),
+    ],
+)
+def test_the_cache_is_no_larger_than_all_requests_use(
+    changes: dict[str, object], per_request: int
+) -> None:
+    """Groups of three and of two layers; a block has 16 tokens, or 32 where it must hold a state."""
+    flags = ["--max-num-seqs=2", "--max-model-len=256"]
+    model = read_architecture({**CONFIG, **changes}, name="tiny")
+    found = plan(model, cpu_as_gpu(16 * 2**30), 1, settings_of(flags, engine="exo"))
+    assert found.num_kv_blocks == 2 * per_request
