@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command so often; the status is 1 if any run failed."""
+    """Run the command so often; the status is 1 if any run failed, and 130 if Ctrl-C ended them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -29,19 +29,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("command", nargs="+", help="what runs tests, after --")
     options = parser.parse_args(arguments)
-    results = []
-    with busy_cores(options.load):
-        for number in range(1, options.times + 1):
-            seed, start = random.randrange(1_000_000), time.monotonic()
-            print(f"\n==== run {number} of {options.times}, seed {seed} ====", flush=True)
-            code = subprocess.call([*options.command, f"SEED={seed}"])
-            results.append((number, seed, code, time.monotonic() - start))
-    print(f"\n==== {options.times} runs beside a load of {options.load} cores ====")
-    for number, seed, code, seconds in results:
-        print(
-            f"run {number}: {'passed' if code == 0 else 'FAILED'} in {seconds:.0f} s, seed {seed}"
-        )
-    return int(any(code for _, _, code, _ in results))
+    results: list[tuple[str, int, float]] = []
+    interrupted = False
+    try:
+        with busy_cores(options.load):
+            for number in range(1, options.times + 1):
+                results.append(_run(options.command, f"run {number} of {options.times}"))
+    except KeyboardInterrupt:
+        interrupted = True
+    print(f"\n==== {len(results)} of {options.times} runs beside {options.load} busy cores ====")
+    for number, (result, seed, seconds) in enumerate(results, 1):
+        print(f"run {number}: {result} in {seconds:.0f} s, seed {seed}")
+    if interrupted:
+        print("interrupted before the rest", flush=True)
+        return 130
+    return int(any(result == "FAILED" for result, _, _ in results))
+
+
+def _run(command: Sequence[str], title: str) -> tuple[str, int, float]:
+    """Run the command with a new seed; return its result, the seed, and how many seconds it took."""
+    seed, start = random.randrange(1_000_000), time.monotonic()
+    print(f"\n==== {title}, seed {seed} ====", flush=True)
+    code = subprocess.call([*command, f"SEED={seed}"])
+    return "FAILED" if code else "passed", seed, time.monotonic() - start
 
 
 @contextlib.contextmanager
