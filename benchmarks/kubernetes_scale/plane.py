@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from exo_inference import Client
 from exo_inference.platforms.kubernetes.helm import find_helm
+from scripts.free_ports import free_ports
 from scripts.kubernetes.client import ApiClient
 from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node, node_is_ready
 from scripts.kubernetes.processes import Daemon
@@ -69,7 +70,7 @@ class Controller:
         self, name: str, environment: dict[str, str], kubeconfig: Path, directory: Path
     ) -> None:
         self.name = name
-        self.port, self._metrics_port = _free_ports(2)
+        self.port, self._metrics_port = free_ports(2)
         scratch = directory.parent / f"tmp-{name}"
         scratch.mkdir()
         words = ["--platform=kubernetes", f"--namespace={NAMESPACE}", f"--kubeconfig={kubeconfig}"]
@@ -259,12 +260,3 @@ def _path(plural: str, name: str = "", group: str = "") -> str:
 
 def _object(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": spec}
-
-
-def _free_ports(number: int) -> list[int]:
-    """Return so many different ports that were free; another program may take one before it is used."""
-    with ExitStack() as held:
-        sockets = [
-            held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)
-        ]
-        return [int(each.getsockname()[1]) for each in sockets]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import secrets
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.free_ports import free_port
 from scripts.kubernetes.client import ApiClient, ApiError, write_private
 from scripts.kubernetes.processes import Daemon, DaemonFailed
 
@@ -154,7 +154,7 @@ class ApiServer:
     def _start_on_free_port(self) -> None:
         """Start the API server; on loopback another program may take the port in between."""
         for attempt in range(1, _START_ATTEMPTS + 1):
-            self._port = self._network.port or _free_port()
+            self._port = self._network.port or free_port()
             self.api_server = Daemon("kube-apiserver", self._api_server_command(), self.logs)
             try:
                 self.start_api_server()
@@ -200,9 +200,3 @@ class ApiServer:
             "--service-cluster-ip-range=10.96.0.0/16",
             "--kubelet-preferred-address-types=InternalIP",
         ]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

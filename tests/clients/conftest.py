@@ -15,8 +15,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from scripts.free_ports import free_port
 from tests.e2e.conftest import run_exo, start_stack
-from tests.ports import free_port
 
 MODEL = "exo/tiny-chat"
 MODEL_DIR = Path(__file__).parents[2] / "exo_inference/hub/builtin_models/tiny-chat"

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import requests
 
+from scripts.free_ports import free_port
 from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.conftest import DistinctAuth
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes_api import KubernetesApi
-from tests.ports import free_port
 
 GROUP = "inference.exo.dev/v1alpha1"
 MERGE = "application/merge-patch+json"

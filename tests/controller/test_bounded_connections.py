@@ -24,8 +24,8 @@ from exo_inference.errors import BadRequest
 from exo_inference.local_settings import LocalSettings, ensure_credentials, save_settings
 from exo_inference.sdk import AsyncClient
 from exo_inference.state_dir import StateDir
+from scripts.free_ports import free_port
 from tests.controller.conftest import Controller
-from tests.ports import free_port
 
 HALF_A_BODY = b"POST /v2/ai/model HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
 ZONES = b"GET /v2/zone HTTP/1.1\r\nHost: x\r\n\r\n"

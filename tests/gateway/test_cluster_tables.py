@@ -26,12 +26,12 @@ from exo_inference.gateway.table import Deployment, Table
 from exo_inference.kubernetes_api.client import KubernetesApi as Client
 from exo_inference.kubernetes_api.identity import UID_ANNOTATION
 from exo_inference.kubernetes_api.objects import NAME_ANNOTATION
+from scripts.free_ports import free_port
 from tests.charts.service_accounts import kubeconfig_of
 from tests.controller.stores.conftest import install_crds
 from tests.gateway.test_endpoints import endpoint
 from tests.gateway.test_pod_environment import ENVIRONMENT
 from tests.kubernetes_api import KubernetesApi
-from tests.ports import free_port
 
 GROUP = "inference.exo.dev/v1alpha1"
 MERGE = "application/merge-patch+json"

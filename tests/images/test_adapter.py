@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from exo_adapter.engines import ENGINES
 
+from scripts.free_ports import free_port
 from tests.images.conftest import ADAPTER
-from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -25,12 +25,12 @@ from typing import Any
 
 from exo_inference import Client
 from exo_inference.platforms.kubernetes.records import PENDING
+from scripts.free_ports import free_port
 from scripts.kubernetes.client import ApiClient, ApiError
 from scripts.kubernetes.nodes import FAKE_NODE_ANNOTATION, create_fake_node
 from scripts.kubernetes.simulated import SimulatedCluster
 from tests.controller.stores.conftest import install_crds
 from tests.kubernetes.tcp_proxy import TcpProxy
-from tests.ports import free_port
 
 NAMESPACE = "exo"
 LEASE = "exo-controller"
