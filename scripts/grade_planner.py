@@ -86,8 +86,8 @@ _RULES = """## How it is graded
 - *Known checkpoint*: the model is in the catalogue. *Derived*: the name only says "this model, in AWQ"; what the
   checkpoint really leaves in 16 bit is not known.
 - *KV tokens from the printed KV memory* grades blocks, groups and pages alone: the printed memory goes in.
-- Starts that print less than 1 GiB of cache stand in a row of their own beside the whole: a tenth of a GiB is a tenth
-  of such a cache and more.
+- Starts that print less than 1 GiB of cache are graded by the error in GiB, in a row of their own: a tenth of a GiB is
+  a tenth of such a cache and more. A row of all, with them, stands beside it and is asked for nothing.
 - KV memory of releases before 0.12 and of AMD's GPUs has rows of its own.
 - *In the band*: the printed figure lies in the plan's band, which is to hold nine in ten. With Wilson's interval: where
   the true share lies with 95 % confidence. `tight` is what the band says, and counts as neither right nor wrong.
@@ -259,15 +259,25 @@ def _table(grades: Grades) -> list[str]:
         small = [each for each in found if each.is_small]
         if small and len(small) < len(found):
             larger = [each for each in found if not each.is_small]
-            rows += [
-                (f"{quantity}, {SMALL_CACHE:g} GiB and more printed", larger, mean),
-                (f"{quantity}, less printed", small, None),
-            ]
+            rows = [(f"{quantity}, {SMALL_CACHE:g} GiB and more printed", larger, mean)]
+            rows += [(f"{quantity}, all", found, None)]
         for name, group, asked in rows:
             row = summarise(name, group)
             if row is not None:
                 lines.append(_row(row, asked, most if asked is not None else None))
+        if small and quantity.startswith("available KV memory"):
+            lines.append(_absolute_row(quantity, small))
     return [*lines, ""]
+
+
+def _absolute_row(quantity: str, small: Sequence[Graded]) -> str:
+    """Return the row of starts that print next to no cache, of which a share of an error says nothing: in GiB."""
+    errors = sorted(each.predicted - each.observed for each in small)
+    sizes = sorted(map(abs, errors))
+    figures = (statistics.fmean(sizes), statistics.median(sizes), sizes[-1], sizes[-1])
+    cells = " | ".join(f"{figure:.2f} GiB" for figure in figures)
+    name = f"{quantity}, less than {SMALL_CACHE:g} GiB printed"
+    return f"| {name} | {len(small)} | {cells} | {statistics.fmean(errors):+.2f} GiB |  |"
 
 
 def _row(row: Summary, mean: float | None, most: float | None) -> str:

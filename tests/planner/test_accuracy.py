@@ -150,7 +150,7 @@ def test_the_page_in_the_documentation_is_current_and_explains_every_miss(tmp_pa
     assert "not explained" not in page
 
 
-def test_small_caches_stand_in_a_row_of_their_own_beside_the_whole() -> None:
+def test_small_caches_are_graded_in_gib_beside_the_whole() -> None:
     observed = make_case()["observed"]
     small = make_case(id="small", observed={**observed, "available_kv_gib": 0.99})
     exact = make_case(id="exact", observed={**observed, "available_kv_gib": 1.0})
@@ -160,10 +160,12 @@ def test_small_caches_stand_in_a_row_of_their_own_beside_the_whole() -> None:
     page = render(grades, {})
     rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| available")]
     assert [(name.strip(), int(count)) for name, count in rows] == [
-        ("available KV memory", 3),
         ("available KV memory, 1 GiB and more printed", 2),
-        ("available KV memory, less printed", 1),
+        ("available KV memory, all", 3),
+        ("available KV memory, less than 1 GiB printed", 1),
     ]
+    graded = next(each for each in grades.of("available KV memory") if each.is_small)
+    assert f"| {abs(graded.predicted - graded.observed):.2f} GiB |" in page
 
 
 def test_starts_of_another_planner_stand_beside_its_figures() -> None:
