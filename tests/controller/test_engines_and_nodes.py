@@ -16,7 +16,7 @@ from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.admission.world import World
 from exo_inference.controller.http.body import parse_object
 from exo_inference.controller.http.views import view_deployment
-from exo_inference.engines import engines_on
+from exo_inference.engines import engines_on, get_engine
 from exo_inference.planner import cpu_as_gpu, find_gpu, find_model
 from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.preflight import Subject, judge
@@ -88,7 +88,8 @@ def test_flags_are_those_of_the_engine_that_is_asked_for() -> None:
     assert spec.engine_parameters == tuple(flags)
     status, text = refusal(inference_engine="tgi", inference_engine_parameters=flags)
     assert status == 400
-    assert "there is no parameter --context-length of Text Generation Inference 3.3.5" in text
+    title = f"Text Generation Inference {get_engine('tgi').version}"
+    assert f"there is no parameter --context-length of {title}" in text
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_llama_cpp_runs_on_cpus_of_a_cluster() -> None:
 
 
 def test_the_version_is_a_release_of_the_engine() -> None:
-    spec = admit(inference_engine="sglang", inference_engine_version="0.5.17")
+    spec = admit(inference_engine="sglang", inference_engine_version=get_engine("sglang").version)
     assert spec.engine.version == "0.5.17"
     status, text = refusal(inference_engine="sglang", inference_engine_version="0.28.0")
     assert status == 400
@@ -121,7 +122,7 @@ def test_the_answer_has_no_release_of_vllm_for_another_engine() -> None:
     deployment = builders.deployment()
     spec = deployment.spec.model_copy(update={"engine": EngineRef(name="sglang")})
     shown = view_deployment(deployment.model_copy(update={"spec": spec}), {}, details=True)
-    assert shown.inference_engine == "sglang 0.5.17"
+    assert shown.inference_engine == f"sglang {get_engine('sglang').version}"
     assert shown.inference_engine_version is None
 
 
