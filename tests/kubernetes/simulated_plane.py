@@ -305,7 +305,8 @@ class SimulatedPlane:
                 for controller in self.controllers:
                     for pid, words in controller.children():
                         if pid not in running:
-                            run = HelmRun(controller.name, pid, words[1], words[2], now, now)
+                            first = min(now, _started_before(pid))
+                            run = HelmRun(controller.name, pid, words[1], words[2], first, now)
                             running[pid] = run
                             self.helm_runs.append(run)
                 for pid in list(running):
@@ -325,6 +326,19 @@ def send(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def _started_before(pid: int) -> float:
+    """Return the moment, of the monotonic clock and 10 ms late at most, before which a process has started.
+
+    A look comes late on a busy machine: a Helm is older than the first look that meets it.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    ticks = int(fields[19])  # field 22 of proc_pid_stat(5), in clock ticks since boot
+    return (ticks + 1) / os.sysconf("SC_CLK_TCK")
 
 
 def is_alive(pid: int) -> bool:
