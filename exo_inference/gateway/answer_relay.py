@@ -46,7 +46,8 @@ async def relay(
     """
     exchange.status = upstream.status
     if upstream.content_type == "text/event-stream":
-        return await _relay_events(request, upstream, exchange, UsageReader(strip=strip_usage))
+        reader = UsageReader(strip=strip_usage, doubt=exchange.note_doubt)
+        return await _relay_events(request, upstream, exchange, reader)
     with room.share() as take:
         head, is_whole = await _collect(upstream, take)
         pass_on = _relay_whole if is_whole else _relay_rest
@@ -77,7 +78,7 @@ async def _relay_whole(
 ) -> web.StreamResponse:
     """Send an answer that is there, and return when the client has taken all but its last part."""
     exchange.note_first_byte()
-    exchange.tokens = tokens_of_answer(body)
+    exchange.tokens = tokens_of_answer(body, exchange.note_doubt)
     headers = answer_headers(upstream.headers, exchange.own_headers())
     response = web.Response(
         status=upstream.status, reason=upstream.reason, headers=headers, body=body
@@ -120,7 +121,7 @@ async def _relay_rest(
 ) -> web.StreamResponse:
     response = await _begin(request, upstream, exchange, drop_length=False)
     exchange.note_first_byte()
-    finder = UsageFinder()
+    finder = UsageFinder(exchange.note_doubt)
     finder.feed(head)
     try:
         await response.write(head)

@@ -2,17 +2,28 @@
 
 Pure: bytes in, bytes out. Nothing of the text is kept. An engine names usage in the last event of a
 stream only when the request says `stream_options.include_usage`; `ask_for_usage` adds that, and
-`UsageReader(strip=True)` removes the one event that the client did not ask for.
+`UsageReader(strip=True)` removes the one event that the client did not ask for. What an engine says is not
+believed beyond what a request can be (`MAX_TOKENS`): engines are foreign, and answers repeat what clients sent.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from exo_inference.gateway import errors
+from exo_inference.gateway.uploads import MAX_BODY_BYTES
+
+MAX_TOKENS = MAX_BODY_BYTES
+"""No more are believed of one prompt, nor of one answer.
+
+A request has at most so many bytes, and a token of a text takes one or more; it is three times the longest
+context there is. A count beyond is not counted, and neither is one that is no whole number.
+"""
 
 MAX_WEIGHT = 2_000_000
 """Of a request that has to be parsed: commas, and brackets and braces doubly, which cost more memory each.
@@ -39,6 +50,14 @@ _MAX_EVENT_BYTES = 4 << 20
 clients send, 32 MiB if they like."""
 
 
+Doubt = Callable[[str], None]
+"""Is told of each count that is not believed, escaped and short."""
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """What one request used."""
@@ -52,23 +71,35 @@ class Tokens:
         return self.prompt + self.completion
 
 
-def tokens_of(usage: Any) -> Tokens | None:
-    """Return the counts of a `usage` object, OpenAI's or Anthropic's; None when it is not one."""
+def tokens_of(usage: Any, doubt: Doubt = _ignore) -> Tokens | None:
+    """Return the counts of a `usage` object, OpenAI's or Anthropic's; None when it is not one.
+
+    What is not believed of the answer counts nothing; where the prompt's is not believed, neither does.
+    """
     if not isinstance(usage, dict):
         return None
-    if _count(usage, "prompt_tokens") is not None:
-        return Tokens(usage["prompt_tokens"], _count(usage, "completion_tokens") or 0)
-    prompt = _count(usage, "input_tokens")
+    prompt, completion = _count(usage, "prompt_tokens", doubt), "completion_tokens"
     if prompt is None:
-        return None
-    # Anthropic's count leaves out what came from the prefix cache, or went there.
-    cached = sum(_count(usage, f"cache_{each}_input_tokens") or 0 for each in ("read", "creation"))
-    return Tokens(prompt + cached, _count(usage, "output_tokens") or 0)
+        completion = "output_tokens"
+        # Anthropic's count leaves out what came from the prefix cache, or went there.
+        parts = [f"{name}input_tokens" for name in ("", "cache_read_", "cache_creation_")]
+        counts = [_count(usage, name, doubt) for name in parts]
+        if counts[0] is None:
+            return None
+        prompt = sum(count or 0 for count in counts)
+        if prompt > MAX_TOKENS:
+            doubt(f"input_tokens and those of the cache: {prompt}")
+            return None
+    return Tokens(prompt, _count(usage, completion, doubt) or 0)
 
 
-def _count(usage: dict[str, Any], name: str) -> int | None:
+def _count(usage: dict[str, Any], name: str, doubt: Doubt) -> int | None:
     value = usage.get(name)
-    return value if type(value) is int and value >= 0 else None
+    if type(value) is int and 0 <= value <= MAX_TOKENS:
+        return value
+    if value is not None:
+        doubt(f"{name}: {reprlib.repr(value)}")
+    return None
 
 
 def _usage_of_event(event: Any) -> Any:
@@ -81,32 +112,34 @@ def _usage_of_event(event: Any) -> Any:
     return None
 
 
-def tokens_of_answer(body: bytes) -> Tokens | None:
+def tokens_of_answer(body: bytes, doubt: Doubt = _ignore) -> Tokens | None:
     """Return the counts of a whole JSON answer; None when it names none."""
     if b'"usage"' not in body:
         return None
     if len(body) > _PARSED_BYTES:
-        finder = UsageFinder()
+        finder = UsageFinder(doubt)
         finder.feed(body)
         return finder.tokens
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return tokens_of(answer.get("usage")) if isinstance(answer, dict) else None
+    return tokens_of(answer.get("usage"), doubt) if isinstance(answer, dict) else None
 
 
 class UsageFinder:
     """Finds the usage of a long JSON answer as it passes, without keeping or parsing the rest.
 
     Inside a JSON text quotes are escaped, so what reads `"usage":` is a field. The highest counts: an answer may
-    repeat fields that its client chose, such as a tool's schema, and nobody lowers what was used.
+    repeat fields that its client chose, such as a tool's schema, and nobody lowers what was used. Who raises it
+    raises what is counted of their own key, by `MAX_TOKENS` a request at most.
 
     Attributes:
         tokens: None until there was one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: Doubt = _ignore) -> None:
+        self._doubt = doubt
         self._end = b""
         self.tokens: Tokens | None = None
 
@@ -115,7 +148,7 @@ class UsageFinder:
         data = self._end + chunk
         for found in _USAGE.finditer(data):
             try:
-                tokens = tokens_of(_decode(found[1].decode()))
+                tokens = tokens_of(_decode(found[1].decode()), self._doubt)
             except ValueError:
                 continue
             if tokens is not None and tokens.total > (self.tokens or Tokens()).total:
@@ -169,8 +202,9 @@ class UsageReader:
         tokens: the last usage seen; None until there was one.
     """
 
-    def __init__(self, *, strip: bool) -> None:
+    def __init__(self, *, strip: bool, doubt: Doubt = _ignore) -> None:
         self._strip = strip
+        self._doubt = doubt
         self._parts: list[bytes] = []
         """Of the event that goes on; not where it is too long."""
         self._num_bytes = 0
@@ -221,7 +255,7 @@ class UsageReader:
             self._parts.append(part)
             if self._num_bytes <= _MAX_EVENT_BYTES:
                 return b""
-            self._finder = UsageFinder()
+            self._finder = UsageFinder(self._doubt)
             part, self._parts = b"".join(self._parts), []
         self._finder.feed(part)
         return part
@@ -245,12 +279,11 @@ class UsageReader:
         except (ValueError, RecursionError):
             return False
         usage = _usage_of_event(answer)
-        tokens = tokens_of(usage)
+        tokens = tokens_of(usage, self._doubt)
         if tokens is None:
-            if usage is not None and (num := _count(usage, "output_tokens")) and self.tokens:
-                self.tokens = Tokens(
-                    self.tokens.prompt, num
-                )  # the prompt's were in an earlier event
+            num = _count(usage, "output_tokens", self._doubt) if usage is not None else None
+            if num and self.tokens:  # the prompt's were in an earlier event
+                self.tokens = Tokens(self.tokens.prompt, num)
             return False
         self.tokens = tokens
         return self._strip and answer.get("choices") == []

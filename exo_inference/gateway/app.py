@@ -38,7 +38,7 @@ from exo_inference.gateway.table import Table, Tables, TableWatcher
 from exo_inference.gateway.tracing import Tracing
 from exo_inference.gateway.uploads import UploadLimits, Uploads
 from exo_inference.gateway.upstreams import UpstreamPool
-from exo_inference.gateway.usage_ledger import UsageLedger
+from exo_inference.gateway.usage_ledger import MAX_ROWS, UsageLedger
 from exo_inference.local_settings import find_listener
 from exo_inference.state_dir import StateDir
 
@@ -102,6 +102,7 @@ class Gateway:
         self._upstreams = UpstreamPool(state.root)
         self._ledger = UsageLedger(state.usage_file)
         self._ledger.load()
+        self._doubted: set[str] = set()
         self._holding = Holding(holding)
         self._metrics = GatewayMetrics(
             self._ledger, self._balancer, self._tables, lambda: self._holding.num_held
@@ -323,10 +324,25 @@ class Gateway:
         self._ledger.count(
             exchange.deployment_id, exchange.key_id, exchange.status, exchange.tokens
         )
+        if exchange.doubted:
+            self._doubt(exchange)
         self._metrics.observe(exchange, seconds)
         if exchange.trace is not None:
             exchange.trace.end(exchange)
         access_logger.info(exchange.log_line(seconds), extra=exchange.log_fields(seconds))
+
+    def _doubt(self, exchange: Exchange) -> None:
+        """Say what an engine says of its usage and is not believed; once for each deployment."""
+        if exchange.deployment_id in self._doubted or len(self._doubted) >= MAX_ROWS:
+            return
+        self._doubted.add(exchange.deployment_id)
+        fields = {"request_id": exchange.request_id, "deployment": exchange.deployment}
+        logger.warning(
+            "replica %s says a usage that is not counted, of %s; further ones of its deployment are not told",
+            exchange.replica,
+            exchange.doubted,
+            extra=fields,
+        )
 
 
 def _refuse(refusal: errors.RequestRefused, exchange: Exchange) -> web.Response:

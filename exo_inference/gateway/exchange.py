@@ -35,6 +35,7 @@ class Exchange:
         held_seconds: for how long it was held until there was a replica.
         retries: further replicas that were tried.
         tokens: as the engine counted them; None when it did not say.
+        doubted: the first count of the engine that was not believed; empty where there was none.
         trace: its spans, where any are sent.
         estimated: the engine did not come to say; `tokens` are the events that passed.
     """
@@ -53,6 +54,7 @@ class Exchange:
     broken: bool = False
     estimated: bool = False
     tokens: Tokens | None = None
+    doubted: str = ""
     started: float = field(default_factory=time.perf_counter)
     first_byte_seconds: float | None = None
     trace: RequestTrace | None = None
@@ -60,6 +62,10 @@ class Exchange:
     def note_first_byte(self) -> None:
         """Remember when the answer began."""
         self.first_byte_seconds = time.perf_counter() - self.started
+
+    def note_doubt(self, doubted: str) -> None:
+        """Remember the first count that is not believed."""
+        self.doubted = self.doubted or doubted
 
     def own_headers(self) -> dict[str, str]:
         """Return what every answer has of us: the request's id, and how long it was held if it was."""

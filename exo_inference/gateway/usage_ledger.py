@@ -3,7 +3,8 @@
 `app.py` counts each request at its end; `run` writes `usage.json` every few seconds when something
 changed. A gateway that is killed loses what it counted since the last write, `SAVE_SECONDS` at
 most; one that is stopped loses nothing. A stream that ended before its engine named usage counts
-one token for each event with text that passed; any other such request counts without tokens.
+one token for each event with text that passed; any other such request counts without tokens. Engines are
+foreign: `answer_usage.py` bounds what one request can add, and a count in the file is bounded as it is read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import reprlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +31,10 @@ SAVE_SECONDS = 2.0
 MAX_ROWS = 10_000
 """Of counts. Beyond, those of a deployment's oldest keys are joined in its row without a key, and those of a
 deployment that has but one row in the row of none: nothing is lost but whose it was."""
+
+
+MAX_COUNT = 2**53
+"""A count in the file beyond this is none: Prometheus, and many readers of JSON, know no greater whole number."""
 
 
 @dataclass(slots=True)
@@ -150,7 +156,15 @@ def _row(item: dict[str, Any]) -> UsageRow:
     return UsageRow(
         deployment_id=str(item["deployment_id"]),
         key_id=str(item["key_id"]),
-        requests=Counter({int(status): int(n) for status, n in item["requests"].items()}),
-        prompt_tokens=int(item["prompt_tokens"]),
-        completion_tokens=int(item["completion_tokens"]),
+        requests=Counter({int(status): _count(n) for status, n in item["requests"].items()}),
+        prompt_tokens=_count(item["prompt_tokens"]),
+        completion_tokens=_count(item["completion_tokens"]),
     )
+
+
+def _count(value: Any) -> int:
+    """Return a count of the file; 0 for one that an engine forged and an earlier version wrote."""
+    if type(value) is int and 0 <= value <= MAX_COUNT:
+        return value
+    logger.warning("a count of %s is none, and begins anew at 0", reprlib.repr(value))
+    return 0

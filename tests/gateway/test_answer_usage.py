@@ -291,3 +291,78 @@ def test_no_byte_of_a_long_event_is_looked_at_again_for_its_end(monkeypatch):
 def test_counts_below_nothing_are_none(filler):
     body = b'{"usage":{"prompt_tokens":-7,"completion_tokens":5},"x":"%s"}' % (b"x" * filler)
     assert tokens_of_answer(body) is None
+
+
+NO_COUNTS = [
+    pytest.param(b"9" * 4300, id="the most digits that json reads"),
+    pytest.param(b"9" * 4301, id="more digits than json reads"),
+    pytest.param(b"1000000000", id="more than a request can be"),
+    pytest.param(b"%d" % (answer_usage.MAX_TOKENS + 1), id="one more than it can be"),
+    pytest.param(b"-1", id="negative"),
+    pytest.param(b"NaN", id="nan"),
+    pytest.param(b"-Infinity", id="infinity"),
+    pytest.param(b"1e400", id="infinity as a number"),
+    pytest.param(b"7.0", id="fraction"),
+    pytest.param(b"true", id="boolean"),
+    pytest.param(b'"7"', id="text"),
+    pytest.param(b"[7]", id="list"),
+    pytest.param(b'{"n":7}', id="object"),
+]
+USAGES = [
+    pytest.param(b'{"prompt_tokens":%s,"completion_tokens":5}', id="OpenAI"),
+    pytest.param(b'{"input_tokens":%s,"output_tokens":5}', id="responses"),
+]
+
+
+@pytest.mark.parametrize("filler", [0, 1 << 20])
+@pytest.mark.parametrize("usage", USAGES)
+@pytest.mark.parametrize("count", NO_COUNTS)
+def test_a_count_that_no_request_can_have_is_none(count, usage, filler):
+    body = b'{"usage":%s,"x":"%s"}' % (usage % count, b"x" * filler)
+    assert tokens_of_answer(body) is None
+
+
+@pytest.mark.parametrize("filler", [0, 5 << 20], ids=["short", "long"])
+@pytest.mark.parametrize("usage", USAGES)
+@pytest.mark.parametrize("count", NO_COUNTS)
+def test_a_count_that_no_stream_can_have_is_none(count, usage, filler):
+    reader = UsageReader(strip=False)
+    reader.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n')
+    reader.feed(b'data: {"x":"%s","usage":%s}\n\n' % (b"x" * filler, usage % count))
+    assert reader.estimate() == Tokens(0, 1)
+
+
+@pytest.mark.parametrize("usage", ['{"prompt_tokens":7,"completion_tokens":%d}', '{"input_tokens":7,"output_tokens":%d}'])  # fmt: skip
+def test_of_a_count_that_is_not_believed_the_prompt_is_counted(usage):
+    for count, counted in ((answer_usage.MAX_TOKENS, answer_usage.MAX_TOKENS), (10**4000, 0)):
+        body = b'{"usage":%s}' % (usage % count).encode()
+        assert tokens_of_answer(body) == Tokens(7, counted)
+
+
+def test_counts_of_a_cache_are_bounded_with_those_of_the_prompt():
+    half = answer_usage.MAX_TOKENS // 2
+    usage = {"input_tokens": half, "cache_read_input_tokens": half, "output_tokens": 5}
+    assert answer_usage.tokens_of(usage) == Tokens(2 * half, 5)
+    assert answer_usage.tokens_of({**usage, "cache_creation_input_tokens": 1}) is None
+
+
+def test_later_events_of_a_message_do_not_raise_its_count_beyond_the_bound():
+    reader = UsageReader(strip=False)
+    reader.feed(MESSAGES.replace(b'{"output_tokens":5}', b'{"output_tokens":1000000000}'))
+    assert reader.tokens == Tokens(7, 0)
+
+
+def test_a_field_that_a_client_chose_raises_the_usage_of_a_long_answer_within_the_bound():
+    """`/v1/responses` repeats the tools of its request, with counts of thousands of digits if they have them."""
+    chosen = {"properties": {"usage": {"input_tokens": 10**4000, "output_tokens": 10**9}}}
+    usage = {"input_tokens": 7, "output_tokens": 5}
+    answer = {"usage": usage, "tools": [chosen], "output": "x" * (1 << 20)}
+    assert tokens_of_answer(json.dumps(answer).encode()) == Tokens(7, 5)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["prompt_tokens", "input_tokens", "output_tokens", "a"]), inner)))  # fmt: skip
+def test_whatever_an_engine_says_its_doubted_counts_are_told_in_short(usage):
+    doubts: list[str] = []
+    tokens = answer_usage.tokens_of(usage, doubts.append)
+    assert tokens is None or max(tokens.prompt, tokens.completion) <= answer_usage.MAX_TOKENS
+    assert all(len(doubt) < 1000 and doubt.isprintable() for doubt in doubts)
