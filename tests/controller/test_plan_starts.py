@@ -110,6 +110,38 @@ def test_a_restarted_controller_records_no_start_twice(stopped: Controller) -> N
         assert [start.deployment for start in recorded(controller, 2)] == ["chat", "other"]
 
 
+def test_a_replica_that_is_ready_again_without_a_new_run_is_not_recorded_again(
+    controller: Controller,
+) -> None:
+    uid = deploy(controller)
+    recorded(controller)
+    (replica,) = controller.platform.replicas[uid]
+    replica.looks, replica.has_been_ready = -3, False  # as an engine that hangs for a while
+    controller.wait_for(lambda: replica.has_been_ready)
+    passes(controller, uid)
+    deploy(controller, "next")
+    assert [start.deployment for start in recorded(controller, 2)] == ["chat", "next"]
+    assert controller.platform.measured_replicas == ["chat-1", "next-2"]
+
+
+def test_a_replica_that_an_update_was_taken_back_for_is_not_recorded_again(
+    controller: Controller,
+) -> None:
+    uid = deploy(controller)
+    recorded(controller)
+    client, looks = controller.client(), controller.platform.applied
+    controller.platform.fails = "wings are missing"
+    client.update_deployment(id=uid, inference_engine_parameters=["--max-model-len=16000"])
+    controller.wait_for(lambda: "16000" in str(looks[-1].spec.engine_parameters))
+    passes(controller, uid)
+    client.update_deployment(id=uid, inference_engine_parameters=FLAGS)
+    controller.wait_for(lambda: list(looks[-1].spec.engine_parameters) == FLAGS)
+    passes(controller, uid)
+    controller.platform.fails = None
+    deploy(controller, "next")
+    assert [start.deployment for start in recorded(controller, 2)] == ["chat", "next"]
+
+
 @pytest.mark.parametrize(
     "said",
     [

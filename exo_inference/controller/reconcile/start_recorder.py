@@ -82,14 +82,15 @@ class StartRecorder:
         self._noticed.pop(uid, None)
 
     async def run(self) -> None:
-        """Ask and record until cancelled."""
-        recorded: set[str] | None = None
+        """Ask and record until cancelled.
+
+        The log alone says what is recorded: a run can be noticed again, as when its replica was not ready for a
+        while or an update was taken back, and another controller may have recorded it meanwhile.
+        """
         while True:
             run = await self._waiting.get()
             try:
-                if recorded is None:
-                    recorded = {start.id for start in await self._log.read()}
-                if run.id not in recorded:
+                if run.id not in {start.id for start in await self._log.read()}:
                     await self._record(run, self._log)
             except ExoError as exc:
                 logger.warning("the start of %s is not recorded: %s", run.replica, exc.message)
