@@ -25,7 +25,7 @@ EDITABLE := $(PIP) install --no-deps --no-build-isolation
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-clients test-hard-use test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-kubernetes gpu-check clean
+.PHONY: help setup setup-dev demo down test test-repeat test-orders test-slow test-equivalence test-triton test-clients test-hard-use test-chaos test-kubernetes test-upgrade test-kills kubernetes-binaries images lint planner-calibrate format docs bench bench-cpu bench-cpu-peers bench-kubernetes gpu-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -177,6 +177,14 @@ bench: setup-dev ## the benchmarks that run on this machine, one after the other
 
 bench-kubernetes: setup-dev ## 1,000 deployments on 500 simulated nodes (12 minutes); needs `make kubernetes-binaries`
 	@$(BIN)/python -m benchmarks.kubernetes_scale
+
+# A peer that cannot be installed is left out by name. ARGS="--models s --peers exo-engine,llama.cpp" measures less.
+bench-cpu: setup-dev ## exo-engine beside llama.cpp, vLLM and transformers on a quiet CPU (hours); ARGS=--quick tests it
+	@$(MAKE) --no-print-directory --keep-going bench-cpu-peers || true
+	@$(BIN)/python -m benchmarks.cpu $(or $(ARGS),--write)
+
+bench-cpu-peers: setup-dev $(VENV)/clients/vllm/.installed ## build llama.cpp and install vLLM for `make bench-cpu` (30 minutes, once)
+	@$(BIN)/python -m benchmarks.cpu.llama_cpp
 
 gpu-check: ## prove the engine on CUDA and measure it (10 minutes at most); OUTPUT=FILE keeps the figures
 	@PYTHONPATH=engine-images/exo-engine/src $(PYTHON) engine-images/exo-engine/benchmarks/gpu_check.py \

@@ -87,6 +87,36 @@ SIZES: dict[str, dict[str, Any]] = {
         "rope_theta": 100000.0,
         "dtype": "bfloat16",
     },
+    # The shape of Qwen2.5 0.5B.
+    "0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
+        "dtype": "bfloat16",
+    },
+    # The shape of TinyLlama 1.1B.
+    "1.1b": {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "rope_theta": 10000.0,
+        "dtype": "bfloat16",
+    },
     # Runs in seconds on one CPU core.
     "tiny": {
         **_SMALL,

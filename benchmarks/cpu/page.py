@@ -1,0 +1,161 @@
+"""docs/benchmarks/cpu.md and cpu.json from a report. What is written by hand around the figures stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.cpu.report import TARGETS, Report, machine, versions
+from benchmarks.cpu.run import OFFLINE
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "cpu.md"
+FIGURES = PAGE.with_suffix(".json")
+BEGIN = "<!-- figures: written by the benchmark -->"
+END = "<!-- end of figures -->"
+TITLES = {
+    "s": "S, the shape of SmolLM2-135M",
+    "m": "M, the shape of Qwen2.5-0.5B",
+    "l": "L, the shape of TinyLlama-1.1B",
+    "tiny": "tiny, for tests of the benchmark",
+}
+_SERVED = (
+    ("load", "tokens_per_second", "tokens/s"),
+    ("load", "ttft_p50_ms", "first token p50, ms"),
+    ("load", "ttft_p99_ms", "p99"),
+    ("load", "itl_p50_ms", "between tokens p50, ms"),
+    ("load", "itl_p99_ms", "p99"),
+    ("second turn", "first_ttft_ms", "first turn, first token, ms"),
+    ("second turn", "second_ttft_ms", "second turn"),
+    ("long prompt", "itl_alone_p50_ms", "8 answers alone, between tokens p50, ms"),
+    ("long prompt", "itl_p50_ms", "beside 2,000 tokens p50"),
+    ("long prompt", "itl_p99_ms", "p99"),
+    ("long prompt", "ttft_ms", "their first token, ms"),
+    ("start", "ready_seconds", "ready, s"),
+    ("memory", "peak_mb", "peak memory, MB"),
+)
+
+
+def as_json(report: Report) -> str:
+    """Return everything that was measured, with what it was measured on."""
+    found = {**dataclasses.asdict(report), "machine": machine(), "shared_versions": versions()}
+    return json.dumps(found, indent=1) + "\n"
+
+
+def as_markdown(report: Report) -> str:
+    """Return what stands between `BEGIN` and `END`."""
+    parts = [_head(report), _missing(report)]
+    for model in report.shapes:
+        parts += [f"## {TITLES[model]}", _limits(report, model), _offline(report, model)]
+        parts += [_served(report, model), _targets(report, model)]
+    parts.append(_flags(report))
+    return "\n\n".join(part for part in parts if part)
+
+
+def write(report: Report) -> None:
+    """Replace the figures of the page, and those in JSON."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{as_markdown(report)}\n\n{END}{after}", encoding="utf-8")
+    FIGURES.write_text(as_json(report), encoding="utf-8")
+
+
+def _head(report: Report) -> str:
+    where = ", ".join(f"{name} {value}" for name, value in versions().items())
+    total, rejected = len(report.measurements), report.rejected()
+    return (
+        f"Made on {report.made} by `{report.command}`: {machine()}; {where}. Medians of {report.rounds} rounds; "
+        f"{rejected} of {total} measurements did not count, as others used more than 8 % of a core."
+        + (" A quick run, in which all count: it tests the benchmark, no engine." * report.is_quick)
+    )
+
+
+def _missing(report: Report) -> str:
+    if not report.missing:
+        return "Everybody took part."
+    return "Left out:\n\n" + "\n".join(f"* {name}: {why}" for name, why in report.missing.items())
+
+
+def _limits(report: Report, model: str) -> str:
+    limits = report.limits(model)
+    if limits is None:
+        return "What the machine gives at most was not measured undisturbed."
+    products = ", ".join(
+        f"{1e-9 * each:,.0f} G/s in {name}" for name, each in limits.operations.items()
+    )
+    return f"The machine: {1e-9 * limits.read_bytes:.1f} GB/s read from memory; operations of products {products}."
+
+
+def _offline(report: Report, model: str) -> str:
+    cases = [
+        case for case in OFFLINE if any(_cell(report, model, name, case) for name in report.names)
+    ]
+    if not cases:
+        return ""
+    head = ("tokens/s (share of what the machine allows)", *cases)
+    rows = [
+        (name, *(_cell(report, model, name, case) or "–" for case in cases))
+        for name in report.names
+        if name != "machine"
+    ]
+    return _table(head, rows)
+
+
+def _cell(report: Report, model: str, name: str, case: str) -> str:
+    speed = report.median(model, name, case, "tokens_per_second")
+    if speed is None:
+        return ""
+    share = report.share_of_floor(model, name, case)
+    return f"{speed:,.0f}" + (f" ({100 * share:.0f} %)" if share is not None else "")
+
+
+def _served(report: Report, model: str) -> str:
+    cells = {
+        (name, case, figure): report.median(model, name, case, figure)
+        for name in report.names
+        for case, figure, _ in _SERVED
+    }
+    names = [name for name in report.names if cells[name, "start", "ready_seconds"] is not None]
+    if not names:
+        return ""
+    rows = [
+        (title, *(_number(cells[name, case, figure]) for name in names))
+        for case, figure, title in _SERVED
+        if any(cells[name, case, figure] is not None for name in names)
+    ]
+    return _table(("over HTTP", *names), rows)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 20 else f"{value:.2g}"
+
+
+def _targets(report: Report, model: str) -> str:
+    rows = []
+    for target in TARGETS:
+        ratio, bound = report.ratio(target, model), target.bounds.get(model)
+        if ratio is None or bound is None:
+            continue
+        is_met = ratio <= bound if target.is_time else ratio >= bound
+        word = "at most" if target.is_time else "at least"
+        what = f"{target.case}, {target.figure.removesuffix('_ms').replace('_', ' ')}"
+        row = (what, f"{target.ours} / {target.theirs}", f"{ratio:.2f}", f"{word} {bound:g}")
+        rows.append((*row, "met" if is_met else "missed"))
+    return _table(("ratio of medians", "of", "measured", "wanted", ""), rows) if rows else ""
+
+
+def _flags(report: Report) -> str:
+    lines = []
+    for name in report.names:
+        if name != "machine":
+            lines.append(f"* {name}, {report.versions[name]}:")
+            lines += [f"  `{command}`" for command in report.flags[name]]
+    return "## Commands\n\n" + "\n".join(lines)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,184 @@
+"""The figures of a run: kept one by one, reduced to medians, set in relation to each other and to the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu.quiet import LARGEST_SHARE
+from benchmarks.cpu.shapes import PROMPT_TOKENS, Limits, Shape, floor_of_prompt, floor_of_step
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A ratio of medians of one run that is wanted: of speeds at least `bound`, of times at most."""
+
+    ours: str
+    theirs: str
+    case: str
+    figure: str
+    bounds: dict[str, float]
+    """By model."""
+
+    @property
+    def is_time(self) -> bool:
+        """Whether less is better."""
+        return self.figure.endswith(("_ms", "_seconds"))
+
+
+def _speeds(ours: str, theirs: str, case: str, **bounds: float) -> Target:
+    return Target(ours, theirs, case, "tokens_per_second", bounds)
+
+
+_BF16, _INT4, _LLAMA, _VLLM = "exo-engine-bf16", "exo-engine-int4", "llama.cpp-bf16", "vllm-bf16"
+TARGETS = (
+    _speeds(_BF16, _LLAMA, "decode 1", s=1.05, m=1.05),
+    _speeds(_BF16, _VLLM, "decode 1", s=1.8),
+    _speeds(_INT4, "llama.cpp-q4_0", "decode 1", s=1.4, m=1.05),
+    _speeds(_BF16, _LLAMA, "decode 8", s=1.5, m=1.5),
+    _speeds(_BF16, _VLLM, "decode 8", s=1.25, m=1.25),
+    _speeds(_BF16, _VLLM, "decode 32", s=1.15, m=1.0),
+    _speeds(_INT4, "llama.cpp-q4_0", "decode 32", s=1.4, m=1.4),
+    _speeds(_BF16, _VLLM, "prefill 512", s=1.0, m=1.0),
+    _speeds(_BF16, _VLLM, "load", s=1.5, m=1.1),
+    _speeds(_BF16, _LLAMA, "load", s=2.0, m=1.8),
+    _speeds(_INT4, _VLLM, "load", s=2.0, m=1.7),
+    Target(_BF16, _VLLM, "second turn", "second_ttft_ms", {"s": 0.5, "m": 0.5}),
+    Target(_BF16, _VLLM, "load", "ttft_p50_ms", {"s": 1.0, "m": 1.0}),
+    Target(_BF16, _LLAMA, "load", "ttft_p50_ms", {"s": 1.0, "m": 1.0}),
+    Target(_BF16, _VLLM, "load", "itl_p99_ms", {"s": 1.0, "m": 1.0}),
+    Target(_BF16, _LLAMA, "load", "itl_p99_ms", {"s": 1.0, "m": 1.0}),
+)
+
+
+@dataclass
+class Report:
+    """What one run has found, and about whom."""
+
+    command: str
+    rounds: int
+    is_quick: bool
+    output_tokens: int
+    made: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Who could not take part, or failed, and why."""
+    versions: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, list[str]] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
+    """What products of a contestant are made of: `bf16` or `int8`."""
+    shapes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights_bytes: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By model and contestant."""
+    measurements: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.made = self.made or f"{datetime.now(UTC):%Y-%m-%d}"
+
+    def add(
+        self, model: str, name: str, case: str, number: int, figures: Figures, others: float
+    ) -> None:
+        """Keep what one measurement found."""
+        self.measurements.append(
+            {
+                "model": model,
+                "contestant": name,
+                "case": case,
+                "round": number,
+                "others": round(others, 4),
+                "counts": others <= LARGEST_SHARE,
+                "figures": {key: float(f"{value:.6g}") for key, value in figures.items()},
+            }
+        )
+
+    def note_weights(self, model: str, name: str, weights_bytes: float) -> None:
+        """Keep what a contestant's weights take."""
+        self.weights_bytes.setdefault(model, {})[name] = weights_bytes
+
+    def note_failure(self, name: str, reason: str) -> None:
+        """Keep why somebody was left out."""
+        self.missing[name] = reason
+
+    @property
+    def names(self) -> list[str]:
+        """Those of whom there are figures, in the order of their flags."""
+        measured = {each["contestant"] for each in self.measurements}
+        return [name for name in self.flags if name in measured]
+
+    def values(self, model: str, name: str, case: str, figure: str) -> list[float]:
+        """Return what counts of a figure, or in a quick run all."""
+        return [
+            each["figures"][figure]
+            for each in self.measurements
+            if (each["model"], each["contestant"], each["case"]) == (model, name, case)
+            and (each["counts"] or self.is_quick)
+        ]
+
+    def median(self, model: str, name: str, case: str, figure: str) -> float | None:
+        """Return the median of what counts; None: nothing does."""
+        found = self.values(model, name, case, figure)
+        return statistics.median(found) if found else None
+
+    def rejected(self) -> int:
+        """Return how many measurements do not count."""
+        return sum(not each["counts"] for each in self.measurements)
+
+    def limits(self, model: str) -> Limits | None:
+        """Return what the machine gave while a model was measured; None: it was never left alone."""
+        found = {
+            figure: self.median(model, "machine", "limits", figure)
+            for figure in ("read_bytes", "bf16", "int8")
+        }
+        if any(value is None for value in found.values()):
+            return None
+        known = {figure: value for figure, value in found.items() if value is not None}
+        return Limits(known.pop("read_bytes"), known)
+
+    def share_of_floor(self, model: str, name: str, case: str) -> float | None:
+        """Return the least time for a case over the time that it took; None: one of them is not known."""
+        limits = self.limits(model)
+        speed = self.median(model, name, case, "tokens_per_second")
+        if limits is None or not speed:
+            return None
+        shape, numbers = Shape(self.shapes[model]), self.numbers[name]
+        kind, _, size = case.partition(" ")
+        if kind == "prefill":
+            floor = floor_of_prompt(shape, limits, tokens=int(size), numbers=numbers)
+            return floor * speed / int(size)
+        floor = floor_of_step(
+            shape,
+            limits,
+            weights_bytes=self.weights_bytes[model][name],
+            batch=int(size),
+            tokens=PROMPT_TOKENS + self.output_tokens / 2,
+            numbers=numbers,
+        )
+        return floor * speed / int(size)
+
+    def ratio(self, target: Target, model: str) -> float | None:
+        """Return ours over theirs; None: one of them was not measured."""
+        ours, theirs = (
+            self.median(model, name, target.case, target.figure)
+            for name in (target.ours, target.theirs)
+        )
+        return ours / theirs if ours is not None and theirs else None
+
+
+def machine() -> str:
+    """Return what this machine is."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores of {next(models, platform.machine())}, {platform.system()} {platform.release()}"
+
+
+def versions() -> dict[str, str]:
+    """Return versions that all share."""
+    return {"Python": platform.python_version(), "torch": version("torch")}

