@@ -10,9 +10,9 @@ from exo_inference.gateway import errors
 
 BESIDE_V1 = (
     *("/v2/rerank", "/rerank", "/score", "/pooling", "/classify", "/tokenize", "/detokenize"),
-    *("/tokenizer_info", "/load", "/openapi.json"),
+    *("/tokenizer_info", "/load", "/openapi.json", "/health"),
 )
-"""What Cohere's clients and vLLM's ask for beside /v1. Not what changes an engine or shows its settings."""
+"""What Cohere's clients, vLLM's and load generators ask for beside /v1. Not what changes an engine or shows its settings."""
 _BELOW_V1 = (
     *("chat/completions", "completions", "responses", "messages", "messages/count_tokens"),
     *(

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from aiohttp import web
 
 import exo_inference
-from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.metrics import GatewayMetrics
+from exo_inference.gateway.replicas.balancer import Balancer
 from exo_inference.gateway.table import Tables
 from exo_inference.gateway.usage_ledger import UsageLedger
 

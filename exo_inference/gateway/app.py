@@ -20,7 +20,6 @@ from exo_inference.errors import PlatformError
 from exo_inference.gateway import errors
 from exo_inference.gateway.addresses import parse_path
 from exo_inference.gateway.admin import build_admin_app
-from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.bounded_site import BoundedSite
 from exo_inference.gateway.connections import Server, check_head
 from exo_inference.gateway.exchange import (
@@ -31,13 +30,15 @@ from exo_inference.gateway.exchange import (
 )
 from exo_inference.gateway.held_requests import Holding, HoldSettings
 from exo_inference.gateway.keys import authorize, key_of
-from exo_inference.gateway.lost_replicas import LostReplicas, LostReplicaSettings
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.proxy import Proxy, make_job
+from exo_inference.gateway.replicas.balancer import Balancer
+from exo_inference.gateway.replicas.health import HEALTH_PATH, answer_health
+from exo_inference.gateway.replicas.lost_replicas import LostReplicas, LostReplicaSettings
+from exo_inference.gateway.replicas.upstreams import UpstreamPool
 from exo_inference.gateway.table import Table, Tables, TableWatcher
 from exo_inference.gateway.tracing import Tracing
 from exo_inference.gateway.uploads import UploadLimits, Uploads
-from exo_inference.gateway.upstreams import UpstreamPool
 from exo_inference.gateway.usage_ledger import MAX_ROWS, UsageLedger
 from exo_inference.local_settings import find_listener
 from exo_inference.state_dir import StateDir
@@ -313,6 +314,8 @@ class Gateway:
             message = f"method {request.method} is not allowed; found under /v1: {allow['Allow']}"
             raise errors.RequestRefused(405, "method_not_allowed", message, headers=allow)
         deployment = await self._tables.settle(deployment)
+        if target.path == HEALTH_PATH:
+            return await answer_health(request, exchange, deployment, self._upstreams)
         deployment = await self._proxy.hold(exchange, deployment)
         self._balancer.check(deployment)  # a body that nobody can take is not read
         async with self._uploads.read(request, deployment.id) as body:

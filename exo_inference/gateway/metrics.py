@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.exchange import Exchange
+from exo_inference.gateway.replicas.balancer import Balancer
 from exo_inference.gateway.table import Tables
 from exo_inference.gateway.usage_ledger import UsageLedger
 

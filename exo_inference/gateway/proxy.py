@@ -26,7 +26,6 @@ from exo_inference.gateway import errors
 from exo_inference.gateway.addresses import BESIDE_V1
 from exo_inference.gateway.answer_relay import TOTAL_WHOLE_BYTES, BrokenOff, relay
 from exo_inference.gateway.answer_usage import ask_for_usage
-from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.headers import (
     DRAINING_HEADER,
@@ -35,7 +34,6 @@ from exo_inference.gateway.headers import (
     request_headers,
 )
 from exo_inference.gateway.held_requests import Holding
-from exo_inference.gateway.lost_replicas import LostReplicas
 from exo_inference.gateway.models.listing import (
     SharedLists,
     merge_models,
@@ -43,9 +41,11 @@ from exo_inference.gateway.models.listing import (
     split_by_models,
 )
 from exo_inference.gateway.models.requested_model import MODELS_PATH, RequestedModel
+from exo_inference.gateway.replicas.balancer import Balancer
+from exo_inference.gateway.replicas.lost_replicas import LostReplicas
+from exo_inference.gateway.replicas.upstreams import UpstreamPool
 from exo_inference.gateway.table import Deployment, Replica, Tables
 from exo_inference.gateway.tracing import Attempt, attempt_at
-from exo_inference.gateway.upstreams import UpstreamPool
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from exo_engine.server.telemetry.metrics import Metrics
 
-from exo_inference.gateway.balancer import Balancer
 from exo_inference.gateway.metrics import GatewayMetrics
+from exo_inference.gateway.replicas.balancer import Balancer
 from exo_inference.gateway.table import TableWatcher
 from exo_inference.gateway.usage_ledger import UsageLedger
 from scripts.kubernetes import binaries

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from exo_inference.gateway.balancer import COOL_DOWN_SECONDS, Balancer, choose_replica
 from exo_inference.gateway.errors import RequestRefused
+from exo_inference.gateway.replicas.balancer import COOL_DOWN_SECONDS, Balancer, choose_replica
 from exo_inference.gateway.table import Deployment, Replica
 
 A, B, C = (Replica(name, f"unix:{name}") for name in "abc")

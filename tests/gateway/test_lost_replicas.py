@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from exo_inference.gateway.app import Gateway
-from exo_inference.gateway.lost_replicas import LostReplicaSettings
+from exo_inference.gateway.replicas.lost_replicas import LostReplicaSettings
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from aiohttp import web
 from exo_inference.gateway import proxy
 from exo_inference.gateway.app import Gateway
 from exo_inference.gateway.held_requests import HoldSettings
-from exo_inference.gateway.lost_replicas import LostReplicaSettings
 from exo_inference.gateway.models.listing import MAX_PAGE_BYTES, merge_models
 from exo_inference.gateway.models.requested_model import RequestedModel
+from exo_inference.gateway.replicas.lost_replicas import LostReplicaSettings
 
 OLD, NEW = "exo/old", "exo/new"
 

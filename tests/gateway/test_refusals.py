@@ -64,7 +64,9 @@ async def test_unknown_deployment_is_404(stack):
         assert "'nothing'" in (await refusal(answer))["message"]
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/v1x", "/v1/%2e%2e/metrics", "/v1/..%2fmetrics"])
+@pytest.mark.parametrize(
+    "path", ["/", "/metrics", "/v1x", "/v1/%2e%2e/metrics", "/v1/..%2fmetrics"]
+)
 async def test_path_outside_v1_is_404_and_reaches_no_engine(stack, path):
     reader, writer = await asyncio.open_connection(*stack.url[7:].split(":"))
     head = f"GET /d-1{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {stack.key}\r\n"

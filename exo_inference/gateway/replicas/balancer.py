@@ -47,6 +47,16 @@ def choose_replica(
     return equals[turn % len(equals)]
 
 
+def check_ready(deployment: Deployment) -> None:
+    """Say where a deployment stands that has no ready replica.
+
+    Raises:
+        RequestRefused: 503, it has none.
+    """
+    if not deployment.replicas:
+        raise errors.unavailable(_why_not_ready(deployment))
+
+
 class Balancer:
     """Pending requests per replica, and the choices made from them."""
 
@@ -62,8 +72,7 @@ class Balancer:
         Raises:
             RequestRefused: 503 there is no ready replica, 429 none of them has room.
         """
-        if not deployment.replicas:
-            raise errors.unavailable(_why_not_ready(deployment))
+        check_ready(deployment)
         limit = deployment.max_pending
         if all(self.pending.get(r.name, 0) >= limit for r in deployment.replicas):
             raise errors.saturated(deployment.name, limit)

@@ -1,0 +1,111 @@
+"""What `GET /<deployment id>/health` answers: what a replica's own health check says, of one that is well if any is.
+
+Load generators ask before they begin, and others while they go on. So it is neither held for a replica that is on its
+way, nor refused while all replicas have as many requests as they may: a deployment that has much to do is well.
+Used by `app.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+
+from exo_inference.gateway import errors
+from exo_inference.gateway.exchange import Exchange
+from exo_inference.gateway.headers import answer_headers, request_headers
+from exo_inference.gateway.replicas.balancer import check_ready
+from exo_inference.gateway.replicas.upstreams import UpstreamPool
+from exo_inference.gateway.table import Deployment, Replica
+
+logger = logging.getLogger(__name__)
+
+HEALTH_PATH = "/health"
+METHODS = ("GET", "HEAD")
+
+REPLICA_SECONDS = 2.0
+"""How long one replica may take; an engine answers in milliseconds whatever it has to do."""
+
+ALL_SECONDS = 5.0
+"""How long all of them may take that are asked one after the other."""
+
+MAX_BYTES = 64 << 10
+"""A longer answer is no health check's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a replica answered."""
+
+    replica: str
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+
+
+async def answer_health(
+    request: web.BaseRequest, exchange: Exchange, deployment: Deployment, upstreams: UpstreamPool
+) -> web.Response:
+    """Return the answer of the first replica that is well, else that of the first one that answers.
+
+    Raises:
+        RequestRefused: 405 another method, 503 there is no ready replica, or none answers in time.
+    """
+    if request.method not in METHODS:
+        allow = ", ".join(METHODS)
+        message = f"method {request.method} is not allowed; found for {HEALTH_PATH}: {allow}"
+        raise errors.RequestRefused(405, "method_not_allowed", message, headers={"Allow": allow})
+    check_ready(deployment)
+    said = await _ask_replicas(request, exchange, deployment, upstreams)
+    if said is None:
+        raise errors.unreachable(deployment.name)
+    exchange.replica, exchange.status = said.replica, said.status
+    exchange.note_first_byte()
+    return web.Response(status=said.status, headers=said.headers, body=said.body)
+
+
+async def _ask_replicas(
+    request: web.BaseRequest, exchange: Exchange, deployment: Deployment, upstreams: UpstreamPool
+) -> _Said | None:
+    """Ask one replica after the other until one is well; None where none answers in time."""
+    first: _Said | None = None
+    try:
+        async with asyncio.timeout(ALL_SECONDS):
+            for replica in deployment.replicas:
+                said = await _ask(request, exchange, replica, upstreams)
+                if said is not None and said.status == 200:
+                    return said
+                first = first or said
+    except TimeoutError:
+        logger.info("deployment %s: not all replicas told their health in time", deployment.name)
+    return first
+
+
+async def _ask(
+    request: web.BaseRequest, exchange: Exchange, replica: Replica, upstreams: UpstreamPool
+) -> _Said | None:
+    """Return what one replica answers; None where it does not."""
+    headers = request_headers(request.headers, exchange.request_id)
+    try:
+        async with (
+            asyncio.timeout(REPLICA_SECONDS),
+            upstreams.session(replica.address).get(
+                upstreams.url(replica.address, HEALTH_PATH, request.rel_url.raw_query_string),
+                headers=headers,
+                allow_redirects=False,
+            ) as upstream,
+        ):
+            body = bytearray()
+            async for part in upstream.content.iter_any():
+                body += part
+                if len(body) > MAX_BYTES:
+                    return None
+            passed = answer_headers(upstream.headers, exchange.own_headers())
+            return _Said(replica.name, upstream.status, passed, bytes(body))
+    except (aiohttp.ClientError, TimeoutError) as exc:
+        logger.info("replica %s does not tell its health: %r", replica.name, exc)
+        return None

@@ -1,0 +1,147 @@
+"""`GET /<deployment id>/health` says whether a deployment answers now, in the words of its engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from exo_inference.gateway.replicas import health as replica_health
+
+STALLED = {"status": "stalled", "detail": "no layer was computed for 6 s"}
+
+
+async def health(stack, *, method="GET", **how):
+    async with stack.client.request(method, stack.path("/health"), **how) as answer:
+        return answer.status, await answer.text(), answer.headers
+
+
+async def only(stack, num_engines=1, **changes):
+    """Have the deployment so many replicas."""
+    stack.write_table(stack.engines[:num_engines], **changes)
+    await stack.table_applied()
+
+
+async def test_engine_that_is_well_answers_for_the_deployment(stack):
+    await only(stack)
+    stack.engines[0].answers(body={"status": "ok"})
+    status, body, headers = await health(stack)
+    assert (status, body) == (200, '{"status": "ok"}')
+    assert headers["X-Request-ID"]
+    (asked,) = stack.engines[0].requests
+    assert (asked.method, asked.path) == ("GET", "/health")
+    assert "Authorization" not in asked.headers
+
+
+async def test_head_has_no_body(stack):
+    await only(stack)
+    status, body, _ = await health(stack, method="HEAD")
+    assert (status, body) == (200, "")
+
+
+async def test_engine_that_is_not_well_says_why(stack):
+    await only(stack)
+    stack.engines[0].answers(503, STALLED)
+    status, body, _ = await health(stack)
+    assert status == 503
+    assert "no layer was computed for 6 s" in body
+
+
+async def test_one_replica_that_is_well_is_enough(stack):
+    stack.engines[0].answers(503, STALLED)
+    stack.engines[1].answers(body={"status": "ok"})
+    assert [(await health(stack))[0] for _ in range(4)] == [200] * 4
+
+
+async def test_replica_that_ended_a_moment_ago_is_passed_over(stack):
+    await stack.engines[0].stop()
+    assert (await health(stack))[0] == 200
+
+
+async def test_replica_that_hangs_is_passed_over(stack, monkeypatch):
+    monkeypatch.setattr(replica_health, "REPLICA_SECONDS", 0.1)
+
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stack.engines[0].handler = hang
+    assert (await health(stack))[0] == 200
+    await only(stack)
+    status, body, headers = await health(stack)
+    assert status == 503
+    assert "can be reached" in body
+    assert headers["Retry-After"]
+
+
+async def test_endless_answer_is_no_health(stack, monkeypatch):
+    monkeypatch.setattr(replica_health, "MAX_BYTES", 10)
+    await only(stack)
+    stack.engines[0].answers(body={"status": "x" * 100})
+    assert (await health(stack))[0] == 503
+
+
+@pytest.mark.parametrize(
+    ("word", "details", "said"),
+    [
+        ("deploying", "loading weights 43 %", "is deploying: loading weights 43 %"),
+        ("ready", "scaled to 0: requests are answered 503 until you scale it up", "scaled to 0"),
+        ("error", "the engine ended", "is in error: the engine ended"),
+    ],
+)
+async def test_deployment_without_a_replica_says_where_it_stands(stack, word, details, said):
+    await only(stack, 0, state=word, **{"state-details": details})
+    status, body, headers = await health(stack)
+    assert status == 503
+    assert said in body
+    assert headers["Retry-After"]
+
+
+async def test_health_is_not_held_for_a_replica_that_is_on_its_way(stack):
+    await only(stack, 0, state="deploying", coming=True)
+    status, _, headers = await health(stack)
+    assert (status, "X-Exo-Held-Seconds" in headers) == (503, False)
+
+
+async def test_saturated_deployment_is_well(stack):
+    await only(stack, **{"max-pending-per-replica": 1})
+    release = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path != "/health":
+            await release.wait()
+        return web.json_response({})
+
+    stack.engines[0].handler = answer
+    pending = asyncio.create_task(stack.client.post(stack.path(), json={}))
+    async with asyncio.timeout(20):
+        while not stack.engines[0].requests:
+            await asyncio.sleep(0.01)
+    async with stack.client.post(stack.path(), json={}) as refused:
+        assert refused.status == 429
+    assert (await health(stack))[0] == 200
+    release.set()
+    assert (await pending).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "deployment", "status"),
+    [
+        ({"Authorization": ""}, "d-1", 401),
+        ({"Authorization": "Bearer sk-wrong"}, "d-1", 401),
+        ({}, "d-2", 403),
+        ({"Authorization": "Bearer sk-public"}, "nothing", 404),
+        ({"Authorization": "Bearer sk-public"}, "chat", 200),
+    ],
+)
+async def test_health_needs_a_key_as_all_paths_do(stack, headers, deployment, status):
+    url = stack.path("/health", deployment)
+    async with stack.client.get(url, headers=headers) as answer:
+        assert answer.status == status
+
+
+async def test_other_methods_are_405(stack):
+    status, _, headers = await health(stack, method="POST", json={})
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    assert not any(engine.requests for engine in stack.engines)
