@@ -9,11 +9,14 @@ exceeds available Mamba cache blocks (614)". Without such graphs requests wait f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from exo_inference.planner.kv_cache import KvLayout
 from exo_inference.planner.model.shapes import KvKind
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.resolved_setting import Setting, Stage
+
+if TYPE_CHECKING:
+    from exo_inference.planner.resolved_setting import Setting, Stage
 
 CODE = "max-num-seqs"
 

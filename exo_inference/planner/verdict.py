@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from exo_inference.planner.memory import Component, Ranks
 from exo_inference.planner.parameters import EngineParameters
 from exo_inference.planner.problem import Problem
-from exo_inference.planner.resolved_setting import Setting, Stage
 from exo_inference.planner.speed.estimate import Speed, SpeedInputs
+
+if TYPE_CHECKING:
+    from exo_inference.planner.resolved_setting import Setting, Stage
 
 
 class Verdict(StrEnum):

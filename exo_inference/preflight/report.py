@@ -8,10 +8,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from exo_inference.engines.flags.problems import ParameterProblem
 from exo_inference.planner import Advice, Gpu, Improvement, Plan, Problem, Speed
-from exo_inference.preflight.judgement import Judgement, Subject
 from exo_inference.wire import (
     MEMORY_CODES,
     BatchSpeed,
@@ -25,6 +25,9 @@ from exo_inference.wire import (
     PlanVerdict,
     PromptSpeed,
 )
+
+if TYPE_CHECKING:
+    from exo_inference.preflight.judgement import Judgement, Subject
 
 FLAGS_FIELD = "inference-engine-parameters"
 _GPU_TYPE = "--gpu-type="

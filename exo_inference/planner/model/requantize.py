@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from exo_inference.planner.model.architecture import Architecture
 from exo_inference.planner.model.quantization import FormatChooser, Quantization, quantization_named
 from exo_inference.planner.model.shapes import Weight
+
+if TYPE_CHECKING:
+    from exo_inference.planner.model.architecture import Architecture
 
 ONLINE: Mapping[str, str] = {
     "fp8": "fp8", "fp8_per_tensor": "fp8", "fp8_per_channel": "fp8-channel", "fp8_per_block": "fp8-block",

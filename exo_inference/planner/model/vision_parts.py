@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from exo_inference.planner.model.config_fields import ConfigFields
+from typing import TYPE_CHECKING
+
 from exo_inference.planner.model.shapes import Shard, VisionShape, Weight
+
+if TYPE_CHECKING:
+    from exo_inference.planner.model.config_fields import ConfigFields
 
 Built = tuple[list[Weight], VisionShape]
 
