@@ -224,20 +224,30 @@ class TinyModel:
     path: Path
     oracle: Any
 
-    def greedy(self, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-        """What `transformers` generates after a prompt."""
+    def greedy(
+        self, prompt: tuple[int, ...], num_tokens: int, guess: tuple[int, ...] = ()
+    ) -> tuple[int, ...]:
+        """What `transformers` generates after a prompt, one token at a time without a cache.
+
+        Args:
+            prompt: its token ids.
+            num_tokens: how many follow.
+            guess: tokens that are expected. One pass tells of all of them whether each is the likeliest one
+                after those before it, so that a right guess takes one pass, and a wrong one changes no token.
+        """
         import torch
 
-        token_ids = torch.tensor([prompt])
-        output = self.oracle.generate(
-            token_ids,
-            attention_mask=torch.ones_like(token_ids),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        return tuple(output[0, len(prompt) :].tolist())
+        found: tuple[int, ...] = ()
+        while len(found) < num_tokens:
+            drafted = guess[len(found) : num_tokens - 1] if guess[: len(found)] == found else ()
+            with torch.inference_mode():
+                logits = self.oracle(torch.tensor([[*prompt, *found, *drafted]])).logits
+            likeliest = logits[0, len(prompt) + len(found) - 1 :].argmax(-1).tolist()
+            num_right = 0
+            while num_right < len(drafted) and drafted[num_right] == likeliest[num_right]:
+                num_right += 1
+            found = (*found, *likeliest[: num_right + 1])
+        return found
 
 
 @pytest.fixture(params=FAMILIES)

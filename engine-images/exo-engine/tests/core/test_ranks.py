@@ -49,7 +49,9 @@ def cores(monkeypatch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_ranks_give_the_tokens_of_one(tiny_model, prompts, family):
+def test_two_ranks_give_the_tokens_of_one_and_the_end_of_an_idle_one_is_told_at_once(
+    tiny_model, prompts, family
+):
     path = tiny_model(family).path
     alone = LLM(path, **OPTIONS)
     wanted = alone.generate(prompts, PARAMS)
@@ -65,8 +67,20 @@ def test_two_ranks_give_the_tokens_of_one(tiny_model, prompts, family):
         assert both.kv_bytes_per_token == one.kv_bytes_per_token or family == "deepseek-v3"
         assert one.weights_bytes < both.weights_bytes < 2 * one.weights_bytes
         assert len(set(ranks.core.executor.pids)) == 2
+        end_while_idle(ranks)
     finally:
         ranks.close()
+
+
+def end_while_idle(ranks: LLM) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        idle = ranks.core.check_processes()
+        assert len(idle) == 2
+        os.kill(ranks.core.executor.pids[1], signal.SIGKILL)
+        FrameSocket(ours).wait_beside(idle)  # on which nothing comes
+    with pytest.raises(CoreFailed, match="ended with SIGKILL"):
+        ranks.core.check_processes()
 
 
 @pytest.mark.slow
@@ -88,21 +102,6 @@ def test_the_end_of_any_rank_is_told(tiny_model, prompts):
         os.kill(ranks.core.executor.pids[1], signal.SIGKILL)
         with pytest.raises(CoreFailed, match="ended with SIGKILL"):
             ranks.generate(prompts, PARAMS)
-    finally:
-        ranks.close()
-
-
-def test_the_end_of_an_idle_rank_is_told_at_once(tiny_model):
-    ranks = LLM(tiny_model("llama").path, **OPTIONS, tensor_parallel_size=2)
-    try:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            idle = ranks.core.check_processes()
-            assert len(idle) == 2
-            os.kill(ranks.core.executor.pids[1], signal.SIGKILL)
-            FrameSocket(ours).wait_beside(idle)  # on which nothing comes
-        with pytest.raises(CoreFailed, match="ended with SIGKILL"):
-            ranks.core.check_processes()
     finally:
         ranks.close()
 

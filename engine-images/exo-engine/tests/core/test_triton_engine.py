@@ -11,7 +11,10 @@ def generate(tiny_model, family: str, prompts, num_tokens: int, **options):
     llm = LLM(model.path, device="cpu", dtype="float32", attention_backend="triton", **options)
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     found = [completion.token_ids for completion in llm.generate(prompts, params)]
-    assert found == [model.greedy(prompt, num_tokens) for prompt in prompts]
+    assert found == [
+        model.greedy(prompt, num_tokens, guess)
+        for prompt, guess in zip(prompts, found, strict=True)
+    ]
 
 
 def test_prompts_of_different_lengths(tiny_model, prompts):

