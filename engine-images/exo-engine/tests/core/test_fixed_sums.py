@@ -57,6 +57,12 @@ def test_bits_are_those_of_a_request_alone(tiny_model):
     together = llm.generate(prompts, params)[1]
     (alone,) = llm.generate(prompts[1:], params)
     assert (together.token_ids, together.logprobs) == (alone.token_ids, alone.logprobs)
+    others = {**OPTIONS, **options, "attention_backend": "reference"}
+    plain = LLM(tiny_model("qwen3").path, **others)
+    (expected,) = plain.generate(prompts[1:], params)
+    assert alone.token_ids == expected.token_ids
+    found, wanted = ([e.logprob for e in each.logprobs] for each in (alone, expected))
+    assert found == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_HEAD_DIM = 256
 FIXED_SEGMENT = 512
-"""Tokens of a segment where results must not depend on the batch."""
+"""Tokens of a segment where results must not depend on the batch: a power of two, so that tiles of keys fill it."""
 _MAX_SEGMENTS = 64
 _FIXED_ROWS = 64
 # Programs per processor that hide each other's waits.
@@ -93,8 +93,8 @@ def choose_tiles(
     # 128 threads have too few registers for these, as both supported releases of Triton give them out.
     is_small = target.is_nvidia and target.shared_bytes < 131072
     needs_threads = width > 256 or is_small
-    if is_small and is_fixed:
-        keys = min(keys, 32)
+    if is_fixed:  # keys of the next segment would be counted twice
+        keys = min(keys, FIXED_SEGMENT, 32 if is_small else keys)
     tokens = part.uniform_tokens if is_short else max(1, rows // group)
     segments = _num_segments(layer, part, target, keys, is_fixed=is_fixed) if is_short else 1
     return Tiles(
