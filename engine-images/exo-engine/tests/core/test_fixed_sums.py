@@ -38,7 +38,7 @@ def random_schedule(seed: int) -> dict[str, int]:
         "max_num_seqs": numbers.randint(2, 5),
         "max_num_batched_tokens": numbers.choice((5, 16, 33, 200)),
         "block_size": 16,
-        "num_gpu_blocks_override": numbers.choice((12, 40)),
+        "num_gpu_blocks_override": numbers.choice((18, 40)),
     }
 
 
