@@ -23,7 +23,7 @@ from exo_inference.cli.chat_stream import (
 )
 from exo_inference.cli.completion.names import complete_deployments
 from exo_inference.cli.durations import Limit
-from exo_inference.cli.rendering.terminal import print_data
+from exo_inference.cli.rendering.terminal import harmless, print_data
 from exo_inference.cli.rendering.views import Column, View
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from exo_inference.wire import Deployment
 
 Message = dict[str, str]
+
+MAX_SERVED = 256
+"""Characters of a model's name that a server says."""
 
 _HELP = "Type a message and Enter; /clear forgets the conversation, /quit or Ctrl-D ends it."
 
@@ -288,7 +291,7 @@ def _ask(
         if served in ("", endpoint.model):
             raise
     click.echo(
-        f'(answered by {served}, which "{endpoint.deployment}" still serves: its change to {endpoint.model} is '
+        f'(answered by {harmless(served[:MAX_SERVED])}, which "{endpoint.deployment}" still serves: its change to {endpoint.model} is '
         f"not in effect, see `exo dedicated-inference deployment show {endpoint.deployment}`)",
         err=True,
     )

@@ -71,6 +71,10 @@ def _choice(choice: str | None) -> str | dict[str, Any] | None:
 def _read_json(option: str, path: Path) -> Any:
     text = read_text_file(option, path, max_mib=1)
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as exc:
         raise UsageError(f"{option}: {path} is not JSON: {exc}") from exc
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no value of JSON")

@@ -7,6 +7,7 @@ are mapped here. Prompts and keys are never logged.
 from __future__ import annotations
 
 import json
+import reprlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from exo_inference.errors import (
     ExoError,
     UsageError,
 )
+from exo_inference.stream_lines import lines_of
 
 if TYPE_CHECKING:
     import httpx
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 600.0
 """Longest pause between two pieces of an answer; a long prompt may take minutes before the first."""
+MAX_EVENT_BYTES = 16 << 20
+"""A server that sends a longer event is not listened to."""
+MAX_REFUSAL_BYTES = 1 << 20
+"""What is read of an error, or of a list of models."""
+MAX_ERROR = 2000
+"""Characters of a server's error that are shown."""
 
 
 @dataclass(frozen=True)
@@ -186,13 +194,13 @@ def stream_chat(
         **options.fields(),
     }
     timeout = httpx.Timeout(CONNECT_SECONDS, read=SILENCE_SECONDS)
-    headers = {"Authorization": f"Bearer {endpoint.key}"}
+    headers = {"Authorization": f"Bearer {endpoint.key}", "Content-Type": "application/json"}
     url = f"{endpoint.url.rstrip('/')}/chat/completions"
+    content = _encode(body)
     reply.started = time.monotonic()
     try:
-        with httpx.stream("POST", url, json=body, headers=headers, timeout=timeout) as answer:
+        with httpx.stream("POST", url, content=content, headers=headers, timeout=timeout) as answer:
             if answer.status_code != 200:
-                answer.read()
                 raise _refusal(answer, endpoint)
             reply.held = harmless(answer.headers.get("x-exo-held-seconds", ""))[:16]
             yield from _pieces(answer, reply)
@@ -213,9 +221,9 @@ def read_served_model(endpoint: ChatEndpoint) -> str:
     headers = {"Authorization": f"Bearer {endpoint.key}"}
     url = f"{endpoint.url.rstrip('/')}/models"
     try:
-        answer = httpx.get(url, headers=headers, timeout=CONNECT_SECONDS)
-        first = answer.json()["data"][0]["id"]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
+        with httpx.stream("GET", url, headers=headers, timeout=CONNECT_SECONDS) as answer:
+            first = json.loads(_beginning(answer))["data"][0]["id"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, RecursionError):
         return ""
     return first if isinstance(first, str) else ""
 
@@ -248,9 +256,31 @@ def way_in(url: str) -> str:
     )
 
 
+def _encode(body: dict[str, Any]) -> bytes:
+    """Return a request as JSON; what was typed may be no text in UTF-8, and stays in it as escapes.
+
+    Raises:
+        UsageError: a file holds what is not sent, as a schema that is nested too deeply.
+    """
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (ValueError, RecursionError) as exc:
+        raise UsageError(f"the question cannot be sent as JSON: {exc}") from exc
+
+
+def _beginning(answer: httpx.Response) -> bytes:
+    """Return what is read of an answer that is no stream."""
+    body = bytearray()
+    for part in answer.iter_bytes():
+        body += part
+        if len(body) > MAX_REFUSAL_BYTES:
+            break
+    return bytes(body[:MAX_REFUSAL_BYTES])
+
+
 def _pieces(answer: httpx.Response, reply: Reply) -> Iterator[str]:
-    """Read server-sent events until `[DONE]`."""
-    for line in answer.iter_lines():
+    """Read server-sent events until `[DONE]`; what has not the form of an answer is passed over."""
+    for line in lines_of(answer.iter_bytes(), max_bytes=MAX_EVENT_BYTES):
         if not line.startswith("data:"):
             continue
         data = line.removeprefix("data:").strip()
@@ -260,13 +290,9 @@ def _pieces(answer: httpx.Response, reply: Reply) -> Iterator[str]:
         if "error" in event:
             raise ExoError(f"the engine failed while it answered: {_error_text(event['error'])}")
         _take_usage(event, reply)
-        for choice in event.get("choices") or []:
-            reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
-            delta = choice.get("delta") or {}
-            piece, calls = delta.get("content"), delta.get("tool_calls") or []
-            if (piece or calls) and reply.first_piece is None:
-                reply.first_piece = time.monotonic()
-            _take_calls(calls, reply)
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else []:
+            piece = _take_choice(choice, reply)
             if piece:
                 reply.text += piece
                 yield piece
@@ -274,6 +300,22 @@ def _pieces(answer: httpx.Response, reply: Reply) -> Iterator[str]:
         raise ConnectionFailed(
             "asking the model: the answer broke off before its end", hint="Ask again."
         )
+
+
+def _take_choice(choice: Any, reply: Reply) -> str:
+    """Take what an event says of one answer; return its text."""
+    if not isinstance(choice, dict):
+        return ""
+    reason, delta = choice.get("finish_reason"), choice.get("delta")
+    if isinstance(reason, str):
+        reply.finish_reason = reason or reply.finish_reason
+    if not isinstance(delta, dict):
+        return ""
+    piece, calls = delta.get("content"), delta.get("tool_calls")
+    if (piece or calls) and reply.first_piece is None:
+        reply.first_piece = time.monotonic()
+    _take_calls(calls, reply)
+    return piece if isinstance(piece, str) else ""
 
 
 def _take_calls(deltas: Any, reply: Reply) -> None:
@@ -284,14 +326,15 @@ def _take_calls(deltas: Any, reply: Reply) -> None:
             continue
         if not reply.calls or delta.get("index", 0) != reply.calls[-1].index:
             reply.calls.append(Call(delta.get("index", 0)))
-        reply.calls[-1].name += str(function.get("name") or "")
-        reply.calls[-1].arguments += str(function.get("arguments") or "")
+        for name in ("name", "arguments"):
+            if isinstance(value := function.get(name), str):
+                setattr(reply.calls[-1], name, getattr(reply.calls[-1], name) + value)
 
 
 def _decode(data: str) -> dict[str, Any]:
     try:
         event = json.loads(data)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ExoError(f"asking the model: expected a JSON event, found {data[:80]!r}") from exc
     return event if isinstance(event, dict) else {}
 
@@ -299,16 +342,24 @@ def _decode(data: str) -> dict[str, Any]:
 def _take_usage(event: dict[str, Any], reply: Reply) -> None:
     usage = event.get("usage")
     if isinstance(usage, dict):
-        reply.num_prompt_tokens = usage.get("prompt_tokens", reply.num_prompt_tokens)
-        reply.num_completion_tokens = usage.get("completion_tokens", reply.num_completion_tokens)
+        reply.num_prompt_tokens = _count(usage.get("prompt_tokens"), reply.num_prompt_tokens)
+        reply.num_completion_tokens = _count(
+            usage.get("completion_tokens"), reply.num_completion_tokens
+        )
+
+
+def _count(value: Any, before: int | None) -> int | None:
+    """Return a number of tokens, else the one before: servers are foreign."""
+    return value if type(value) is int and 0 <= value < 2**53 else before
 
 
 def _refusal(answer: httpx.Response, endpoint: ChatEndpoint) -> ApiError:
     """Return the error that an answer of 400 and above stands for."""
+    body = _beginning(answer)
     try:
-        error = answer.json().get("error")
-    except (ValueError, AttributeError):
-        error = answer.text[:256]
+        error = json.loads(body).get("error")
+    except (ValueError, AttributeError, RecursionError):
+        error = body[:256].decode("utf-8", "replace")
     kind = AuthenticationFailed if answer.status_code in (401, 403) else ApiError
     hint = None
     if answer.status_code == 404:
@@ -327,5 +378,6 @@ def _is_about_model(error: object) -> bool:
 
 def _error_text(error: object) -> str:
     if isinstance(error, dict):
-        return str(error.get("message") or error)
-    return str(error)
+        error = error.get("message") or error
+    text = error if isinstance(error, str) else reprlib.repr(error)
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}…"

@@ -27,6 +27,7 @@ from exo_inference.sdk import _retries, _trace
 from exo_inference.sdk._deadline import GRACE_SECONDS, run_within
 from exo_inference.sdk._messages import Request, Response
 from exo_inference.sdk.signing import EXPIRY_SECONDS, Credentials, sign
+from exo_inference.stream_lines import async_lines_of, lines_of
 
 SyncHandler = httpx.BaseTransport
 AsyncHandler = httpx.AsyncBaseTransport
@@ -155,7 +156,7 @@ class Transport:
             try:
                 if answer.status_code >= 300:
                     answer.read()
-                yield _head(answer, self.options.trace), answer.iter_lines()
+                yield _head(answer, self.options.trace), lines_of(answer.iter_bytes())
             finally:
                 answer.close()
 
@@ -220,7 +221,7 @@ class AsyncTransport:
             try:
                 if answer.status_code >= 300:
                     await answer.aread()
-                yield _head(answer, self.options.trace), answer.aiter_lines()
+                yield _head(answer, self.options.trace), async_lines_of(answer.aiter_bytes())
             finally:
                 await answer.aclose()
 

@@ -120,7 +120,7 @@ class FakeApi:
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 for line in answer.lines or ():
-                    text = line if isinstance(line, str) else json.dumps(line)
+                    text = line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)
                     data = (text + "\n").encode()
                     self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
                 if answer.hang_up:

@@ -53,6 +53,14 @@ def test_followed_log_goes_on_after_a_broken_connection_without_loss_or_repeat(
     assert third.query["since"] == line(4, "")["time"].replace(".000", "")
 
 
+def test_a_message_with_what_python_takes_for_ends_of_lines_is_one(api: FakeApi, client: Client):
+    """The controller writes JSON without escapes where it needs none; engines log what they like."""
+    message = "a\u2028b\u0085c\u2029d"
+    api.on("GET", LOGS, stream(line(0, message), line(1, "b")), GONE)
+    messages = [entry.message for entry in client.deployments.logs("d-1", follow=True)]
+    assert messages == [message, "b"]
+
+
 def test_following_ends_when_the_deployment_is_deleted(api: FakeApi, client: Client):
     api.on("GET", LOGS, stream(line(0, "a")), GONE)
     assert [e.message for e in client.deployments.logs("d-1", follow=True)] == ["a"]
