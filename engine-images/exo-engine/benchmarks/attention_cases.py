@@ -7,7 +7,7 @@ is filled with numbers that are none, and so is what lies in a page behind a seq
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,9 @@ class Case:
         cache, tables = self.make_cache(seed)
         backend = TritonAttention([self.layer], cache, is_fixed=self.is_fixed)
         heads, kv_heads, dim = self.layer.num_heads, self.layer.num_kv_heads, self.layer.head_dim
+        sides = self.layer.num_planes
         histories = [
-            torch.randn(2, context, kv_heads, dim).to(self.dtype) for context, _ in self.spans
+            torch.randn(sides, context, kv_heads, dim).to(self.dtype) for context, _ in self.spans
         ]
         for history, (context, new), table in zip(histories, self.spans, tables, strict=True):
             positions = torch.arange(context - new)
@@ -62,10 +63,10 @@ class Case:
         queries = torch.randn(len(inputs.positions), heads, dim).to(self.dtype)
         new = torch.cat([h[:, c - n :] for h, (c, n) in zip(histories, self.spans, strict=True)], 1)
         sinks = torch.randn(heads) if self.layer.has_sinks else None
-        found = backend.attend(0, queries, *new, sinks=sinks)
+        found = backend.attend(0, queries, *both(self.layer, new), sinks=sinks)
         rows = torch.split(queries, [new for _, new in self.spans])
         expected = [
-            attend_plainly(self.layer, each, *as_held(history, self.kv), sinks)
+            attend_plainly(self.layer, each, *both(self.layer, as_held(history, self.kv)), sinks)
             for each, history in zip(rows, histories, strict=True)
         ]
         return found, torch.cat(expected)
@@ -131,8 +132,13 @@ def attend_plainly(
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
+def both(layer: AttentionLayer, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys and the values of what is cached, which of latent attention are in the keys."""
+    return states[0], states[0][..., : layer.num_latent] if layer.num_latent else states[1]
+
+
 def as_held(states: Tensor, kv: str) -> Tensor:
-    """What a cache of that type gives back, head by head: (2, L, Hkv, D) float64."""
+    """What a cache of that type gives back, head by head: (planes, L, Hkv, D) float64."""
     if kv not in ("fp8_e4m3", "int8"):
         return states.to(getattr(torch, kv)).double()
     numbers = states.float()
@@ -143,12 +149,12 @@ def as_held(states: Tensor, kv: str) -> Tensor:
 
 
 def write_plainly(pages: Pages, slots: Tensor, states: Tensor) -> None:
-    """Store keys and values (2, T, Hkv, D) where the kernels look for them, without a kernel."""
+    """Store keys and values (planes, T, Hkv, D) where the kernels look for them, without a kernel."""
     shape = (-1, pages.num_kv_heads, pages.page_size, pages.head_dim)
     blocks, places = slots // pages.page_size, slots % pages.page_size
     size = pages.num_kv_heads * pages.page_size * pages.head_dim
     sides = ((pages.keys, pages.key_scales), (pages.values, pages.value_scales))
-    for (numbers, scales), own in zip(sides, states, strict=True):
+    for (numbers, scales), own in zip(sides, states, strict=False):  # latents have one plane
         if pages.stored != "plain":
             largest = 127 if pages.stored == "int8" else 448
             factors = own.float().abs().amax(dim=-1) / largest
@@ -172,6 +178,7 @@ LAYERS = {
     "cap": layer(soft_cap=0.7, reach=Reach(window=40)),
     "sinks": layer(has_sinks=True),
     "odd sizes": layer(5, 1, 20),
+    "latent": layer(6, 1, 28, num_latent=20),
 }
 
 
@@ -190,6 +197,12 @@ def random_case(seed: int, device: torch.device = CPU) -> Case:
         soft_cap=numbers.choice((None, 1.5)),
         has_sinks=numbers.random() < 0.3,
     )
+    if numbers.random() < 0.2:
+        sizes = (512, 64) if device.type != "cpu" else (4 * numbers.randint(1, 20), 4)
+        heads = numbers.choice((1, 5) if device.type == "cpu" else (1, 5, 16, 20, 40, 128))
+        each = replace(
+            each, num_heads=heads, num_kv_heads=1, head_dim=sum(sizes), num_latent=sizes[0]
+        )
     news = sorted(numbers.choice((1, 1, numbers.randint(2, 60))) for _ in range(4))
     return Case(
         each,

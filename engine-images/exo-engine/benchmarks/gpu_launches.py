@@ -53,12 +53,25 @@ class Shape:
     has_sinks: bool = False
     steps: tuple[tuple[int, int], ...] = ((32, 1024),)
     """Sequences and context of the steps of single tokens."""
+    num_latent: int | None = None
+    """Of latent attention: numbers of a key that are the value, too."""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value."""
+        return self.num_latent or self.dim
+
+    def row_bytes(self, kv: str, num_heads: int) -> int:
+        """Return what keys and values of one token take in so many heads."""
+        planes = 1 if self.num_latent else 2
+        return planes * KV_FORMATS[kv].row_bytes(num_heads, self.dim)
 
     @property
     def layer(self) -> AttentionLayer:
         """As the engine describes it."""
         return AttentionLayer(
-            self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.reach, self.soft_cap, self.has_sinks
+            self.heads, self.kv_heads, self.dim, self.dim**-0.5, self.reach, self.soft_cap, self.has_sinks,
+            num_latent=self.num_latent,
         )  # fmt: skip
 
 
@@ -67,6 +80,8 @@ SHAPES = (
     Shape("Qwen3-0.6B", 16, 8, 128, steps=((1, 1024), (256, 1024))),
     Shape("gpt-oss, window", 64, 8, 64, Reach(window=128), has_sinks=True),
     Shape("Gemma 2, window and cap", 8, 4, 256, Reach(window=4096), 50.0),
+    Shape("DeepSeek-V2-Lite, latent", 16, 1, 576, num_latent=512),
+    Shape("DeepSeek-V3, latent", 128, 1, 576, num_latent=512),
 )
 
 
@@ -77,7 +92,8 @@ def all_works(target: Target, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[Wo
             for batch, context in shape.steps:
                 yield from _decode(shape, kv, batch, context, target)
             yield _prefill(shape, kv, 2048, target)
-            yield _storing(shape, kv, 256)
+            if shape.dim != 256 or shapes is SHAPES:  # nothing that heads of 128 do not have
+                yield _storing(shape, kv, 256)
         if shape.dim == 128:
             yield _prefill(shape, "bfloat16", 2048, target, is_fixed=True)
             yield from _decode(shape, "bfloat16", 32, 1024, target, is_fixed=True)
@@ -89,10 +105,10 @@ def _decode(
     part = Part(*_step(batch, context), 0, batch, batch, context, uniform_tokens=1)
     launches = _plan(shape, kv, batch, part, target, is_fixed=is_fixed)
     seen = min(context, shape.reach.window or context)
-    read = batch * seen * 2 * KV_FORMATS[kv].row_bytes(shape.kv_heads, shape.dim)
-    own = 2 * batch * shape.heads * shape.dim * 2
+    read = batch * seen * shape.row_bytes(kv, shape.kv_heads)
+    own = 2 * batch * shape.heads * (shape.dim + shape.value_dim)
     name = f"{shape.name}, {kv}, {batch} x {context}" + (", fixed" if is_fixed else "")
-    operations = 4.0 * batch * seen * shape.heads * shape.dim
+    operations = 2.0 * batch * seen * shape.heads * (shape.dim + shape.value_dim)
     partial = sum(launch.arguments["SEGMENTS"] for launch in launches[1:]) * own * 2
     tile = _tile(shape, kv, launches[0])
     yield Work(
@@ -108,13 +124,13 @@ def _prefill(shape: Shape, kv: str, length: int, target: Target, *, is_fixed: bo
     (launch,) = _plan(shape, kv, length, part, target, is_fixed=is_fixed)
     window = min(length, shape.reach.window or length)
     pairs = window * (window + 1) / 2 + (length - window) * window
-    read = length * 2 * KV_FORMATS[kv].row_bytes(shape.kv_heads, shape.dim)
-    own = 4 * length * shape.heads * shape.dim
+    read = length * shape.row_bytes(kv, shape.kv_heads)
+    own = 2 * length * shape.heads * (shape.dim + shape.value_dim)
     name = f"prefill {shape.name}, {kv}, {length}" + (", fixed" if is_fixed else "")
     tile = _tile(shape, kv, launch)
     programs = launch.grid[0] * launch.grid[1]
     tiles = pairs / tile.keys * shape.heads / tile.rows / programs
-    operations = 4.0 * pairs * shape.heads * shape.dim
+    operations = 2.0 * pairs * shape.heads * (shape.dim + shape.value_dim)
     return Work(
         name, launch, read + own, operations, shape.dim, "prefill", tile.padding, tiles, tile.num_bytes
     )  # fmt: skip
@@ -130,12 +146,17 @@ class _Tile:
 
 def _tile(shape: Shape, kv: str, launch: Launch) -> _Tile:
     rows, keys = launch.arguments["M"], launch.arguments["N"]
-    used = launch.arguments["TOKENS"] * shape.heads // shape.kv_heads
-    return _Tile(rows, keys, rows / used, 2 * keys * KV_FORMATS[kv].row_bytes(1, shape.dim))
+    used = launch.arguments["TOKENS"] * launch.arguments["GROUP"]
+    return _Tile(rows, keys, rows / used, keys * shape.row_bytes(kv, 1))
 
 
 def _storing(shape: Shape, kv: str, num_tokens: int) -> Work:
     keys = _heads(num_tokens, shape.kv_heads, shape.dim)
+    if shape.num_latent:  # queries and keys come turned
+        slots = torch.empty(num_tokens, dtype=torch.int64, device=META)
+        launch = plan_storing(keys, None, _pages(shape, kv), slots)
+        moved = num_tokens * (2 * shape.dim + shape.row_bytes(kv, 1))
+        return Work(f"store {shape.name}, {kv}, {num_tokens}", launch, moved, 0, shape.dim, "store")
     queries = _heads(num_tokens, shape.heads, shape.dim)
     angles = torch.empty(4096, shape.dim // 2, device=META)
     weight = torch.empty(shape.dim, dtype=torch.bfloat16, device=META)
@@ -149,7 +170,7 @@ def _storing(shape: Shape, kv: str, num_tokens: int) -> Work:
         turned=queries,
         turn=Turn(angles, angles, positions, (weight, weight), 1e-6),
     )
-    rows = 2 * KV_FORMATS[kv].row_bytes(shape.kv_heads, shape.dim)
+    rows = shape.row_bytes(kv, shape.kv_heads)
     moved = num_tokens * (2 * (2 * shape.heads + 2 * shape.kv_heads) * shape.dim + rows)
     return Work(f"store {shape.name}, {kv}, {num_tokens}", launch, moved, 0, shape.dim, "store")
 
@@ -158,9 +179,10 @@ def _plan(
     shape: Shape, kv: str, num_tokens: int, part: Part, target: Target, *, is_fixed: bool
 ) -> list[Launch]:
     queries = _heads(num_tokens, shape.heads, shape.dim)
+    output = _heads(num_tokens, shape.heads, shape.value_dim)
     sinks = torch.empty(shape.heads, device=META) if shape.has_sinks else None
     return plan_attention(
-        shape.layer, queries, _pages(shape, kv), part, queries, target, sinks=sinks, is_fixed=is_fixed
+        shape.layer, queries, _pages(shape, kv), part, output, target, sinks=sinks, is_fixed=is_fixed
     )  # fmt: skip
 
 

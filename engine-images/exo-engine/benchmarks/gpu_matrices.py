@@ -22,10 +22,10 @@ SHAPES = ((28672, 4096), (4096, 14336))
 """(N, K) of the MLP of Llama 3.1 8B."""
 
 
-def matrix_works(target: Target) -> Iterator[Work]:
+def matrix_works(target: Target, num_shapes: int = len(SHAPES)) -> Iterator[Work]:
     """Yield what is launched for 4-bit codes: groups of 32, as made at load, and of 128 with zeros, as in AWQ."""
     for group, has_zeros in ((32, False), (128, True)):
-        for shape in SHAPES:
+        for shape in SHAPES[-num_shapes:]:
             for rows in ROWS:
                 yield from _products(shape, group, rows, target, has_zeros=has_zeros)
             yield _numbers(shape, group, has_zeros=has_zeros)

@@ -15,15 +15,14 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
 import triton
 from gpu_launches import SHAPES, Shape, Work, all_works
 from gpu_matrices import matrix_works
 from gpu_products import product_works
-from offline_compiler import Compiled, compile_launch, targets
+from offline_compiler import Compiled, compile_launch, compiled_key, targets
 
 _LAUNCH_SECONDS = 2e-6
 _LATENCY_SECONDS = 0.8e-6
@@ -80,17 +79,22 @@ def main() -> int:
 
 
 def small_shapes() -> tuple[Shape, ...]:
-    """Return shapes with heads of 128 and of 256 numbers, each with one step."""
-    found = {shape.dim: shape for shape in reversed(SHAPES)}
-    return tuple(Shape(s.name, s.heads, s.kv_heads, s.dim, s.reach, s.soft_cap) for s in (found[128], found[256]))  # fmt: skip
+    """Return shapes with heads of 128 and of 256 numbers and with latents, each with one step."""
+    found = {shape.dim: replace(shape, steps=((32, 1024),)) for shape in reversed(SHAPES)}
+    return tuple(found[dim] for dim in (128, 256, 576))
 
 
 def compile_all(name: str, shapes: tuple[Shape, ...] = SHAPES) -> Iterator[tuple[Work, Compiled]]:
-    """Compile every launch for a target; those that differ in nothing the compiler sees, once."""
+    """Compile every launch for a target; those that differ in nothing that the compiler sees, once.
+
+    Of matrices there is one size where `shapes` are fewer than all: sizes change no loop and no tile.
+    """
     target = targets()[name]
     done: dict[object, Compiled] = {}
-    for work in (*all_works(target, shapes), *matrix_works(target), *product_works(target)):
-        key = _compiled_key(work)
+    most = 2 if shapes is SHAPES else 1
+    matrices = (*matrix_works(target, most), *product_works(target, most))
+    for work in (*all_works(target, shapes), *matrices):
+        key = compiled_key(work.launch)
         if key not in done:
             done[key] = compile_launch(work.launch, target)
         yield work, done[key]
@@ -180,14 +184,6 @@ def page(rows: Iterable[Row]) -> str:
             if r.card == card.name
         ]
     return "\n".join(lines) + "\n"
-
-
-def _compiled_key(work: Work) -> object:
-    arguments = work.launch.arguments
-    kinds = tuple(
-        value.dtype if isinstance(value, torch.Tensor) else value for value in arguments.values()
-    )
-    return work.launch.kernel, tuple(arguments), kinds, tuple(work.launch.options.values())
 
 
 if __name__ == "__main__":

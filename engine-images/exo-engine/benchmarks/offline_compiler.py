@@ -76,6 +76,13 @@ def compile_launch(launch: Launch, target: Target) -> Compiled:
     return _read_amd(built, launch)
 
 
+def compiled_key(launch: Launch) -> object:
+    """Return what a launch is compiled by: two with the same key are one binary."""
+    signature, constants, attributes = _specialise(launch)
+    seen = (signature.items(), constants.items(), attributes, launch.options.items())
+    return (launch.kernel, *map(tuple, seen))
+
+
 def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[Any, Any]]:
     """Return the types of arguments, the values of those that are constants, and who is aligned."""
     signature: dict[str, str] = {}

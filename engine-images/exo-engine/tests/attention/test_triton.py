@@ -21,7 +21,7 @@ from exo_engine.layers.rope import Rotation, rotate
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from attention_cases import CPU, LAYERS, Case, layer, random_case, write_plainly
+from attention_cases import CPU, LAYERS, Case, both, layer, random_case, write_plainly
 
 from ..pairwise import few_with_every_combination
 
@@ -35,7 +35,7 @@ PAIRWISE = few_with_every_combination(TOGETHER, 2)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ("full", "window", "cap") else SLOW)
+        pytest.param(name, marks=[] if name in ("full", "window", "cap", "latent") else SLOW)
         for name in LAYERS
     ],
 )
@@ -88,7 +88,10 @@ def test_random_shapes(monkeypatch):
     "each",
     [
         LAYERS["full"],
-        *(pytest.param(LAYERS[name], marks=pytest.mark.slow) for name in ("window", "sinks")),
+        *(
+            pytest.param(LAYERS[name], marks=pytest.mark.slow)
+            for name in ("window", "sinks", "latent")
+        ),
     ],
 )
 def test_a_token_has_the_same_bits_in_a_prompt_a_chunk_and_alone(each, monkeypatch):
@@ -113,14 +116,15 @@ def last_rows(case: Case) -> Tensor:
     kv_heads, dim = case.layer.num_kv_heads, case.layer.head_dim
     torch.manual_seed(4)
     histories = [torch.randn(3, context, kv_heads, dim) for context, _ in case.spans]
+    sides = case.layer.num_planes
     for history, (context, new), table in zip(histories, case.spans, tables, strict=True):
         places = torch.arange(context - new)
         slots = torch.tensor(table)[places // case.block] * case.block + places % case.block
-        write_plainly(backend._pages[0], slots, history[:2, : context - new])
+        write_plainly(backend._pages[0], slots, history[:sides, : context - new])
     own = torch.cat([h[:, c - n :] for h, (c, n) in zip(histories, case.spans, strict=True)], 1)
     queries = own[2].repeat_interleave(case.layer.num_heads // kv_heads, dim=1)
     sinks = torch.ones(case.layer.num_heads) if case.layer.has_sinks else None
-    outputs = backend.attend(0, queries, own[0], own[1], sinks=sinks)
+    outputs = backend.attend(0, queries, *both(case.layer, own), sinks=sinks)
     return outputs[inputs.layout.query_starts[1:].long() - 1]
 
 

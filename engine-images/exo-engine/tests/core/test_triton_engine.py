@@ -22,7 +22,9 @@ def test_prompts_of_different_lengths(tiny_model, prompts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2-yarn", "qwen3.5"])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral-window", "qwen2-yarn", "qwen3.5", "deepseek-v3"]
+)
 def test_chunks_and_pages_of_every_size(tiny_model, prompts, family):
     generate(
         tiny_model, family, prompts, 8, max_num_batched_tokens=24, max_num_seqs=4, block_size=4

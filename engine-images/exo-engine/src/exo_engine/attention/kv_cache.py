@@ -108,10 +108,15 @@ class KVCache:
         return self._dtype == dtype and self._format.name == str(dtype).removeprefix("torch.")
 
     def planes(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the bytes of a layer's keys and of its values, each (blocks, page bytes)."""
+        """Return the bytes of a layer's keys and of its values, each (blocks, page bytes).
+
+        Those of latent attention are the same.
+        """
         source = self._layers[layer].kv_layer
-        keys, values = self.pool[self._plan.planes(layer if source is None else source)]
-        return keys, values
+        keys, *values = self.pool[self._plan.planes(layer if source is None else source)]
+        spec = self._layers[layer]
+        assert isinstance(spec, AttentionLayer), "only it has keys"
+        return keys, keys if spec.num_latent else values[0]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (T, Hkv, D) of one layer at `slots` (T,) int64.

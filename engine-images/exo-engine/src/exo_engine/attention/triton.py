@@ -22,6 +22,8 @@ from exo_engine.attention.layout import StepLayout
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.triton.attention import (
     MAX_HEAD_DIM,
+    MAX_LATENT,
+    MAX_TAIL,
     Part,
     plan_attention,
     scratch_bytes,
@@ -100,9 +102,8 @@ class TritonAttention(AttentionBackend):
     ) -> Tensor:
         """See `AttentionBackend.attend`."""
         if self._layers[layer].kv_layer is None:
-            plan_storing(
-                _joined(keys), _joined(values), self._pages[layer], self._slots(layer)
-            ).run()
+            stored = None if self._layers[layer].num_latent else _joined(values)
+            plan_storing(_joined(keys), stored, self._pages[layer], self._slots(layer)).run()
         return self._attend(layer, _joined(queries), sinks)
 
     def attend_merged(
@@ -116,7 +117,7 @@ class TritonAttention(AttentionBackend):
     ) -> Tensor | None:
         """See `AttentionBackend.attend_merged`."""
         spec = self._layers[layer]
-        if spec.kv_layer is not None or spec.has_sinks:
+        if spec.kv_layer is not None or spec.has_sinks or spec.num_latent:
             return None
         heads = merged.view(len(merged), -1, spec.head_dim)
         sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
@@ -136,7 +137,8 @@ class TritonAttention(AttentionBackend):
     def _attend(self, layer: int, queries: Tensor, sinks: Tensor | None) -> Tensor:
         spec = self._layers[layer]
         source = layer if spec.kv_layer is None else spec.kv_layer
-        output = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        shape = (*queries.shape[:2], spec.value_dim)
+        output = torch.empty(shape, dtype=queries.dtype, device=queries.device)
         for part in self._parts[self._cache.group_of(layer)]:
             for launch in plan_attention(
                 spec,
@@ -195,9 +197,14 @@ def _problem(layers: Sequence[CachedLayer], cache: KVCache) -> str | None:
     if cache.device.type != "cuda" and not IS_INTERPRETED:
         return f"needs a GPU, and the model is on device {cache.device.type!r}"
     found = dict(_attention_layers(layers))
-    if any(layer.num_latent for layer in found.values()):
-        return "has no kernels for latent attention"
-    largest = max((layer.head_dim for layer in found.values()), default=0)
+    latents = [layer for layer in found.values() if layer.num_latent]
+    for layer in latents:
+        if layer.value_dim > MAX_LATENT or layer.head_dim - layer.value_dim > MAX_TAIL:
+            return (
+                f"has latents of {MAX_LATENT} numbers and {MAX_TAIL} turned ones at most, and this "
+                f"model's have {layer.value_dim} and {layer.head_dim - layer.value_dim}"
+            )
+    largest = max((layer.head_dim for layer in found.values() if not layer.num_latent), default=0)
     if largest > MAX_HEAD_DIM:
         return f"has heads of {MAX_HEAD_DIM} numbers at most, and this model's have {largest}"
     sizes = [layer.num_kv_heads * layer.head_dim for layer in found.values()]

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from exo_engine.attention.layer import AttentionLayer
 
 MAX_HEAD_DIM = 256
+MAX_LATENT = 512
+"""Numbers of a latent; the turned part of its key may have `MAX_TAIL` more."""
+MAX_TAIL = 128
 FIXED_SEGMENT = 512
 """Tokens of a segment where results must not depend on the batch: a power of two, so that tiles of keys fill it."""
 _MAX_SEGMENTS = 64
@@ -52,6 +55,8 @@ class Tiles:
 
     rows: int
     keys: int
+    group: int
+    """Query heads of a program."""
     tokens: int
     segment: int
     segments: int
@@ -78,6 +83,10 @@ def choose_tiles(
         is_scaled: whether keys are bytes.
         is_fixed: cut in the same places whatever the batch is.
     """
+    if layer.num_latent:
+        return _choose_latent_tiles(
+            layer, part, target, item_bytes=item_bytes, is_scaled=is_scaled, is_fixed=is_fixed
+        )
     group = layer.num_heads // layer.num_kv_heads
     width = tile_of(layer.head_dim, 16) * item_bytes
     is_short = bool(part.uniform_tokens) and part.uniform_tokens * group <= 64
@@ -96,10 +105,14 @@ def choose_tiles(
     if is_fixed:  # keys of the next segment would be counted twice
         keys = min(keys, FIXED_SEGMENT, 32 if is_small else keys)
     tokens = part.uniform_tokens if is_short else max(1, rows // group)
-    segments = _num_segments(layer, part, target, keys, is_fixed=is_fixed) if is_short else 1
+    programs = layer.num_kv_heads
+    segments = (
+        _num_segments(layer, part, target, keys, programs, is_fixed=is_fixed) if is_short else 1
+    )
     return Tiles(
         rows=rows,
         keys=keys,
+        group=group,
         tokens=tokens,
         segment=FIXED_SEGMENT if is_fixed else 0,
         segments=segments,
@@ -108,16 +121,60 @@ def choose_tiles(
     )
 
 
+def _choose_latent_tiles(
+    layer: AttentionLayer,
+    part: Part,
+    target: Target,
+    *,
+    item_bytes: int,
+    is_scaled: bool,
+    is_fixed: bool,
+) -> Tiles:
+    """Decide how to cut latent attention, where sums and keys of a row are hundreds of numbers each.
+
+    All query heads read the same rows, so a program has as many heads as its registers hold sums for.
+    """
+    is_large = target.shared_bytes > 131072 and item_bytes <= 2
+    is_single = part.uniform_tokens == 1
+    most = 64 if is_large and (not is_single or layer.num_heads > 16) and not is_fixed else 16
+    rows = tile_of(min(layer.num_heads, most), 16) if is_single or is_fixed else most
+    group = min(layer.num_heads, rows)
+    keys = 32 if is_large and target.is_nvidia and not is_scaled else 16
+    programs = -(-layer.num_heads // group)
+    segments = (
+        _num_segments(layer, part, target, keys, programs, is_fixed=is_fixed) if is_single else 1
+    )
+    return Tiles(
+        rows=rows,
+        keys=keys,
+        group=group,
+        tokens=1 if is_single else rows // group,
+        segment=FIXED_SEGMENT if is_fixed else 0,
+        segments=segments,
+        num_warps=8 if rows > 16 else 4,
+        num_stages=2,
+    )
+
+
 def _num_segments(
-    layer: AttentionLayer, part: Part, target: Target, keys: int, *, is_fixed: bool
+    layer: AttentionLayer,
+    part: Part,
+    target: Target,
+    keys: int,
+    programs: int,
+    *,
+    is_fixed: bool,
 ) -> int:
-    """Return into how many segments contexts are split: a power of two, as each number is a kernel."""
+    """Return into how many segments contexts are split: a power of two, as each number is a kernel.
+
+    `programs` is how many a sequence has for each segment.
+    """
     reach = layer.reach
     longest = min(part.max_context, reach.window or reach.chunk or part.max_context)
     if is_fixed:  # what a window begins with may lie in a segment before
         extra = longest < part.max_context
         return tile_of(-(-longest // FIXED_SEGMENT) + extra)
-    wanted = _PROGRAMS * target.num_processors // (part.num_sequences * layer.num_kv_heads)
+    wanted = _PROGRAMS * target.num_processors // (part.num_sequences * programs)
     most = max(1, min(wanted, _MAX_SEGMENTS, longest // (2 * keys)))
     return tile_of(most + 1) // 2
 
@@ -127,7 +184,7 @@ def scratch_bytes(
 ) -> int:
     """Return the most bytes that the segments of a step with `num_tokens` sequences take."""
     segments = -(-max_context // FIXED_SEGMENT) + 1 if is_fixed else _MAX_SEGMENTS
-    return num_tokens * layer.num_heads * segments * (layer.head_dim + 2) * 4
+    return num_tokens * layer.num_heads * segments * (layer.value_dim + 2) * 4
 
 
 def plan_attention(
@@ -145,7 +202,7 @@ def plan_attention(
 
     Args:
         layer: whose attention it is.
-        queries: (T, H, D); those of the whole step.
+        queries: (T, H, D); those of the whole step; of latent attention D + R numbers each.
         pages: where keys and values are.
         part: which sequences.
         output: (T, H, D), contiguous, of the queries' dtype.
@@ -165,7 +222,7 @@ def plan_attention(
     is_split = tiles.segments > 1
     num_tokens = part.num_tokens if is_split else 0
     shape = (num_tokens, layer.num_heads, tiles.segments)
-    sums = torch.empty((*shape, layer.head_dim), dtype=torch.float32, device=queries.device)
+    sums = torch.empty((*shape, layer.value_dim), dtype=torch.float32, device=queries.device)
     stats = torch.empty((*shape, 2), dtype=torch.float32, device=queries.device)
     common: dict[str, Any] = {
         "partial_sums": sums if is_split else output,
@@ -174,8 +231,8 @@ def plan_attention(
         "sinks": output if sinks is None else sinks,
         "context_lens": part.context_lens,
         "HEADS": layer.num_heads,
-        "DIM": layer.head_dim,
-        "DIM_TILE": tile_of(layer.head_dim, 16),
+        "DIM": layer.value_dim,
+        "DIM_TILE": tile_of(layer.value_dim, 16),
         "N": tiles.keys,
         "TOKENS": tiles.tokens,
         "SEGMENT": tiles.segment,
@@ -203,6 +260,9 @@ def plan_attention(
         "scale": layer.scale,
         "soft_cap": layer.soft_cap or 1.0,
         "KV_HEADS": layer.num_kv_heads,
+        "GROUP": tiles.group,
+        "TAIL": layer.head_dim - layer.value_dim,
+        "TAIL_TILE": tile_of(layer.head_dim - layer.value_dim, 16),
         "PAGE": pages.page_size,
         "M": tiles.rows,
         "HAS_CAP": layer.soft_cap is not None,
@@ -211,7 +271,8 @@ def plan_attention(
         "IS_UNIFORM": is_uniform,
         "IS_INTERPRETED": IS_INTERPRETED,
     }
-    grid = (num_tiles, layer.num_kv_heads, tiles.segments)
+    head_tiles = layer.num_kv_heads if not layer.num_latent else -(-layer.num_heads // tiles.group)
+    grid = (num_tiles, head_tiles, tiles.segments)
     options = (tiles.num_warps, tiles.num_stages, not is_fixed)
     launches = [Launch(attend_pages, grid, {**common, **own}, *options)]
     if is_split:

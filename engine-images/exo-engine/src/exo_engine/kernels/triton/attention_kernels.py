@@ -9,6 +9,10 @@ position alone. Scores are in base 2.
 Legend: T tokens, S sequences, H heads, G query heads per key/value head, D head dim, P pages, B tokens
 of a page, M rows of a tile, N keys of a tile, C segments. A page is (Hkv, B, D) numbers, and where these
 are scaled (Hkv, B) float32 behind them.
+
+In latent attention all query heads read one row per token, whose first D numbers are the values; the R behind them
+(`TAIL`) belong to the keys alone. Scores are the sum of two products, as tiles have powers of two, and
+each row is read once. A program has `GROUP` of the query heads there.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # What differs from step to step is no reason to compile anew.
 @triton.jit(do_not_specialize=["first_sequence", "num_sequences", "table_stride"])
 def attend_pages(
-    queries,  # (T, H, D), rows of `query_stride`
+    queries,  # (T, H, D + R), rows of `query_stride`
     keys,  # (P, page_stride) numbers
-    values,
+    values,  # not read if R > 0
     key_scales,  # (P, scale_stride) float32: the same bytes
     value_scales,
     output,  # (T, H, D)
@@ -47,8 +51,11 @@ def attend_pages(
     soft_cap,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a program
     DIM: tl.constexpr,
     DIM_TILE: tl.constexpr,
+    TAIL: tl.constexpr,  # R; 0: values are stored beside the keys
+    TAIL_TILE: tl.constexpr,
     PAGE: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -66,8 +73,7 @@ def attend_pages(
 ):
     """Attend the tokens of sequences [first_sequence, num_sequences)."""
     index = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    group: tl.constexpr = HEADS // KV_HEADS
+    head_tile = tl.program_id(1)
     if IS_UNIFORM:
         sequence = first_sequence + index
         first_token = 0
@@ -81,24 +87,29 @@ def attend_pages(
     if first_token < num_queries:
         rows = tl.arange(0, M)
         dims = tl.arange(0, DIM_TILE)
-        tokens = first_token + rows // group
-        heads = kv_head * group + rows % group
-        is_row = (rows < TOKENS * group) & (tokens < num_queries)
+        tokens = first_token + rows // GROUP
+        heads = head_tile * GROUP + rows % GROUP
+        is_row = (rows < TOKENS * GROUP) & (tokens < num_queries)
+        if HEADS % GROUP != 0:
+            is_row = is_row & (heads < HEADS)
         positions = context - num_queries + tokens
         places = (query_start + tokens).to(tl.int64)
         is_number = is_row[:, None] & (dims < DIM)[None, :]
-        own = tl.load(
-            queries + places[:, None] * query_stride + (heads * DIM)[:, None] + dims[None, :],
-            mask=is_number,
-            other=0.0,
-        )
+        own_rows = queries + places[:, None] * query_stride + (heads * (DIM + TAIL))[:, None]
+        own = tl.load(own_rows + dims[None, :], mask=is_number, other=0.0)
+        own_tail = own
+        if TAIL > 0:
+            tails = tl.arange(0, TAIL_TILE)
+            is_own_tail = is_row[:, None] & (tails < TAIL)[None, :]
+            own_tail = tl.load(own_rows + DIM + tails[None, :], mask=is_own_tail, other=0.0)
         seen_from = _first_seen(positions, WINDOW, CHUNK)
         begin = _first_seen(context - num_queries + first_token, WINDOW, CHUNK)
         end = tl.minimum(context, context - num_queries + first_token + TOKENS)
         origin, length = _segments(begin, end, N, SEGMENT, SEGMENTS)
         table = tables + sequence.to(tl.int64) * table_stride
+        kv_head = head_tile if KV_HEADS > 1 else 0
         in_page = kv_head * (PAGE * DIM)
-        scales_in_page = (KV_HEADS * PAGE * DIM) // 4 + kv_head * PAGE
+        scales_in_page = (KV_HEADS * PAGE * (DIM + TAIL)) // 4 + kv_head * PAGE
         number_type: tl.constexpr = queries.dtype.element_ty
 
         maxima = tl.full((M,), float("-inf"), tl.float32)
@@ -108,19 +119,19 @@ def attend_pages(
         if SEGMENTS > 1 or SEGMENT == 0:
             stop = origin + (segment + 1) * length
             maxima, sums, totals = _attend_segment(
-                own, maxima, sums, totals, origin + segment * length, tl.minimum(stop, end),
+                own, own_tail, maxima, sums, totals, origin + segment * length, tl.minimum(stop, end),
                 begin, end, positions, seen_from, table, keys, values, key_scales, value_scales,
                 in_page, scales_in_page, page_stride, scale_stride, scale, soft_cap,
-                number_type, DIM, DIM_TILE, PAGE, M, N, HAS_CAP, STORED, HAS_E4M3, IS_INTERPRETED,
+                number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, HAS_CAP, STORED, HAS_E4M3, IS_INTERPRETED,
             )  # fmt: skip
         else:  # all segments, one after the other, as `combine_segments` puts them together
             for start in range(origin, end, SEGMENT):
                 new_maxima, new_sums, new_totals = _attend_segment(
-                    own, tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32),
+                    own, own_tail, tl.full((M,), float("-inf"), tl.float32), tl.zeros((M,), tl.float32),
                     tl.zeros((M, DIM_TILE), tl.float32), start, tl.minimum(start + SEGMENT, end),
                     begin, end, positions, seen_from, table, keys, values, key_scales, value_scales,
                     in_page, scales_in_page, page_stride, scale_stride, scale, soft_cap,
-                    number_type, DIM, DIM_TILE, PAGE, M, N, HAS_CAP, STORED, HAS_E4M3, IS_INTERPRETED,
+                    number_type, DIM, DIM_TILE, TAIL, TAIL_TILE, PAGE, M, N, HAS_CAP, STORED, HAS_E4M3, IS_INTERPRETED,
                 )  # fmt: skip
                 maxima, before, after = _weigh(maxima, new_maxima)
                 sums = sums * before + new_sums * after
@@ -215,10 +226,10 @@ def combine_segments(
 
 @triton.jit
 def _attend_segment(
-    own, maxima, sums, totals, start, stop, begin, end, positions, seen_from,
+    own, own_tail, maxima, sums, totals, start, stop, begin, end, positions, seen_from,
     table, keys, values, key_scales, value_scales, in_page, scales_in_page, page_stride, scale_stride,
     scale, soft_cap, number_type: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
-    PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HAS_CAP: tl.constexpr,
+    TAIL: tl.constexpr, TAIL_TILE: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr, N: tl.constexpr, HAS_CAP: tl.constexpr,
     STORED: tl.constexpr, HAS_E4M3: tl.constexpr, IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Go over the keys [start, stop), of which those in [begin, end) may be read."""
@@ -228,17 +239,20 @@ def _attend_segment(
         places = first + tl.arange(0, N)
         is_held = (places >= begin) & (places < end)
         pages = tl.load(table + places // PAGE, mask=is_held, other=0).to(tl.int64)
-        rows = pages * page_stride + in_page + (places % PAGE) * DIM
+        rows = pages * page_stride + in_page + (places % PAGE) * (DIM + TAIL)
         scale_rows = pages * scale_stride + scales_in_page + places % PAGE
         is_number = is_held[:, None] & is_dim[None, :]
         offsets = rows[:, None] + dims[None, :]
         stored = tl.load(keys + offsets, mask=is_number, other=0)
-        scores = multiply(
-            own,
-            tl.trans(_as_numbers(stored, number_type, STORED, HAS_E4M3)),
-            tl.zeros((M, N), tl.float32),
-            IS_INTERPRETED,
-        )
+        numbers = _as_numbers(stored, number_type, STORED, HAS_E4M3)
+        scores = tl.zeros((M, N), tl.float32)
+        scores = multiply(own, tl.trans(numbers), scores, IS_INTERPRETED)
+        if TAIL > 0:
+            tails = tl.arange(0, TAIL_TILE)
+            is_tail = is_held[:, None] & (tails < TAIL)[None, :]
+            stored = tl.load(keys + rows[:, None] + (DIM + tails)[None, :], mask=is_tail, other=0)
+            key_tails = _as_numbers(stored, number_type, STORED, HAS_E4M3)
+            scores = multiply(own_tail, tl.trans(key_tails), scores, IS_INTERPRETED)
         scores = scores * scale
         if STORED != "plain":
             scores = scores * tl.load(key_scales + scale_rows, mask=is_held, other=0.0)[None, :]
@@ -254,8 +268,9 @@ def _attend_segment(
         totals = totals * before[:, None]
         if STORED != "plain":
             weights = weights * tl.load(value_scales + scale_rows, mask=is_held, other=0.0)[None, :]
-        stored = tl.load(values + offsets, mask=is_number, other=0)
-        numbers = _as_numbers(stored, number_type, STORED, HAS_E4M3)
+        if TAIL == 0:
+            stored = tl.load(values + offsets, mask=is_number, other=0)
+            numbers = _as_numbers(stored, number_type, STORED, HAS_E4M3)
         totals = multiply(weights.to(number_type), numbers, totals, IS_INTERPRETED)
     return maxima, sums, totals
 

@@ -25,6 +25,7 @@ class Pages:
     keys: Tensor
     """(P, numbers); bytes of e4m3 are uint8."""
     values: Tensor
+    """Likewise; of latent attention the keys themselves."""
     key_scales: Tensor
     """(P, page bytes / 4) float32, the same memory; where there are no scales, anything."""
     value_scales: Tensor
@@ -45,7 +46,7 @@ class Pages:
         head_dim: int,
         page_size: int,
     ) -> Pages:
-        """See the bytes (P, page bytes) of a layer's keys and values as pages."""
+        """See the bytes (P, page bytes) of a layer's keys and values as pages; a `head_dim` is of a key."""
         stored = _STORED.get(kv_format.name, "plain")
         types = {"e4m3": torch.uint8, "int8": torch.int8}
         number_type = types.get(stored) or getattr(torch, kv_format.name)

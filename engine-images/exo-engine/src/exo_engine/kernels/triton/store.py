@@ -33,7 +33,7 @@ class Turn:
 
 def plan_storing(
     keys: Tensor,
-    values: Tensor,
+    values: Tensor | None,
     pages: Pages,
     slots: Tensor,
     *,
@@ -45,7 +45,7 @@ def plan_storing(
 
     Args:
         keys: (T, Hkv, D), heads after one another.
-        values: likewise.
+        values: likewise; None: there are none beside the keys, as in latent attention.
         pages: where they go.
         slots: (T,) int64; a token whose slot is negative is not stored.
         queries: (T, H, D).
@@ -59,7 +59,7 @@ def plan_storing(
     arguments = {
         "queries": keys if queries is None else queries,
         "keys": keys,
-        "values": values,
+        "values": keys if values is None else values,
         "turned": keys if turned is None else turned,
         "key_pages": pages.keys,
         "value_pages": pages.values,
@@ -74,7 +74,7 @@ def plan_storing(
         "eps": 0.0 if turn is None else turn.eps,
         "query_stride": 0 if queries is None else queries.stride(0),
         "key_stride": keys.stride(0),
-        "value_stride": values.stride(0),
+        "value_stride": keys.stride(0) if values is None else values.stride(0),
         "page_stride": pages.keys.stride(0),
         "scale_stride": pages.key_scales.stride(0),
         "HEADS": num_heads,
@@ -87,5 +87,6 @@ def plan_storing(
         "HAS_NORM": norms is not None,
         "STORED": pages.stored,
     }
-    tiles = -(-num_heads // tile) + 2 * -(-pages.num_kv_heads // tile)
+    sides = 1 if values is None else 2
+    tiles = -(-num_heads // tile) + sides * -(-pages.num_kv_heads // tile)
     return Launch(prepare_heads, (len(keys), tiles), arguments, num_warps=2)
