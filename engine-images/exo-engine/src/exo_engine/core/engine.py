@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from exo_engine.config import EngineConfig, ResolvedConfig
 from exo_engine.core.executor import Executor
@@ -21,6 +22,7 @@ from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import InvalidSamplingParams, RequestError
+from exo_engine.kernels import compilations
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.structured_output.preparation import Preparation
@@ -122,7 +124,8 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the counters as they stand."""
-        return self._scheduler.stats()
+        stats, num_late = self._scheduler.stats(), compilations.OWN.num_late
+        return replace(stats, late_compilations_total=num_late) if num_late else stats
 
     def check_integrity(self) -> None:
         """Raise InternalError when queues, block tables and reference counts disagree."""

@@ -40,6 +40,7 @@ from exo_engine.core.scheduling.step_times import StepTimes
 from exo_engine.core.scheduling.token_budget import SchedulerLimits
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import ConfigurationError, OutOfMemory
+from exo_engine.kernels import compilations
 from exo_engine.kernels.library import kernels_for
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.models.decoder import Decoder
@@ -126,6 +127,9 @@ def _load_on_device(
     was_length_asked: bool,
 ) -> LoadedCore:
     at_start = read_device_memory(settings.device)
+    compilations.OWN.begin_start()
+    if settings.device == "cuda":
+        compilations.OWN.watch()
     start_up.begin("loading weights", "loading weights 0 %")
     decoder = load_decoder(spec, settings, start_up.report, group)
     start_up.begin("sizing KV cache")
@@ -145,6 +149,7 @@ def _load_on_device(
     if runner.can_capture_graphs and not config.enforce_eager:
         start_up.begin("capturing graphs")
         runner.capture_graphs(max_model_len)
+    compilations.OWN.begin_serving()
     budget = replace(budget, num_blocks=num_blocks)
     measurements = _measure(decoder, config, budget, at_start, start_up)
     executor, reaches = make_executor(runner, config), cache_plan(spec, config).reaches

@@ -94,6 +94,8 @@ class EngineStats:
     num_steps_total: int = 0
     computed_tokens_total: int = 0
     """Tokens that steps have computed, of prompts and of answers."""
+    late_compilations_total: int = 0
+    """GPU kernels that this process compiled while it served: a fault."""
 
     @property
     def num_preemptions_total(self) -> int:

@@ -90,6 +90,12 @@ class Metrics:
         self._broken = self._counter(
             "corrupted_requests", "Requests for which the model gave no numbers (NaN)."
         )
+        self._late_compilations = Counter(
+            "exo:late_kernel_compilations",
+            "GPU kernels compiled while requests were served, which waited for it: a fault.",
+            _LABELS,
+            registry=self.registry,
+        ).labels(model_name, _ENGINE)
         success = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -198,6 +204,7 @@ class Metrics:
         num_hits = stats.prefix_cache_hits_total - last.prefix_cache_hits_total
         self._hits.inc(num_hits)
         self._cached.inc(num_hits)
+        self._late_compilations.inc(stats.late_compilations_total - last.late_compilations_total)
         if stats.num_steps_total > last.num_steps_total:
             self._step_tokens.observe(stats.computed_tokens_total - last.computed_tokens_total)
 
