@@ -107,7 +107,8 @@ class EngineConfig:
     pooler: Mapping[str, Any] | None = None
     """How a text's states become its vector: keys of vLLM's --pooler-config, which win over files."""
     num_threads: int | None = None
-    """Threads for CPU kernels, of each rank; None: torch's own choice (OMP_NUM_THREADS, cores), shared among ranks."""
+    """Threads for CPU kernels, of each rank; None: torch's own choice
+    (OMP_NUM_THREADS, cores), at most the cores that control groups leave, shared among ranks."""
     simulation: Simulation | None = None
     """Behave as this deployment would; its figures win over the settings above."""
 

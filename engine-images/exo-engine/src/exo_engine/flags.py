@@ -361,8 +361,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         kind="integer",
         section="DeviceConfig",
         minimum=1,
-        description="Threads for computing on the CPU, of each rank. Left out: one per core, shared among the "
-        "ranks. exo-engine only.",
+        description="Threads for computing on the CPU, of each rank. Left out: one per core that affinity and "
+        "control groups leave, shared among the ranks. exo-engine only.",
     ),
     Flag(
         name="simulation",

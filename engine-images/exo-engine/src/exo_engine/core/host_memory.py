@@ -1,7 +1,7 @@
-"""How much memory this machine, or this container, has and has left, and what its processor computes.
+"""How much memory and how many processors this machine, or this container, has, and what they compute.
 
 Within the limits of the control group, of version 1 or 2, and of every group above it that can be
-seen. `core/memory.py` asks, where the device is the CPU.
+seen. `core/memory.py` and `core/loading.py` ask, where the device is the CPU.
 """
 
 from __future__ import annotations
@@ -34,9 +34,26 @@ def total_host_bytes(root: Path = ROOT) -> int:
     return min([total, *(limit for limit, _ in _limits(root))])
 
 
-def usable_cores() -> int:
-    """Return how many processors this process may run on."""
-    return len(os.sched_getaffinity(0))
+def usable_cores(root: Path = ROOT) -> int:
+    """Return how many processors this process may keep busy: those it may run on, within the control groups' limits.
+
+    A part of one does not count: a thread more than there is time for holds up all others. At least 1.
+    """
+    allowed = [len(os.sched_getaffinity(0)), *(int(each) for each in _core_limits(root))]
+    return max(1, min(allowed))
+
+
+def _core_limits(root: Path) -> Iterator[float]:
+    """Yield the processor time per second of every control group that bounds this process's."""
+    for version, group in _groups(root, "cpu"):
+        if version == 1:
+            quota = _read_number(group / "cpu.cfs_quota_us")  # -1 where there is no limit
+            period = _read_number(group / "cpu.cfs_period_us")
+        else:
+            words = _read_words(group / "cpu.max")  # `max` where there is no limit
+            quota, period = (int(w) if w.isdecimal() else None for w in (*words, "", "")[:2])
+        if quota and period:
+            yield quota / period
 
 
 def num_oom_kills(root: Path = ROOT) -> int | None:
@@ -67,7 +84,8 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
             yield min(known), max(0, (used or 0) - cache)
 
 
-def _groups(root: Path) -> Iterator[tuple[int, Path]]:
+def _groups(root: Path, controller: str = "memory") -> Iterator[tuple[int, Path]]:
+    """Yield the version and the directory of each group with a controller that this process is in, and above."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -75,8 +93,8 @@ def _groups(root: Path) -> Iterator[tuple[int, Path]]:
     mounts = root / "sys/fs/cgroup"
     for line in lines:
         number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            yield from _levels(1, mounts / "memory", path)
+        if controller in controllers.split(","):
+            yield from _levels(1, mounts / controller, path)
         elif number == "0" and not controllers:
             unified = mounts / "unified"
             yield from _levels(2, unified if unified.is_dir() else mounts, path)
@@ -93,11 +111,16 @@ def _levels(version: int, mount: Path, path: str) -> Iterator[tuple[int, Path]]:
 
 def _read_number(path: Path) -> int | None:
     """Return the number in a file; None where there is no file, or no limit (`max`)."""
+    words = _read_words(path)
+    return int(words[0]) if words and words[0].isdecimal() else None
+
+
+def _read_words(path: Path) -> list[str]:
+    """Return the words of a file; none where there is no file."""
     try:
-        text = path.read_text().strip()
+        return path.read_text().split()
     except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+        return []
 
 
 def _read_table(path: Path, separator: str = " ") -> dict[str, int]:

@@ -17,6 +17,7 @@ from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import Reach
 from exo_engine.config import EngineConfig, ResolvedConfig, resolve
+from exo_engine.core import host_memory
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.executor import DirectExecutor, Executor, StepRunner, ThreadExecutor
 from exo_engine.core.host_memory import has_bfloat16
@@ -191,8 +192,7 @@ def load_model(
         ModelUnusable: the files are not those of the model.
         OutOfMemory: there is no room for them.
     """
-    threads = settings.num_threads or torch.get_num_threads() // settings.tensor_parallel_size
-    torch.set_num_threads(max(1, threads))
+    torch.set_num_threads(threads_of_rank(settings))
     # In any number format, as they choose tokens, too.
     if (kernels := kernels_for(torch.bfloat16, torch.device(settings.device))) is not None:
         kernels.set_num_threads(torch.get_num_threads())
@@ -203,6 +203,18 @@ def load_model(
     with torch.inference_mode():
         load_weights(model, entries, progress)
     return model
+
+
+def threads_of_rank(settings: ResolvedConfig) -> int:
+    """Return how many threads compute in each rank.
+
+    As many as were asked for, or torch's own choice within what the control groups allow: more would be
+    stopped for a part of each 100 ms, and the others wait for them.
+    """
+    if settings.num_threads is not None:
+        return settings.num_threads
+    cores = min(torch.get_num_threads(), host_memory.usable_cores())
+    return max(1, cores // settings.tensor_parallel_size)
 
 
 def make_scheduler(
