@@ -29,7 +29,6 @@ from exo_inference.planner.accuracy.cases import (
     stated_version,
     unstated_flags,
 )
-from exo_inference.planner.accuracy.halves import gpu_key, split
 from exo_inference.planner.catalog_models import find_model
 from exo_inference.planner.engine_rules import PLANNED, rules_for
 from exo_inference.planner.gpu_catalog import GIB, MIB
@@ -50,6 +49,7 @@ from exo_inference.planner.overheads import (
 )
 from exo_inference.planner.planning import plan
 from exo_inference.planner.verdict import Plan
+from scripts.planner_halves import gpu_key, split
 
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "overheads.json"
 

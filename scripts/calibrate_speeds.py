@@ -2,7 +2,7 @@
 
     python -m scripts.calibrate_speeds --figures FIGURES.json [--check] [--write PAGE.md]
 
-The halves are those of the starts (`planner/accuracy/halves.py`): by model and GPU, so that near-duplicates fall on one
+The halves are those of the starts (`scripts/planner_halves.py`): by model and GPU, so that near-duplicates fall on one
 side. Each constant in turn is moved up or down while that brings the estimates nearer to the printed times, by ever
 smaller factors: the same figures always give the same constants.
 """
@@ -19,9 +19,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from exo_inference.planner.accuracy.halves import sets_constants
-from exo_inference.planner.accuracy.speeds import Figure, parse_figures, read_figures
 from exo_inference.planner.speed.constants import SpeedConstants
+from scripts.planner_halves import sets_constants
+from scripts.published_speeds import Figure, parse_figures, read_figures
 from scripts.speed_page import render
 
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog" / "speeds.json"

@@ -25,14 +25,14 @@ from exo_inference.planner.accuracy.grading import (
     miss_limit,
     summarise,
 )
-from exo_inference.planner.accuracy.halves import split
 from scripts.calibrate_planner import LeftOut, leave_one_out
+from scripts.planner_halves import split
 
 _HEAD = """# The planner, graded
 
 What `plan` predicts against what engines printed when they really started. Errors are relative to the printed
 figure. The starts are in [`planner-starts.json`](planner-starts.json), with what is known of each. A fixed rule over
-model and GPU (`planner/accuracy/halves.py`) splits them: constants are set on the *calibration half* alone, by
+model and GPU (`scripts/planner_halves.py`) splits them: constants are set on the *calibration half* alone, by
 `make planner-calibrate`, and every start of the *graded half* has a model or a GPU that no constant has seen.
 `make lint` fails where the constants are not what the calibration half gives. Written by one command:
 

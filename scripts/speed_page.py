@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from exo_inference.planner.accuracy.speeds import (
+from exo_inference.planner.speed.constants import SpeedConstants
+from scripts.published_speeds import (
     QUANTITIES,
     Figure,
     summarise_speeds,
 )
-from exo_inference.planner.speed.constants import SpeedConstants
 
 _HEAD = """# The planner's speeds, graded
 
 What `plan` estimates against speeds that were published, each with its address: [`planner-published-speeds.json`](planner-published-speeds.json).
-The rule that splits the starts (`planner/accuracy/halves.py`) splits these too: constants are set on the calibration
+The rule that splits the starts (`scripts/planner_halves.py`) splits these too: constants are set on the calibration
 half alone, and every graded figure is of a model or a GPU that no constant has seen. `make lint` fails where the
 constants are not what the calibration half gives. Written by `make planner-calibrate`.
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from exo_inference.planner.accuracy.grading import LIMITS, grade, summarise
-from exo_inference.planner.accuracy.halves import gpu_key, model_key, split
 from scripts.calibrate_planner import derive, leave_one_out
 from scripts.calibrate_planner import main as calibrate
 from scripts.grade_planner import main, render, wilson
+from scripts.planner_halves import gpu_key, model_key, split
 
 FOLDER = Path(__file__).parents[2] / "docs" / "benchmarks"
 STARTS = FOLDER / "planner-starts.json"

@@ -11,15 +11,15 @@ import pytest
 
 from exo_inference.errors import UsageError
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
-from exo_inference.planner.accuracy.halves import gpu_key, model_key
-from exo_inference.planner.accuracy.speeds import (
+from exo_inference.planner.speed.constants import load_speed_constants
+from exo_inference.planner.speed.estimate import batch_sizes
+from scripts.calibrate_speeds import distance, halves
+from scripts.planner_halves import gpu_key, model_key
+from scripts.published_speeds import (
     parse_figures,
     read_figures,
     summarise_speeds,
 )
-from exo_inference.planner.speed.constants import load_speed_constants
-from exo_inference.planner.speed.estimate import batch_sizes
-from scripts.calibrate_speeds import distance, halves
 from scripts.speed_page import render
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks" / "planner-published-speeds.json"
