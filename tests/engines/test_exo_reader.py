@@ -127,7 +127,7 @@ MODEL_TYPES = {
 }
 """Modules of families that are not called as the model type of config.json."""
 ENCODERS = {"bert", "roberta", "xlm-roberta"}
-"""Of models that only embed or score, whose architectures are `pooling_config.ENCODERS`."""
+"""Of models that only embed or score, whose architectures are `models.pooling.config_file.ENCODERS`."""
 
 
 def test_the_planner_plans_every_family_that_the_engine_serves() -> None:

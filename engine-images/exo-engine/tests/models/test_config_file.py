@@ -29,6 +29,13 @@ LLAMA = {
 }
 
 
+@pytest.mark.parametrize("module", sorted(set(FAMILIES.values())))
+def test_a_dense_family_has_at_most_60_lines_and_a_mixture_150(module):
+    text = Path(importlib.import_module(module).__file__).read_text(encoding="utf-8")
+    most = 150 if "mixture=" in text else 60
+    assert len(text.splitlines()) <= most
+
+
 @pytest.fixture
 def spec_of(tmp_path):
     def write_and_read(*, base=LLAMA, **changes):

@@ -1,6 +1,6 @@
 """What models are written over: layers that know their weights, and nothing of checkpoints' files.
 
-`linear`, `embedding`, `norm` and `experts` own weights, in a format that they are given
+`linear`, `embedding`, `rms_norm`, `layer_norm` and `experts` own weights, in a format that they are given
 (`exo_engine.weight_formats`); `mlp` is two linear layers;
 `attention` joins heads, norms, rotary embedding and the attention backend. A model file makes layers in a
 `Context` and calls them; loading walks the context's list.

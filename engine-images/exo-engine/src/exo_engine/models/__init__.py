@@ -2,5 +2,5 @@
 
 `spec`, `config_file` and one file per family (`llama`, `mistral`, `qwen2`, `qwen3`) read
 configurations and import no torch, so that the API process can use them; `decoder` computes, written
-over `exo_engine.layers`, and `weights` fills its layers.
+over `exo_engine.layers`, and `weights` fills its layers. Models that embed or score are in `pooling`.
 """

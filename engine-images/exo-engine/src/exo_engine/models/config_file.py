@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from exo_engine.config import DType, ModelLimits
 from exo_engine.errors import ModelUnusable
 from exo_engine.foreign_files import MissingFile, parse_object, read_regular, shown
-from exo_engine.models.pooling_spec import EncoderSpec
+from exo_engine.models.pooling.spec import EncoderSpec
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.weight_formats import PLAIN, format_of_checkpoint
 

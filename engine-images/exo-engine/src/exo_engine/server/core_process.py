@@ -28,7 +28,7 @@ from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import EngineError, InternalError, OutOfMemory, RequestError
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
-from exo_engine.models.pooling_spec import PoolingSpec
+from exo_engine.models.pooling.spec import PoolingSpec
 from exo_engine.models.spec import DecoderSpec
 from exo_engine.server.logs import configure_logging
 from exo_engine.server.messages import (
@@ -183,7 +183,7 @@ def _build_core(
     # They import torch, so not before it is needed.
     from exo_engine.core.engine import EngineCore
     from exo_engine.core.pooling.core import PoolingCore
-    from exo_engine.models.pooling_config import is_pooling
+    from exo_engine.models.pooling.config_file import is_pooling
 
     kind = PoolingCore if is_pooling(config) else EngineCore
     core = kind(config, start_up=start_up)

@@ -12,7 +12,7 @@ from exo_engine.config import EngineConfig
 from exo_engine.core.graphs.device import PlainOps
 from exo_engine.core.pooling.core import PoolingCore
 from exo_engine.core.pooling.requests import PoolingRequest
-from exo_engine.models.pooling_config import is_pooling
+from exo_engine.models.pooling.config_file import is_pooling
 
 from .tiny_models import EMBEDDERS, SCORERS, write_embedder, write_scorer
 

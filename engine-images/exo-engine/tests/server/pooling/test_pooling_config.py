@@ -10,7 +10,7 @@ import pytest
 from exo_engine.config import EngineConfig
 from exo_engine.core.pooling.core import PoolingCore
 from exo_engine.errors import ConfigurationError, EngineError, OutOfMemory
-from exo_engine.models.pooling_config import is_pooling, read_pooling_spec
+from exo_engine.models.pooling.config_file import is_pooling, read_pooling_spec
 
 from .tiny_models import write_embedder
 

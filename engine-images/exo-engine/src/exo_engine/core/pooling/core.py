@@ -24,8 +24,8 @@ from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import OutOfMemory, PromptTooLong, RequestError
-from exo_engine.models.pooling_model import activate
-from exo_engine.models.pooling_spec import PoolingSpec
+from exo_engine.models.pooling.model import activate
+from exo_engine.models.pooling.spec import PoolingSpec
 from exo_engine.structured_output.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)

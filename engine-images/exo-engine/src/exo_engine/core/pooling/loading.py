@@ -16,9 +16,9 @@ from exo_engine.core.pooling.settings import check_settings
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import OutOfMemory
 from exo_engine.models.config_file import limits_of
-from exo_engine.models.pooling_config import read_pooling_spec
-from exo_engine.models.pooling_model import PoolingModel
-from exo_engine.models.pooling_spec import PoolingSpec
+from exo_engine.models.pooling.config_file import read_pooling_spec
+from exo_engine.models.pooling.model import PoolingModel
+from exo_engine.models.pooling.spec import PoolingSpec
 
 logger = logging.getLogger(__name__)
 

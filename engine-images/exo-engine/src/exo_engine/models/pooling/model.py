@@ -14,8 +14,8 @@ from exo_engine.attention.layer import AttentionLayer
 from exo_engine.attention.whole import WholeAttention
 from exo_engine.layers import Context, Layer, Linear
 from exo_engine.models.decoder import Decoder
-from exo_engine.models.encoder import Encoder
-from exo_engine.models.pooling_spec import EncoderSpec, HeadSpec, PoolingSpec
+from exo_engine.models.pooling.encoder import Encoder
+from exo_engine.models.pooling.spec import EncoderSpec, HeadSpec, PoolingSpec
 from exo_engine.weight_formats import PLAIN, load_format
 
 

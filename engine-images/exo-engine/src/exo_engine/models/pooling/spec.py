@@ -1,6 +1,6 @@
 """What a model that embeds or scores is, as far as computing it goes. No torch here.
 
-`pooling_config` reads it; `encoder` and `pooling_model` compute it.
+`config_file` reads it; `encoder` and `model` compute it.
 """
 
 from __future__ import annotations

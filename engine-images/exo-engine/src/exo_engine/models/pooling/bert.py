@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exo_engine.models.config_file import ConfigReader
-from exo_engine.models.pooling_spec import EncoderActivation, EncoderSpec, HeadSpec
+from exo_engine.models.pooling.spec import EncoderActivation, EncoderSpec, HeadSpec
 
 _ACTIVATIONS: dict[str, EncoderActivation] = {
     "gelu": "gelu",

@@ -1,6 +1,6 @@
 """Whether a model embeds, scores or generates, and how: config.json, sentence-transformers' files and flags.
 
-The core asks `is_pooling` once at start; `read_pooling_spec` does for such models what `config_file.read_spec`
+The core asks `is_pooling` once at start; `read_pooling_spec` does for such models what `models.config_file.read_spec`
 does for those that generate. What the files say, flags may say otherwise, by vLLM's names.
 """
 
@@ -15,7 +15,6 @@ from typing import Any, Final
 from exo_engine.config import EngineConfig
 from exo_engine.errors import ConfigurationError
 from exo_engine.foreign_files import MissingFile, parse_object, read_regular, shown
-from exo_engine.models import bert
 from exo_engine.models.config_file import (
     FAMILIES,
     ConfigReader,
@@ -24,7 +23,8 @@ from exo_engine.models.config_file import (
     read_checkpoint_facts,
     read_decoder,
 )
-from exo_engine.models.pooling_spec import EncoderSpec, HeadSpec, PoolingMethod, PoolingSpec
+from exo_engine.models.pooling import bert
+from exo_engine.models.pooling.spec import EncoderSpec, HeadSpec, PoolingMethod, PoolingSpec
 from exo_engine.models.spec import DecoderSpec
 
 ENCODERS: Final = tuple(

@@ -15,7 +15,7 @@ from exo_engine import pulse
 from exo_engine.attention.base import AttentionBackend
 from exo_engine.layers import Context, Embedding, Layer, Linear
 from exo_engine.layers.layer_norm import LayerNorm
-from exo_engine.models.pooling_spec import EncoderActivation, EncoderSpec
+from exo_engine.models.pooling.spec import EncoderActivation, EncoderSpec
 from exo_engine.weight_formats import PLAIN, load_format
 
 
