@@ -1,4 +1,4 @@
-"""Fills in the table of request fields in the engine's README from the lists that the engine itself keeps to.
+"""Fills in the tables of request fields in the engine's README from the lists that the engine itself keeps to.
 
 python -m scripts.draw_engine_fields            # write
 python -m scripts.draw_engine_fields --check    # fail if anything would change
@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from exo_engine.server.inner_fields import OBJECTS
 from exo_engine.server.known_fields import ROUTES, KnownFields
 
 PAGE = Path(__file__).parents[1] / "engine-images" / "exo-engine" / "README.md"
 BEGIN, END = "<!-- fields: begin, written by `make docs` -->\n", "<!-- fields: end -->\n"
 _NOT_THERE = "–"
+_WITHIN = "Of the objects within requests (any other field is refused with its place):"
 
 
 def table() -> str:
@@ -24,6 +26,23 @@ def table() -> str:
     head = ["field", *(f"`{route}`" for route in ROUTES)]
     rows = [[f"`{name}`", *(state(name, known) for known in ROUTES.values())] for name in names]
     return "".join(_line(row) for row in [head, ["---"] * len(head), *rows])
+
+
+def table_within() -> str:
+    """Return the table of the objects within requests: a row per object, a column per state."""
+    states = ("yes", "harmless", "refused")
+    rows = [
+        [f"`{route}`", where, *(_names(known, each) for each in states)]
+        for route, objects in OBJECTS.items()
+        for where, known in objects.items()
+    ]
+    head = ["route", "object", *states]
+    return "".join(_line(row) for row in [head, ["---"] * len(head), *rows])
+
+
+def _names(known: KnownFields, wanted: str) -> str:
+    found = sorted({name for name in _listed(known) if state(name, known) == wanted})
+    return ", ".join(f"`{name}`" for name in found)
 
 
 def state(name: str, known: KnownFields) -> str:
@@ -39,7 +58,7 @@ def filled(page: str) -> str:
     """Return a page with the table in its place."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table()}\n{_WITHIN}\n\n{table_within()}\n{END}{after}"
 
 
 def _listed(known: KnownFields) -> Iterator[str]:

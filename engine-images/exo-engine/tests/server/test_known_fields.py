@@ -5,22 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import typing
 from pathlib import Path
 
 import pytest
+from exo_engine.server import inner_fields as inner
 from exo_engine.server import known_fields
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
-from exo_engine.server.inner_fields import (
-    JSON_FORMAT,
-    JSON_SCHEMA,
-    MESSAGE_REFUSED,
-    MESSAGES_FORMAT,
-    RESPONSE_FORMAT,
-    RESPONSES_TOOL,
-    TEXT_PART,
-    TOOL_CHOICE,
-)
+from exo_engine.server.inner_fields import MESSAGE_REFUSED, OBJECTS
 from exo_engine.server.known_fields import (
     CHAT,
     CLASSIFY,
@@ -29,20 +22,15 @@ from exo_engine.server.known_fields import (
     EMBEDDINGS,
     HARMLESS,
     MESSAGES,
-    MESSAGES_OUTPUT,
-    MESSAGES_THINKING,
-    MESSAGES_TOOL,
     POOLING,
     RERANK,
     RESPONSES,
-    RESPONSES_REASONING,
-    RESPONSES_TEXT,
     SCORE,
-    STREAM_OPTIONS,
     TOKENIZE,
     KnownFields,
     check_fields,
 )
+from exo_engine.server.routes.responses_request import INCLUDED
 
 DATA = json.loads(Path(__file__).with_name("data").joinpath("vllm_fields.json").read_text())
 """Of vLLM's request types, read from its distribution; the date is in it."""
@@ -67,27 +55,98 @@ WALKED: dict[str, tuple[KnownFields, list[str]]] = {
     "detokenize": (DETOKENIZE, []),
 }
 """By route: its fields, and the modules of client packages that have its request types, which take seconds to import."""
-INNER = [
-    (STREAM_OPTIONS, "openai.types.chat", "ChatCompletionStreamOptionsParam"),
-    (STREAM_OPTIONS, "openai.types.responses.response_create_params", "StreamOptions"),
-    (RESPONSES_TEXT, "openai.types.responses", "ResponseTextConfigParam"),
-    (RESPONSES_REASONING, "openai.types.shared_params", "Reasoning"),
-    (MESSAGES_TOOL, "anthropic.types", "ToolParam"),
-    (MESSAGES_THINKING, "anthropic.types", "ThinkingConfigEnabledParam"),
-    (MESSAGES_THINKING, "anthropic.types", "ThinkingConfigAdaptiveParam"),
-    (MESSAGES_OUTPUT, "anthropic.types", "OutputConfigParam"),
-    (MESSAGES_FORMAT, "anthropic.types", "JSONOutputFormatParam"),
-    (RESPONSE_FORMAT, "openai.types.shared_params", "ResponseFormatJSONObject"),
-    (RESPONSE_FORMAT, "openai.types.shared_params", "ResponseFormatText"),
-    (JSON_FORMAT, "openai.types.shared_params", "ResponseFormatJSONSchema"),
-    (JSON_SCHEMA, "openai.types.shared_params.response_format_json_schema", "JSONSchema"),
-    (TEXT_PART, "openai.types.chat", "ChatCompletionContentPartTextParam"),
-    (TEXT_PART, "openai.types.responses", "ResponseInputTextParam"),
-    (TEXT_PART, "openai.types.responses", "ResponseOutputTextParam"),
-    (TEXT_PART, "anthropic.types", "TextBlockParam"),
-    (TOOL_CHOICE, "openai.types.chat", "ChatCompletionNamedToolChoiceParam"),
-    (RESPONSES_TOOL, "openai.types.responses", "FunctionToolParam"),
+INNER: list[tuple[KnownFields, str, str]] = [
+    (inner.STREAM_OPTIONS, "openai.types.chat", "ChatCompletionStreamOptionsParam"),
+    (inner.RESPONSE_FORMAT, "openai.types.shared_params", "ResponseFormatJSONObject"),
+    (inner.RESPONSE_FORMAT, "openai.types.shared_params", "ResponseFormatText"),
+    (inner.JSON_FORMAT, "openai.types.shared_params", "ResponseFormatJSONSchema"),
+    (inner.JSON_SCHEMA, "openai.types.shared_params.response_format_json_schema", "JSONSchema"),
+    (inner.TEXT_PART, "openai.types.chat", "ChatCompletionContentPartTextParam"),
+    (inner.TOOL_CHOICE, "openai.types.chat", "ChatCompletionNamedToolChoiceParam"),
+    (
+        inner.TOOL_CHOICE_FUNCTION,
+        "openai.types.chat.chat_completion_named_tool_choice_param",
+        "Function",
+    ),
+    (inner.ALLOWED_CHOICE, "openai.types.chat", "ChatCompletionAllowedToolChoiceParam"),
+    (inner.ALLOWED_TOOLS, "openai.types.chat", "ChatCompletionAllowedToolsParam"),
+    (inner.RESPONSES_STREAM, "openai.types.responses.response_create_params", "StreamOptions"),
+    (inner.RESPONSES_TEXT, "openai.types.responses", "ResponseTextConfigParam"),
+    (inner.RESPONSES_FORMAT, "openai.types.responses", "ResponseFormatTextJSONSchemaConfigParam"),
+    (inner.RESPONSES_REASONING, "openai.types.shared_params", "Reasoning"),
+    (inner.RESPONSES_TOOL, "openai.types.responses", "FunctionToolParam"),
+    (inner.RESPONSES_CHOICE, "openai.types.responses", "ToolChoiceFunctionParam"),
+    (inner.RESPONSES_ALLOWED, "openai.types.responses", "ToolChoiceAllowedParam"),
+    (inner.RESPONSES_MESSAGE, "openai.types.responses", "EasyInputMessageParam"),
+    (inner.RESPONSES_MESSAGE, "openai.types.responses", "ResponseOutputMessageParam"),
+    (inner.RESPONSES_MESSAGE, "openai.types.responses.response_input_item_param", "Message"),
+    (inner.RESPONSES_REASONING_ITEM, "openai.types.responses", "ResponseReasoningItemParam"),
+    (
+        inner.RESPONSES_REASONING_PART,
+        "openai.types.responses.response_reasoning_item_param",
+        "Content",
+    ),
+    (
+        inner.RESPONSES_REASONING_PART,
+        "openai.types.responses.response_reasoning_item_param",
+        "Summary",
+    ),
+    (inner.RESPONSES_CALL, "openai.types.responses", "ResponseFunctionToolCallParam"),
+    (
+        inner.RESPONSES_RESULT,
+        "openai.types.responses.response_input_item_param",
+        "FunctionCallOutput",
+    ),
+    (inner.TEXT_PART, "openai.types.responses", "ResponseInputTextParam"),
+    (inner.TEXT_PART, "openai.types.responses", "ResponseInputTextContentParam"),
+    (inner.TEXT_PART, "openai.types.responses", "ResponseOutputTextParam"),
+    (inner.MESSAGES_MESSAGE, "anthropic.types", "UserMessageParam"),
+    (inner.MESSAGES_MESSAGE, "anthropic.types", "AssistantMessageParam"),
+    (inner.MESSAGES_MESSAGE, "anthropic.types", "SystemMessageParam"),
+    (inner.TEXT_PART, "anthropic.types", "TextBlockParam"),
+    (inner.MESSAGES_CALL, "anthropic.types", "ToolUseBlockParam"),
+    (inner.MESSAGES_RESULT, "anthropic.types", "ToolResultBlockParam"),
+    (inner.MESSAGES_THOUGHT, "anthropic.types", "ThinkingBlockParam"),
+    (inner.MESSAGES_TOOL, "anthropic.types", "ToolParam"),
+    (inner.MESSAGES_CHOICE, "anthropic.types", "ToolChoiceAutoParam"),
+    (inner.MESSAGES_CHOICE, "anthropic.types", "ToolChoiceAnyParam"),
+    (inner.MESSAGES_CHOICE, "anthropic.types", "ToolChoiceNoneParam"),
+    (inner.MESSAGES_NAMED_CHOICE, "anthropic.types", "ToolChoiceToolParam"),
+    (inner.MESSAGES_THINKING, "anthropic.types", "ThinkingConfigEnabledParam"),
+    (inner.MESSAGES_THINKING, "anthropic.types", "ThinkingConfigAdaptiveParam"),
+    (inner.MESSAGES_THINKING, "anthropic.types", "ThinkingConfigDisabledParam"),
+    (inner.MESSAGES_OUTPUT, "anthropic.types", "OutputConfigParam"),
+    (inner.MESSAGES_FORMAT, "anthropic.types", "JSONOutputFormatParam"),
 ]
+"""Objects within requests: their fields, and the types that client packages have for them."""
+TAKEN_TYPES = {
+    ("openai.types.responses.response_input_item_param", "ResponseInputItemParam"): {
+        "EasyInputMessageParam",
+        "Message",
+        "ResponseOutputMessageParam",
+        "ResponseReasoningItemParam",
+        "ResponseFunctionToolCallParam",
+        "FunctionCallOutput",
+    },
+    ("anthropic.types", "ContentBlockParam"): {
+        "TextBlockParam",
+        "ToolUseBlockParam",
+        "ToolResultBlockParam",
+        "ThinkingBlockParam",
+    },
+    ("anthropic.types", "ToolChoiceParam"): {
+        "ToolChoiceAutoParam",
+        "ToolChoiceAnyParam",
+        "ToolChoiceNoneParam",
+        "ToolChoiceToolParam",
+    },
+    ("anthropic.types", "MessageParam"): {
+        "UserMessageParam",
+        "AssistantMessageParam",
+        "SystemMessageParam",
+    },
+}
+"""Of each union of a client package, the types that are taken; others are refused by their `type`."""
 TO_THE_TEMPLATE = {"role", "content", "name", "tool_calls", "tool_call_id"}
 """What messages of chat have for the template to write."""
 
@@ -130,8 +189,36 @@ def test_every_field_of_every_client_and_of_vllm_is_in_a_list(route: str) -> Non
 
 @pytest.mark.parametrize(("known", "module", "form"), INNER)
 def test_every_field_within_is_in_a_list(known: KnownFields, module: str, form: str) -> None:
-    fields = getattr(importlib.import_module(module), form).__annotations__
+    fields = typing.get_type_hints(getattr(importlib.import_module(module), form))
+    assert len(fields) > 0
     assert [name for name in fields if not is_listed(name, known)] == []
+
+
+def test_every_object_within_is_walked() -> None:
+    walked = [id(known) for known, *_ in INNER]
+    missing = [
+        (route, where)
+        for route, objects in OBJECTS.items()
+        for where, known in objects.items()
+        if id(known) not in walked
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize(("module", "union"), TAKEN_TYPES)
+def test_types_that_are_taken_are_walked(module: str, union: str) -> None:
+    """A type of a new release is refused by its `type`, and one that is renamed shows here."""
+    members = typing.get_args(getattr(importlib.import_module(module), union))
+    names = {each.__name__ for each in members}
+    taken = TAKEN_TYPES[module, union]
+    assert taken <= names & {form for _, _, form in INNER}
+
+
+def test_everything_that_an_answer_may_include_is_known() -> None:
+    from openai.types.responses import ResponseIncludable
+
+    logprobs = "message.output_text.logprobs"  # refused by name
+    assert set(typing.get_args(ResponseIncludable)) == INCLUDED | {logprobs}
 
 
 @pytest.mark.parametrize("role", ["Developer", "System", "User", "Assistant", "Tool", "Function"])
@@ -162,7 +249,11 @@ def test_types_of_clients_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "known", [*[each for each, _ in WALKED.values()], *[each for each, *_ in INNER]]
+    "known",
+    [
+        *[each for each, _ in WALKED.values()],
+        *[each for objects in OBJECTS.values() for each in objects.values()],
+    ],
 )
 def test_lists_do_not_contradict_each_other(known: KnownFields) -> None:
     assert not known.honoured & known.harmless
@@ -171,7 +262,9 @@ def test_lists_do_not_contradict_each_other(known: KnownFields) -> None:
 
 
 def test_neutral_values_are_those_of_refused_fields() -> None:
-    refused = set().union(*(known.refused for known, _ in WALKED.values()))
+    within = [known for objects in OBJECTS.values() for known in objects.values()]
+    all_known = [*(known for known, _ in WALKED.values()), *within]
+    refused = set().union(*(known.refused for known in all_known))
     assert set(known_fields._NEUTRAL) <= refused
 
 

@@ -142,6 +142,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "padding": ("do_not_pad",),
+    "caller": ({"type": "direct"},),
+    "phase": ("final_answer",),
     "truncation_side": ("left", "right"),  # says nothing without truncate_prompt_tokens
 }
 """Values of unsupported fields that ask for nothing, where they are not the empty ones and false."""
@@ -195,11 +197,8 @@ _RESPONSES_REFUSED = {
     "prompt": "a prompt that is kept",
     "context_management": "managing the context",
     "image": "compressing pictures",
-    "generate_summary": "summing reasoning up",
     "enable_response_messages": "enable_response_messages",
     "previous_input_messages": "previous_input_messages",
-    "context": "choosing the turns whose reasoning is seen",
-    "mode": "a mode of reasoning",
 }
 RESPONSES_AS_CHAT = frozenset(
     [
@@ -249,10 +248,8 @@ RESPONSES = KnownFields(
     _RESPONSES_REFUSED,
     frozenset({"previous_response_id", "truncation", "top_logprobs"}),
 )
-RESPONSES_TEXT = KnownFields(frozenset({"format"}), HARMLESS, _RESPONSES_REFUSED)
-RESPONSES_REASONING = KnownFields(frozenset({"effort", "summary"}), HARMLESS, _RESPONSES_REFUSED)
 _ANTHROPIC_HARMLESS = frozenset(
-    # What Anthropic caches, bills or traces by, and how long a model may think, which it decides itself.
+    # What Anthropic caches, bills or traces by.
     [
         "metadata",
         "service_tier",
@@ -261,8 +258,6 @@ _ANTHROPIC_HARMLESS = frozenset(
         "diagnostics",
         "user_profile_id",
         "workspace_id",
-        "budget_tokens",
-        "eager_input_streaming",
     ]
 )
 _ANTHROPIC_REFUSED = {
@@ -271,9 +266,6 @@ _ANTHROPIC_REFUSED = {
     "context_management": "managing the context",
     "mcp_servers": "MCP servers",
     "speed": "a speed of its own",
-    "allowed_callers": "calls by programs",
-    "defer_loading": "a tool that is loaded later",
-    "input_examples": "examples of a tool's input (put them into its description)",
 }
 MESSAGES_AS_CHAT = frozenset(
     {"temperature", "top_p", "top_k", "cache_salt", "chat_template_kwargs"}
@@ -295,17 +287,6 @@ MESSAGES = KnownFields(
     },
     _ANTHROPIC_HARMLESS,
     _ANTHROPIC_REFUSED,
-)
-MESSAGES_TOOL = KnownFields(
-    frozenset({"name", "description", "input_schema", "strict", "type"}),
-    _ANTHROPIC_HARMLESS,
-    _ANTHROPIC_REFUSED,
-)
-MESSAGES_THINKING = KnownFields(
-    frozenset({"type", "display"}), _ANTHROPIC_HARMLESS, _ANTHROPIC_REFUSED
-)
-MESSAGES_OUTPUT = KnownFields(
-    frozenset({"effort", "format"}), _ANTHROPIC_HARMLESS, _ANTHROPIC_REFUSED
 )
 _POOLING_HARMLESS = HARMLESS | {"cache_salt"}  # nothing of a text is cached
 _POOLING_REFUSED = {
@@ -354,9 +335,6 @@ RERANK = KnownFields(
     _POOLING | {"query", "documents", "top_n", "return_documents", "max_tokens_per_doc"},
     _POOLING_HARMLESS,
     _POOLING_REFUSED,
-)
-STREAM_OPTIONS = KnownFields(
-    frozenset({"include_usage", "continuous_usage_stats"}), frozenset({"include_obfuscation"})
 )
 
 ROUTES: Mapping[str, KnownFields] = {

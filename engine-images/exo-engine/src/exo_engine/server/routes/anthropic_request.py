@@ -7,19 +7,31 @@ from typing import Any
 
 from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
-from exo_engine.server.inner_fields import MESSAGES_FORMAT
-from exo_engine.server.known_fields import (
-    MESSAGES,
-    MESSAGES_AS_CHAT,
+from exo_engine.server.inner_fields import (
+    MESSAGES_CALL,
+    MESSAGES_CHOICE,
+    MESSAGES_FORMAT,
+    MESSAGES_MESSAGE,
+    MESSAGES_NAMED_CHOICE,
     MESSAGES_OUTPUT,
+    MESSAGES_RESULT,
     MESSAGES_THINKING,
+    MESSAGES_THOUGHT,
     MESSAGES_TOOL,
-    check_fields,
+    TEXT_PART,
+    read_object,
 )
+from exo_engine.server.known_fields import MESSAGES, MESSAGES_AS_CHAT, check_fields
 from exo_engine.server.routes.tools import translate_tools
 
 _NAMES = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_BLOCKS = {
+    "text": TEXT_PART,
+    "tool_use": MESSAGES_CALL,
+    "tool_result": MESSAGES_RESULT,
+    "thinking": MESSAGES_THOUGHT,
+}
 
 
 def as_chat(fields: Fields, *, is_count: bool = False) -> Fields:
@@ -70,9 +82,7 @@ def _read_messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _read_message(message: Any, name: str) -> list[dict[str, Any]]:
-    if not isinstance(message, dict):
-        raise bad_request(f"{name} must be an object", name)
-    fields = Fields(message, prefix=f"{name}.")
+    fields = read_object(message, name, MESSAGES_MESSAGE)
     role = fields.values.get("role")
     if role not in ("user", "assistant", "system"):
         raise fields.wrong("role", "user, assistant or system")
@@ -92,7 +102,7 @@ def _block(block: Any, name: str, role: str) -> Fields:
     kinds = {"assistant": ("text", "tool_use", "thinking"), "user": ("text", "tool_result")}
     if block["type"] not in kinds.get(role, ("text",)):
         raise not_supported(name, f"a block of type {block['type'][:40]!r} by {role}")
-    return Fields(block, prefix=f"{name}.")
+    return read_object(block, name, _BLOCKS[block["type"]])
 
 
 def _user(blocks: list[Fields], role: str) -> list[dict[str, Any]]:
@@ -169,6 +179,7 @@ def _read_choice(fields: Fields) -> dict[str, Any]:
     if not choice.values:
         return {}
     kind = choice.values.get("type")
+    check_fields(choice, MESSAGES_NAMED_CHOICE if kind == "tool" else MESSAGES_CHOICE)
     is_parallel = not choice.boolean("disable_parallel_tool_use")
     if kind == "tool":
         named = {"type": "function", "function": {"name": _required(choice, "name")}}

@@ -11,7 +11,8 @@ from exo_engine.core.request import TokenLogprobs
 from exo_engine.server.api_errors import bad_request
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Usage
-from exo_engine.server.known_fields import STREAM_OPTIONS, check_fields
+from exo_engine.server.inner_fields import STREAM_OPTIONS
+from exo_engine.server.known_fields import check_fields
 from exo_engine.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields
-from exo_engine.server.known_fields import STREAM_OPTIONS, check_fields
+from exo_engine.server.inner_fields import RESPONSES_STREAM
+from exo_engine.server.known_fields import check_fields
 from exo_engine.server.routes.chat_answer import ChatAnswer, begin_chat
 from exo_engine.server.routes.formats import format_usage
 from exo_engine.server.routes.output_items import Event, OutputItems
@@ -23,7 +24,9 @@ async def create_response(request: web.Request, service: Service) -> web.StreamR
     """Answer one request."""
     fields = await read_request(request, service)
     is_streaming = fields.boolean("stream")
-    check_fields(Fields(fields.mapping("stream_options"), prefix="stream_options."), STREAM_OPTIONS)
+    check_fields(
+        Fields(fields.mapping("stream_options"), prefix="stream_options."), RESPONSES_STREAM
+    )
     chat = as_chat(fields)
     try:
         model = service.check_model(fields)

@@ -11,14 +11,22 @@ from typing import Any
 
 from exo_engine.server.api_errors import ApiError, bad_request, not_supported
 from exo_engine.server.fields import Fields
-from exo_engine.server.inner_fields import RESPONSES_TOOL, TEXT_PART
-from exo_engine.server.known_fields import (
-    RESPONSES,
-    RESPONSES_AS_CHAT,
+from exo_engine.server.inner_fields import (
+    RESPONSES_ALLOWED,
+    RESPONSES_CALL,
+    RESPONSES_CHOICE,
+    RESPONSES_FORMAT,
+    RESPONSES_MESSAGE,
     RESPONSES_REASONING,
+    RESPONSES_REASONING_ITEM,
+    RESPONSES_REASONING_PART,
+    RESPONSES_RESULT,
     RESPONSES_TEXT,
-    check_fields,
+    RESPONSES_TOOL,
+    TEXT_PART,
+    read_object,
 )
+from exo_engine.server.known_fields import RESPONSES, RESPONSES_AS_CHAT, check_fields
 from exo_engine.server.routes.tools import translate_tools
 
 _NAMES = {
@@ -30,6 +38,27 @@ _NAMES = {
 """Fields of chat that stand for others here."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _ROLES = ("user", "assistant", "system", "developer")
+_ITEMS = {
+    "message": RESPONSES_MESSAGE,
+    "reasoning": RESPONSES_REASONING_ITEM,
+    "function_call": RESPONSES_CALL,
+    "function_call_output": RESPONSES_RESULT,
+}
+_REASONING_PARTS = ("reasoning_text", "summary_text")
+_LOGPROBS = "message.output_text.logprobs"
+INCLUDED = frozenset(
+    # Of tools and pictures that are refused where they come from, and reasoning, which is told as it is.
+    [
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+        "reasoning.encrypted_content",
+    ]
+)
+"""What `include` may ask for without effect."""
 
 
 def as_chat(fields: Fields) -> Fields:
@@ -69,7 +98,12 @@ def _refuse_unsupported(fields: Fields) -> None:
     include = fields.values.get("include") or []
     if not isinstance(include, list):
         raise fields.wrong("include", "a list")
-    if "message.output_text.logprobs" in include or fields.values.get("top_logprobs"):
+    for index, each in enumerate(include):
+        if not isinstance(each, str):
+            raise bad_request(f"include[{index}] must be a string", f"include[{index}]")
+        if each != _LOGPROBS and each not in INCLUDED:
+            raise not_supported(f"include[{index}]", f"including {each[:64]!r}")
+    if _LOGPROBS in include or fields.values.get("top_logprobs"):
         raise not_supported("include", "log probabilities here (use /v1/chat/completions)")
 
 
@@ -103,6 +137,8 @@ class _ItemReader:
             raise bad_request(f"{name} must be an object", name)
         kind = item.get("type") or ("message" if "role" in item else None)
         fields = Fields(item, prefix=f"{name}.")
+        if isinstance(kind, str) and kind in _ITEMS:
+            check_fields(fields, _ITEMS[kind])
         if kind == "message":
             self._message(fields)
         elif kind == "reasoning":
@@ -111,9 +147,10 @@ class _ItemReader:
             self._call(fields)
         elif kind == "function_call_output":
             self._is_open = False
-            content = _text(fields, "output")
-            call_id = _required(fields, "call_id")
-            self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+            message = {"role": "tool", "tool_call_id": _required(fields, "call_id")}
+            called = fields.string("name")
+            named = {} if called is None else {"name": called}
+            self.messages.append({**message, **named, "content": _text(fields, "output")})
         elif isinstance(kind, str):
             raise not_supported(name, f"an item of type {kind[:40]!r}")
         else:
@@ -178,13 +215,17 @@ def _part(part: Any, name: str) -> str:
 
 
 def _reasoning_text(fields: Fields) -> str:
-    parts = fields.values.get("content") or fields.values.get("summary") or []
+    where = "content" if fields.values.get("content") else "summary"
+    parts = fields.values.get(where) or []
     if not isinstance(parts, list):
-        raise fields.wrong("content", "a list")
-    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise fields.wrong("content", "a list of parts with text")
-    return "\n".join(map(str, texts))
+        raise fields.wrong(where, "a list")
+    texts = []
+    for index, each in enumerate(parts):
+        part = read_object(each, f"{fields.name(where)}[{index}]", RESPONSES_REASONING_PART)
+        if part.values.get("type") not in (None, *_REASONING_PARTS):
+            raise part.wrong("type", " or ".join(_REASONING_PARTS))
+        texts.append(_required(part, "text"))
+    return "\n".join(texts)
 
 
 def _read_effort(fields: Fields) -> str | None:
@@ -201,6 +242,7 @@ def _read_format(fields: Fields) -> dict[str, Any] | None:
     given = text.mapping("format")
     if given.get("type") != "json_schema":
         return given or None
+    check_fields(Fields(given, prefix="text.format."), RESPONSES_FORMAT)
     inner = {name: each for name, each in given.items() if name != "type"}
     return {"type": "json_schema", "json_schema": inner}
 
@@ -222,14 +264,20 @@ def _read_choice(fields: Fields) -> Any:
     if not isinstance(choice, Mapping):
         return choice
     if choice.get("type") == "allowed_tools":
+        check_fields(Fields(choice, prefix="tool_choice."), RESPONSES_ALLOWED)
         tools = choice.get("tools")
-        named = [_named(each) for each in tools] if isinstance(tools, list) else tools
-        allowed = {"mode": choice.get("mode"), "tools": named}
-        return {"type": "allowed_tools", "allowed_tools": allowed}
-    return _named(choice)
+        if isinstance(tools, list):
+            tools = [_named(each, f"tool_choice.tools[{i}]") for i, each in enumerate(tools)]
+        return {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice.get("mode"), "tools": tools},
+        }
+    return _named(choice, "tool_choice")
 
 
-def _named(choice: Any) -> Any:
+def _named(choice: Any, name: str) -> Any:
     if not isinstance(choice, Mapping):
         return choice
+    if choice.get("type") == "function":
+        check_fields(Fields(choice, prefix=f"{name}."), RESPONSES_CHOICE)
     return {"type": choice.get("type"), "function": {"name": choice.get("name")}}

@@ -18,7 +18,12 @@ from exo_engine.server.answer_parsing.forced import (
 from exo_engine.server.answer_parsing.pieces import AnswerParser
 from exo_engine.server.api_errors import bad_request, not_supported
 from exo_engine.server.fields import Fields
-from exo_engine.server.inner_fields import TOOL_CHOICE, TOOL_CHOICE_FUNCTION
+from exo_engine.server.inner_fields import (
+    ALLOWED_CHOICE,
+    ALLOWED_TOOLS,
+    TOOL_CHOICE,
+    TOOL_CHOICE_FUNCTION,
+)
 from exo_engine.server.known_fields import check_fields
 
 _MAX_TOOLS = 1024
@@ -156,6 +161,8 @@ def _allowed(
         Fields(choice, prefix="tool_choice.").mapping("allowed_tools"),
         prefix="tool_choice.allowed_tools.",
     )
+    check_fields(Fields(choice, prefix="tool_choice."), ALLOWED_CHOICE)
+    check_fields(inner, ALLOWED_TOOLS)
     mode = inner.values.get("mode")
     listed = inner.values.get("tools")
     if mode not in ("auto", "required"):
