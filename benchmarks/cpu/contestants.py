@@ -256,7 +256,8 @@ class _LlamaPrograms:
                 command, check=False, stdout=subprocess.PIPE, stderr=log, text=True
             )
         if ended.returncode:
-            raise Ended(f"{Path(command[0]).name} ended with {ended.returncode}; see {self._log}")
+            name = Path(command[0]).name
+            raise Ended(f"{name} ended with {ended.returncode}; its log says why")
         return ended.stdout
 
 
