@@ -157,7 +157,8 @@ FLAGS: Final[tuple[Flag, ...]] = (
         choices=("auto", *BACKENDS),
         description="What computes attention. `auto` takes the fastest that can serve the model on this "
         "device: `triton` on a GPU, `cpu` (compiled kernels, bfloat16) on a CPU, `reference` (plain "
-        "PyTorch) elsewhere.",
+        "PyTorch) elsewhere. On a GPU it measures from which length on prompts are faster by PyTorch's FlashAttention, "
+        "for which keys and values are copied together; `torch` does so for all prompts, `flashinfer` with that package.",
     ),
     # ---- LoadConfig -------------------------------------------------------------------------
     Flag(

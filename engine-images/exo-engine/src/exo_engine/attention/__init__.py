@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from exo_engine.errors import ConfigurationError
 
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from exo_engine.attention.base import AttentionBackend
     from exo_engine.attention.kv_cache import KVCache
     from exo_engine.attention.layer import CachedLayer
+    from exo_engine.attention.triton import TritonAttention
 
 BACKENDS: Mapping[str, str] = {
     "cpu": "exo_engine.attention.cpu:CpuAttention",
+    "flashinfer": "exo_engine.attention.gathering:make_gathering",
     "reference": "exo_engine.attention.reference:ReferenceAttention",
+    "torch": "exo_engine.attention.gathering:make_gathering",
     "triton": "exo_engine.attention.triton:TritonAttention",
 }
 """Each backend by its name; loaded when it is used, as all of them import torch."""
@@ -37,23 +40,30 @@ def create_backend(
     Raises:
         ConfigurationError: there is no such backend, or it cannot serve this model here.
     """
-    if name == "auto":
+    is_chosen = name == "auto"
+    if is_chosen:
         name = _best(layers, cache)
     if name not in BACKENDS:
         raise ConfigurationError(
             f"there is no attention backend {name!r}, expected {', '.join(('auto', *BACKENDS))}",
             param="attention-backend",
         )
-    if name == "triton" and not _has_triton():
+    if name in ("triton", "torch", "flashinfer") and not _has_triton():
         raise ConfigurationError(
-            "attention backend 'triton' needs the Python package triton, which is not there",
+            f"attention backend {name!r} needs the Python package triton, which is not there",
             param="attention-backend",
         )
     module, _, attribute = BACKENDS[name].partition(":")
     make = getattr(importlib.import_module(module), attribute)
     if name == "triton":
         make = partial(make, is_fixed=is_fixed)
+    elif name in ("torch", "flashinfer"):
+        make = partial(make, name, is_fixed=is_fixed)
     backend: AttentionBackend = make(layers, cache)
+    if is_chosen and name == "triton" and not is_fixed:
+        from exo_engine.attention.prompt_choice import choose_for_prompts, gpu_seconds
+
+        choose_for_prompts(cast("TritonAttention", backend), gpu_seconds)
     return backend
 
 

@@ -86,6 +86,11 @@ class KVCache:
         return bool(self._states)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the keys and values that come and go."""
+        return self._dtype
+
+    @property
     def is_lossy(self) -> bool:
         """Whether what is read differs from what was written."""
         return bool(self._stored != self._dtype)

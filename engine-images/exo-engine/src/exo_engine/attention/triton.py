@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend, Rotation
+from exo_engine.attention.gathering import Attend, Prompts, can_gather, gather, plan_prompts
+from exo_engine.attention.gathering import scratch_bytes as gathered_bytes
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layer import AttentionLayer, CachedLayer
 from exo_engine.attention.layout import StepLayout
@@ -44,49 +46,89 @@ class TritonAttention(AttentionBackend):
         layers: of the model.
         cache: of keys and values.
         is_fixed: whether a token's result has the same bits whatever else is in the step.
+        name: that the backend was asked for by.
     """
 
     can_be_captured = True
     needs_cleared_blocks = False
 
     def __init__(
-        self, layers: Sequence[CachedLayer], cache: KVCache, *, is_fixed: bool = False
+        self,
+        layers: Sequence[CachedLayer],
+        cache: KVCache,
+        *,
+        is_fixed: bool = False,
+        name: str = "triton",
     ) -> None:
         problem = _problem(layers, cache)
         if problem is not None:
             raise ConfigurationError(
-                f"attention backend 'triton' {problem}",
+                f"attention backend {name!r} {problem}",
                 param="attention-backend",
                 hint="Leave --attention-backend out, or use reference.",
             )
-        self._layers = dict(_attention_layers(layers))
+        self.layers = dict(_attention_layers(layers))
         self._cache = cache
         self._is_fixed = self.is_batch_invariant = is_fixed
         self._target = Target.of(cache.device)
-        self._pages = {index: self._view_pages(index) for index in self._layers}
+        self._pages = {index: self._view_pages(index) for index in self.layers}
         self._layout: StepLayout | None = None
         self._parts: dict[int, list[Part]] = {}
+        self._attend_gathered: Attend | None = None
+        self._least_gathered = 0
+        self._may_gather = False  # once asked to, as a start takes memory for it before it measures
+        self._prompts: dict[int, Prompts] = {}
 
     @staticmethod
     def can_serve(layers: Sequence[CachedLayer], cache: KVCache) -> bool:
         """Whether there are kernels for all of the layers over this cache, on a GPU."""
         return cache.device.type == "cuda" and _problem(layers, cache) is None
 
+    def gather_prompts(self, attend: Attend | None, *, least_tokens: int = 0) -> None:
+        """Have prompts computed from gathered keys and values where that can be.
+
+        Args:
+            attend: computes them; None: prompts are read in place.
+            least_tokens: that prompts of a step have together; fewer are read in place.
+        """
+        self._attend_gathered, self._least_gathered = attend, least_tokens
+        self._may_gather = True
+
+    def can_gather(self, layer: int) -> bool:
+        """Whether prompts of a layer with keys of its own can be computed from gathered ones."""
+        spec = self.layers[layer]
+        return spec.kv_layer is None and can_gather(spec, self._cache)
+
     def begin(self, layout: StepLayout) -> None:
         """See `AttentionBackend.begin`."""
         self._layout = layout
+        self._prompts = {}
+        num_prompt_tokens = len(layout.slots[0]) - layout.num_decodes
+        if self._attend_gathered is not None and num_prompt_tokens >= max(self._least_gathered, 2):
+            for group in range(len(layout.block_tables)):
+                planned = plan_prompts(layout, group, self._cache.block_size)
+                if planned is not None:
+                    self._prompts[group] = planned
         self._parts = {
             group: list(_parts(layout, group)) for group in range(len(layout.block_tables))
         }
 
     def scratch_bytes(self) -> int:
         """See `AttentionBackend.scratch_bytes`."""
-        return max(
+        gathered = max(
+            (
+                gathered_bytes(layer, self._cache)
+                for layer in self.layers.values()
+                if self._may_gather and can_gather(layer, self._cache)
+            ),
+            default=0,
+        )
+        return gathered + max(
             (
                 scratch_bytes(
                     layer, _MOST_SPLIT_SEQUENCES, _LONGEST_CONTEXT, is_fixed=self._is_fixed
                 )
-                for layer in self._layers.values()
+                for layer in self.layers.values()
             ),
             default=0,
         )
@@ -101,8 +143,8 @@ class TritonAttention(AttentionBackend):
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See `AttentionBackend.attend`."""
-        if self._layers[layer].kv_layer is None:
-            stored = None if self._layers[layer].num_latent else _joined(values)
+        if self.layers[layer].kv_layer is None:
+            stored = None if self.layers[layer].num_latent else _joined(values)
             plan_storing(_joined(keys), stored, self._pages[layer], self._slots(layer)).run()
         return self._attend(layer, _joined(queries), sinks)
 
@@ -116,7 +158,7 @@ class TritonAttention(AttentionBackend):
         eps: float = 0.0,
     ) -> Tensor | None:
         """See `AttentionBackend.attend_merged`."""
-        spec = self._layers[layer]
+        spec = self.layers[layer]
         if spec.kv_layer is not None or spec.has_sinks or spec.num_latent:
             return None
         heads = merged.view(len(merged), -1, spec.head_dim)
@@ -135,11 +177,18 @@ class TritonAttention(AttentionBackend):
         return self._attend(layer, turned, None)
 
     def _attend(self, layer: int, queries: Tensor, sinks: Tensor | None) -> Tensor:
-        spec = self._layers[layer]
+        spec = self.layers[layer]
         source = layer if spec.kv_layer is None else spec.kv_layer
         shape = (*queries.shape[:2], spec.value_dim)
         output = torch.empty(shape, dtype=queries.dtype, device=queries.device)
-        for part in self._parts[self._cache.group_of(layer)]:
+        group, attend = self._cache.group_of(layer), self._attend_gathered
+        for part in self._parts[group]:
+            prompts = None if part.uniform_tokens else self._prompts.get(group)
+            if prompts is not None and attend is not None and can_gather(spec, self._cache):
+                gathered = gather(self._pages[source], prompts, queries.dtype)
+                own = queries[prompts.rows]
+                output[prompts.rows] = attend(spec, own, *gathered, prompts)
+                continue
             for launch in plan_attention(
                 spec,
                 queries,
@@ -153,12 +202,37 @@ class TritonAttention(AttentionBackend):
                 launch.run()
         return output
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the keys and values that come."""
+        return self._cache.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache is."""
+        return self._cache.device
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._cache.block_size
+
+    @property
+    def num_groups(self) -> int:
+        """How many block tables a sequence has."""
+        return self._cache.num_groups
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the cache holds."""
+        return self._cache.num_blocks * self._cache.block_size
+
     def _slots(self, layer: int) -> Tensor:
         assert self._layout is not None, "begin() comes first"
         return self._layout.slots[self._cache.group_of(layer)]
 
     def _view_pages(self, layer: int) -> Pages:
-        spec = self._layers[layer]
+        spec = self.layers[layer]
         return Pages.view(
             self._cache.planes(layer),
             self._cache.kv_format,

@@ -1,0 +1,191 @@
+"""Prompts over gathered keys and values equal attention written out; who is chosen, and who is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from exo_engine import LLM, SamplingParams, attention
+from exo_engine.attention import create_backend, gathering, prompt_choice
+from exo_engine.attention.layer import Reach
+from exo_engine.attention.triton import TritonAttention
+from exo_engine.errors import ConfigurationError
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import attention_cases
+from attention_cases import LAYERS, Case, layer
+
+SPANS = ((9, 1), (3, 3), (20, 20), (70, 4))
+
+
+def check(case: Case, name: str, monkeypatch, num_gathered: int) -> None:
+    """Hold a backend equal to float64, and see that it gathered so often."""
+    made, calls = [], []
+
+    def make(layers, cache, *, is_fixed):
+        made.append(create_backend(name, layers, cache, is_fixed=is_fixed))
+        return made[0]
+
+    def gather(*arguments):
+        calls.append(arguments)
+        return gathering.gather(*arguments)
+
+    monkeypatch.setattr(attention_cases, "TritonAttention", make)
+    monkeypatch.setattr("exo_engine.attention.triton.gather", gather)
+    case.check()
+    assert len(calls) == num_gathered
+
+
+@pytest.mark.parametrize("name", ["full", "window", "odd sizes"])
+def test_prompts_are_gathered_and_single_tokens_are_not(name, monkeypatch):
+    check(Case(LAYERS[name], spans=SPANS), "torch", monkeypatch, 1)
+
+
+@pytest.mark.parametrize("kv", ["bfloat16", "fp8_e4m3", "int8"])
+def test_every_way_to_store_numbers(kv, monkeypatch):
+    case = Case(layer(2, 1), torch.bfloat16, kv, block=4, spans=SPANS)
+    check(case, "torch", monkeypatch, 1)
+
+
+def test_prompts_beyond_the_bound_are_read_in_place(monkeypatch):
+    monkeypatch.setattr(gathering, "MAX_GATHERED", 50)
+    check(Case(layer(2, 1), spans=SPANS), "torch", monkeypatch, 0)
+
+
+def fake_flashinfer() -> ModuleType:
+    """The one function of FlashInfer that is called, with the names and the meaning of its documentation."""
+
+    def single_prefill_with_kv_cache(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sm_scale: float, window_left: int
+    ) -> Tensor:
+        assert causal
+        positions = torch.arange(len(k) - len(q), len(k))[:, None]
+        distance = positions - torch.arange(len(k))
+        mask = (distance >= 0) & ((distance <= window_left) | (window_left < 0))
+        heads = (each.transpose(0, 1) for each in (q, k, v))
+        found = F.scaled_dot_product_attention(
+            *heads, attn_mask=mask, scale=sm_scale, enable_gqa=True
+        )
+        return found.transpose(0, 1)
+
+    module = ModuleType("flashinfer")
+    module.__spec__ = importlib.util.spec_from_loader("flashinfer", None)
+    module.single_prefill_with_kv_cache = single_prefill_with_kv_cache
+    return module
+
+
+@pytest.mark.parametrize("reach", [Reach(), Reach(window=13)])
+def test_flashinfer_is_given_gathered_prompts(reach, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer())
+    check(Case(layer(reach=reach), spans=SPANS), "flashinfer", monkeypatch, 1)
+
+
+def test_flashinfer_is_refused_by_name_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    monkeypatch.setattr(gathering.importlib.util, "find_spec", lambda name: None)
+    case = Case(layer())
+    with pytest.raises(
+        ConfigurationError, match="'flashinfer' needs the Python package flashinfer"
+    ):
+        gathering.make_gathering("flashinfer", [case.layer], case.make_cache(0)[0], is_fixed=False)
+
+
+@pytest.mark.parametrize(
+    ("each", "is_fixed", "problem"),
+    [
+        (LAYERS["sinks"], False, "without caps, sinks, chunks and latent attention"),
+        (LAYERS["latent"], False, "without caps, sinks, chunks and latent attention"),
+        (LAYERS["full"], True, "does not keep the bits that --batch-invariant asks for"),
+    ],
+    ids=["sinks", "latent", "fixed"],
+)
+def test_what_cannot_be_gathered_is_refused_by_name(each, is_fixed, problem):
+    cache, _ = Case(each, spans=((1, 1),)).make_cache(0)
+    with pytest.raises(ConfigurationError, match=f"'torch' .*{problem}"):
+        create_backend("torch", [each], cache, is_fixed=is_fixed)
+
+
+class Stopwatch:
+    """A double: the two ways of each length take what is said here, the longest length first."""
+
+    def __init__(self, *taken: float) -> None:
+        self._taken = list(taken)
+
+    def __call__(self, work) -> float:
+        work()
+        return self._taken.pop(0)
+
+
+@pytest.fixture
+def backend(monkeypatch) -> TritonAttention:
+    monkeypatch.setattr(prompt_choice, "LENGTHS", (8, 16, 32, 10**6))
+    cache, _ = Case(layer(2, 1), spans=((40, 1),)).make_cache(0)
+    return TritonAttention([layer(2, 1)], cache)
+
+
+def gathers(backend: TritonAttention, num_tokens: int) -> bool:
+    """Whether a prompt of so many tokens would be gathered."""
+    case = Case(layer(2, 1), spans=((num_tokens, num_tokens),))
+    inputs = attention_cases.make_inputs(
+        *case.arrays([list(range(3))]), block_size=16, device=attention_cases.CPU
+    )
+    backend.begin(inputs.layout)
+    return bool(backend._prompts)
+
+
+def test_prompts_are_gathered_from_the_length_on_from_which_that_is_faster(backend):
+    # 32: in place 3, gathered 2; 16: 2, 1; 8: 1, 2
+    assert prompt_choice.choose_for_prompts(backend, Stopwatch(3, 2, 2, 1, 1, 2)) == 16
+    assert [gathers(backend, length) for length in (8, 15, 16, 33)] == [False, False, True, True]
+
+
+def test_nothing_is_gathered_where_long_prompts_are_slower_so(backend):
+    assert prompt_choice.choose_for_prompts(backend, Stopwatch(2, 3)) is None
+    assert not gathers(backend, 33)
+
+
+def test_nothing_is_gathered_where_that_gives_other_numbers_or_fails(backend, monkeypatch):
+    monkeypatch.setattr(
+        prompt_choice, "attend_by_torch", lambda layer, queries, *rest: torch.zeros_like(queries)
+    )
+    assert prompt_choice.choose_for_prompts(backend, Stopwatch(3, 2)) is None
+
+    def fail(*arguments):
+        raise RuntimeError("FlashAttention only supports Ampere GPUs or newer")
+
+    monkeypatch.setattr(prompt_choice, "attend_by_torch", fail)
+    assert prompt_choice.choose_for_prompts(backend, Stopwatch(3, 2)) is None
+    assert not gathers(backend, 33)
+
+
+def test_auto_measures_on_a_gpu_and_only_there(monkeypatch):
+    """On a double of a GPU: the interpreter's kernels, and a stopwatch that finds gathering faster."""
+    monkeypatch.setattr(prompt_choice, "LENGTHS", (8,))
+    cache, _ = Case(layer(2, 1), spans=((40, 1),)).make_cache(0)
+    assert not isinstance(create_backend("auto", [layer(2, 1)], cache), TritonAttention)
+    monkeypatch.setattr(attention, "_best", lambda layers, cache: "triton")
+    monkeypatch.setattr(prompt_choice, "gpu_seconds", Stopwatch(2, 1))
+    found = create_backend("auto", [layer(2, 1)], cache)
+    assert gathers(found, 8)
+    assert not gathers(create_backend("triton", [layer(2, 1)], cache), 33)
+    assert not gathers(create_backend("auto", [layer(2, 1)], cache, is_fixed=True), 33)
+
+
+def test_scratch_holds_what_is_gathered():
+    cache, _ = Case(layer(2, 1), spans=((1, 1),)).make_cache(0)
+    plain, gathered = (create_backend(n, [layer(2, 1)], cache) for n in ("triton", "torch"))
+    assert gathered.scratch_bytes() - plain.scratch_bytes() == 2**14 * 16 * 2 * 4
+
+
+def test_an_engine_on_it_gives_the_tokens_of_transformers(tiny_model):
+    model = tiny_model("qwen3")
+    llm = LLM(model.path, device="cpu", dtype="float32", attention_backend="torch")
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    (found,) = llm.generate([(3, 5, 7, 11)], params)
+    assert found.token_ids == model.greedy((3, 5, 7, 11), 2)
