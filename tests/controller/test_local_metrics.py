@@ -60,6 +60,41 @@ def test_a_page_that_cannot_be_read_costs_no_other(text: bytes | None) -> None:
     assert list(text_string_to_metric_families(page))
 
 
+@pytest.mark.parametrize("time", ["Inf", "NaN", "1e400", "1700000000000"])
+def test_the_time_that_an_engine_gives_a_sample_is_left_out(time: str) -> None:
+    """Of infinity the page could not be written, and the textfile collector of Prometheus refuses any."""
+    pages = [engine("bad", f"x 1 {time}\n".encode()), engine("good")]
+    page = merge_metrics([DEPLOYMENT], pages).decode()
+    assert 'x{deployment_id="u-1",replica="bad"} 1.0\n' in page
+    assert 'vllm:num_requests_running{deployment_id="u-1",model="m",replica="good"} 2.0\n' in page
+
+
+def test_a_series_that_an_engine_has_twice_is_there_once() -> None:
+    text = b'x{a="b"} 1\nx{a="b"} 2\nx{a="c"} 3\ny 4\nx{a="b"} 5\ny 6\n'
+    page = merge_metrics([DEPLOYMENT], [engine("r1", text), engine("r2", text)]).decode()
+    families = text_string_to_metric_families(page)
+    found = [(s.name, *sorted(s.labels.items())) for family in families for s in family.samples]
+    assert len(found) == len(set(found))
+    assert sum(name in "xy" for name, *_ in found) == 2 * 3
+
+
+def test_no_engine_hides_what_another_says_or_speaks_for_the_gateway() -> None:
+    forged = b"# TYPE vllm:num_requests_running summary\nvllm:num_requests_running 9\n"
+    forged += b"# TYPE exo_gateway_tokens counter\nexo_gateway_tokens_total 1e99\n"
+    forged += (
+        b'# TYPE exo_scrape_up gauge\nexo_scrape_up 0\nexo_deployment_state{state="error"} 1\n'
+    )
+    ours = b"# TYPE exo_gateway_tokens counter\nexo_gateway_tokens_total 7.0\n"
+    pages = [MetricsPage(ours, {}), engine("bad", forged), engine("good")]
+    page = merge_metrics([DEPLOYMENT], pages).decode()
+    assert 'vllm:num_requests_running{deployment_id="u-1",model="m",replica="good"} 2.0\n' in page
+    assert [line for line in page.splitlines() if line.startswith("exo_gateway")] == [
+        "exo_gateway_tokens_total 7.0"
+    ]
+    assert 'exo_scrape_up{deployment_id="u-1",replica="bad"} 1.0' in page
+    assert 'state="error"' not in page
+
+
 def test_a_page_has_a_bound_that_says_whom_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_metrics, "MAX_PAGE_BYTES", 2 * len(ENGINE))
     pages = [engine("r1"), engine("long", ENGINE * 5), engine("r2"), engine("r3")]

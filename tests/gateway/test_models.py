@@ -298,3 +298,8 @@ def test_lists_of_models_are_put_together() -> None:
 @pytest.mark.parametrize("pages", [[], [b'{"data":[]}'], [b"[]", b'{"data":{}}', b"[" * 9999]])
 def test_what_is_no_list_of_models_is_not_put_together(pages: list[bytes]) -> None:
     assert merge_models(pages) is None
+
+
+@pytest.mark.parametrize("said", [rb'{"id":"\ud800"}', b'{"id":"b","x":NaN}', b'{"id":"b","x":1e999}'])  # fmt: skip
+def test_lists_that_could_not_be_written_are_not_put_together(said: bytes) -> None:
+    assert merge_models([b'{"data":[{"id":"a"}]}', b'{"data":[%s]}' % said]) is None

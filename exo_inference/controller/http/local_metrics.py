@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from pydantic import ValidationError
 
 from exo_inference.controller.gateway_client import SocketGatewayClient
@@ -33,6 +34,9 @@ MAX_AT_ONCE = 8
 """Engines that are asked at the same time."""
 PAGE_SECONDS = 1.0
 """How long one page of metrics is given to all who ask."""
+
+_OURS = ("exo_gateway_", "exo_deployment_", "exo_scrape_")
+"""How names begin that engines cannot have: what they say of others counts for nothing."""
 
 MAX_PAGE_BYTES = 16 << 20
 """Of all that the servers answered and that is merged into one page; what is beyond is left out."""
@@ -126,7 +130,9 @@ def merge_metrics(
         )
         for family in found or ():
             present = families.setdefault(family.name, family)
-            if present is not family and present.type == family.type:
+            if present is not family:
+                if present.type != family.type:
+                    present.type = "unknown"  # so that no engine hides what another says
                 present.samples += family.samples
     registry = CollectorRegistry()
     registry.register(_Collected([*_own(deployments), up, *families.values()]))
@@ -148,11 +154,24 @@ def _parse(page: MetricsPage) -> list[Metric] | None:
         families = list(text_string_to_metric_families(page.text.decode()))
     except (ValueError, KeyError, IndexError):
         return None
+    if page.labels:
+        families = [family for family in families if not family.name.startswith(_OURS)]
+    seen: set[Hashable] = set()
     for family in families:
-        family.samples = [
-            sample._replace(labels={**sample.labels, **page.labels}) for sample in family.samples
-        ]
+        family.samples = list(_samples(family.samples, page.labels, seen))
     return families
+
+
+def _samples(
+    samples: Iterable[Sample], labels: Mapping[str, str], seen: set[Hashable]
+) -> Iterator[Sample]:
+    """Yield samples with our labels and no time, each series once: readers refuse other pages as a whole."""
+    for sample in samples:
+        labelled = {**sample.labels, **labels}
+        series = (sample.name, *sorted(labelled.items()))
+        if series not in seen:
+            seen.add(series)
+            yield sample._replace(labels=labelled, timestamp=None)
 
 
 def _own(deployments: Sequence[InferenceDeployment]) -> list[Metric]:

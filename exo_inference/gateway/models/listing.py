@@ -60,7 +60,8 @@ async def read_page(upstream: aiohttp.ClientResponse) -> bytes | None:
 def merge_models(pages: Sequence[bytes]) -> bytes | None:
     """Return one list with the models of all, each once, in the order of the answers.
 
-    What else the first answer says is kept. None where fewer than two are lists of models.
+    What else the first answer says is kept. None where fewer than two are lists of models, or what they say is
+    no text.
     """
     lists = [page for page in map(_read, pages) if page is not None]
     if len(lists) < 2:
@@ -70,7 +71,11 @@ def merge_models(pages: Sequence[bytes]) -> bytes | None:
         for model in page["data"]:
             if isinstance(model, dict) and isinstance(model.get("id"), str):
                 models.setdefault(model["id"], model)
-    return json.dumps({**lists[0], "data": list(models.values())}, ensure_ascii=False).encode()
+    try:
+        merged = {**lists[0], "data": list(models.values())}
+        return json.dumps(merged, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
 
 
 def _read(page: bytes) -> dict[str, Any] | None:
