@@ -15,6 +15,8 @@ WORKERS ?= $(shell n=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); ech
 BY_MODULE := --dist loadfile --no-loadscope-reorder
 PARALLEL  := -n $(WORKERS) $(BY_MODULE)
 IN_PROCESSES := $(if $(PROCESSES),-n $(PROCESSES) $(BY_MODULE))
+# What a tier spends its time on stands at the end of what it prints.
+SLOWEST := --durations 20 --durations-min 10
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := env OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(if $(SEED),--random-order --random-order-seed=$(SEED))
 # Only files whose SHA-256 is in requirements/; then this repository, built with what is installed.
@@ -80,7 +82,7 @@ test-orders: setup-dev ## default tests five times, other tiers twice, each on a
 
 # With PROCESSES=2 one has the whole control planes, which wait half of the time, and the other what computes.
 test-slow: setup-dev ## tests that take longer: full training check, rolling updates under load
-	@$(PYTEST) -m 'slow and not kubernetes' --timeout 600 $(IN_PROCESSES)
+	@$(PYTEST) -m 'slow and not kubernetes' --timeout 600 $(SLOWEST) $(IN_PROCESSES)
 
 test-equivalence: setup-dev ## the engine in every combination of its settings, token for token
 	@$(PYTEST) -m equivalence --timeout 600 engine-images/exo-engine/tests
@@ -120,7 +122,7 @@ test-chaos: setup-dev ## kill -9 at random moments under load, 50 times
 test-kubernetes: setup-dev ## everything on a real Kubernetes, built once from Go modules; as root (10 minutes more, once)
 	@$(BIN)/python -m scripts.kubernetes.cluster --image exo-inference --image exo-engine -- \
 	  $(subst $(BIN),$(abspath $(BIN)),$(PYTEST)) -m 'kubernetes and not slow and not upgrade' --timeout 600 \
-	  $(IN_PROCESSES) $(if $(LAST_FAILED),--last-failed --last-failed-no-failures none)
+	  $(SLOWEST) $(IN_PROCESSES) $(if $(LAST_FAILED),--last-failed --last-failed-no-failures none)
 
 # Both take too long for every change: before a release.
 test-upgrade: setup-dev ## from the images of commit FROM=c733aad to these under requests; as root, from a clone with its history
