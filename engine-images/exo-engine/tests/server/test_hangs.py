@@ -70,6 +70,37 @@ def test_a_core_that_is_stopped_is_seen_within_5_s_and_its_return_within_2(
     assert seconds_until(engine, 200) < BACK_SECONDS
 
 
+def test_a_step_that_does_not_return_is_seen_and_its_end_too(
+    start_engine: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core runs, as far as the kernel can say: it waits within a layer."""
+    held = tmp_path / "held"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if any('core_process' in word for word in sys.orig_argv):\n"
+        "    from exo_engine.models.decoder import DecoderLayer\n"
+        "    call = DecoderLayer.__call__\n"
+        "    def held(self, hidden, *others):\n"
+        f"        while os.path.exists({str(held)!r}):\n"
+        "            time.sleep(0.02)\n"
+        "        return call(self, hidden, *others)\n"
+        "    DecoderLayer.__call__ = held\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    engine = start_engine().wait_ready()
+    with asking(engine, max_tokens=5) as thread:
+        thread.join()
+    held.touch()
+    with asking(engine, max_tokens=5) as thread:
+        assert seconds_until(engine, 503) < KNOWN_SECONDS + 1  # the request is on its way at first
+        assert engine.http.get("/health").json()["status"] == "stalled"
+        assert thread.is_alive()
+        held.unlink()
+        assert seconds_until(engine, 200) < BACK_SECONDS
+        thread.join(60)
+        assert not thread.is_alive(), "the request that it held is answered"
+
+
 def test_a_step_of_30_s_is_no_hang(
     start_engine: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
