@@ -49,7 +49,11 @@ class Endpoints:
             self._keep_silent(uid)
             return ""
         detail = found.get("detail")
-        return " ".join(detail.split())[:_MAX_CHARACTERS] if isinstance(detail, str) else ""
+        if not isinstance(detail, str):
+            return ""
+        # Half a character, which JSON can name, could be written nowhere: it would hold up the deployment.
+        said = detail.encode("utf-8", "replace").decode()
+        return " ".join(said.split())[:_MAX_CHARACTERS]
 
     async def measurements(self, pod: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return what the engine has measured; None where it does not say."""
@@ -69,7 +73,7 @@ class Endpoints:
             ):
                 body = await response.content.read(_MAX_BYTES)
             found = json.loads(body)
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 

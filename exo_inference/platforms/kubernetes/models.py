@@ -334,7 +334,7 @@ def read_progress(lines: Sequence[str]) -> int | None:
     for line in reversed(lines):
         try:
             said = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         present = said.get("downloaded_bytes") if isinstance(said, dict) else None
         if isinstance(present, int):

@@ -72,14 +72,15 @@ def _read_answer(answer: Answer) -> Health:
         return Health(answered=True, ready=True)
     try:
         document = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         return Health(
             answered=True, detail=f"the engine answers /health with status {answer.status}"
         )
     detail = document.get("detail")
-    said = detail if isinstance(detail, str) else ""
+    # Half a character, which JSON can name, could be written nowhere: it would hold up the deployment.
+    said = detail.encode("utf-8", "replace").decode() if isinstance(detail, str) else ""
     return Health(
         answered=True,
         draining=document.get("status") == "draining",
