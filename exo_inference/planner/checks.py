@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from exo_inference.planner.checkpoint_releases import check_release
 from exo_inference.planner.engine_rules import EngineRules
 from exo_inference.planner.gpu_catalog import Gpu
 from exo_inference.planner.memory import Ranks
@@ -229,7 +230,7 @@ _SAME_CHECKPOINT = (
 _NEEDS_QUANTIZED = frozenset(
     {
         "awq", "awq_marlin", "gptq", "gptq_marlin", "auto_gptq", "moe_wna16", "compressed-tensors", "modelopt",
-        "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "auto-round", "inc", "fbgemm_fp8", "gguf",
+        "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "auto-round", "inc", "fbgemm_fp8", "gguf", "hqq",
     }
 )  # fmt: skip
 """Values of --quantization that read what was quantized before, and quantize nothing themselves."""
@@ -237,7 +238,7 @@ _NEEDS_QUANTIZED = frozenset(
 
 _METHODS = frozenset(
     {"awq", "gptq", "fp8", "mxfp4", "bitsandbytes", "compressed-tensors", "gguf", "modelopt", "modelopt_fp4",
-     "modelopt_mxfp8", "modelopt_mixed", "fbgemm_fp8"}
+     "modelopt_mxfp8", "modelopt_mixed", "fbgemm_fp8", "hqq"}
 )  # fmt: skip
 """What config.json says; other names were read from a model's name, and the checkpoint is not known."""
 
@@ -257,9 +258,10 @@ def check_quantization_flag(model: Architecture, parameters: EngineParameters) -
         found = model.quantization.method
         detail = f"{rules.title} reads unquantized weights; {model.name} is {found}"
         return [Problem("quantization", detail)]
+    unread = check_release(model, parameters)
     asked = (parameters.quantization or "").lower()
-    if not asked or not rules.quantizes:
-        return []
+    if unread or not asked or not rules.quantizes:
+        return unread
     if model.quantization is None and asked in ONLINE:
         return []
     if model.quantization is None:

@@ -259,6 +259,16 @@ def _read_bitsandbytes(config: Mapping[str, Any]) -> Quantization:
     return _with_ignored("bitsandbytes", form, config.get("llm_int8_skip_modules"))
 
 
+def _read_hqq(config: Mapping[str, Any]) -> Quantization:
+    """Read HQQ's form: a scale and a zero point of 16 bit per group (vLLM: hqq_marlin.py, 4 bit in groups of 64)."""
+    params = (config.get("quant_config") or {}).get("weight_quant_params") or {}
+    bits, group = int(params.get("nbits") or 4), int(params.get("group_size") or 64)
+    if (bits, group) != (4, 64):
+        raise ValueError(f"its HQQ form, {bits} bit in groups of {group}, is unknown here")
+    form = WeightFormat("hqq", bits + 2 * 16 / group, min_capability=8.0)
+    return _with_ignored("hqq", form, config.get("skip_modules"))
+
+
 def _read_mxfp4(config: Mapping[str, Any]) -> Quantization:
     ignored = config.get("modules_to_not_convert")
     return _with_ignored("mxfp4", MXFP4, ignored, experts_only=True)
@@ -353,6 +363,7 @@ _READERS = {
     "gptq": _read_int_groups,
     "auto-round": _read_int_groups,
     "bitsandbytes": _read_bitsandbytes,
+    "hqq": _read_hqq,
     "mxfp4": _read_mxfp4,
     "gguf": _read_gguf,
     "compressed-tensors": _read_compressed_tensors,

@@ -1,0 +1,75 @@
+"""Which quantized checkpoints a release of vLLM reads by itself, by the method that config.json names.
+
+`checks.py` calls `check_release`. The table is that of the choices of `--quantization`, release by release
+(`exo_inference/engines/catalog/vllm.json`, which a test holds it to); a method that moved out of vLLM is a
+plug-in's since. What a GPU needs for a format is not
+known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exo_inference.planner.engine_rules import EngineRules, Version
+from exo_inference.planner.model.architecture import Architecture
+from exo_inference.planner.parameters import EngineParameters
+from exo_inference.planner.problem import Problem
+
+SINCE: Mapping[str, Version] = {
+    "modelopt_mxfp8": (0, 16, 0), "modelopt_mixed": (0, 17, 0),
+}  # fmt: skip
+"""First listed releases of methods that 0.12.0, the oldest listed one, did not have."""
+
+GONE: Mapping[str, Version] = {
+    "hqq": (0, 15, 1), "gguf": (0, 24, 0), "bitsandbytes": (0, 28, 0),
+}  # fmt: skip
+"""First listed releases without a method that 0.12.0 had."""
+
+DEPRECATED: Mapping[str, Version] = {"fbgemm_fp8": (0, 15, 1)}
+"""Methods that are refused without `--allow-deprecated-quantization`, and since when
+(`DEPRECATED_QUANTIZATION_METHODS` in model_executor/layers/quantization/__init__.py)."""
+
+_PLUGINS: Mapping[str, str] = {"gguf": "vllm-gguf-plugin"}
+_ALLOWING = "--allow-deprecated-quantization"
+
+
+def check_release(model: Architecture, parameters: EngineParameters) -> list[Problem]:
+    """Return why this release does not read the checkpoint, or quantizes nothing by the method that is asked for.
+
+    Args:
+        model: as the checkpoint is, before `--quantization` is applied.
+        parameters: the flags; the release is theirs.
+    """
+    rules = parameters.rules
+    if not rules.quantizes:
+        return []
+    asked = (parameters.quantization or "").lower()
+    method = asked if model.quantization is None else model.quantization.method
+    what = (
+        f"{model.name} is {method}"
+        if model.quantization is not None
+        else f"--quantization is {method}"
+    )
+    release = f"{rules.title} {'.'.join(map(str, rules.version))}"
+    reason = _reason(method, release, rules)
+    if reason is not None:
+        return [Problem("quantization", f"{what}, {reason}")]
+    deprecated = DEPRECATED.get(method)
+    if deprecated is None or rules.version < deprecated or _ALLOWING in parameters.others:
+        return []
+    detail = f"{what}, which {release} has deprecated and refuses: add {_ALLOWING}"
+    return [Problem("quantization", detail)]
+
+
+def _reason(method: str, release: str, rules: EngineRules) -> str | None:
+    """Return what is wrong with a method in a release, and the next step; None where nothing is."""
+    since, gone = SINCE.get(method), GONE.get(method)
+    if since is not None and rules.version < since:
+        return f"which {release} does not read yet: use {'.'.join(map(str, since))} or later"
+    if gone is None or rules.version < gone:
+        return None
+    first = ".".join(map(str, gone))
+    step = f"use a release before {first}, or another checkpoint"
+    if method in _PLUGINS:
+        step = f"install {_PLUGINS[method]} in the image, or {step}"
+    return f"which {release} no longer reads: {step}"

@@ -1,0 +1,103 @@
+"""Quantized checkpoints are planned for releases that read them, and refused by name for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exo_inference.engines.flags.catalogue import flags_of, listed_releases
+from exo_inference.planner import Plan, Verdict, find_gpu, find_model, plan, read_architecture
+from exo_inference.planner.checkpoint_releases import DEPRECATED, GONE, SINCE
+from exo_inference.planner.parameters import EngineParameters
+
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 128, "hidden_size": 1024,
+    "intermediate_size": 3072, "max_position_embeddings": 40960, "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 151936,
+}  # fmt: skip
+HQQ = {
+    "quant_method": "hqq",
+    "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}},
+    "skip_modules": ["lm_head"],
+}
+
+
+def plan_of(checkpoint: dict[str, Any] | None, version: str, *others: str, **flags: Any) -> Plan:
+    extra = {} if checkpoint is None else {"quantization_config": checkpoint}
+    model = read_architecture({**QWEN, **extra}, name="mine")
+    asked = EngineParameters(engine_version=version, max_model_len=4096, others=others, **flags)
+    return plan(model, find_gpu("L4"), 1, asked)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "last", "first"),
+    [
+        (HQQ, "0.12.0", "0.15.1"),
+        ({"quant_method": "gguf", "file_type": "Q4_K_M"}, "0.23.0", "0.24.0"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "0.27.0", "0.28.0"),
+    ],
+    ids=["hqq", "gguf", "bitsandbytes"],
+)
+def test_a_checkpoint_is_refused_by_name_from_the_release_that_dropped_its_method(
+    quantization: dict[str, Any], last: str, first: str
+) -> None:
+    assert plan_of(quantization, last).verdict is Verdict.FITS
+    refused = plan_of(quantization, first)
+    assert refused.verdict is Verdict.REFUSED
+    (problem,) = [each for each in refused.problems if each.code == "quantization"]
+    assert f"mine is {quantization['quant_method']}" in problem.detail
+    assert f"vLLM {first}" in problem.detail
+    assert f"before {first}" in problem.detail
+
+
+def test_a_method_is_not_taken_before_the_release_that_has_it() -> None:
+    mixed = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}}}  # fmt: skip
+    assert "use 0.17.0 or later" in plan_of(mixed, "0.16.0").problems[0].detail
+    assert not plan_of(mixed, "0.24.0").problems
+
+
+def test_a_deprecated_method_needs_the_flag_that_allows_it() -> None:
+    fbgemm = {"quant_method": "fbgemm_fp8"}
+    assert plan_of(fbgemm, "0.12.0").verdict is Verdict.FITS
+    refused = plan_of(fbgemm, "0.15.1")
+    assert refused.verdict is Verdict.REFUSED
+    assert "add --allow-deprecated-quantization" in refused.problems[0].detail
+    assert plan_of(fbgemm, "0.15.1", "--allow-deprecated-quantization").verdict is Verdict.FITS
+
+
+def test_quantizing_while_loading_ends_with_the_method() -> None:
+    assert plan_of(None, "0.27.0", quantization="bitsandbytes").verdict is Verdict.FITS
+    refused = plan_of(None, "0.28.0", quantization="bitsandbytes")
+    assert refused.verdict is Verdict.REFUSED
+    assert "--quantization is bitsandbytes" in refused.problems[0].detail
+
+
+def test_hqq_takes_four_bits_with_a_scale_and_a_zero_point_for_every_64_weights() -> None:
+    plain = plan_of(None, "0.12.0").weights_bytes_per_gpu
+    rows = 151936 * 1024 * 2  # the table of tokens stays in 16 bit
+    expected = rows + (find_model("Qwen/Qwen3-0.6B").num_parameters * 2 - rows) * 4.5 / 16
+    assert plan_of(HQQ, "0.12.0").weights_bytes_per_gpu == pytest.approx(
+        expected, rel=0.025
+    )  # pages of the allocator apart
+    assert plan_of(HQQ, "0.12.0").weights_bytes_per_gpu < plain / 2
+    eight = {**HQQ, "quant_config": {"weight_quant_params": {"nbits": 8, "group_size": 64}}}
+    assert "8 bit in groups of 64, is unknown" in plan_of(eight, "0.12.0").problems[0].detail
+
+
+def test_the_table_is_that_of_the_flags_of_each_release() -> None:
+    releases = listed_releases()
+    choices = {each: set(flags_of(each).by_name["quantization"].choices) for each in releases}
+    for method, version in {**SINCE, **GONE}.items():
+        has_it = [each for each in releases if method in choices[each]]
+        number = ".".join(map(str, version))
+        if method in SINCE:
+            assert has_it == list(releases[releases.index(number) :]), method
+        else:
+            assert has_it == list(releases[: releases.index(number)]), method
+    for method, version in DEPRECATED.items():
+        assert all(method in each for each in choices.values()), method
+        allowed = [
+            each for each in releases if "allow-deprecated-quantization" in flags_of(each).by_name
+        ]
+        assert allowed[0] == ".".join(map(str, version))
