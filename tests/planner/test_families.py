@@ -147,3 +147,12 @@ def test_a_block_that_attends_and_keeps_a_state_has_two_caches() -> None:
     kinds = [str(layer.kv.kind) for layer in model.layers if layer.kv is not None]
     assert kinds[:2] == ["full", "state"]
     assert kinds.count("full") == kinds.count("state") == 32
+
+
+def test_encoders_beside_the_text_model_are_counted_where_both_are_in_one_object() -> None:
+    flat = dict(_further_models()["Qwen/Qwen3-ASR-0.6B"]["config"])
+    thinker = {key: flat.pop(key) for key in ("text_config", "audio_config")}
+    nested = read_architecture({**flat, "thinker_config": thinker}, name="as on the Hub")
+    assert nested.num_parameters == find_model("Qwen/Qwen3-ASR-0.6B").num_parameters
+    printed = 16.7371 * 2**30  # "Model loading took", vLLM 0.10.2; the talker is not loaded
+    assert find_model("Qwen/Qwen2.5-Omni-7B").num_parameters * 2 == pytest.approx(printed, rel=0.01)

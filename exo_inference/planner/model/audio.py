@@ -18,6 +18,7 @@ _OWN_BUILDERS = frozenset({"gemma3n", "whisper"})
 _FIXED: Mapping[str, int] = {"gemma4": 304_824_608}
 """Parameters of encoders whose sizes no config names: Gemma 4 E2B and E4B, instantiated (transformers 5.23.0)."""
 
+_WHISPERS = ("funaudiochat_audio_encoder", "kimi_audio_whisper", "qwen2_5_omni_audio_encoder")
 _CONFORMERS = ("parakeet_encoder", "parakeet")
 
 
@@ -38,7 +39,7 @@ def build_audio(fields: ConfigFields) -> tuple[list[Weight], bool]:
     audio = ConfigFields(config)
     if fields.model_type == "dots3_note":
         return _dots3(audio, text), True
-    if audio.model_type in ("funaudiochat_audio_encoder", "kimi_audio_whisper"):
+    if audio.model_type in _WHISPERS:
         return _whisper(audio, text), True
     if audio.get("downsample_hidden_size") and audio.get("num_mel_bins"):
         return _qwen3(audio, text), True
@@ -93,7 +94,7 @@ def _dots3(audio: ConfigFields, text: int) -> list[Weight]:
 
 
 def _whisper(audio: ConfigFields, text: int) -> list[Weight]:
-    """Whisper's encoder, and before the text model what Fun-Audio-Chat or Kimi-Audio adds (vLLM 0.32.0)."""
+    """Whisper's encoder, and before the text model what Fun-Audio-Chat, Kimi-Audio or Qwen2.5-Omni adds (vLLM 0.32.0)."""
     size, bins = audio.integer("d_model"), audio.integer("num_mel_bins")
     conv = [
         *_blocks(audio, size),
@@ -108,10 +109,15 @@ def _whisper(audio: ConfigFields, text: int) -> list[Weight]:
             _weight("vq_adaptor.3", text, text + 3),
         ]
         return [*conv, positions, *adaptor]
-    return [
+    joint = [
         *conv,
         _weight("proj", text, size + 1),
         _weight("audio_bos_eos_token", 2, text),
+    ]
+    if audio.model_type == "qwen2_5_omni_audio_encoder":
+        return joint
+    return [
+        *joint,
         _weight("embed_tokens", audio.integer("codebook_size"), text),
         _weight("output_matching", text, text, 2),
     ]

@@ -55,9 +55,13 @@ class ConfigFields:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.outer = config
         inner = next((config[k] for k in _TEXT_KEYS if isinstance(config.get(k), Mapping)), None)
+        holder: Mapping[str, Any] = {}
         if inner is not None and isinstance(inner.get("text_config"), Mapping):
-            inner = inner["text_config"]
-        self.raw: Mapping[str, Any] = {**config, **inner} if inner is not None else config
+            holder, inner = (
+                inner,
+                inner["text_config"],
+            )  # Qwen's "thinker" has encoders beside its text model
+        self.raw: Mapping[str, Any] = {**config, **holder, **inner} if inner is not None else config
         names = _PARTS.get(str(config.get("model_type")), ())
         if names:
             parts = [config[name] for name in names if isinstance(config.get(name), Mapping)]
@@ -65,8 +69,10 @@ class ConfigFields:
                 **{k: v for part in parts for k, v in part.items() if k != "model_type"},
                 **config,
             }
-        vision = next((config[k] for k in _VISION_KEYS if isinstance(config.get(k), Mapping)), None)
-        self.vision: Mapping[str, Any] | None = vision
+        parts_of = [each[k] for each in (config, holder) for k in _VISION_KEYS if k in each]
+        self.vision: Mapping[str, Any] | None = next(
+            (each for each in parts_of if isinstance(each, Mapping)), None
+        )
         self.model_type = str(config.get("model_type") or "").lower()
         self.text_type = str((inner or config).get("model_type") or self.model_type).lower()
 

@@ -140,6 +140,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": _QWEN2, "qwen2_moe": replace(_QWEN2, full_first=0, gates_shared_experts=True),
     "qwen2_vl": replace(_QWEN2, mrope=True),
     "qwen2_5_vl": replace(_QWEN2, mrope=True),
+    "qwen2_5_omni": replace(_QWEN2, mrope=True),
     "qwen3": replace(_QWEN3, full_first=28), "qwen3_moe": _QWEN3,
     "qwen3_vl": Family(qk_norm="head", mrope=True),
     "qwen3_vl_moe": Family(qk_norm="head", mrope=True),
@@ -238,5 +239,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 
-UNCHECKED = frozenset({"kimi_audio", "kimi_linear", "kimi_k3", "minimax_m3", "param2moe"})
+UNCHECKED = frozenset(
+    {"kimi_audio", "kimi_linear", "kimi_k3", "minimax_m3", "param2moe", "qwen2_5_omni"}
+)
 """Families whose parameter count could not be compared with anything published."""

@@ -309,7 +309,7 @@ _PLAIN_PROJECTORS = frozenset({"llava"})
 """Model types whose projector takes patches as they are."""
 
 _BUILDERS: tuple[tuple[tuple[str, ...], Callable[[ConfigFields, int], Built]], ...] = (
-    (("qwen2_vl", "qwen2_5_vl"), _qwen2_vl),
+    (("qwen2_vl", "qwen2_5_vl", "qwen2_5_omni"), _qwen2_vl),
     (("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _qwen3_vl),
     (("llava_next",), _llava_next),
     (("idefics3", "smolvlm"), _idefics3),
