@@ -48,7 +48,7 @@ def metrics(session: Session) -> None:
 
 def samples(text: str) -> Iterator[dict[str, Any]]:
     """Yield the samples of a page; values that JSON has no numbers for are strings."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         found = _SAMPLE.fullmatch(line)
         if found is not None and not line.startswith("#"):
             labels = {name: _unescaped(value) for name, value in _LABEL.findall(found[2] or "")}

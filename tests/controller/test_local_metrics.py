@@ -106,6 +106,13 @@ def test_a_page_has_a_bound_that_says_whom_it_left_out(monkeypatch: pytest.Monke
     assert [s.labels["replica"] for s in running] == ["r1", "r2"]
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\x85", "\x0b", "\x1c", "\r"])
+def test_no_label_of_an_engine_becomes_a_sample(end: str) -> None:
+    """Python ends lines where the format does not."""
+    forged = f'x{{a="b{end}exo_gateway_tokens_total 1{end}"}} 1\n'
+    assert [each["name"] for each in samples(forged)] == ["x"]
+
+
 def test_samples_as_data() -> None:
     text = '# HELP x y\nx{a="b\\"c",d="e\\nf"} 1.5\ny NaN\nz_bucket{le="+Inf"} 3 1700000000\nbad line here\n'
     assert list(samples(text)) == [
