@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -45,8 +46,7 @@ def test_the_prompt_may_come_from_stdin_and_flags_are_sent(exo: Exo, api: FakeAp
     flags = ("--system", "Be brief.", "--max-tokens", "5", "--temperature", "0")
     result = exo("ai", "chat", "demo", *flags, "--stats", stdin="Why?\n")
     assert result.out == ANSWER + "\n"
-    assert result.err.startswith("TTFT 0.")
-    assert "3 tokens" in result.err
+    assert re.match(r"TTFT \d+\.\d+ s, .*3 tokens", result.err), result.err
     sent = asked(api)[0]
     assert sent["messages"] == [
         {"role": "system", "content": "Be brief."},
@@ -241,7 +241,7 @@ def test_a_conversation_on_a_terminal_remembers_until_cleared(api: FakeApi) -> N
         )
         os.close(terminal)
         keyboard.write(b"one\ntwo\n/clear\nthree\n/quit\n")
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=90)
     assert process.returncode == 0, err
     assert out.decode().count(ANSWER) == 3
     sizes = [len(sent["messages"]) for sent in asked(api)]
