@@ -118,7 +118,7 @@ class ApiServer:
 
     def pause_etcd(self) -> None:
         """Stop etcd's clock: reads from its cache may go on, writes hang."""
-        self.etcd.signal(signal.SIGSTOP)
+        self.etcd.pause()
 
     def resume_etcd(self) -> None:
         """Let etcd go on."""

@@ -6,6 +6,7 @@ that was killed. Used by `api_server` and `cluster`.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import time
@@ -100,6 +101,20 @@ class Daemon:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
+    def pause(self, timeout_seconds: float = 30) -> None:
+        """Send SIGSTOP and wait until every thread has stopped; one that waits for a disk comes to it late.
+
+        Raises:
+            DaemonFailed
+        """
+        self.signal(signal.SIGSTOP)
+        assert self._process is not None, f"{self.name} was not started"
+        deadline = time.monotonic() + timeout_seconds
+        while not _has_stopped(self._process.pid):
+            if time.monotonic() > deadline:
+                raise DaemonFailed(f"{self.name} does not stop within {timeout_seconds:.0f} s")
+            time.sleep(0.005)
+
     def stop(self, timeout_seconds: float = 10) -> None:
         """End it with SIGTERM, and with SIGKILL where that takes too long."""
         if self._process is None:
@@ -120,3 +135,12 @@ class Daemon:
     def _log_tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
         return "\n".join(f"  {line[:400]}" for line in lines)
+
+
+def _has_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs; state `T` of proc_pid_stat(5), or it has ended."""
+    states = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.add(stat.read_text().rpartition(")")[2].split()[0])
+    return states <= {"T", "t", "Z", "X"}
