@@ -10,7 +10,7 @@ from exo_inference.controller.admission import model as admission
 from exo_inference.controller.reconcile import cluster_model
 from exo_inference.controller.stores.base import ObjectNotFound
 from exo_inference.hub import huggingface
-from exo_inference.hub.base import SourceUnreachable
+from exo_inference.hub.base import ModelGated, ResolvedModel, SourceUnreachable
 from exo_inference.hub.huggingface import HuggingFaceSource
 from exo_inference.resources import InferenceModel, find_condition, is_true
 from tests.controller.fakes import FakeSource
@@ -76,6 +76,34 @@ async def test_failure_of_before_is_told_while_the_source_is_asked_again(pair: P
         await pair.reconciler.reconcile(uid)
     assert reason_of(await pair.store.get(InferenceModel, uid)) == before
     await pair.reconciler.close()
+
+
+async def test_slow_answer_after_a_change_is_awaited_though_what_was_before_failed_for_good(
+    pair: Pair,
+) -> None:
+    source, answer = FakeSource(), asyncio.Event()
+    asked = source.resolve
+
+    async def resolve(name: str, *, revision: str | None, token: str | None) -> ResolvedModel:
+        if revision is None:
+            raise ModelGated("its licence is to be accepted")
+        await answer.wait()
+        return await asked(name, revision=revision, token=token)
+
+    source.resolve = resolve  # type: ignore[method-assign]
+    pair.reconciler._find_source = lambda name: source
+    uid = await pair.create("g", "acme/gated")
+    refused = await pair.look(uid)
+    assert is_true(refused.status.conditions, "Failed")
+    spec = refused.spec.model_copy(update={"revision": "main"})
+    await pair.store.update(refused.model_copy(update={"spec": spec}))
+    for _ in range(3):
+        await pair.reconciler.reconcile(uid)
+    waiting = await pair.store.get(InferenceModel, uid)
+    assert reason_of(waiting)[0] == "Resolving"
+    assert not is_true(waiting.status.conditions, "Failed")
+    answer.set()
+    assert is_true((await pair.look(uid)).status.conditions, "Ready")
 
 
 async def test_questions_that_the_hub_leaves_open_are_bounded_and_leave_room(

@@ -112,8 +112,7 @@ class ClusterModelReconciler:
             return Outcome(again_after_seconds=0.0)
         if (refused := await refuse_duplicate(self._store, model)) is not None:
             return refused
-        failed = find_condition(model.status.conditions, "Failed")
-        is_final = failed is not None and failed.reason == FINAL_REASON
+        is_final = _is_final(model.status.conditions)
         if is_true(model.status.conditions, "Ready"):  # another token changes nothing about it
             path = model.status.path
             loss = "" if path is None else await self._models.find_loss(path)
@@ -219,9 +218,13 @@ class ClusterModelReconciler:
         )
 
     async def _write_resolving(self, model: InferenceModel) -> Outcome:
-        """Say that its source is asked, unless why it could not be had before is said already."""
+        """Say that its source is asked, unless why it could not be had before is said already.
+
+        A final failure of what the model was before its change does not stay: with the new generation beside it,
+        it would end the model.
+        """
         found: Sequence[Condition] = model.status.conditions
-        if find_condition(found, "Resolved") is None:
+        if find_condition(found, "Resolved") is None or _is_final(found):
             found = [
                 condition("Resolved", False, "Resolving", "asking its source"),
                 condition("Ready", False, "NotFetched"),
@@ -292,6 +295,12 @@ class ClusterModelReconciler:
         self._stop_resolving(uid)
         self._attempts.pop(uid, None)
         self._not_before.pop(uid, None)
+
+
+def _is_final(found: Sequence[Condition]) -> bool:
+    """Whether they say that the model, as it was then, can never be had."""
+    failed = find_condition(found, "Failed")
+    return failed is not None and failed.reason == FINAL_REASON
 
 
 def _waiting(reason: str, details: str) -> Sequence[Condition]:
