@@ -52,8 +52,12 @@ def test_pages_of_several_replicas_become_one_that_prometheus_reads() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"\xff\xfe", b"x{a=", b'x{a="b"} y z', b"# TYPE x nonsense\nx 1", b"{" * 9999, b"", None],
-)
+    [
+        b"\xff\xfe", b"x{a=", b'x{a="b"} y z', b"# TYPE x nonsense\nx 1", b"{" * 9999, b"", None,
+        b"x " + b"9" * 400, b"x 1 " + b"9" * 400,
+    ],
+    ids=range(9),
+)  # fmt: skip
 def test_a_page_that_cannot_be_read_costs_no_other(text: bytes | None) -> None:
     page = merge_metrics([DEPLOYMENT], [engine("bad", text), engine("good")]).decode()
     assert 'vllm:num_requests_running{deployment_id="u-1",model="m",replica="good"} 2.0' in page
@@ -93,6 +97,41 @@ def test_no_engine_hides_what_another_says_or_speaks_for_the_gateway() -> None:
     ]
     assert 'exo_scrape_up{deployment_id="u-1",replica="bad"} 1.0' in page
     assert 'state="error"' not in page
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"exo.gateway_tokens_total"} 1e99',
+        '# TYPE "exo.gateway_tokens" counter\n{"exo.gateway_tokens"} 1e99',
+        "# TYPE exo_gateway_total counter\nexo_gateway_total 1e99",
+        "# TYPE exo_gateway summary\nexo_gateway_sum 1e99",
+        'x{"deployment.id"="1e99"} 1',
+        'x{"a.b"="1e99",a_b="2"} 1',
+    ],
+)
+def test_no_name_of_an_engine_becomes_another_when_it_is_written(line: str) -> None:
+    """What the format cannot write, prometheus_client writes with `_`."""
+    page = merge_metrics([DEPLOYMENT], [engine("bad", f"{line}\ny 4\n".encode())]).decode()
+    assert "1e+99" not in page
+    assert "1e99" not in page
+    assert 'y{deployment_id="u-1",replica="bad"} 4.0\n' in page
+
+
+@pytest.mark.parametrize("kinds", [("counter", "gauge"), ("gauge", "counter"), ("info", "gauge")])
+def test_a_name_has_one_type_whatever_engines_say(kinds: tuple[str, str]) -> None:
+    names = ["x_info"] if "info" in kinds else ["x_total", "x_total"]
+    names = ["x", *names] if "info" in kinds else names
+    pages = [
+        engine(f"r{i}", f"# TYPE {name} {kind}\n{name} {i}\n".encode())
+        for i, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    ]
+    page = merge_metrics([DEPLOYMENT], pages).decode()
+    told = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(told) == len(set(told))
+    found = [s for family in text_string_to_metric_families(page) for s in family.samples]
+    values = {(s.name, s.labels["replica"]): s.value for s in found if s.name in names}
+    assert values == {(name, f"r{i}"): float(i) for i, name in enumerate(names)}
 
 
 def test_a_page_has_a_bound_that_says_whom_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

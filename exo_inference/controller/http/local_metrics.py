@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,12 @@ PAGE_SECONDS = 1.0
 
 _OURS = ("exo_gateway_", "exo_deployment_", "exo_scrape_")
 """How names begin that engines cannot have: what they say of others counts for nothing."""
+
+_TYPES = ("counter", "gauge", "summary", "histogram", "unknown")
+"""What the text format has; of another type, `generate_latest` would change the name."""
+_NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
+_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Names that are written as they are; in others `generate_latest` puts `_`, which may make them somebody else's."""
 
 MAX_PAGE_BYTES = 16 << 20
 """Of all that the servers answered and that is merged into one page; what is beyond is left out."""
@@ -129,10 +136,11 @@ def merge_metrics(
             float(found is not None),
         )
         for family in found or ():
-            present = families.setdefault(family.name, family)
+            name = _shown_name(family)
+            present = families.setdefault(name, family)
             if present is not family:
-                if present.type != family.type:
-                    present.type = "unknown"  # so that no engine hides what another says
+                if present.type != family.type:  # so that no engine hides what another says
+                    present.name, present.type = name, "unknown"
                 present.samples += family.samples
     registry = CollectorRegistry()
     registry.register(_Collected([*_own(deployments), up, *families.values()]))
@@ -150,28 +158,44 @@ class _Collected(Collector):
 def _parse(page: MetricsPage) -> list[Metric] | None:
     if page.text is None:
         return None
-    try:
-        families = list(text_string_to_metric_families(page.text.decode()))
-    except (ValueError, KeyError, IndexError):
-        return None
-    if page.labels:
-        families = [family for family in families if not family.name.startswith(_OURS)]
     seen: set[Hashable] = set()
-    for family in families:
-        family.samples = list(_samples(family.samples, page.labels, seen))
+    families = []
+    try:
+        for family in text_string_to_metric_families(page.text.decode()):
+            if family.type not in _TYPES:
+                family.type = "unknown"
+            if _may_say(_shown_name(family), page):
+                family.samples = list(_samples(family.samples, page, seen))
+                families.append(family)
+    except (ValueError, KeyError, IndexError, ArithmeticError):
+        return None
     return families
 
 
-def _samples(
-    samples: Iterable[Sample], labels: Mapping[str, str], seen: set[Hashable]
-) -> Iterator[Sample]:
-    """Yield samples with our labels and no time, each series once: readers refuse other pages as a whole."""
+def _shown_name(family: Metric) -> str:
+    """Return the name that `generate_latest` writes for a family of `_TYPES`."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def _may_say(name: str, page: MetricsPage) -> bool:
+    """Say whether a name can be written as it is, and whether who said it may."""
+    return bool(_NAME.fullmatch(name)) and not (page.labels and name.startswith(_OURS))
+
+
+def _samples(samples: Iterable[Sample], page: MetricsPage, seen: set[Hashable]) -> Iterator[Sample]:
+    """Yield samples with our labels and no time, each series once: readers refuse other pages as a whole.
+
+    Raises:
+        OverflowError: a whole number is larger than a float can be.
+    """
     for sample in samples:
-        labelled = {**sample.labels, **labels}
+        labelled = {**sample.labels, **page.labels}
         series = (sample.name, *sorted(labelled.items()))
+        if not _may_say(sample.name, page) or not all(map(_LABEL.fullmatch, labelled)):
+            continue
         if series not in seen:
             seen.add(series)
-            yield sample._replace(labels=labelled, timestamp=None)
+            yield sample._replace(labels=labelled, value=float(sample.value), timestamp=None)
 
 
 def _own(deployments: Sequence[InferenceDeployment]) -> list[Metric]:
