@@ -31,6 +31,7 @@ DEPRECATED: Mapping[str, Version] = {"fbgemm_fp8": (0, 15, 1)}
 
 _PLUGINS: Mapping[str, str] = {"gguf": "vllm-gguf-plugin"}
 _ALLOWING = "--allow-deprecated-quantization"
+_REFUSING = "--no-allow-deprecated-quantization"
 
 
 def check_release(model: Architecture, parameters: EngineParameters) -> list[Problem]:
@@ -55,10 +56,17 @@ def check_release(model: Architecture, parameters: EngineParameters) -> list[Pro
     if reason is not None:
         return [Problem("quantization", f"{what}, {reason}")]
     deprecated = DEPRECATED.get(method)
-    if deprecated is None or rules.version < deprecated or _ALLOWING in parameters.others:
+    if deprecated is None or rules.version < deprecated or _allows_deprecated(parameters):
         return []
     detail = f"{what}, which {release} has deprecated and refuses: add {_ALLOWING}"
     return [Problem("quantization", detail)]
+
+
+def _allows_deprecated(parameters: EngineParameters) -> bool:
+    """Return what the last of the flags says, as vLLM reads them: with `-` or `_`."""
+    words = (each.replace("_", "-") for each in parameters.others)
+    said = [each == _ALLOWING for each in words if each in (_ALLOWING, _REFUSING)]
+    return bool(said) and said[-1]
 
 
 def _reason(method: str, release: str, rules: EngineRules) -> str | None:

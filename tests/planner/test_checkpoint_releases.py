@@ -63,7 +63,22 @@ def test_a_deprecated_method_needs_the_flag_that_allows_it() -> None:
     refused = plan_of(fbgemm, "0.15.1")
     assert refused.verdict is Verdict.REFUSED
     assert "add --allow-deprecated-quantization" in refused.problems[0].detail
-    assert plan_of(fbgemm, "0.15.1", "--allow-deprecated-quantization").verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("flags", "verdict"),
+    [
+        ("--allow-deprecated-quantization", Verdict.FITS),
+        ("--allow_deprecated_quantization", Verdict.FITS),
+        ("--no-allow-deprecated-quantization --allow_deprecated-quantization", Verdict.FITS),
+        ("--allow-deprecated-quantization --no-allow-deprecated-quantization", Verdict.REFUSED),
+        ("--allow-deprecated-quantization --no-allow_deprecated_quantization", Verdict.REFUSED),
+    ],
+)
+def test_the_last_flag_that_allows_deprecated_methods_or_does_not_holds(
+    flags: str, verdict: Verdict
+) -> None:
+    assert plan_of({"quant_method": "fbgemm_fp8"}, "0.15.1", *flags.split()).verdict is verdict
 
 
 def test_quantizing_while_loading_ends_with_the_method() -> None:
