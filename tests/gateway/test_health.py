@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict
 
 from exo_inference.gateway.replicas import health as replica_health
 
@@ -21,6 +23,11 @@ async def only(stack, num_engines=1, **changes):
     """Have the deployment so many replicas."""
     stack.write_table(stack.engines[:num_engines], **changes)
     await stack.table_applied()
+
+
+async def hang(_: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 async def test_engine_that_is_well_answers_for_the_deployment(stack):
@@ -59,20 +66,53 @@ async def test_replica_that_ended_a_moment_ago_is_passed_over(stack):
     assert (await health(stack))[0] == 200
 
 
-async def test_replica_that_hangs_is_passed_over(stack, monkeypatch):
-    monkeypatch.setattr(replica_health, "REPLICA_SECONDS", 0.1)
-
-    async def hang(_: web.Request) -> web.StreamResponse:
-        await asyncio.Event().wait()
-        raise AssertionError
-
+async def test_replica_that_hangs_is_not_reached(stack, monkeypatch):
+    monkeypatch.setattr(replica_health, "REPLICA_SECONDS", 0.1)  # none has to answer within it
     stack.engines[0].handler = hang
-    assert (await health(stack))[0] == 200
     await only(stack)
     status, body, headers = await health(stack)
     assert status == 503
     assert "can be reached" in body
     assert headers["Retry-After"]
+
+
+async def test_no_replica_waits_for_those_that_hang(stack, monkeypatch):
+    monkeypatch.setattr(replica_health, "REPLICA_SECONDS", 600.0)
+    monkeypatch.setattr(replica_health, "ALL_SECONDS", 600.0)
+    hangs, well = stack.engines
+    hangs.handler = hang
+    before = asyncio.all_tasks()
+    assert (await health(stack))[0] == 200
+    assert well.requests
+    left = {each.get_coro().__qualname__ for each in asyncio.all_tasks() - before}
+    assert not any("_ask" in name for name in left)
+
+
+async def test_the_first_of_those_that_are_not_well_says_why(stack):
+    for number, each in enumerate(stack.engines):
+        each.answers(503, {"status": "stalled", "detail": f"replica {number}"})
+    for _ in range(4):
+        assert "replica 0" in (await health(stack))[1]
+
+
+async def test_replicas_are_asked_a_few_at_a_time(stack, monkeypatch):
+    monkeypatch.setattr(replica_health, "MAX_AT_ONCE", 1)
+    stack.engines[0].answers(body={"status": "ok"})
+    assert (await health(stack))[0] == 200
+    assert not any(each.requests for each in stack.engines[1:])
+
+
+async def test_replicas_that_do_not_answer_in_time_hide_none_that_did(monkeypatch):
+    async def ask(request, exchange, replica, upstreams):
+        if replica == "hangs":
+            await asyncio.Event().wait()
+        return replica_health._Said(replica, 503, CIMultiDict(), b"")
+
+    monkeypatch.setattr(replica_health, "ALL_SECONDS", 0.01)
+    monkeypatch.setattr(replica_health, "_ask", ask)
+    deployment = SimpleNamespace(name="chat", replicas=["hangs", "stalled"])
+    said = await replica_health._ask_replicas(None, None, deployment, None)
+    assert (said.replica, said.status) == ("stalled", 503)
 
 
 async def test_endless_answer_is_no_health(stack, monkeypatch):

@@ -31,7 +31,10 @@ REPLICA_SECONDS = 2.0
 """How long one replica may take; an engine answers in milliseconds whatever it has to do."""
 
 ALL_SECONDS = 5.0
-"""How long all of them may take that are asked one after the other."""
+"""How long all of them may take."""
+
+MAX_AT_ONCE = 8
+"""Replicas that are asked at the same time for one request: each takes a connection."""
 
 MAX_BYTES = 64 << 10
 """A longer answer is no health check's."""
@@ -71,18 +74,27 @@ async def answer_health(
 async def _ask_replicas(
     request: web.BaseRequest, exchange: Exchange, deployment: Deployment, upstreams: UpstreamPool
 ) -> _Said | None:
-    """Ask one replica after the other until one is well; None where none answers in time."""
-    first: _Said | None = None
+    """Ask replicas at once until one is well, else return the first that answers, in their order; None where none does."""
+    free = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def ask(replica: Replica) -> _Said | None:
+        async with free:
+            return await _ask(request, exchange, replica, upstreams)
+
+    asked = [asyncio.create_task(ask(replica)) for replica in deployment.replicas]
     try:
         async with asyncio.timeout(ALL_SECONDS):
-            for replica in deployment.replicas:
-                said = await _ask(request, exchange, replica, upstreams)
+            for answered in asyncio.as_completed(asked):
+                said = await answered
                 if said is not None and said.status == 200:
                     return said
-                first = first or said
     except TimeoutError:
         logger.info("deployment %s: not all replicas told their health in time", deployment.name)
-    return first
+    finally:
+        for task in asked:
+            task.cancel()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+    return next((said for said in found if isinstance(said, _Said)), None)
 
 
 async def _ask(
