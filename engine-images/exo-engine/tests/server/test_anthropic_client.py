@@ -177,6 +177,14 @@ def test_turns_become_messages() -> None:
     assert chat.values["stop"] == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("display", "is_told"), [(None, True), ("summarized", True), ("omitted", False)]
+)
+def test_thinking_is_told_unless_it_is_to_be_omitted(display: str | None, is_told: bool) -> None:
+    chat = as_chat(Fields({**ASK, "thinking": {"type": "enabled", "display": display}}))
+    assert chat.values["include_reasoning"] is is_told
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"),
     ({"messages": []}, "messages"),
@@ -189,7 +197,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tools[0].defer_loading",
     ),
     ({"tool_choice": {"type": "every"}}, "tool_choice.type"),
-    ({"thinking": {"type": "enabled", "display": "summarized"}}, "thinking.display"),
+    ({"thinking": {"type": "enabled", "display": 7}}, "thinking.display"),
+    ({"thinking": {"type": "adaptive", "display": ["x"]}}, "thinking.display"),
+    ({"thinking": {"type": "disabled", "display": "all"}}, "thinking.display"),
+    ({"thinking": {"display": "omitted"}}, "thinking.type"),
     ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ({"speed": "fast"}, "speed"),

@@ -50,6 +50,15 @@ def refused(read: Any, *words: Any, **fields: Any) -> ApiError:
     return refusal.value
 
 
+def test_all_reasoning_of_a_turn_goes_to_the_template() -> None:
+    parts = [{"type": "reasoning_text", "text": "more"}]
+    told = [THOUGHT, SAID, {**THOUGHT, "content": parts}, {"type": "reasoning"}, CALL, RESULT]
+    first, second = responses(input=told).values["messages"]
+    assert first["reasoning_content"] == "hm\nmore"
+    assert (first["content"], len(first["tool_calls"])) == ("Yes.", 1)
+    assert second["role"] == "tool"
+
+
 @pytest.mark.parametrize("value", [CALL, RESULT, THOUGHT, SAID], ids=lambda each: each["type"])
 def test_unknown_field_of_an_item_is_refused_by_its_place(value: dict[str, Any]) -> None:
     error = refused(item, value, detail="high")
@@ -131,6 +140,15 @@ def test_what_is_within_a_response_is_refused_by_its_place(
 
 def test_response_may_include_what_is_told_anyway() -> None:
     assert responses(include=["reasoning.encrypted_content"], store=False)
+
+
+def test_tools_that_the_model_itself_is_to_call_pass() -> None:
+    assert responses(tools=[{"type": "function", "name": "f", "allowed_callers": ["direct"]}])
+    tool = {"name": "f", "input_schema": {}}
+    assert messages(tools=[{**tool, "allowed_callers": ["direct"]}])
+    for callers in (["code_execution_20250825"], ["direct", "code_execution_20250825"]):
+        error = refused(messages, tools=[{**tool, "allowed_callers": callers}])
+        assert error.param == "tools[0].allowed_callers"
 
 
 @pytest.mark.parametrize(

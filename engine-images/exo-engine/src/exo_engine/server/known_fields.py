@@ -143,6 +143,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "endianness": ("native", "little"),
     "padding": ("do_not_pad",),
     "caller": ({"type": "direct"},),
+    "allowed_callers": ([], ["direct"]),
     "phase": ("final_answer",),
     "truncation_side": ("left", "right"),  # says nothing without truncate_prompt_tokens
 }

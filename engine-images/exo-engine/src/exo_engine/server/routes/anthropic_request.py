@@ -190,18 +190,22 @@ def _read_choice(fields: Fields) -> dict[str, Any]:
 
 
 def _read_thinking(fields: Fields, values: dict[str, Any]) -> dict[str, Any]:
-    """Read whether to reason; how much of it is up to the model."""
+    """Read whether to reason, and whether to tell it; how much of it is up to the model.
+
+    Both forms of Anthropic that show it come to the same here: "summarized" is what it returns normally.
+    """
     thinking = Fields(fields.mapping("thinking"), prefix="thinking.")
     check_fields(thinking, MESSAGES_THINKING)
     kind = thinking.values.get("type")
-    if kind is None:
+    display = thinking.values.get("display")
+    if display not in (None, "summarized", "omitted"):
+        raise thinking.wrong("display", "summarized or omitted")
+    if kind is None and display is None:
         return {}
     if kind not in ("enabled", "adaptive", "disabled"):
         raise thinking.wrong("type", "enabled, adaptive or disabled")
-    if thinking.values.get("display") == "summarized":
-        raise not_supported("thinking.display", "summing reasoning up")
     known = values.get("chat_template_kwargs") or {}
-    read: dict[str, Any] = {"include_reasoning": thinking.values.get("display") != "omitted"}
+    read: dict[str, Any] = {"include_reasoning": display != "omitted"}
     if isinstance(known, dict):
         read["chat_template_kwargs"] = {"enable_thinking": kind != "disabled", **known}
     return read

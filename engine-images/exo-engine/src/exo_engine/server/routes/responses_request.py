@@ -142,7 +142,9 @@ class _ItemReader:
         if kind == "message":
             self._message(fields)
         elif kind == "reasoning":
-            self._turn()["reasoning_content"] = _reasoning_text(fields)
+            turn, text = self._turn(), _reasoning_text(fields)
+            known = turn.get("reasoning_content")
+            turn["reasoning_content"] = f"{known}\n{text}" if known and text else known or text
         elif kind == "function_call":
             self._call(fields)
         elif kind == "function_call_output":
