@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_inference.errors import ExoError
@@ -21,6 +21,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(edges)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=12))
 def test_lines_are_the_same_however_the_bytes_are_cut(places: list[int]) -> None:
     assert list(lines_of(cut(TEXT.encode(), places))) == LINES

@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_inference.gateway import answer_usage
@@ -28,6 +28,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(edges)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=12))
 def test_exactly_the_usage_event_is_removed_however_the_bytes_are_cut(places):
     reader = UsageReader(strip=True)
@@ -36,6 +37,7 @@ def test_exactly_the_usage_event_is_removed_however_the_bytes_are_cut(places):
     assert reader.tokens == Tokens(7, 5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=12))
 def test_without_strip_every_chunk_passes_at_once(places):
     reader = UsageReader(strip=False)
@@ -360,6 +362,7 @@ def test_a_field_that_a_client_chose_raises_the_usage_of_a_long_answer_within_th
     assert tokens_of_answer(json.dumps(answer).encode()) == Tokens(7, 5)
 
 
+@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["prompt_tokens", "input_tokens", "output_tokens", "a"]), inner)))  # fmt: skip
 def test_whatever_an_engine_says_its_doubted_counts_are_told_in_short(usage):
     doubts: list[str] = []
