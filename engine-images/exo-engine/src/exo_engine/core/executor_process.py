@@ -5,7 +5,7 @@ would load itself, and tells all but the executor. It never outlives the process
 kernel kills it with that one's main thread, and it ends by itself when the socket closes. Ranks get the same
 frames and choose the same tokens; the first one tells them.
 
-    config, progress …, loaded | step, step, …, result, …
+    config, progress …, loaded | step, step, …, late, result, …
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from exo_engine.core.step import (
 )
 from exo_engine.errors import EngineError, InternalError, InvalidSamplingParams, OutOfMemory
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
+from exo_engine.kernels import compilations
 from exo_engine.structured_output.compiler import PARAM
 from exo_engine.structured_output.vocabulary import Vocabulary
 
@@ -127,9 +128,12 @@ class ProcessExecutor:
             each.close()
 
     def _take_in(self, process: RankProcess) -> bool:
-        """Tell of grammars that are said to be compiled; return whether there is another message."""
+        """Tell of grammars and count kernels that are said to be compiled; return whether more was said."""
         others = []
         for kind, payload in process.received:
+            if kind == "late":
+                compilations.OWN.num_late += payload
+                continue
             if kind != "prepared":
                 others.append((kind, payload))
                 continue
@@ -221,7 +225,7 @@ def _serve(link: FrameSocket, options: argparse.Namespace) -> None:
     del told["executor"]
     link.send("loaded", pickle.dumps(told))
     sending, executor = Lock(), loaded.executor
-    num_begun = 0
+    num_begun = num_late = 0
     while True:
         for kind, content in link.receive(is_waiting=num_begun == 0):
             if kind == "vocabulary":
@@ -239,8 +243,17 @@ def _serve(link: FrameSocket, options: argparse.Namespace) -> None:
             packed = pack_result(executor.result())
             if is_first:
                 with sending:
+                    num_late = tell_late(link, num_late)
                     link.send("result", packed)
             num_begun -= 1
+
+
+def tell_late(link: FrameSocket, num_told: int) -> int:
+    """Tell how many kernels were compiled late since `num_told` were; return how many there are."""
+    num_late = compilations.OWN.num_late
+    if num_late > num_told:
+        link.send("late", num_late - num_told)
+    return num_late
 
 
 def _group(options: argparse.Namespace) -> RankGroup | None:

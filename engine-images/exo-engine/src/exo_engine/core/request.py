@@ -95,7 +95,7 @@ class EngineStats:
     computed_tokens_total: int = 0
     """Tokens that steps have computed, of prompts and of answers."""
     late_compilations_total: int = 0
-    """GPU kernels that this process compiled while it served: a fault."""
+    """GPU kernels that were compiled while requests were served; of several ranks by the first one."""
 
     @property
     def num_preemptions_total(self) -> int:

@@ -1,8 +1,10 @@
-"""Counts kernels that are compiled while requests are served, which is a fault: they wait for it.
+"""Counts kernels that are compiled while requests are served, which wait for it.
 
-A start compiles what steps will launch. `watch` has Triton call back for each kernel that a process makes or takes
-from its folder of compiled ones; before `begin_serving` that is part of a start, afterwards it is logged and
-counted, and `/metrics` shows the number. The interpreter compiles nothing. This file imports no Triton.
+A start compiles what its warm-up launches, and the steps that become graphs. Other steps, as those with prompts
+beside answers, may need more, for example attention that splits contexts into another number of segments: the first
+such step compiles it. `watch` has Triton call back for each kernel that a process makes or takes from its folder
+of compiled ones; before `begin_serving` that is part of a start, afterwards it is logged and counted, and
+`/metrics` shows the number. The interpreter compiles nothing. This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Compilations:
         runtime.jit_post_compile_hook = told
 
     def begin_serving(self) -> None:
-        """Take what is compiled from now on for a fault."""
+        """Count what is compiled from now on."""
         self._is_serving = True
 
     def begin_start(self) -> None:
@@ -58,7 +60,7 @@ class Compilations:
             return
         self.num_late += 1
         name = getattr(kernel.get("fn"), "name", "a kernel")
-        logger.error(
+        logger.warning(
             "kernel %s was compiled while requests were served, which made them wait: %s",
             name,
             str(kernel.get("repr", ""))[:256],

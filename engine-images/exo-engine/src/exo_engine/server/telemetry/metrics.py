@@ -92,7 +92,7 @@ class Metrics:
         )
         self._late_compilations = Counter(
             "exo:late_kernel_compilations",
-            "GPU kernels compiled while requests were served, which waited for it: a fault.",
+            "GPU kernels compiled while requests were served, which waited for it.",
             _LABELS,
             registry=self.registry,
         ).labels(model_name, _ENGINE)
