@@ -28,6 +28,8 @@ from benchmarks.cpu.report import Report
 from benchmarks.cpu.run import HTTP, OFFLINE, Bench, Plan
 
 EXIT_FAILED, EXIT_BUSY = 1, 3
+_PLACES = ("--logs", "--output")
+"""Flags that say where files of this machine are."""
 
 
 def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -36,6 +38,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.cpu",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     everybody = ", ".join(each.name for each in all_contestants())
     parser.add_argument("--peers", help=f"names, or engines of several, of {everybody} (all)")
@@ -103,15 +106,15 @@ def those_there(contestants: Sequence[Contestant], report: Report) -> list[Conte
     return there
 
 
-def _prepare(name: str, contestants: Sequence[Contestant], report: Report) -> Path:
+def _prepare(name: str, bench: Bench, report: Report) -> Path:
     """Make a model and what the contestants read; note its shape and their commands."""
     model = llama_cpp.cache_dir() / "models" / name
     print(f"makes {model}", file=sys.stderr, flush=True)
     make = [sys.executable, "-m", "benchmarks.cpu.models", name, str(model)]
     subprocess.run(make, check=True, cwd=ROOT)
     report.shapes[name] = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    for each in contestants:
-        each.prepare(model)
+    bench.prepare(name, model)
+    for each in bench.contestants:
         if each.name not in report.flags:
             report.flags[each.name] = each.flags(model)
             for command in report.flags[each.name]:
@@ -128,8 +131,20 @@ def measure(options: argparse.Namespace, report: Report, logs: Path) -> None:
     print(f"{THREADS} threads; what the processes print is in {logs}", file=sys.stderr, flush=True)
     bench = Bench(plan, contestants, report, logs)
     for name in options.models:
-        model = _prepare(name, contestants, report)
+        model = _prepare(name, bench, report)
         bench.measure(name, model, report.shapes[name]["vocab_size"])
+
+
+def shown_command(argv: Sequence[str]) -> str:
+    """Return the command for the page, without the places of this machine."""
+    kept, words = ["python", "-m", "benchmarks.cpu"], iter(argv)
+    for word in words:
+        flag, has_value, _ = word.partition("=")
+        if flag not in _PLACES:
+            kept.append(word)
+        elif not has_value:
+            next(words, None)
+    return shlex.join(kept)
 
 
 def exit_code(report: Report, *, failed: bool) -> int:
@@ -146,9 +161,8 @@ def exit_code(report: Report, *, failed: bool) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = read_options(argv)
-    words = sys.argv[1:] if argv is None else list(argv)
     report = Report(
-        command=shlex.join(["python", "-m", "benchmarks.cpu", *words]),
+        command=shown_command(sys.argv[1:] if argv is None else argv),
         rounds=options.rounds,
         is_quick=options.quick,
         output_tokens=options.output_tokens,

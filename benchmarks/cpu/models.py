@@ -34,13 +34,14 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def ensure_model(name: str, directory: Path) -> None:
-    """Write a model, unless the same is there."""
+    """Write a model, unless the same is there; what was made of another one there is removed."""
     config = config_of(name)
     stamp = directory / _STAMP
     text = json.dumps(config, sort_keys=True)
     if stamp.exists() and stamp.read_text(encoding="utf-8") == text:
         return
-    stamp.unlink(missing_ok=True)
+    for old in (stamp, *directory.glob("*.gguf")):
+        old.unlink(missing_ok=True)
     from random_models import write_model
 
     write_model(directory, config)

@@ -6,6 +6,7 @@ One who fails is left out from there on, and the reason is kept.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,16 @@ OFFLINE = ("prefill 512", "decode 1", "decode 8", "decode 32")
 HTTP = ("load", "second turn", "long prompt")
 """Each with a server of its own round, whose start and memory are measured, too."""
 _START_SECONDS = 600.0
-_FAILURES = (Ended, BadAnswer, OSError, ValueError, aiohttp.ClientError, TimeoutError)
+_FAILURES = (
+    Ended,
+    BadAnswer,
+    OSError,
+    ValueError,
+    LookupError,
+    ExceptionGroup,
+    subprocess.SubprocessError,
+    aiohttp.ClientError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,17 @@ class Bench:
         self._contestants = list(contestants)
         self._watch = Watch()
         self._model = ""
+
+    @property
+    def contestants(self) -> Sequence[Contestant]:
+        """Those who have not failed."""
+        return tuple(self._contestants)
+
+    def prepare(self, name: str, model: Path) -> None:
+        """Have everybody make the files that they read of a model."""
+        self._model = name
+        for each in self.contestants:
+            self._guard(each, lambda: each.prepare(model))  # noqa: B023
 
     def measure(self, name: str, model: Path, vocab_size: int) -> None:
         """Measure one model with everybody."""
@@ -171,7 +192,7 @@ class Bench:
         try:
             run()
         except _FAILURES as exc:
-            reason = f"{self._model}: {type(exc).__name__}: {exc}"
+            reason = f"{self._model}: {_told(exc)}"
             self._report.note_failure(each.name, reason)
             self._contestants.remove(each)
             self._say("failed", f"{each.name}: {reason}")
@@ -187,6 +208,15 @@ class Bench:
         print(
             f"{time.strftime('%H:%M:%S')} {self._model} {what} {told}", file=sys.stderr, flush=True
         )
+
+
+def _told(failure: BaseException) -> str:
+    """Return what failed, of a process without the places of this machine."""
+    if isinstance(failure, subprocess.CalledProcessError):
+        return f"{Path(failure.cmd[0]).name} ended with {failure.returncode}"
+    if isinstance(failure, subprocess.TimeoutExpired):
+        return f"TimeoutExpired: {Path(failure.cmd[0]).name} took more than {failure.timeout} s"
+    return f"{type(failure).__name__}: {failure}"
 
 
 _MACHINE = InPython("machine", "limits", "torch")

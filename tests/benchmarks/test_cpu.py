@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from benchmarks.cpu import llama_cpp, page
-from benchmarks.cpu.__main__ import EXIT_BUSY, EXIT_FAILED, exit_code, read_options, those_there
+from benchmarks.cpu import llama_cpp, models, page
+from benchmarks.cpu.__main__ import (
+    EXIT_BUSY,
+    EXIT_FAILED,
+    exit_code,
+    read_options,
+    shown_command,
+    those_there,
+)
 from benchmarks.cpu.contestants import InPython, LlamaCpp, choose
 from benchmarks.cpu.report import Report, Target
+from benchmarks.cpu.run import Bench, Plan
 from benchmarks.cpu.shapes import Limits, Shape, floor_of_prompt, floor_of_step
 
 CONFIG = {
@@ -215,6 +227,68 @@ def test_who_is_missing_is_said_at_once(
     assert those_there(choose("llama.cpp-bf16"), report) == []
     assert report.missing["llama.cpp-bf16"].startswith("not built")
     assert "llama.cpp-bf16 is left out: not built" in capsys.readouterr().err
+
+
+class Failing:
+    """A contestant whose files cannot be made, as `failure` says; None: they can."""
+
+    numbers = "bf16"
+
+    def __init__(self, name: str, failure: Exception | None) -> None:
+        self.name, self._failure = name, failure
+
+    def prepare(self, model: Path) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (subprocess.CalledProcessError(3, ["/a/b/quantize", "/c"]), "quantize ended with 3"),
+        (subprocess.TimeoutExpired(["/a/b/quantize"], 5), "TimeoutExpired"),
+        (KeyError("layer"), "KeyError: 'layer'"),
+        (ExceptionGroup("two", [ValueError("one")]), "ExceptionGroup: two"),
+    ],
+    ids=["exit", "time", "key", "group"],
+)
+def test_one_who_fails_to_prepare_is_named_and_the_others_go_on(
+    failure: Exception, told: str, tmp_path: Path
+) -> None:
+    report = report_of()
+    there: list[Any] = [Failing("bad", failure), Failing("good", None)]
+    bench = Bench(Plan([], 1, 1, 8, 8), there, report, tmp_path)
+    bench.prepare("s", tmp_path)
+    assert [each.name for each in bench.contestants] == ["good"]
+    assert told in report.missing["bad"]
+    assert "/a/b" not in report.missing["bad"]
+    assert "good" not in report.missing
+
+
+def test_the_command_on_the_page_has_no_places_of_this_machine() -> None:
+    words = ["--logs", "/a/logs", "--rounds", "5", "--output=/b/c.json", "--output-tokens", "9"]
+    assert shown_command(words) == "python -m benchmarks.cpu --rounds 5 --output-tokens 9"
+    with pytest.raises(SystemExit):
+        read_options(["--log", "/a"])  # which would not be known again
+
+
+def test_files_made_of_a_model_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    random_models = SimpleNamespace(write_model=lambda directory, config: written.append(directory))
+    monkeypatch.setitem(sys.modules, "random_models", random_models)
+    monkeypatch.setattr(models, "write_tokenizer", lambda directory, size: None)
+    monkeypatch.setattr(models, "config_of", lambda name: CONFIG)
+    made = [tmp_path / "bf16.gguf", tmp_path / "q4_0.gguf"]
+    models.ensure_model("s", tmp_path)
+    for each in made:
+        each.touch()
+    models.ensure_model("s", tmp_path)
+    assert len(written) == 1
+    assert all(each.exists() for each in made)
+    monkeypatch.setattr(models, "config_of", lambda name: {**CONFIG, "vocab_size": 2000})
+    models.ensure_model("s", tmp_path)
+    assert len(written) == 2
+    assert not any(each.exists() for each in made)
 
 
 def test_a_figure_that_nothing_counts_for_and_a_failure_end_the_run_with_their_codes() -> None:
