@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import CoreFailed, ModelUnusable, OutOfMemory
+from exo_engine.kernels import compilations
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
 
@@ -50,6 +51,25 @@ def test_tokens_are_those_of_this_process_in_scarce_blocks_and_chunks(
         _check_death(other, prompts)
     finally:
         other.close()
+
+
+@pytest.mark.slow
+def test_kernels_that_it_compiles_late_are_counted_here(tiny_model, tmp_path, monkeypatch):
+    """A double there counts three at the end of the start, as if the first step had compiled them."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if any('executor_process' in word for word in sys.orig_argv):\n"
+        "    from exo_engine.kernels.compilations import Compilations\n"
+        "    Compilations.begin_serving = lambda self: setattr(self, 'num_late', 3)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(compilations, "OWN", compilations.Compilations())
+    llm = LLM(tiny_model("llama").path, **OPTIONS, executor_backend="mp")
+    try:
+        llm.generate([(1, 2), (3,)], SamplingParams(max_tokens=4))
+        assert llm.stats().late_compilations_total == 3
+    finally:
+        llm.close()
 
 
 def _check_death(llm: LLM, prompts) -> None:
