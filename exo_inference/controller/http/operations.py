@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import re
 import uuid
+from datetime import UTC, date, datetime
 
 from starlette.requests import Request
 
@@ -192,9 +193,16 @@ def answered_before() -> Refused:
 def new_uid(request: RecordedRequest) -> str:
     """Return the uid of a new object: the same one whenever a create is repeated.
 
-    So a repeat after a crash goes on with what was begun, instead of beginning beside it.
+    So a repeat after a crash goes on with what was begun, instead of beginning beside it. It holds for one
+    day, no longer than requests are remembered: the same Idempotency-Key of a later day makes another object,
+    and never the value again that a key had which was deleted or rotated since.
     """
-    return str(uuid.uuid5(_REQUESTS, f"{request.key}:{request.fingerprint}"))
+    return str(uuid.uuid5(_REQUESTS, f"{request.key}:{request.fingerprint}:{today()}"))
+
+
+def today() -> date:
+    """Return the date in UTC."""
+    return datetime.now(UTC).date()
 
 
 async def find_repeated(store: RecordStore, request: RecordedRequest) -> str | None:
