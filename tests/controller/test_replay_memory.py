@@ -180,3 +180,19 @@ def test_a_named_pipe_as_memory_of_refusals_is_not_waited_for(
     assert "signature" in log
     assert "what was refused before is not known: it is not a regular file" in caplog.text
     assert "a refused write is not remembered over a restart" in caplog.text
+
+
+async def test_a_write_that_is_refused_among_many_is_judged_once_at_a_time() -> None:
+    memory, running, most = ReplayMemory(FakeClock()), 0, 0
+
+    async def refuse() -> Answer:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running -= 1
+        return Answer(412, (), b"x")
+
+    await asyncio.gather(*(memory.once("a", 1600.0, refuse) for _ in range(5)))
+    assert most == 1

@@ -142,8 +142,11 @@ class ReplayMemory:
             await entry.ended.wait()
             if entry.is_final:
                 if entry.judged_again_until and self._clock() < entry.judged_again_until:
-                    judged_again_until = entry.judged_again_until
-                    self._forget(signature)
+                    if (
+                        self._entries.get(signature) is entry
+                    ):  # else another repeat is judged already
+                        judged_again_until = entry.judged_again_until
+                        self._forget(signature)
                     continue
                 if entry.answer is None:
                     raise Forgotten
