@@ -34,6 +34,9 @@ ADMITTED_ANNOTATION = "inference.exo.dev/admitted-spec"
 MEMORY_ANNOTATION = "inference.exo.dev/replica-memory"
 """What one replica was admitted with on a machine that replicas share, as `ReplicaNeed.text` writes it."""
 
+MEMORY_BEFORE_ANNOTATION = "inference.exo.dev/replica-memory-before"
+"""The same of the specification that was in effect before the present one: its digest, a blank, and that text."""
+
 CHANGED_ANNOTATION = "inference.exo.dev/changed"
 """Who made the last change through the API, when, and of which fields; JSON."""
 

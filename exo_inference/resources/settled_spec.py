@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from exo_inference.resources.deployment import DeploymentSpec, InferenceDeployment
+from exo_inference.resources.deployment import (
+    MEMORY_ANNOTATION,
+    MEMORY_BEFORE_ANNOTATION,
+    DeploymentSpec,
+    InferenceDeployment,
+)
 
 
 def read_settled(deployment: InferenceDeployment) -> DeploymentSpec | None:
@@ -27,6 +32,26 @@ def spec_before(deployment: InferenceDeployment) -> DeploymentSpec | None:
     if settled is None or settled.digest == deployment.spec.digest:
         return None
     return settled.model_copy(update={"replicas": deployment.spec.replicas})
+
+
+def note_memory(deployment: InferenceDeployment) -> dict[str, str]:
+    """Return the annotation that keeps what the version in effect was admitted with, once another is asked for."""
+    if (
+        spec_before(deployment) is not None
+    ):  # the present one has not served, and the note is of that which has
+        return {}
+    need = deployment.metadata.annotations.get(MEMORY_ANNOTATION, "")
+    return {MEMORY_BEFORE_ANNOTATION: f"{deployment.spec.digest} {need}"}
+
+
+def with_spec_before(deployment: InferenceDeployment, spec: DeploymentSpec) -> InferenceDeployment:
+    """Return the deployment as it was with `spec`, and with the memory that was admitted for it then."""
+    metadata = deployment.metadata
+    digest, _, need = metadata.annotations.get(MEMORY_BEFORE_ANNOTATION, "").partition(" ")
+    if digest == spec.digest:
+        annotations = {**metadata.annotations, MEMORY_ANNOTATION: need}
+        metadata = metadata.model_copy(update={"annotations": annotations})
+    return deployment.model_copy(update={"metadata": metadata, "spec": spec})
 
 
 def read_refusal(deployment: InferenceDeployment) -> str:

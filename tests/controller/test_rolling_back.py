@@ -14,6 +14,7 @@ from exo_inference.resources.settled_spec import spec_before
 from exo_inference.wire import Route
 from tests.controller import builders
 from tests.controller.conftest import Controller
+from tests.controller.test_host_room import MODEL, machine
 from tests.controller.test_reconciling import replica_names
 
 M2: dict[str, Any] = {"model": {"name": "org/m2"}, "gpu-type": "cpu", "gpu-count": 1}
@@ -239,3 +240,27 @@ def test_what_cannot_be_read_is_no_version_before() -> None:
     for text in ("", "{", "{}", '{"model": 3}'):
         status = obj.status.model_copy(update={"settled_spec": text})
         assert spec_before(obj.model_copy(update={"status": status})) is None
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_what_comes_back_asks_for_the_memory_that_it_was_admitted_with(
+    stopped_controller: Controller, is_forced: bool
+) -> None:
+    """Not for that of the change: with more it would wait for ever, with less it would take what others have."""
+    controller = stopped_controller
+    controller.platform.families = machine(16 * 2**30)
+    query = "?force=force" if is_forced else ""
+    with controller.running():
+        for name in ("org/m2", MODEL):
+            controller.create_model(name)
+        uid = controller.create_deployment(model={"name": MODEL})
+        need = controller.platform.applied[-1].need
+        controller.platform.slots, controller.platform.fails = 1, "wings are missing"
+        path, cache = f"/v2/ai/deployment/{uid}", "64G" if is_forced else "1G"
+        flags = {"inference-engine-parameters": [f"--kv-cache-memory-bytes={cache}"]}
+        for body in (flags, {**flags, "inference-engine-parameters": ["--max-model-len=1024"]}):
+            assert controller.call("PATCH", f"{path}{query}", json=body).ok
+        controller.wait_for(lambda: controller.platform.applied[-1].spec.engine_parameters == ())
+    found = controller.platform.applied
+    assert {each.need for each in found if each.spec.engine_parameters == ()} == {need}
+    assert any(each.need != need for each in found)

@@ -42,7 +42,7 @@ from exo_inference.resources import (
     find_condition,
     model_object_name,
 )
-from exo_inference.resources.settled_spec import read_refusal, spec_before
+from exo_inference.resources.settled_spec import read_refusal, spec_before, with_spec_before
 from exo_inference.resources.states import awaits_replicas, deployment_state, files_state
 from exo_inference.wire import ModelState, Route, RouteKey, RouteReplica
 
@@ -189,7 +189,7 @@ class DeploymentReconciler:
         spec = spec_before(deployment)
         if spec is None:
             return None
-        then = deployment.model_copy(update={"spec": spec})
+        then = with_spec_before(deployment, spec)
         action = decision.decide(then, await self._find_model(then), unrouted=unrouted)
         return action.desired if isinstance(action, decision.Apply) else None
 

@@ -49,7 +49,7 @@ from exo_inference.resources import (
     ObjectMeta,
     is_true,
 )
-from exo_inference.resources.settled_spec import read_refusal, spec_before
+from exo_inference.resources.settled_spec import note_memory, read_refusal, spec_before
 from exo_inference.resources.states import wanted_replicas
 from exo_inference.resources.wanted import WantedDeployment
 from exo_inference.wire import (
@@ -274,6 +274,8 @@ def _changed(
     """Return the metadata of a deployment that becomes what was admitted."""
     annotations = dict(present.metadata.annotations)
     if admitted.spec != present.spec:
+        if admitted.need is not None:
+            annotations.update(note_memory(present))
         annotations.pop(MEMORY_ANNOTATION, None)  # of what it was before
         annotations.update(_annotations(context, present.metadata.uid, admitted))
     if _has_failed(present):
