@@ -196,3 +196,11 @@ async def test_a_write_that_is_refused_among_many_is_judged_once_at_a_time() -> 
 
     await asyncio.gather(*(memory.once("a", 1600.0, refuse) for _ in range(5)))
     assert most == 1
+
+
+async def test_writes_that_are_not_remembered_take_no_memory_for_ever() -> None:
+    memory = ReplayMemory(FakeClock(), max_signatures=100)
+    for number in range(500):
+        await ask(memory, str(number), status=503)
+    assert len(memory) == 0
+    assert len(memory._ends) <= 100

@@ -178,7 +178,8 @@ class ReplayMemory:
             if ends > now or kept_until > monotonic:
                 break
             self._forget_first()
-        while len(self._entries) >= self._max_signatures and self._ends:
+        # There are no more entries than ends; writes that had no final answer have an end alone.
+        while len(self._ends) >= self._max_signatures and signature not in self._ends:
             logger.warning("more than %d writes are remembered", self._max_signatures)
             self._forget_first()
         entry = self._entries[signature] = _Entry()
