@@ -6,10 +6,11 @@ architecture has no place for: silently ignoring a bias gives fluent nonsense.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -177,7 +178,18 @@ def load_weights(
                     reported = percent
                     progress(f"loading weights {percent} %")
             layer.finish()
+            _return_freed_memory()
     logger.info("loaded %d tensors, %d bytes", len(entries), total)
+
+
+def _return_freed_memory() -> None:
+    """Have the C library give the system back what loading has freed.
+
+    Else glibc keeps up to twice the largest block that was ever freed: 14 MB beside 38 MB of INT4. Other C
+    libraries have no such function.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _map_tensor(entry: TensorEntry, mapped: dict[Path, Any], files: ExitStack) -> torch.Tensor:
