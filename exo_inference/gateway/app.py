@@ -33,7 +33,7 @@ from exo_inference.gateway.keys import authorize, key_of
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.proxy import Proxy, make_job
 from exo_inference.gateway.replicas.balancer import Balancer
-from exo_inference.gateway.replicas.health import HEALTH_PATH, answer_health
+from exo_inference.gateway.replicas.health import HEALTH_PATH, HealthChecks
 from exo_inference.gateway.replicas.lost_replicas import LostReplicas, LostReplicaSettings
 from exo_inference.gateway.replicas.upstreams import UpstreamPool
 from exo_inference.gateway.table import Table, Tables, TableWatcher
@@ -101,6 +101,7 @@ class Gateway:
         self._is_stopping = False
         self._balancer = Balancer()
         self._upstreams = UpstreamPool(state.root)
+        self._health_checks = HealthChecks(self._upstreams)
         self._ledger = UsageLedger(state.usage_file)
         self._ledger.load()
         self._doubted: set[str] = set()
@@ -315,7 +316,7 @@ class Gateway:
             raise errors.RequestRefused(405, "method_not_allowed", message, headers=allow)
         deployment = await self._tables.settle(deployment)
         if target.path == HEALTH_PATH:
-            return await answer_health(request, exchange, deployment, self._upstreams)
+            return await self._health_checks.answer(request, exchange, deployment)
         deployment = await self._proxy.hold(exchange, deployment)
         self._balancer.check(deployment)  # a body that nobody can take is not read
         async with self._uploads.read(request, deployment.id) as body:

@@ -35,7 +35,6 @@ from exo_inference.gateway.headers import (
 )
 from exo_inference.gateway.held_requests import Holding
 from exo_inference.gateway.models.listing import (
-    SharedLists,
     merge_models,
     read_page,
     split_by_models,
@@ -44,6 +43,7 @@ from exo_inference.gateway.models.requested_model import MODELS_PATH, RequestedM
 from exo_inference.gateway.replicas.balancer import Balancer
 from exo_inference.gateway.replicas.lost_replicas import LostReplicas
 from exo_inference.gateway.replicas.upstreams import UpstreamPool
+from exo_inference.gateway.shared_answers import SharedAnswers
 from exo_inference.gateway.table import Deployment, Replica, Tables
 from exo_inference.gateway.tracing import Attempt, attempt_at
 
@@ -167,7 +167,7 @@ class Proxy:
         self._balancer = balancer
         self._upstreams = upstreams
         self._room = ByteBudget(TOTAL_WHOLE_BYTES)
-        self._lists = SharedLists()
+        self._lists = SharedAnswers[bytes | None]("models")
 
     async def hold(self, exchange: Exchange, deployment: Deployment) -> Deployment:
         """Wait, within bounds, where no replica is ready and one is on its way; return the newest."""

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 
+from exo_inference.gateway.exchange import Exchange
 from exo_inference.gateway.replicas import health as replica_health
 
 STALLED = {"status": "stalled", "detail": "no layer was computed for 6 s"}
@@ -102,8 +103,50 @@ async def test_replicas_are_asked_a_few_at_a_time(stack, monkeypatch):
     assert not any(each.requests for each in stack.engines[1:])
 
 
+async def test_hundreds_who_ask_at_once_ask_each_replica_once(monkeypatch):
+    asked = []
+
+    async def ask(replica, upstreams, headers):
+        asked.append(replica)
+        await asyncio.sleep(0)
+        return replica_health._Said(replica, 503, CIMultiDictProxy(CIMultiDict()), b"stalled")
+
+    monkeypatch.setattr(replica_health, "_ask", ask)
+    deployments = [
+        SimpleNamespace(id=name, name=name, replicas=[f"{name}-0", f"{name}-1"])
+        for name in ("chat", "other")
+    ]
+    checks = replica_health.HealthChecks(None)
+    request = SimpleNamespace(method="GET")
+    exchanges = [Exchange(f"request-{number}") for number in range(300)]
+    answers = await asyncio.gather(
+        *(
+            checks.answer(request, exchange, deployments[number % 2])
+            for number, exchange in enumerate(exchanges)
+        )
+    )
+    assert sorted(asked) == ["chat-0", "chat-1", "other-0", "other-1"]
+    assert {answer.status for answer in answers} == {503}
+    assert [answer.headers["X-Request-ID"] for answer in answers] == [
+        exchange.request_id for exchange in exchanges
+    ]
+    assert {exchange.replica for exchange in exchanges} == {"chat-0", "other-0"}
+
+
+async def test_nothing_of_a_request_reaches_the_engine_but_its_id(stack):
+    """It would change what others are told, as `Range` does."""
+    await only(stack)
+    status, _, _ = await health(
+        stack, headers={"Range": "bytes=0-1", "If-None-Match": "*", "X-Request-ID": "mine"}
+    )
+    assert status == 200
+    (asked,) = stack.engines[0].requests
+    assert asked.headers["X-Request-ID"] == "mine"
+    assert not {"Range", "If-None-Match"} & set(asked.headers)
+
+
 async def test_replicas_that_do_not_answer_in_time_hide_none_that_did(monkeypatch):
-    async def ask(request, exchange, replica, upstreams):
+    async def ask(replica, upstreams, headers):
         if replica == "hangs":
             await asyncio.Event().wait()
         return replica_health._Said(replica, 503, CIMultiDict(), b"")
@@ -111,7 +154,7 @@ async def test_replicas_that_do_not_answer_in_time_hide_none_that_did(monkeypatc
     monkeypatch.setattr(replica_health, "ALL_SECONDS", 0.01)
     monkeypatch.setattr(replica_health, "_ask", ask)
     deployment = SimpleNamespace(name="chat", replicas=["hangs", "stalled"])
-    said = await replica_health._ask_replicas(None, None, deployment, None)
+    said = await replica_health._ask_replicas(deployment, None, {})
     assert (said.replica, said.status) == ("stalled", 503)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,23 +13,6 @@ from exo_inference.gateway.table import Deployment, Replica
 
 MAX_PAGE_BYTES = 256 << 10
 """A longer list is not put together with others: an engine that is not ours might send one without an end."""
-
-
-class SharedLists:
-    """Lists that are being put together, each for all who ask for it meanwhile."""
-
-    def __init__(self) -> None:
-        self._making: dict[Hashable, asyncio.Task[bytes | None]] = {}
-
-    async def get(
-        self, key: Hashable, make: Callable[[], Coroutine[None, None, bytes | None]]
-    ) -> bytes | None:
-        """Return the list that is being made under this key, or make one; clients may hang up meanwhile."""
-        task = self._making.get(key)
-        if task is None:
-            task = self._making[key] = asyncio.create_task(make(), name="models")
-            task.add_done_callback(lambda _: self._making.pop(key))
-        return await asyncio.shield(task)
 
 
 def split_by_models(deployment: Deployment) -> list[Deployment]:
