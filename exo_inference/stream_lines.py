@@ -24,8 +24,7 @@ class LineSplitter:
 
     def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._parts: list[bytes] = []
-        self._num_bytes = 0
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[str]:
         """Take the next bytes; return the lines that end in them, without their ends.
@@ -35,18 +34,16 @@ class LineSplitter:
         """
         *ended, rest = data.split(b"\n")
         if ended:
-            ended[0] = b"".join([*self._parts, ended[0]])
-            self._parts, self._num_bytes = [], 0
-        self._parts.append(rest)
-        self._num_bytes += len(rest)
-        if self._num_bytes > self._max_bytes:
+            ended[0] = bytes(self._rest) + ended[0]
+            self._rest.clear()
+        self._rest += rest
+        if len(self._rest) > self._max_bytes:
             raise ExoError(f"the answer has a line of more than {self._max_bytes >> 20} MiB")
         return [_text(line) for line in ended]
 
     def finish(self) -> list[str]:
         """Return the line that the stream ended in, if it did."""
-        rest = b"".join(self._parts)
-        return [_text(rest)] if rest else []
+        return [_text(bytes(self._rest))] if self._rest else []
 
 
 def lines_of(pieces: Iterable[bytes], *, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:

@@ -315,7 +315,12 @@ def _take_choice(choice: Any, reply: Reply) -> str:
     if (piece or calls) and reply.first_piece is None:
         reply.first_piece = time.monotonic()
     _take_calls(calls, reply)
-    return piece if isinstance(piece, str) else ""
+    return _piece(piece)
+
+
+def _piece(value: Any) -> str:
+    """Return a piece of text; none for what is no text."""
+    return value if isinstance(value, str) else ""
 
 
 def _take_calls(deltas: Any, reply: Reply) -> None:
@@ -326,9 +331,8 @@ def _take_calls(deltas: Any, reply: Reply) -> None:
             continue
         if not reply.calls or delta.get("index", 0) != reply.calls[-1].index:
             reply.calls.append(Call(delta.get("index", 0)))
-        for name in ("name", "arguments"):
-            if isinstance(value := function.get(name), str):
-                setattr(reply.calls[-1], name, getattr(reply.calls[-1], name) + value)
+        reply.calls[-1].name += _piece(function.get("name"))
+        reply.calls[-1].arguments += _piece(function.get("arguments"))
 
 
 def _decode(data: str) -> dict[str, Any]:

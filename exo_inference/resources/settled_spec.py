@@ -36,10 +36,8 @@ def spec_before(deployment: InferenceDeployment) -> DeploymentSpec | None:
 
 def note_memory(deployment: InferenceDeployment) -> dict[str, str]:
     """Return the annotation that keeps what the version in effect was admitted with, once another is asked for."""
-    if (
-        spec_before(deployment) is not None
-    ):  # the present one has not served, and the note is of that which has
-        return {}
+    if spec_before(deployment) is not None:
+        return {}  # the present one has not served; what is noted is of the one that has
     need = deployment.metadata.annotations.get(MEMORY_ANNOTATION, "")
     return {MEMORY_BEFORE_ANNOTATION: f"{deployment.spec.digest} {need}"}
 

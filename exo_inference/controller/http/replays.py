@@ -142,9 +142,8 @@ class ReplayMemory:
             await entry.ended.wait()
             if entry.is_final:
                 if entry.judged_again_until and self._clock() < entry.judged_again_until:
-                    if (
-                        self._entries.get(signature) is entry
-                    ):  # else another repeat is judged already
+                    # Another repeat may be judged already: then this one waits for it.
+                    if self._entries.get(signature) is entry:
                         judged_again_until = entry.judged_again_until
                         self._forget(signature)
                     continue

@@ -57,10 +57,8 @@ class ConfigFields:
         inner = next((config[k] for k in _TEXT_KEYS if isinstance(config.get(k), Mapping)), None)
         holder: Mapping[str, Any] = {}
         if inner is not None and isinstance(inner.get("text_config"), Mapping):
-            holder, inner = (
-                inner,
-                inner["text_config"],
-            )  # Qwen's "thinker" has encoders beside its text model
+            # Qwen's "thinker" has encoders beside its text model.
+            holder, inner = inner, inner["text_config"]
         self.raw: Mapping[str, Any] = {**config, **holder, **inner} if inner is not None else config
         names = _PARTS.get(str(config.get("model_type")), ())
         if names:
