@@ -71,27 +71,37 @@ class Case:
         ]
         return found, torch.cat(expected)
 
+    @property
+    def num_blocks(self) -> int:
+        """Pages of the cache; some are nobody's."""
+        return sum(-(-context // self.block) for context, _ in self.spans) + 3
+
     def make_cache(self, seed: int) -> tuple[KVCache, list[list[int]]]:
         """Return a cache full of what is no number, and a table of random pages for each sequence."""
         plan = plan_cache([self.layer], self.block, KV_FORMATS[self.kv])
-        num_blocks = sum(-(-context // self.block) for context, _ in self.spans) + 3
         cache = KVCache(
             [self.layer],
             plan,
             KV_FORMATS[self.kv],
-            num_blocks,
+            self.num_blocks,
             dtype=self.dtype,
             device=self.device,
         )
         cache.pool.fill_(255)
-        free = list(range(num_blocks))
+        free = list(range(self.num_blocks))
         random.Random(seed).shuffle(free)
         return cache, [
             [free.pop() for _ in range(-(-context // self.block))] for context, _ in self.spans
         ]
 
     def arrays(self, tables: list[list[int]]) -> tuple[Any, StepArrays]:
-        """Describe the step."""
+        """Describe the step; the place of a page that no token reaches any more names one that holds no number."""
+        nobodys = min(set(range(self.num_blocks)) - {page for table in tables for page in table})
+        reaches = [self.layer.reach.first_seen(context - new) for context, new in self.spans]
+        given_back = [first // self.block for first in reaches]
+        tables = [
+            [nobodys] * num + table[num:] for num, table in zip(given_back, tables, strict=True)
+        ]
         starts = np.cumsum([0, *(new for _, new in self.spans)], dtype=np.int32)
         contexts = np.array([context for context, _ in self.spans], dtype=np.int32)
         step = StepArrays(starts, contexts, (pad_tables(tables),))

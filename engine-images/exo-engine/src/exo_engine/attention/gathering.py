@@ -2,7 +2,7 @@
 
 PyTorch's FlashAttention has no block tables, and is faster than a kernel that has them where prompts are long enough to
 pay for the copy. Single tokens, and layers that it cannot compute, stay with the Triton kernels. `auto` measures both
-(`prompt_choice`); `torch` and `flashinfer` gather all prompts of a step whose contexts have at most `MAX_GATHERED` tokens together.
+(`prompt_choice`); `torch` and `flashinfer` gather all prompts of a step that see at most `MAX_GATHERED` tokens together.
 
 Legend: T tokens in step, L keys of all prompts, H heads, Hkv key/value heads, D head dim, B tokens of a page.
 """
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.kv_cache import KVCache
-from exo_engine.attention.layer import AttentionLayer, CachedLayer
+from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach
 from exo_engine.attention.layout import StepLayout
 from exo_engine.errors import ConfigurationError
 
@@ -36,7 +36,7 @@ MAX_GATHERED = 2**14
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The sequences of a step that have more than one token in it, of one cache group."""
+    """The sequences of a step that have more than one token in it, of one cache group, and the keys that they see."""
 
     rows: slice
     """Their tokens in the step."""
@@ -70,16 +70,27 @@ def scratch_bytes(layer: AttentionLayer, cache: KVCache) -> int:
     return numbers * (cache.dtype.itemsize + (4 if cache.kv_format.is_scaled else 0))
 
 
-def plan_prompts(layout: StepLayout, group: int, block_size: int) -> Prompts | None:
-    """Return where the keys of a step's prompts are; None: there are none, or too many."""
+def plan_prompts(layout: StepLayout, group: int, block_size: int, reach: Reach) -> Prompts | None:
+    """Return where the keys are that a step's prompts see; None: there are none, or too many.
+
+    What lies behind the reach of a prompt's first token may be given back, and hold what is no number.
+
+    Args:
+        layout: of the step.
+        group: of the cache.
+        block_size: tokens of a block there.
+        reach: of the group's layers.
+    """
     contexts = layout.host.context_lens[layout.num_decodes :].astype(np.int64)
-    total = int(contexts.sum())
+    starts = layout.host.query_starts[layout.num_decodes :].astype(np.int64)
+    first_seen = reach.first_seen(contexts - np.diff(starts))
+    lengths = contexts - first_seen
+    total = int(lengths.sum())
     if not 0 < total <= MAX_GATHERED:
         return None
-    starts = layout.host.query_starts[layout.num_decodes :].astype(np.int64)
-    ends = np.concatenate(([0], np.cumsum(contexts)))
-    owners = np.repeat(np.arange(len(contexts)), contexts)
-    positions = np.arange(total) - ends[owners]
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    positions = np.arange(total) - ends[owners] + first_seen[owners]
     table = layout.host.block_tables[group][layout.num_decodes :]
     blocks = table[owners, positions // block_size].astype(np.int64)
     packed = np.concatenate((blocks, positions % block_size, starts - starts[0], ends))

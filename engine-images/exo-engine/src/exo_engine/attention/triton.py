@@ -72,6 +72,7 @@ class TritonAttention(AttentionBackend):
         self._is_fixed = self.is_batch_invariant = is_fixed
         self._target = Target.of(cache.device)
         self._pages = {index: self._view_pages(index) for index in self.layers}
+        self._reaches = {cache.group_of(index): each.reach for index, each in self.layers.items()}
         self._layout: StepLayout | None = None
         self._parts: dict[int, list[Part]] = {}
         self._attend_gathered: Attend | None = None
@@ -105,8 +106,8 @@ class TritonAttention(AttentionBackend):
         self._prompts = {}
         num_prompt_tokens = len(layout.slots[0]) - layout.num_decodes
         if self._attend_gathered is not None and num_prompt_tokens >= max(self._least_gathered, 2):
-            for group in range(len(layout.block_tables)):
-                planned = plan_prompts(layout, group, self._cache.block_size)
+            for group, reach in self._reaches.items():
+                planned = plan_prompts(layout, group, self._cache.block_size, reach)
                 if planned is not None:
                     self._prompts[group] = planned
         self._parts = {
