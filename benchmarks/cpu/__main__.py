@@ -65,8 +65,8 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     numbers = ("rounds", "attempts", "requests")
     if wrong := [name for name in numbers if getattr(options, name) < 1]:
         parser.error(f"--{wrong[0]} must be 1 or more")
-    if options.output_tokens < 2:
-        parser.error("--output-tokens must be 2 or more")
+    if not 2 <= options.output_tokens <= 512:
+        parser.error("--output-tokens must be 2 to 512")
     if options.write and (options.quick or options.rounds < 3):
         parser.error("--write keeps figures: it needs three rounds, and no --quick")
     return options
@@ -116,7 +116,7 @@ def _prepare(name: str, bench: Bench, report: Report) -> Path:
     bench.prepare(name, model)
     for each in bench.contestants:
         if each.name not in report.flags:
-            report.flags[each.name] = each.flags(model)
+            report.flags[each.name] = each.flags(model, report.output_tokens)
             for command in report.flags[each.name]:
                 print(f"{each.name}: {command}", file=sys.stderr, flush=True)
     return model

@@ -21,6 +21,7 @@ from benchmarks.cpu import llama_cpp
 from benchmarks.cpu.models import ROOT
 from benchmarks.cpu.processes import Ended, started
 from benchmarks.cpu.quiet import Watch
+from benchmarks.cpu.shapes import PROMPT_TOKENS
 
 THREADS = len(os.sched_getaffinity(0))
 _WORKER = Path(__file__).with_name("offline.py")
@@ -95,8 +96,8 @@ class Contestant(Protocol):
     def server(self, model: Path, port: int) -> tuple[list[str], dict[str, str]] | None:
         """Return the command of a server and its variables; None: it has none."""
 
-    def flags(self, model: Path) -> list[str]:
-        """Return its commands, for the page."""
+    def flags(self, model: Path, output_tokens: int) -> list[str]:
+        """Return its commands, for the page; of decoding that of eight sequences."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,9 @@ class InPython:
         words = [each.format(model=model, port=port) for each in self.serve]
         return [str(self.python), *words], self._variables()
 
-    def flags(self, model: Path) -> list[str]:
+    def flags(self, model: Path, output_tokens: int) -> list[str]:
         """See `Contestant`."""
+        del output_tokens  # each measurement is asked of the process
         more, server = self.offline_environment, self.server(model, 0)
         commands = [(self._worker(model), {**self._variables(), **more})]
         commands += [server] if server else []
@@ -216,12 +218,12 @@ class LlamaCpp:
         """See `Contestant`."""
         return self._server(model, port), {}
 
-    def flags(self, model: Path) -> list[str]:
+    def flags(self, model: Path, output_tokens: int) -> list[str]:
         """See `Contestant`."""
         file = self._file(model)
         commands = [
             llama_cpp.prompt_command(file, 512, THREADS),
-            llama_cpp.decode_command(file, 8, 128, 128, THREADS),
+            llama_cpp.decode_command(file, 8, PROMPT_TOKENS, output_tokens, THREADS),
             self._server(model, 0),
         ]
         return [_shown(words, model) for words in commands]

@@ -14,11 +14,12 @@ import random
 import statistics
 import sys
 import time
-from typing import Any
+from typing import Any, Protocol
 
 _FIRST_TOKEN = 256
 """The tokens before it are bytes, and not all of them are text."""
 _REPEATS = 2
+_MAX_MODEL_LEN = 1024
 
 
 class ExoEngine:
@@ -27,7 +28,7 @@ class ExoEngine:
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         from exo_engine import LLM
 
-        settings = {"max_model_len": 1024, "max_num_seqs": 64, "kv_cache_bytes": 2**29}
+        settings = {"max_model_len": _MAX_MODEL_LEN, "max_num_seqs": 64, "kv_cache_bytes": 2**29}
         settings |= {"device": "cpu", "dtype": "bfloat16", "enable_prefix_caching": False}
         self._core: Any = LLM(model, **{**settings, **options}).core
         self.vocab_size: int = self._core.spec.vocab_size
@@ -45,6 +46,10 @@ class ExoEngine:
         """Compute a step; return which request got how many tokens."""
         return [(each.request_id, len(each.token_ids)) for each in self._core.step()]
 
+    def abort(self, names: list[str]) -> None:
+        """Drop requests."""
+        self._core.abort_requests(names)
+
 
 class Vllm:
     """vLLM, in this process."""
@@ -52,7 +57,7 @@ class Vllm:
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         from vllm import LLM  # type: ignore[import-not-found,unused-ignore]
 
-        settings = {"max_model_len": 1024, "max_num_seqs": 64, "dtype": "bfloat16"}
+        settings = {"max_model_len": _MAX_MODEL_LEN, "max_num_seqs": 64, "dtype": "bfloat16"}
         llm = LLM(model, enable_prefix_caching=False, **{**settings, **options})
         self._engine = llm.llm_engine
         self.vocab_size: int = llm.get_tokenizer().vocab_size
@@ -77,11 +82,31 @@ class Vllm:
             self._seen[each.request_id] = total
         return found
 
+    def abort(self, names: list[str]) -> None:
+        """Drop requests."""
+        self._engine.abort_request(names)
+
+
+class StepEngine(Protocol):
+    """An engine that computes step by step."""
+
+    vocab_size: int
+    weights_bytes: int | None
+
+    def add(self, name: str, prompt: list[int], output: int) -> None:
+        """Put a request for so many tokens."""
+
+    def step(self) -> list[tuple[str, int]]:
+        """Compute a step; return which request got how many tokens."""
+
+    def abort(self, names: list[str]) -> None:
+        """Drop requests."""
+
 
 class Stepwise:
     """Times an engine that computes step by step."""
 
-    def __init__(self, engine: ExoEngine | Vllm) -> None:
+    def __init__(self, engine: StepEngine) -> None:
         self._engine, self._numbers, self._count = engine, random.Random(0), 0
         self.weights_bytes = engine.weights_bytes
         self.decode(2, 16, 4)  # warms up
@@ -91,17 +116,24 @@ class Stepwise:
         seconds = []
         for _ in range(_REPEATS):
             begun = time.perf_counter()
-            self._run([self._add(tokens, 1)], 1)
+            name = self._add(tokens, 1)
+            self._run({name: 1}, most=1)
             seconds.append(time.perf_counter() - begun)
         return tokens / statistics.median(seconds)
 
     def decode(self, batch: int, prompt: int, output: int) -> float:
-        """Return tokens per second, from the moment at which each sequence has a token."""
-        names = [self._add(prompt, output) for _ in range(batch)]
-        had = self._run(names, 1)
+        """Return tokens per second of all sequences together, from when each has a token until each has `output` more.
+
+        None ends meanwhile: an engine that lets answers go on beside prompts would have few left by then.
+        """
+        most = _MAX_MODEL_LEN - prompt
+        names = [self._add(prompt, most) for _ in range(batch)]
+        had = self._run(dict.fromkeys(names, 1), most)
         begun = time.perf_counter()
-        self._run(names, output, had)
-        return (batch * output - sum(had.values())) / (time.perf_counter() - begun)
+        has = self._run({name: num + output for name, num in had.items()}, most, had)
+        seconds = time.perf_counter() - begun
+        self._engine.abort(names)
+        return (sum(has.values()) - sum(had.values())) / seconds
 
     def _add(self, tokens: int, output: int) -> str:
         self._count += 1
@@ -111,14 +143,21 @@ class Stepwise:
         return str(self._count)
 
     def _run(
-        self, names: list[str], tokens: int, had: dict[str, int] | None = None
+        self, wanted: dict[str, int], most: int, had: dict[str, int] | None = None
     ) -> dict[str, int]:
-        """Step until each has so many tokens; return how many it has."""
-        total = {name: (had or {}).get(name, 0) for name in names}
-        while min(total.values()) < tokens:
+        """Step until each has as many tokens as are wanted of it; return how many it has.
+
+        Raises:
+            ValueError: one had `most`, all that it asked for, before.
+        """
+        total = had.copy() if had else dict.fromkeys(wanted, 0)
+        while any(total[name] < number for name, number in wanted.items()):
+            if max(total.values()) >= most:
+                raise ValueError("a sequence ended before others had their tokens")
             for name, number in self._engine.step():
-                # vLLM may lengthen the name.
-                total[name.partition("-")[0]] += number
+                # vLLM may lengthen the name, and tell once more of one that was dropped.
+                if (own := name.partition("-")[0]) in total:
+                    total[own] += number
         return total
 
 

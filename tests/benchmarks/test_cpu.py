@@ -190,11 +190,14 @@ def test_commands_are_shown_without_the_places_of_this_machine(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = tmp_path / "exo-bench" / "models" / "s"
     for contestant in choose("exo-engine,llama.cpp,vllm,transformers"):
-        commands = contestant.flags(model)
+        commands = contestant.flags(model, 32)
         assert len(commands) >= 1
         assert not [command for command in commands if str(tmp_path) in command]
         assert not [command for command in commands if str(Path(__file__).parents[2]) in command]
-    assert any("--quantization int4" in each for each in choose("exo-engine-int4")[0].flags(model))
+    assert any("-ntg 32" in each for each in choose("llama.cpp-bf16")[0].flags(model, 32))
+    assert any(
+        "--quantization int4" in each for each in choose("exo-engine-int4")[0].flags(model, 32)
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,8 @@ def test_commands_are_shown_without_the_places_of_this_machine(
         (["--peers", "ollama"], "nobody is called"),
         (["--quick", "--write"], "--write keeps figures"),
         (["--rounds", "2", "--write"], "--write keeps figures"),
-        (["--output-tokens", "1"], "must be 2 or more"),
+        (["--output-tokens", "1"], "must be 2 to 512"),
+        (["--output-tokens", "513"], "must be 2 to 512"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
