@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "engine-images" / "exo-engine"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "engine-images" / "exo-engine"
 CPU, CUDA = ((FOLDER / name).read_text() for name in ("Dockerfile", "Dockerfile.cuda"))
 
 
@@ -65,3 +68,26 @@ def test_compiled_kernels_lie_in_a_volume_that_the_user_may_write() -> None:
 def test_cuda_is_not_replaced_by_empty_libraries() -> None:
     assert "stub-cuda" in CPU
     assert "stub-cuda" not in CUDA
+
+
+def test_the_documented_command_builds_this_file_from_this_context() -> None:
+    """The page's words are those in the Dockerfile's head, and name files that the context has."""
+    page = (FOLDER.parent / "README.md").read_text()
+    (command,) = re.findall(r"^    (buildah bud .*Dockerfile\.cuda.*)$", page, re.MULTILINE)
+    assert f"#   {command}\n" in CUDA
+    words = shlex.split(command)
+    dockerfile, tag, context = words[words.index("-f") + 1], words[words.index("-t") + 1], words[-1]
+    assert (ROOT / context / dockerfile).read_text() == CUDA
+    project = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]
+    assert tag == f"exo-engine:{project['version']}-cuda"
+    assert tag in re.findall(r"^        .*:/model:ro (\S+)$", page, re.MULTILINE)
+    copied = [each.split()[:-1] for each in instructions(CUDA, "COPY") if "--from" not in each]
+    sources = [source for each in copied for source in each]
+    assert sources
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+
+
+def test_the_documented_volumes_are_those_of_the_image() -> None:
+    page = (FOLDER.parent / "README.md").read_text()
+    volumes = set(re.findall(r"-v \S+?:(/[\w-]+(?:/[\w-]+)*)", page))
+    assert volumes == {instructions(CUDA, "VOLUME")[0], "/model"}
