@@ -98,12 +98,13 @@ OTHER_TRITON := $(VENV)/triton-$(or $(TRITON),3.6.0)
 # then: make test-clients CLIENTS="packages aiperf"; vllm is large, and takes the CUDA libraries that PyTorch loads
 # from $(VENV). After a change of NAME.in in tests/clients/requirements, there:
 # uv pip compile --generate-hashes --no-header --no-annotate --output-file NAME.txt NAME.in
-test-clients: setup-dev $(addprefix $(VENV)/clients/,$(addsuffix /.installed,$(CLIENTS))) ## others' clients and load generators against gateway and engine; vLLM's parsers and memory checks as oracles
+test-clients: setup-dev $(addprefix $(VENV)/clients/,$(addsuffix /.installed,$(CLIENTS))) ## others' clients and load generators against gateway and engine; vLLM and openai-harmony as oracles
 	@CLIENT_ENVIRONMENTS=$(abspath $(VENV)/clients) $(PYTEST) -m clients --timeout 900 tests/clients \
 	  $(ENGINE)/tests/server/answer_parsing/test_vllm_oracle.py \
+	  $(ENGINE)/tests/server/answer_parsing/test_harmony_oracle.py \
 	  -k "$(subst $(eval) , or ,$(strip $(CLIENTS)))"
 
-CLIENTS ?= packages aiperf guidellm vllm
+CLIENTS ?= packages aiperf guidellm vllm harmony
 
 $(VENV)/clients/%/.installed: tests/clients/requirements/%.txt
 	@$(PYTHON) -m venv --clear $(@D)

@@ -209,6 +209,12 @@ CASES: dict[str, list[Case]] = {
             "I look.",
         ),
         Case("<|channel|>commentary to=functions.now<|message|>{broken<|call|>", [], "{broken"),
+        Case(
+            "<|channel|>final<|message|>So.<|end|><|start|>assistant"
+            "<|channel|>analysis to=functions.now<|message|>{broken<|call|>",
+            [],
+            "So.\n{broken",
+        ),
     ],
 }
 """By vLLM's name of the parser."""

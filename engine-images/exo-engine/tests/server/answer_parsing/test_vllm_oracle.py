@@ -24,7 +24,7 @@ KNOWN_DIFFERENCES = {
     '[TOOL_CALLS][{"name": 1}]': "vLLM returns a call without a name",
 }
 HAVE_NO_PARSER = {"openai"}
-"""vLLM reads gpt-oss by token ids, with files that it downloads."""
+"""vLLM reads gpt-oss with openai-harmony, which test_harmony_oracle.py asks itself."""
 
 
 def random_cases(num: int) -> list[tuple[str, str]]:

@@ -88,7 +88,7 @@ class Harmony(Machine):
             parse_json(text)
             pieces.append(Call((self._recipient or "").removeprefix(_FUNCTIONS), text))
         except ValueError:
-            self._kind = Content
+            self._kind, self._is_apart = Content, Content in self._seen
             self._say(text, pieces)
         if found:
             self._end_message(found[1])
