@@ -105,8 +105,11 @@ _RULES = """## How it is graded
   buffers, and fewer for fewer ranks. These six are among the other starts now, on the side that the rule gives them.
 - The starts of llm-d-planner's page (`llmd-`) were found last; they showed that 0.11.0 has two layouts of gpt-oss's
   experts on Hopper, which widened the band of its weights.
-- The 14 whose name begins with `more-` were found after all others, and nothing was set or mended on them. Six are of one
-  checkpoint that is known by its name alone, and show what that is worth: its cache is planned up to 2.6 times too large.
+- The 14 whose name begins with `more-` were found after these, the 16 with `late-` last; no constant was set on them. What
+  they showed was mended by its cause: Inferact's file was known by its name alone and is planned by its public list of
+  16-bit modules; two of its starts do not say all flags and are not graded any more; 0.20.2 prints the cache by
+  concurrency (vllm-project/vllm#40694), not 0.21; and attention beside states, in a file of 4-bit floats that only its
+  name is known of, is taken to be in 8 bit, as NVIDIA publishes such, with a band from 4 to 16 bit.
 - Constants of one family: the padding of gpt-oss's experts and Gemma 4's largest image item, both as vLLM has them.
   That Triton's kernels came to Hopper between 0.11.0 and 0.14.1 was seen on two starts of the graded half.
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from exo_inference.errors import UsageError
 from exo_inference.planner.model.architecture import Architecture, read_architecture
-from exo_inference.planner.model.requantize import with_quantization
+from exo_inference.planner.model.quantization import quantization_named
+from exo_inference.planner.model.requantize import stored_bytes, with_attention, with_quantization
 from exo_inference.planner.model.shapes import KvKind
 
 Entries = Mapping[str, Mapping[str, Any]]
@@ -205,10 +206,14 @@ def _variant(name: str) -> Architecture | None:
 _PARTS_OF_MODELS = re.compile(r"eagle|dflash|dspark|speculator|medusa|draft|lora|adapter|mtp")
 """Words of checkpoints that are not the model that they name."""
 
+_WITH_PREDICTION = re.compile(r"(?<=fp4|fp8|nt4|awq|ptq|a16)-mtp$")
+"""Behind a quantization the word says that the checkpoint of the model has kept its prediction layer."""
+
 
 def _fine_tune(name: str) -> Architecture | None:
     """Return the bundled model whose name the name contains, with its size: a fine-tune keeps the config."""
     short = re.sub(r"[\s_]+", "-", name.rpartition("/")[2].lower())
+    short = _WITH_PREDICTION.sub("", short)
     if _PARTS_OF_MODELS.search(short):
         return None
     within = [base for base in _sized_names() if f"-{base}-" in f"-{short}-"]
@@ -225,7 +230,7 @@ def _fine_tune(name: str) -> Architecture | None:
     )
     model = read_entry(base)
     if method and model.quantization is None:
-        model = with_quantization(model, method)
+        model = _in_usual_form(model, method)
     note = f"derived from {base}: by its name {name} is a fine-tune of it, which keeps the config"
     error = model.weights_error + (_derived_error(model, method) if method else 0.01)
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
@@ -262,13 +267,36 @@ def _derive(name: str) -> Architecture | None:
     if base is None or not method:
         return None
     published = known.get(f"{base.rpartition('/')[2].lower()}-{method}")
+    if published is not None and method == "nvfp4" and _has_states(read_entry(base)):
+        owners = {each.rpartition("/")[0].lower() for each in (name, published)}
+        published = published if len(owners) == 1 else None  # files of two publishers differ
     source = base if published is None else published
     model = read_entry(source)
     if published is None:  # what the bundled checkpoint says of its cache is not this one's
-        model = with_quantization(replace(model, quantization=None), method)
+        model = _in_usual_form(replace(model, quantization=None), method)
     note = f"derived from {source}: the checkpoint {name} itself is not known, {method} is assumed"
     error = model.weights_error + _derived_error(model, method)
     return replace(model, name=name, notes=(*model.notes, note), weights_error=error)
+
+
+def _in_usual_form(model: Architecture, method: str) -> Architecture:
+    """Return the model in a quantization that its name says, with what that leaves open.
+
+    In 4-bit floats the attention of models with state layers is taken to be in 8 bit, as in NVIDIA's own files of
+    Qwen3.6 (hf_quant_config.json in the catalogue). Others keep all of it in 16 bit, or none.
+    """
+    found = with_quantization(model, method)
+    if method != "nvfp4" or not _has_states(model):
+        return found
+    usual = with_attention(found, quantization_named("fp8").default)
+    most = with_attention(found, None)
+    more = stored_bytes(most) / stored_bytes(usual) - 1
+    return replace(usual, weights_more=more)
+
+
+def _has_states(model: Architecture) -> bool:
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    return KvKind.STATE in kinds
 
 
 def _derived_error(model: Architecture, method: str) -> float:
@@ -282,7 +310,4 @@ def _derived_error(model: Architecture, method: str) -> float:
         and model.vision is None
         and method not in ("nvfp4", "mxfp4", "bitsandbytes")
     )
-    has_states = any(
-        layer.kv is not None and layer.kv.kind is KvKind.STATE for layer, _ in model.layer_counts
-    )
-    return 0.02 if is_plain and not has_states else 0.1
+    return 0.02 if is_plain and not _has_states(model) else 0.1

@@ -175,7 +175,7 @@ def _vllm(version: Version, text: str) -> EngineRules:
         subtracts_graphs=version >= (0, 20, 0),
         groups_hybrids=version >= (0, 10, 0) and not is_legacy,
         group_tolerance=1.5 if version >= (0, 14, 0) else 1.25,
-        reports_by_concurrency=version >= (0, 21, 0),
+        reports_by_concurrency=version >= (0, 20, 2),  # pull request 40694; its wheel prints so
         batches_in_flight=2 if version >= (0, 32, 0) else 1,
         reserves_null_block=version >= (0, 32, 0),
         logit_bytes=14,

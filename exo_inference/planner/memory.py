@@ -95,7 +95,9 @@ def weights_component(
     )
     if model.checkpoint_bytes is not None:
         source = "the checkpoint's own tensor headers, as split over ranks; rotary tables"
-    return Component("weights", int(total), int(low), int(total * (1 + band)), source)
+    return Component(
+        "weights", int(total), int(low), int(total * (1 + max(band, model.weights_more))), source
+    )
 
 
 def offloaded_bytes(

@@ -7,6 +7,7 @@ import pytest
 from exo_inference.errors import UsageError
 from exo_inference.planner import find_gpu, find_model
 from exo_inference.planner.catalog_models import _further_models, load_models, read_entry
+from exo_inference.planner.model.requantize import stored_bytes, with_attention
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ def test_a_variant_or_fine_tune_has_the_weights_of_the_model_in_its_name(
         ("TheBloke/Mistral-7B-Instruct-v0.2-GPTQ", "gptq"),
         ("Qwen/Qwen2-7B-Instruct-AWQ", "awq"),
         ("huihui-ai/Huihui-gpt-oss-20b-mxfp4-abliterated-v2", "mxfp4"),
+        ("AEON-7/Qwen3.6-27B-AEON-Ultimate-Uncensored-Multimodal-NVFP4-MTP", "nvfp4"),
     ],
 )
 def test_the_quantization_in_a_name_counts(name: str, form: str) -> None:
@@ -48,12 +50,32 @@ def test_the_quantization_in_a_name_counts(name: str, form: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["RedHatAI/Qwen3-8B-speculator.eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "me/Qwen3-8B-lora",
+    ["RedHatAI/Qwen3-8B-speculator.eagle3", "me/Qwen3-8B-tuned-MTP", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "me/Qwen3-8B-lora",
      "foo/Bar-9B", "me/8b"],
 )  # fmt: skip
 def test_a_part_of_a_model_is_not_taken_for_the_model(name: str) -> None:
     with pytest.raises(UsageError):
         find_model(name)
+
+
+def test_attention_beside_states_in_4_bit_floats_is_in_8_bit_and_may_be_in_4_or_16() -> None:
+    """22.13 GiB with a prediction layer of 0.8 were printed (github:sostrowsk/dgx-spark-local-llm)."""
+    model = find_model("unsloth/Qwen3.8-27B-NVFP4")
+    forms = {w.part: w.format for layer in model.layers for w in layer.weights if w.format}
+    assert forms["attention"].name == "fp8"
+    assert forms["mlp"].name == "nvfp4"
+    assert stored_bytes(model) / 2**30 == pytest.approx(21.33, abs=0.01)
+    whole = with_attention(model, None)
+    assert stored_bytes(whole) == pytest.approx(stored_bytes(model) * (1 + model.weights_more))
+
+
+def test_a_file_whose_16_bit_modules_are_public_is_sized_by_them() -> None:
+    """24.6 GiB with a prediction layer of 0.8 (vllm-project/recipes)."""
+    model = find_model("Inferact/Qwen3.8-27B-NVFP4")
+    kinds = {w.path: w.format for layer in model.layers for w in layer.weights}
+    assert kinds["linear_attn.in_proj_qkv"] is None
+    assert kinds["linear_attn.out_proj"] is not None
+    assert stored_bytes(model) / 2**30 == pytest.approx(23.8, rel=0.01)
 
 
 @pytest.mark.parametrize("name", sorted(_further_models()))
@@ -80,7 +102,8 @@ def test_attention_of_llama_405b_in_fp8_stays_in_16_bit() -> None:
 @pytest.mark.parametrize(
     "name",
     ["H20", "L20", "A16", "RTX 4060", "RTX 4060 Ti", "RTX 5070 Ti", "RTX 5080", "RX 7900 XT", "RX 7900 XTX",
-     "RX 9070 XT", "MI355X", "B300", "GB300", "Jetson AGX Thor"],
+     "RX 9070 XT", "MI355X", "B300", "GB300", "Jetson AGX Thor", "RTX PRO 4000 Blackwell", "RTX 4090 48GB", "H200 NVL",
+     "RTX PRO 6000 Blackwell Max-Q"],
 )  # fmt: skip
 def test_gpus_that_people_have_are_known(name: str) -> None:
     gpu = find_gpu(name)

@@ -54,6 +54,7 @@ class Architecture:
         mtp_layer: the cache of one of them.
         checkpoint_bytes: size of the weights by the checkpoint's own headers, when known.
         weights_error: relative error bar of the weights (0.01 = 1 %).
+        weights_more: by what share they may be larger beside it, where that is lopsided.
         notes: what was assumed.
     """
 
@@ -79,6 +80,7 @@ class Architecture:
     is_embedding: bool = False
     checkpoint_bytes: int | None = None
     weights_error: float = 0.01
+    weights_more: float = 0.0
     notes: tuple[str, ...] = ()
     source: str = "config.json"
 

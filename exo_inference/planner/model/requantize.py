@@ -11,7 +11,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from exo_inference.planner.model.quantization import FormatChooser, Quantization, quantization_named
+from exo_inference.planner.model.quantization import (
+    FormatChooser,
+    Quantization,
+    WeightFormat,
+    quantization_named,
+)
 from exo_inference.planner.model.shapes import Weight
 
 if TYPE_CHECKING:
@@ -51,6 +56,35 @@ def with_quantization(architecture: Architecture, method: str) -> Architecture:
         quantization=_with_kv(quantization, architecture.quantization),
         checkpoint_bytes=None,
     )
+
+
+def with_attention(architecture: Architecture, form: WeightFormat | None) -> Architecture:
+    """Return the model with the projections of all its attention and state layers in one form; None is the run's own."""
+    layers = {
+        id(layer): replace(
+            layer,
+            weights=tuple(
+                replace(weight, format=form) if weight.part == "attention" else weight
+                for weight in layer.weights
+            ),
+        )
+        for layer, _ in architecture.layer_counts
+    }
+    return replace(architecture, layers=tuple(layers[id(layer)] for layer in architecture.layers))
+
+
+def stored_bytes(architecture: Architecture) -> float:
+    """Return the bytes of all weights, each in its own form, on one GPU, prediction layers left out."""
+    of_layers = sum(
+        count * weight.num_elements * _bits(weight)
+        for layer, count in architecture.layer_counts
+        for weight in layer.weights
+    )
+    return (of_layers + sum(w.num_elements * _bits(w) for w in architecture.outer_weights)) / 8
+
+
+def _bits(weight: Weight) -> float:
+    return 16.0 if weight.format is None else weight.format.bits
 
 
 _KEPT = quantization_named("w4a16").default
