@@ -1,7 +1,8 @@
 """Steps of attention with random contexts, held equal to attention written out in float64.
 
 Used by the tests, under Triton's interpreter, and by `gpu_check.py` on a GPU. Every page that no sequence has
-is filled with numbers that are none, and so is what lies in a page behind a sequence's end.
+is filled with numbers that are none, and so is what lies in a page behind a sequence's end, and all memory that a
+step takes for what it gives: what no kernel writes is no number.
 """
 
 from __future__ import annotations
@@ -20,11 +21,28 @@ from exo_engine.attention.layout import StepArrays, make_inputs, pad_tables
 from exo_engine.attention.triton import TritonAttention
 from exo_engine.kernels.triton.pages import Pages
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: (2e-5, 2e-5), torch.bfloat16: (2e-2, 2e-2), torch.float16: (4e-3, 4e-3)}
 # (context, new tokens): single tokens first, then a chunk, a prompt, four tokens to verify, a late chunk
 SPANS = [(1, 1), (9, 1), (130, 1), (3, 3), (20, 20), (70, 4), (100, 33)]
+
+ALLOCATING = {
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+}
+
+
+class Poisoned(TorchDispatchMode):
+    """Fills what is allocated and not written with NaN; integers with their largest number."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator as PyTorch would."""
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket in ALLOCATING:
+            made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).max)
+        return made
 
 
 @dataclass
@@ -63,7 +81,8 @@ class Case:
         queries = torch.randn(len(inputs.positions), heads, dim).to(self.dtype)
         new = torch.cat([h[:, c - n :] for h, (c, n) in zip(histories, self.spans, strict=True)], 1)
         sinks = torch.randn(heads) if self.layer.has_sinks else None
-        found = backend.attend(0, queries, *both(self.layer, new), sinks=sinks)
+        with Poisoned():
+            found = backend.attend(0, queries, *both(self.layer, new), sinks=sinks)
         rows = torch.split(queries, [new for _, new in self.spans])
         expected = [
             attend_plainly(self.layer, each, *both(self.layer, as_held(history, self.kv)), sinks)

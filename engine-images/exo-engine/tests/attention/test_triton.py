@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exo_engine.attention import create_backend
+from exo_engine.attention import create_backend, triton
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import AttentionLayer
 from exo_engine.attention.layout import StepArrays, make_inputs
@@ -47,6 +47,24 @@ def test_a_step_of_all_kinds_equals_attention_written_out(name, monkeypatch):
 @pytest.mark.parametrize("kv", KV_FORMATS)
 def test_every_way_to_store_numbers(kv):
     Case(layer(2, 1), torch.float16, kv, spans=((1, 1), (70, 1), (20, 20))).check()
+
+
+@pytest.mark.parametrize("context", [20, 260])  # whole, and split
+def test_what_no_kernel_writes_is_no_number(context, monkeypatch):
+    """Memory that was given back may hold what is right from the time before, so all that a step takes is poisoned."""
+    plan = triton.plan_attention
+
+    def without_last(*arguments, **options):
+        launches = plan(*arguments, **options)
+        num_launches.append(len(launches))
+        return launches[:-1]
+
+    case, num_launches = Case(layer(2, 1), spans=((context, 1),)), []
+    monkeypatch.setattr(triton, "plan_attention", without_last)
+    found, expected = case.run()
+    assert num_launches == [1 if context == 20 else 2]
+    assert found.isnan().all()
+    assert not expected.isnan().any()
 
 
 def test_a_long_context_is_split_and_put_together():
