@@ -95,7 +95,9 @@ def _specialise(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[An
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = _TYPES[value.dtype]
-            attributes[(place,)] = _ALIGNED
+            is_anywhere = parameter.do_not_specialize_on_alignment
+            if not is_anywhere and (value.is_meta or value.data_ptr() % 16 == 0):
+                attributes[(place,)] = _ALIGNED
         elif isinstance(value, int):
             signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
             if value % 16 == 0 and is_special:

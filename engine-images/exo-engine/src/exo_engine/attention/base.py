@@ -76,6 +76,15 @@ class AttentionBackend(ABC):
             (T, H, D), of the queries' dtype; of latent attention as many numbers as values have.
         """
 
+    def compile_ahead(self, max_num_seqs: int, max_context: int) -> None:
+        """Launch what attends single tokens, once for each kind that serving may need and the start did not.
+
+        Args:
+            max_num_seqs: most sequences of a step.
+            max_context: most tokens of a sequence.
+        """
+        del max_num_seqs, max_context
+
     def attend_merged(
         self,
         layer: int,

@@ -9,8 +9,10 @@ Legend: T tokens in step, H heads, Hkv key/value heads, D head dim.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,12 +23,14 @@ from exo_engine.attention.gathering import scratch_bytes as gathered_bytes
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layer import AttentionLayer, CachedLayer
 from exo_engine.attention.layout import StepLayout
+from exo_engine.attention.rehearsal import lengths_up_to, step_of_nobody
 from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.triton.attention import (
     MAX_HEAD_DIM,
     MAX_LATENT,
     MAX_TAIL,
     Part,
+    choose_tiles,
     plan_attention,
     scratch_bytes,
 )
@@ -133,6 +137,34 @@ class TritonAttention(AttentionBackend):
             ),
             default=0,
         )
+
+    def compile_ahead(self, max_num_seqs: int, max_context: int) -> None:
+        """See `AttentionBackend.compile_ahead`; prompts have one kind, which any prompt compiles."""
+        launched = set()
+        kinds = {replace(layer, kv_layer=None): i for i, layer in reversed(self.layers.items())}
+        counts = range(1, max_num_seqs + 1)
+        powers = lengths_up_to(max_context)
+        contexts = {min(each + more, max_context) for each in powers for more in (0, 1)}
+        for (layer, index), num in itertools.product(kinds.items(), counts):
+            heads, device = (layer.num_heads, layer.head_dim), self._cache.device
+            for context in sorted(contexts):
+                nobody = torch.empty(0, dtype=torch.int32, device=device)
+                part = Part(nobody, nobody, nobody, 0, num, num, context, uniform_tokens=1)
+                tiles = choose_tiles(
+                    layer,
+                    part,
+                    self._target,
+                    item_bytes=self.dtype.itemsize,
+                    is_scaled=self._pages[index].stored != "plain",
+                    is_fixed=self._is_fixed,
+                )
+                if (index, tiles) in launched:
+                    continue
+                launched.add((index, tiles))
+                self.begin(step_of_nobody(num, context, num_groups=self.num_groups, device=device))
+                sinks = torch.zeros(layer.num_heads, device=device) if layer.has_sinks else None
+                queries = torch.zeros(num, *heads, dtype=self.dtype, device=device)
+                self._attend(index, queries, sinks)
 
     def attend(
         self,

@@ -147,6 +147,8 @@ def _load_on_device(
         )
     start_up.begin("warming up")
     warm_up(runner, spec, config, num_blocks)
+    if compilations.OWN.is_watched:  # by a device whose kernels are compiled
+        runner.compile_ahead(config.max_num_batched_tokens, max_model_len)
     if runner.can_capture_graphs and not config.enforce_eager:
         start_up.begin("capturing graphs")
         runner.capture_graphs(max_model_len)

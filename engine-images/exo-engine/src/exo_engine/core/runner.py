@@ -18,6 +18,7 @@ from torch import Tensor
 from exo_engine.attention import create_backend
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layout import StepArrays, make_inputs
+from exo_engine.attention.rehearsal import lengths_up_to, step_of_nobody
 from exo_engine.attention.states import States
 from exo_engine.core.batch import Batch, BatchInputs, Indices
 from exo_engine.core.block_manager import BlockCopy
@@ -160,6 +161,26 @@ class ModelRunner:
         if not self._decoder.is_computed_by_kernels:
             return "some layers of this model are computed by PyTorch"
         return ""
+
+    @torch.inference_mode()
+    def compile_ahead(self, max_tokens: int, max_context: int) -> None:
+        """Launch each kind of kernel that a step may need, for nobody, while no request waits for its compilation.
+
+        Args:
+            max_tokens: of a step.
+            max_context: most tokens of a sequence.
+        """
+        self._attention.compile_ahead(self._num_slots, max_context)
+        if not self._attention.can_be_captured or self._cache.has_states:
+            return  # no kernels that are compiled; or a step has to know its sequences
+        for num_tokens in lengths_up_to(max_tokens):
+            zeros = torch.zeros(num_tokens, dtype=torch.int32, device=self._device)
+            layout = step_of_nobody(
+                num_tokens, 1, num_groups=self._cache.num_groups, device=self._device
+            )
+            self._attention.begin(layout)
+            hidden = self._decoder.forward(zeros, zeros, self._attention)
+            self._decoder.logits(hidden[: self._num_slots])
 
     @property
     def can_capture_graphs(self) -> bool:

@@ -1,10 +1,9 @@
 """Counts kernels that are compiled while requests are served, which wait for it.
 
-A start compiles what its warm-up launches, and the steps that become graphs. Other steps, as those with prompts
-beside answers, may need more, for example attention that splits contexts into another number of segments: the first
-such step compiles it. `watch` has Triton call back for each kernel that a process makes or takes from its folder
-of compiled ones; before `begin_serving` that is part of a start, afterwards it is logged and counted, and
-`/metrics` shows the number. The interpreter compiles nothing. This file imports no Triton.
+A start compiles what its warm-up launches, what steps of other sizes and with longer contexts launch
+(`ModelRunner.compile_ahead`), and the steps that become graphs. `watch` has Triton call back for each kernel that
+a process makes or takes from its folder of compiled ones; before `begin_serving` that is part of a start, afterwards
+it is logged and counted, and `/metrics` shows the number. The interpreter compiles nothing. This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ class Compilations:
         self.num_late = 0
         """Compiled while requests were served."""
         self._is_serving = False
-        self._is_watched = False
+        self.is_watched = False
+        """Whether Triton tells of what it compiles."""
 
     def watch(self, runtime: Any = None) -> None:
         """Have Triton tell each kernel that it compiles; once per process.
@@ -32,13 +32,13 @@ class Compilations:
         Args:
             runtime: what has `jit_post_compile_hook`; None: Triton's, where it is installed.
         """
-        if self._is_watched:
+        if self.is_watched:
             return
         if runtime is None:
             if importlib.util.find_spec("triton") is None:
                 return
             runtime = importlib.import_module("triton.knobs").runtime
-        self._is_watched = True
+        self.is_watched = True
         before = runtime.jit_post_compile_hook
 
         def told(**kernel: Any) -> Any:

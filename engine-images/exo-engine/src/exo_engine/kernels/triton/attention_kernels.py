@@ -26,8 +26,11 @@ from exo_engine.kernels.triton.tile_kernels import find_tile
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-# What differs from step to step is no reason to compile anew.
-@triton.jit(do_not_specialize=["first_sequence", "num_sequences", "table_stride"])
+# What differs from step to step is no reason to compile anew; a step's tables begin anywhere.
+@triton.jit(
+    do_not_specialize=["first_sequence", "num_sequences", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "query_starts", "context_lens"],
+)
 def attend_pages(
     queries,  # (T, H, D + R), rows of `query_stride`
     keys,  # (P, page_stride) numbers
@@ -154,7 +157,7 @@ def attend_pages(
             tl.store(output + place, (totals / sums[:, None]).to(number_type), mask=is_number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["context_lens"])
 def combine_segments(
     partial_sums,  # (T, H, C, D) float32
     partial_stats,  # (T, H, C, 2) float32

@@ -18,7 +18,7 @@ from exo_engine.kernels.triton.numbers import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots", "positions"])
 def prepare_heads(
     queries,  # (T, H, D), rows of `query_stride`
     keys,  # (T, Hkv, D), rows of `key_stride`
