@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -49,11 +49,16 @@ def load_overheads() -> Mapping[str, Measured]:
 
 
 def measured(name: str) -> Measured:
-    """Return a constant; one that no start has set is that of a single GPU, and may be as much as any other."""
+    """Return a constant; one that no start has set is that of a single GPU, and may be as much as any other.
+
+    One start tells no spread: what it sets may be as little as a single GPU has.
+    """
     constants = load_overheads()
-    if name in constants or ALONE not in constants:
+    if ALONE not in constants:
         return constants.get(name) or Measured(0.0, 0.0, 0.0, 0)
-    alone = constants[ALONE]
+    alone, found = constants[ALONE], constants.get(name)
+    if found is not None:
+        return found if found.starts > 1 else replace(found, low=min(found.low, alone.low))
     most = max(each.high for key, each in constants.items() if key.startswith("outside PyTorch, "))
     return Measured(alone.value, alone.low, most, 0)
 

@@ -7,7 +7,13 @@ import pytest
 from exo_inference.planner import EngineParameters, Plan, find_gpu, find_model, plan
 from exo_inference.planner.engine_rules import rules_for
 from exo_inference.planner.memory import Ranks, page_rest
-from exo_inference.planner.overheads import doublings, outside_component
+from exo_inference.planner.overheads import (
+    ALONE,
+    doublings,
+    load_overheads,
+    measured,
+    outside_component,
+)
 
 GIB, MIB = 2**30, 2**20
 
@@ -75,3 +81,22 @@ def test_buffers_for_multicast_grow_with_ranks_on_a_switch(
         find_model("Qwen/Qwen3-8B"), Ranks(tensor=count), rules_for("vllm", "0.24.0"), find_gpu(gpu)
     )
     assert (outside.num_bytes > 0.5 * GIB) is (doubled > 0)
+
+
+def test_what_one_start_has_set_may_be_as_little_as_a_single_gpu_has() -> None:
+    single = [name for name, each in load_overheads().items() if each.starts == 1]
+    assert single
+    for name in single:
+        assert measured(name).low <= measured(ALONE).low < load_overheads()[name].low
+        assert measured(name).value == load_overheads()[name].value
+
+
+def test_deepseek_v4_left_as_much_as_it_did_on_hopper_without_graphs() -> None:
+    """VLLM 0.23.0 printed 32.08 GiB on two H200 NVL (github:uv-xiao/pto-cu, its 256k health probe)."""
+    parameters = EngineParameters.of(
+        {"max_model_len": 262144, "tensor_parallel_size": 2, "kv_cache_dtype": "fp8",
+         "gpu_memory_utilization": 0.78, "enforce_eager": True},
+        engine_version="0.23.0",
+    )  # fmt: skip
+    result = plan(find_model("deepseek-ai/DeepSeek-V4-Flash"), find_gpu("H200 NVL"), 2, parameters)
+    assert result.available_kv_bytes_low < 32.08 * 2**30 < result.available_kv_bytes_high
