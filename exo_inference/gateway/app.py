@@ -30,6 +30,7 @@ from exo_inference.gateway.exchange import (
 )
 from exo_inference.gateway.held_requests import Holding, HoldSettings
 from exo_inference.gateway.keys import authorize, key_of
+from exo_inference.gateway.left_prompts import LeftPrompts
 from exo_inference.gateway.metrics import GatewayMetrics
 from exo_inference.gateway.proxy import Proxy, make_job
 from exo_inference.gateway.replicas.balancer import Balancer
@@ -102,6 +103,7 @@ class Gateway:
         self._balancer = Balancer()
         self._upstreams = UpstreamPool(state.root)
         self._health_checks = HealthChecks(self._upstreams)
+        self._left_prompts = LeftPrompts(self._upstreams)
         self._ledger = UsageLedger(state.usage_file)
         self._ledger.load()
         self._doubted: set[str] = set()
@@ -224,6 +226,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for runner in reversed(self._runners):
             await runner.cleanup()
+        await self._left_prompts.close()
         await self._upstreams.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
@@ -290,7 +293,7 @@ class Gateway:
             return _refuse(failure, exchange)
         finally:
             if counted:
-                self._count(exchange)
+                self._end(exchange)
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle_since = asyncio.get_running_loop().time()
@@ -321,10 +324,29 @@ class Gateway:
         self._balancer.check(deployment)  # a body that nobody can take is not read
         async with self._uploads.read(request, deployment.id) as body:
             job = await make_job(request, deployment.id, target.path, body)
-            return await self._proxy.forward(request, exchange, job)
+            try:
+                return await self._proxy.forward(request, exchange, job)
+            finally:
+                if exchange.estimated and not exchange.broken:
+                    exchange.left = job.path, body
 
-    def _count(self, exchange: Exchange) -> None:
+    def _end(self, exchange: Exchange) -> None:
+        """Count one request, now or once the engine has told what its prompt took."""
         seconds = time.perf_counter() - exchange.started
+        table = self._tables.table
+        replica = table.replicas.get(exchange.replica) if table else None
+        if exchange.left is not None and replica is not None and not self._is_stopping:
+            left, exchange.left = exchange.left, None
+
+            def count(num_tokens: int) -> None:
+                exchange.note_prompt(num_tokens)
+                self._count(exchange, seconds)
+
+            if self._left_prompts.ask(replica.address, *left, count):
+                return
+        self._count(exchange, seconds)
+
+    def _count(self, exchange: Exchange, seconds: float) -> None:
         self._ledger.count(
             exchange.deployment_id, exchange.key_id, exchange.status, exchange.tokens
         )

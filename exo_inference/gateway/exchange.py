@@ -37,7 +37,9 @@ class Exchange:
         tokens: as the engine counted them; None when it did not say.
         doubted: the first count of the engine that was not believed; empty where there was none.
         trace: its spans, where any are sent.
-        estimated: the engine did not come to say; `tokens` are the events that passed.
+        estimated: the engine did not come to say; `tokens` are the events that passed, and the prompt as it
+            was found out afterwards.
+        left: path and body of a request whose client left before the engine said what it used.
     """
 
     request_id: str
@@ -58,6 +60,7 @@ class Exchange:
     started: float = field(default_factory=time.perf_counter)
     first_byte_seconds: float | None = None
     trace: RequestTrace | None = None
+    left: tuple[str, bytes] | None = None
 
     def note_first_byte(self) -> None:
         """Remember when the answer began."""
@@ -66,6 +69,10 @@ class Exchange:
     def note_doubt(self, doubted: str) -> None:
         """Remember the first count that is not believed."""
         self.doubted = self.doubted or doubted
+
+    def note_prompt(self, num_tokens: int) -> None:
+        """Remember what the prompt took, where the engine told it by another way."""
+        self.tokens = Tokens(num_tokens, self.tokens.completion if self.tokens else 0)
 
     def own_headers(self) -> dict[str, str]:
         """Return what every answer has of us: the request's id, and how long it was held if it was."""

@@ -12,6 +12,7 @@ import pytest
 from yarl import URL
 
 from exo_inference.logs import JsonFormatter
+from tests.gateway.conftest import until
 
 
 def chat(**changes):
@@ -138,6 +139,8 @@ async def test_client_that_hangs_up_closes_the_upstream_at_once(stack):
     gone = asyncio.Event()
 
     async def endless(request):
+        if request.path == "/tokenize":
+            return aiohttp.web.json_response({"count": 3})
         response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(stack.chunks[0])
@@ -145,6 +148,9 @@ async def test_client_that_hangs_up_closes_the_upstream_at_once(stack):
             await asyncio.Event().wait()
         finally:
             gone.set()
+
+    async def is_counted():
+        return 'status="499"' in await stack.admin("/metrics")
 
     for engine in stack.engines:
         engine.handler = endless
@@ -155,8 +161,9 @@ async def test_client_that_hangs_up_closes_the_upstream_at_once(stack):
         await gone.wait()
     status = await stack.status()
     assert all(replica["pending"] == 0 for replica in status["replicas"].values())
-    assert 'status="499"' in await stack.admin("/metrics")
-    assert status["tokens"] == {"prompt": 0, "completion": 1}, "what was seen is counted"
+    await until(is_counted)
+    tokens = (await stack.status())["tokens"]
+    assert tokens == {"prompt": 3, "completion": 1}, "what was seen is counted, and the prompt"
 
 
 async def test_encoded_path_of_a_stream_is_counted_too(stack):
