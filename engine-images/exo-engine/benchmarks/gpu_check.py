@@ -149,6 +149,13 @@ def _add_shares(parts: dict[str, Any]) -> None:
         for row in found["rows"]:
             if copy and "bytes_read" in row:
                 row["share_of_roofline"] = round(row["bytes_read"] / copy / row["step_seconds"], 3)
+    engine, others = (
+        {row.get("model", row.get("transformers")): row for row in part.get("rows", ()) if "mixed_requests" in row}
+        for part in (parts.get("llama-3.1-8b", {}), parts.get("transformers", {}))
+    )  # fmt: skip
+    for name, row in engine.items():
+        if name in others:
+            row["times_transformers"] = round(others[name]["seconds"] / row["seconds"], 2)
 
 
 def _print_part(part: str, found: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from gpu_equality import check_equality
+from gpu_idle import busy_spans, idle_share
 from gpu_matrices import check_matrices, time_matrices
 from gpu_products import check_products, time_products
 from random_models import GPU_SIZES, SIZES, fill_randomly, write_config
@@ -156,6 +157,43 @@ def measure_speed(
             "seconds": seconds,
             "tokens_per_second": length / seconds,
         }
+    if quantization is None and not is_fixed:
+        requests = mixed_requests(config["vocab_size"], is_small=setting.is_small)
+        seconds, num_tokens = _mixed_seconds(llm, requests)
+        yield {
+            "model": size,
+            "mixed_requests": len(requests),
+            "seconds": seconds,
+            "tokens_per_second": num_tokens / seconds,
+        }
+    batch, context = (4, 64) if setting.is_small else (32, 1024)
+    yield {
+        "model": size,
+        "idle_at": batch,
+        "idle_share": _idle_share(llm, setting, config["vocab_size"], batch, context),
+    }
+
+
+def mixed_requests(vocab_size: int, *, is_small: bool) -> list[tuple[list[int], int]]:
+    """Return prompts of many lengths, each with how many tokens are to follow; always the same ones."""
+    numbers = random.Random(5)
+    count, longest, most = (6, 60, 6) if is_small else (256, 1024, 48)
+    return [
+        (
+            [numbers.randrange(vocab_size) for _ in range(numbers.randint(longest // 16, longest))],
+            numbers.randint(most // 4, most),
+        )
+        for _ in range(count)
+    ]
+
+
+def batches_by_length(
+    requests: list[tuple[list[int], int]], size: int
+) -> Iterator[list[tuple[list[int], int]]]:
+    """Yield requests in batches, sorted by the length of their prompts: so a batch has the least padding."""
+    ordered = sorted(requests, key=lambda request: len(request[0]))
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
 
 
 def measure_fixed(setting: Setting) -> Iterator[Row]:
@@ -190,6 +228,60 @@ def measure_transformers(setting: Setting, size: str) -> Iterator[Row]:
             seconds.append(time.perf_counter() - begun)
         step = (seconds[2] - seconds[1]) / new
         yield {"transformers": size, "sequences": batch, "context": context, "step_seconds": step, "tokens_per_second": batch / step}  # fmt: skip
+    requests = mixed_requests(config["vocab_size"], is_small=setting.is_small)
+    setting.wait()
+    begun = time.perf_counter()
+    for batch_of in batches_by_length(requests, 32):
+        longest, most = max(len(p) for p, _ in batch_of), max(n for _, n in batch_of)
+        rows = [[0] * (longest - len(p)) + p for p, _ in batch_of]
+        seen = [[0] * (longest - len(p)) + [1] * len(p) for p, _ in batch_of]
+        model.generate(
+            torch.tensor(rows, device=setting.device), attention_mask=torch.tensor(seen, device=setting.device),
+            max_new_tokens=most, min_new_tokens=most, do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+    setting.wait()
+    taken = time.perf_counter() - begun
+    wanted = sum(count for _, count in requests)
+    yield {
+        "transformers": size,
+        "mixed_requests": len(requests),
+        "seconds": taken,
+        "tokens_per_second": wanted / taken,
+    }
+
+
+def _mixed_seconds(llm: Any, requests: list[tuple[list[int], int]]) -> tuple[float, int]:
+    """Answer all requests; return the time and the number of tokens."""
+    from exo_engine import SamplingParams
+
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for _, n in requests]
+    begun = time.perf_counter()
+    found = llm.generate([prompt for prompt, _ in requests], params)
+    return time.perf_counter() - begun, sum(len(each.token_ids) for each in found)
+
+
+def _idle_share(llm: Any, setting: Setting, vocab_size: int, batch: int, context: int) -> float:
+    """Return which part of steps of single tokens the device stands idle."""
+    from exo_engine import SamplingParams
+    from exo_engine.core.request import EngineRequest
+
+    numbers, core = random.Random(batch), llm.core
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    for index in range(batch):
+        prompt = tuple(numbers.randrange(vocab_size) for _ in range(context))
+        core.add_request(EngineRequest(f"idle-{batch}-{index}", prompt, params))
+    is_decoding = False
+    while not is_decoding:
+        is_decoding = sum(len(output.token_ids) for output in core.step()) == batch
+
+    def decode() -> None:
+        for _ in range(16):
+            core.step()
+
+    spans = busy_spans(llm, decode, is_cuda=setting.device.type == "cuda")
+    while core.has_unfinished_requests():
+        core.step()
+    return idle_share(spans)
 
 
 def _step_seconds(llm: Any, vocab_size: int, batch: int, context: int) -> float:

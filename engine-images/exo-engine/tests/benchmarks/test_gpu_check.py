@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from gpu_idle import idle_share
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.py"
 
 
@@ -47,6 +50,11 @@ def test_on_the_cpu_every_part_passes_and_figures_are_written(tmp_path):
     steps = [row for row in parts["qwen3-0.6b"]["rows"] if "sequences" in row]
     assert [row["sequences"] for row in steps] == [1, 4]
     assert all(row["share_of_roofline"] > 0 for row in steps)
+    rows = parts["llama-3.1-8b"]["rows"]
+    (idle,) = (row["idle_share"] for row in rows if "idle_share" in row)
+    assert 0 < idle < 1
+    (mixed,) = (row for row in rows if "mixed_requests" in row)
+    assert mixed["times_transformers"] > 0
 
 
 @pytest.mark.slow
@@ -60,6 +68,12 @@ def test_a_part_that_takes_too_long_is_stopped_and_the_next_one_runs(tmp_path):
     parts = json.loads(output.read_text())["parts"]
     assert parts["equality"]["problem"] == "was stopped after its 0 s"
     assert list(parts) == ["equality", "limits"]
+
+
+def test_idle_is_what_no_kernel_covers():
+    assert idle_share([(0.0, 2.0), (1.0, 3.0), (4.0, 8.0), (5.0, 6.0)]) == pytest.approx(1 / 8)
+    assert idle_share([(3.0, 4.0), (0.0, 1.0)]) == pytest.approx(0.5)
+    assert idle_share([(0.0, 1.0)]) == 0.0
 
 
 def test_all_parts_end_within_ten_minutes():
