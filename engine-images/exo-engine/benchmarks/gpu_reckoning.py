@@ -6,7 +6,8 @@
 A launch takes the longest of three times: bytes at the memory's rate, as far as enough of them are on their
 way; matrix products at the tensor cores' rate, rows that fill a tile up included; instructions at four
 per processor and cycle, as if all of them were in the loop. The roofline is the first two, without any of
-what this version adds. The first run on a GPU is to confirm or refute each number.
+what this version adds. The first run on a GPU is to confirm or refute each number: where what
+`make gpu-check OUTPUT=docs/benchmarks/gpu.json` wrote lies beside the page, its figures come first, in tables of their own.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import triton
 from gpu_launches import SHAPES, Shape, Work, all_works
 from gpu_matrices import matrix_works
+from gpu_measured import measured
 from gpu_products import product_works
 from offline_compiler import Compiled, compile_launch, compiled_key, targets
 
@@ -74,7 +77,10 @@ def main() -> int:
         for work, compiled in compile_all(name, small_shapes()):
             print(json.dumps({"name": work.name, "head_dim": work.head_dim, "kind": work.kind, **asdict(compiled)}))  # fmt: skip
     if arguments.write:
-        arguments.write.write_text(page([row for card in CARDS for row in reckon_card(card)]))
+        measurements = arguments.write.with_suffix(".json")
+        report = json.loads(measurements.read_text()) if measurements.exists() else None
+        rows = [row for card in CARDS for row in reckon_card(card)]
+        arguments.write.write_text(page(rows, report))
     return 0
 
 
@@ -143,12 +149,21 @@ def reckon(work: Work, compiled: Compiled, card: Card) -> Row:
     )
 
 
-def page(rows: Iterable[Row]) -> str:
-    """Return the page of the documentation."""
+def page(rows: Iterable[Row], report: Mapping[str, Any] | None = None) -> str:
+    """Return the page of the documentation.
+
+    Args:
+        rows: what was reckoned.
+        report: what `gpu_check.py` measured; None: nothing was. Neither is mixed with the other.
+    """
+    head = "**Reckoned, nothing was measured.** No GPU has run these kernels yet. They pass"
+    if report is not None:
+        head = "**Reckoned, not measured: all tables from here on.** The kernels pass"
     lines = [
         "# The engine on a GPU",
         "",
-        "**Reckoned, nothing was measured.** No GPU has run these kernels yet. They pass their tests in Triton's "
+        *([] if report is None else [*measured(report), "## Reckoned", ""]),
+        f"{head} their tests in Triton's "
         "interpreter, and compile for compute capability 8.0, 8.6, 8.9, 9.0, 10.0 and 12.0 and for AMD's gfx942 and gfx950.",
         "What is below is what the compiler says (registers, warps that a processor holds) and what follows from bytes, products and "
         "instructions; `make gpu-check` on a machine with a GPU is to confirm or refute it. Times are of one launch, in microseconds.",

@@ -1,0 +1,72 @@
+"""What `gpu_check.py` has measured on a GPU, as a part of the documentation's page; no figure here is reckoned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_TABLES: Sequence[tuple[str, str, Mapping[str, tuple[str, float]]]] = (
+    ("The device", "limit", {"bytes_per_second": ("TB/s", 1e-12), "operations_per_second": ("TFLOP/s", 1e-12)}),
+    ("Steps of single tokens", "sequences", {"context": ("context", 1), "step_seconds": ("ms per step", 1e3), "tokens_per_second": ("tokens/s", 1), "share_of_roofline": ("of the copy rate, %", 100)}),
+    ("Prompts", "prompt", {"seconds": ("ms", 1e3), "tokens_per_second": ("tokens/s", 1)}),
+    ("Mixed requests", "mixed_requests", {"seconds": ("s", 1), "tokens_per_second": ("tokens/s", 1), "times_transformers": ("times transformers", 1)}),
+    ("Idle time in steps", "idle_at", {"idle_share": ("idle, %", 100)}),
+    ("Starts", "ready_seconds", {"weights_bytes": ("weights, GB", 1e-9)}),
+)  # fmt: skip
+"""Title, the key that tells a table's rows, and the other columns: key, title and what the number is multiplied by."""
+
+
+def measured(report: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a page.
+
+    Args:
+        report: what `gpu_check.py --output` wrote.
+
+    Raises:
+        ValueError: it was not made on a GPU.
+    """
+    environment, parts = report["environment"], report["parts"]
+    if environment["device"] != "cuda":
+        raise ValueError("these figures were not measured on a GPU, so they are none of this page")
+    lines = [
+        "## Measured",
+        "",
+        f"By `make gpu-check` on one {environment['gpu']} with {environment['gpu_memory_gib']} GiB, "
+        f"torch {environment['torch']}, Triton {environment['triton']}, in {report['wall_seconds']:.0f} s.",
+        "",
+        "| part | result | comparisons that hold |",
+        "| --- | --- | --- |",
+    ]
+    for name, part in parts.items():
+        checks = [row["ok"] for row in part["rows"] if "ok" in row]
+        held = f"{sum(checks)} of {len(checks)}" if checks else ""
+        lines.append(f"| {name} | {'passed' if part['passed'] else 'FAILED'} | {held} |")
+    rows = [row for part in parts.values() for row in part["rows"]]
+    for title, key, columns in _TABLES:
+        lines += _table(title, key, columns, [row for row in rows if key in row])
+    return [*lines, ""]
+
+
+def _table(
+    title: str,
+    key: str,
+    columns: Mapping[str, tuple[str, float]],
+    rows: Sequence[Mapping[str, Any]],
+) -> Iterator[str]:
+    if not rows:
+        return
+    yield from ("", f"### {title}", "")
+    heads = ["what", key.replace("_", " "), *(head for head, _ in columns.values())]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{' --- |' * len(heads)}"
+    for row in rows:
+        what = row.get("model") or ("transformers" if "transformers" in row else "")
+        cells = [
+            _number(row[each] * by) if each in row else "" for each, (_, by) in columns.items()
+        ]
+        told = row[key] if isinstance(row[key], str) else _number(row[key])
+        yield f"| {' | '.join([what, told, *cells])} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,65 @@
+"""The page on GPUs has what was measured where there is a report, and never beside what was reckoned in one table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from gpu_reckoning import Row, page
+
+DOCS = Path(__file__).parents[4] / "docs" / "benchmarks"
+RECKONED = Row("decode Some-8B", "H200", 1.0, 3.1, "memory", 120, 16)
+ENVIRONMENT = {
+    "device": "cuda", "gpu": "Some GPU", "gpu_memory_gib": 139.8, "torch": "2.11.0", "triton": "3.6.0"
+}  # fmt: skip
+STEP = {
+    "model": "some-8b",
+    "sequences": 32,
+    "context": 1024,
+    "step_seconds": 0.005,
+    "tokens_per_second": 6400.0,
+}
+REPORT = {
+    "environment": ENVIRONMENT,
+    "wall_seconds": 571.2,
+    "parts": {
+        "kernels": {"passed": False, "rows": [{"check": "attention", "ok": True}, {"ok": False}]},
+        "some-8b": {"passed": True, "rows": [STEP | {"share_of_roofline": 0.75}, {"model": "some-8b", "idle_at": 32, "idle_share": 0.021}]},
+    },
+}  # fmt: skip
+
+
+def test_without_a_report_nothing_was_measured():
+    text = page([RECKONED])
+    assert "**Reckoned, nothing was measured.**" in text
+    assert "## Measured" not in text
+    assert "| decode Some-8B | 1.0 | 3.1 | memory | 120 | 16 |" in text
+
+
+def test_figures_of_a_report_stand_before_what_was_reckoned():
+    measured, _, reckoned = page([RECKONED], REPORT).partition("## Reckoned\n")
+    assert "nothing was measured" not in measured + reckoned
+    assert "on one Some GPU with 139.8 GiB, torch 2.11.0, Triton 3.6.0, in 571 s." in measured
+    assert "| kernels | FAILED | 1 of 2 |" in measured
+    assert "| some-8b | passed |  |" in measured
+    assert "| some-8b | 32 | 1,024 | 5 | 6,400 | 75 |" in measured
+    assert "| some-8b | 32 | 2.1 |" in measured
+    assert "decode Some-8B" not in measured
+    assert reckoned.lstrip().startswith("**Reckoned, not measured: all tables from here on.**")
+    assert "some-8b" not in reckoned
+
+
+def test_a_report_that_no_gpu_made_is_refused():
+    report = {**REPORT, "environment": {**ENVIRONMENT, "device": "cpu"}}
+    with pytest.raises(ValueError, match="not measured on a GPU"):
+        page([RECKONED], report)
+
+
+def test_the_page_was_made_with_the_report_that_lies_beside_it():
+    text = (DOCS / "gpu.md").read_text()
+    assert ("## Measured" in text) == (DOCS / "gpu.json").exists()
+    made = page([])
+    assert (text.splitlines()[2:4] == made.splitlines()[2:4]) == ("## Measured" not in text)
