@@ -105,6 +105,7 @@ async def _relay_events(
             if passed:
                 await response.write(passed)
                 sent = passed
+            exchange.is_complete = reader.has_ended
         if rest := reader.finish():
             await response.write(rest)
             sent = rest
@@ -112,7 +113,7 @@ async def _relay_events(
             await _end_broken(request, response, exchange, after=sent)
     finally:
         exchange.tokens = reader.estimate()
-        exchange.estimated = reader.tokens is None and exchange.tokens is not None
+        exchange.estimated = reader.is_estimate
     return response
 
 

@@ -42,6 +42,10 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _TEXT = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|arguments|delta|thinking|partial_json)"\s*:\s*"[^"]'
 )
+_LAST = re.compile(
+    rb"^(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))\s*$",
+    re.MULTILINE,
+)
 _decode = json.JSONDecoder().decode
 _END_BYTES = 3
 """So many bytes of an event's end may have come before the rest of it."""
@@ -200,6 +204,7 @@ class UsageReader:
 
     Attributes:
         tokens: the last usage seen; None until there was one.
+        has_ended: whether the event came that is the last of a stream.
     """
 
     def __init__(self, *, strip: bool, doubt: Doubt = _ignore) -> None:
@@ -213,16 +218,25 @@ class UsageReader:
         self._finder: UsageFinder | None = None
         """Searches it, where it is too long."""
         self._num_texts = 0
+        self._is_of_answer = False
+        """Whether `tokens` are of more than the prompt, which `/v1/messages` tells at the beginning."""
         self.tokens: Tokens | None = None
+        self.has_ended = False
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether `estimate` returns what nobody told."""
+        return not self._is_of_answer and self.estimate() is not None
 
     def estimate(self) -> Tokens | None:
         """Return the last usage seen, else what a stream that was cut off used at the least.
 
-        Each event with text is one token or more; what the prompt took is not known.
+        Each event with text is one token or more; what the prompt took is not known where no event told.
         """
-        if self.tokens is None and self._num_texts:
-            return Tokens(0, self._num_texts)
-        return self.tokens
+        if self._is_of_answer or not self._num_texts:
+            return self.tokens
+        told = self.tokens or Tokens()
+        return Tokens(told.prompt, max(told.completion, self._num_texts))
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes and return those to pass on now.
@@ -266,7 +280,9 @@ class UsageReader:
         self._begin()
         if finder is not None:
             self.tokens = finder.tokens or self.tokens
+            self._is_of_answer |= finder.tokens is not None
             return b""
+        self.has_ended |= _LAST.search(event) is not None
         self._num_texts += _TEXT.search(event) is not None
         return b"" if self._is_usage_only(event) else event
 
@@ -283,7 +299,7 @@ class UsageReader:
         if tokens is None:
             num = _count(usage, "output_tokens", self._doubt) if usage is not None else None
             if num and self.tokens:  # the prompt's were in an earlier event
-                self.tokens = Tokens(self.tokens.prompt, num)
+                self.tokens, self._is_of_answer = Tokens(self.tokens.prompt, num), True
             return False
-        self.tokens = tokens
+        self.tokens, self._is_of_answer = tokens, answer.get("message") is None
         return self._strip and answer.get("choices") == []

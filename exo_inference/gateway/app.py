@@ -283,7 +283,8 @@ class Gateway:
             exchange.status = refusal.status
             return _refuse(refusal, exchange)
         except (asyncio.CancelledError, ConnectionError):
-            exchange.status = CLIENT_CLOSED
+            if not exchange.is_complete:  # else it had all that it waited for
+                exchange.status = CLIENT_CLOSED
             raise
         except Exception:
             logger.exception("id=%s failed", exchange.request_id)

@@ -39,6 +39,7 @@ class Exchange:
         trace: its spans, where any are sent.
         estimated: the engine did not come to say; `tokens` are the events that passed, and the prompt as it
             was found out afterwards.
+        is_complete: the client was sent the last event of a stream; it may hang up then.
         left: path and body of a request whose client left before the engine said what it used.
     """
 
@@ -60,6 +61,7 @@ class Exchange:
     started: float = field(default_factory=time.perf_counter)
     first_byte_seconds: float | None = None
     trace: RequestTrace | None = None
+    is_complete: bool = False
     left: tuple[str, bytes] | None = None
 
     def note_first_byte(self) -> None:

@@ -258,6 +258,35 @@ def test_answer_of_another_form_that_is_cut_counts_the_texts_that_passed():
     assert reader.estimate() == Tokens(0, 1)
 
 
+def test_a_stream_that_tells_its_prompt_first_counts_the_texts_that_passed_when_it_is_cut():
+    """`message_start` names a token of the answer, or none, however long the answer gets."""
+    begin, text, end = (event + b"\n\n" for event in MESSAGES.split(b"\n\n")[:3])
+    reader = UsageReader(strip=False)
+    reader.feed(begin)
+    assert (reader.estimate(), reader.is_estimate) == (Tokens(7, 0), True)
+    reader.feed(text * 4)
+    assert (reader.estimate(), reader.is_estimate) == (Tokens(7, 4), True)
+    reader.feed(end)
+    assert (reader.estimate(), reader.is_estimate) == (Tokens(7, 5), False)
+
+
+@pytest.mark.parametrize(
+    ("event", "is_last"),
+    [
+        (b"data: [DONE]", True),
+        (b"data:[DONE]\r", True),
+        (b'event: message_stop\ndata: {"type":"message_stop"}', True),
+        (b'event: response.completed\ndata: {"response":{}}', True),
+        (b'event: response.output_text.done\ndata: {"text":"data: [DONE]"}', False),
+        (b'data: {"choices":[{"delta":{"content":"event: message_stop"}}]}', False),
+    ],
+)
+def test_the_last_event_of_a_stream_is_known(event, is_last):
+    reader = UsageReader(strip=True)
+    reader.feed(event + b"\n\n")
+    assert reader.has_ended is is_last
+
+
 LONG = (
     b'event: response.completed\ndata: {"response":{"metadata":{"x":"%s","usage":{"input_tokens":0}},'
     b'"usage":{"input_tokens":7,"output_tokens":5}}}\n\n' % (b"a" * (6 << 20))

@@ -166,6 +166,27 @@ async def test_client_that_hangs_up_closes_the_upstream_at_once(stack):
     assert tokens == {"prompt": 3, "completion": 1}, "what was seen is counted, and the prompt"
 
 
+async def test_client_that_hangs_up_after_the_last_event_had_its_answer(stack):
+    async def ends_late(request):
+        response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"".join(stack.chunks) + stack.usage + stack.done)
+        await asyncio.Event().wait()
+
+    async def is_counted():
+        return "exo_gateway_requests_total{" in await stack.admin("/metrics")
+
+    for engine in stack.engines:
+        engine.handler = ends_late
+    answer = await stack.client.post(stack.path(), json=chat(stream=True))
+    whole = b"".join(stack.chunks) + stack.done
+    assert await answer.content.readexactly(len(whole)) == whole
+    answer.close()
+    await until(is_counted)
+    assert 'status="499"' not in await stack.admin("/metrics")
+    assert (await stack.status())["tokens"] == {"prompt": 7, "completion": 5}
+
+
 async def test_encoded_path_of_a_stream_is_counted_too(stack):
     for engine in stack.engines:
         engine.streams(*stack.chunks, stack.usage, stack.done)
