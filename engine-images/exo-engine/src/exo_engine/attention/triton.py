@@ -145,10 +145,10 @@ class TritonAttention(AttentionBackend):
         counts = range(1, max_num_seqs + 1)
         powers = lengths_up_to(max_context)
         contexts = {min(each + more, max_context) for each in powers for more in (0, 1)}
+        device = self._cache.device
+        nobody = torch.empty(0, dtype=torch.int32, device=device)
         for (layer, index), num in itertools.product(kinds.items(), counts):
-            heads, device = (layer.num_heads, layer.head_dim), self._cache.device
             for context in sorted(contexts):
-                nobody = torch.empty(0, dtype=torch.int32, device=device)
                 part = Part(nobody, nobody, nobody, 0, num, num, context, uniform_tokens=1)
                 tiles = choose_tiles(
                     layer,
@@ -163,7 +163,9 @@ class TritonAttention(AttentionBackend):
                 launched.add((index, tiles))
                 self.begin(step_of_nobody(num, context, num_groups=self.num_groups, device=device))
                 sinks = torch.zeros(layer.num_heads, device=device) if layer.has_sinks else None
-                queries = torch.zeros(num, *heads, dtype=self.dtype, device=device)
+                queries = torch.zeros(
+                    num, layer.num_heads, layer.head_dim, dtype=self.dtype, device=device
+                )
                 self._attend(index, queries, sinks)
 
     def attend(
