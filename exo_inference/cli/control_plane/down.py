@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exo_inference.cli.control_plane.launch import state_dir_of
+from exo_inference.cli.control_plane.launch import starts_wait, state_dir_of
 from exo_inference.cli.control_plane.processes import LocalProcess, find_all, find_recorded
 from exo_inference.cli.durations import Limit
 from exo_inference.cli.rendering.output import Field, Record
@@ -73,15 +73,16 @@ def down(session: Session, stop_timeout: float, purge: bool, force: bool) -> Non
         question = f"Are you sure you want to delete {state.root} with its models and keys?"
         if not confirm(question, instead="--force", on_stderr=output.is_for_programs):
             return
-    if not find_all(state):
-        session.success("No control plane is running.")
-    else:
-        with step("Stopping the control plane", quiet=session.quiet) as running:
-            _stop(state, stop_timeout, running)
-        session.success("The control plane is stopped.")
-    _remove_traces(state)
-    if purge:
-        _purge(session, state)
+    with starts_wait(state):
+        if not find_all(state):
+            session.success("No control plane is running.")
+        else:
+            with step("Stopping the control plane", quiet=session.quiet) as running:
+                _stop(state, stop_timeout, running)
+            session.success("The control plane is stopped.")
+        _remove_traces(state)
+        if purge:
+            _purge(session, state)
     if output.is_for_programs:
         output.show(_record(state, purged=purge and not state.root.exists()))
 

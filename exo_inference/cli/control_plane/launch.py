@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import click
 
 from exo_inference.cli.global_flags import given_flags
+from exo_inference.cli.rendering.progress import step
 from exo_inference.cli.rendering.terminal import harmless
-from exo_inference.errors import ExoError, UsageError
+from exo_inference.errors import ExoError, NotReady, UsageError
 from exo_inference.simulated_gpus import (
     FLAG,
     MAX_SPEEDUP,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _SERVER_PACKAGES = ("aiohttp", "cryptography", "starlette", "huggingface_hub", "uvicorn")
+_POLL_SECONDS = 0.05
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Not for the servers: tokens come with each request, and credentials are in their own file.
 _PRIVATE_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
@@ -222,6 +225,47 @@ def check_installation() -> None:
             "run `pip install 'exo-inference[engine]'`.",
             err=True,
         )
+
+
+@contextmanager
+def starts_wait(state: StateDir) -> Iterator[None]:
+    """Have `wait_for_stop` wait until the block ends; it stops the control plane of this directory."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # nothing of ours is there
+            descriptor = os.open(state.logs_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+
+
+def wait_for_stop(state: StateDir, limit_seconds: float, *, quiet: bool) -> None:
+    """Wait for a `down` in this directory that is at work: it would end what is started now.
+
+    Raises:
+        NotReady: it takes longer.
+    """
+    deadline = time.monotonic() + limit_seconds
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(state.logs_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return  # it was never started, or the start says what is wrong with it
+        stack.callback(os.close, descriptor)
+        is_told = False
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            if not is_told:
+                stack.enter_context(step("Waiting for `down` to end", quiet=quiet))
+                is_told = True
+            if time.monotonic() >= deadline:
+                raise NotReady(
+                    f"`down` is still at work in {state.root} after {limit_seconds:g} s; nothing was started",
+                    state="stopping",
+                    hint="Run this again when it has ended.",
+                )
+            time.sleep(_POLL_SECONDS)
 
 
 @contextmanager

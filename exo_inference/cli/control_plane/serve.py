@@ -16,6 +16,7 @@ from exo_inference.cli.control_plane.launch import (
     set_paused,
     state_dir_of,
     supervisor_command,
+    wait_for_stop,
 )
 from exo_inference.cli.control_plane.processes import find_servers
 from exo_inference.cli.control_plane.recovery import mend_settings
@@ -25,6 +26,8 @@ from exo_inference.cli.tree import Example, command
 from exo_inference.errors import ExoError
 
 FIELD_NAMES = ("Endpoint", "ConfigFile")
+STOP_SECONDS = 90.0
+"""So long a `down` may take by itself; one that does is waited for."""
 
 
 @command(
@@ -56,6 +59,7 @@ def serve(
     """
     state = state_dir_of(session)
     check_installation()
+    wait_for_stop(state, STOP_SECONDS, quiet=session.quiet)
     with only_one_start(state):
         if any(p.name == "supervisor" and p.alive for p in find_servers(state)):
             raise ExoError(

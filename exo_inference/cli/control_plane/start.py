@@ -5,6 +5,7 @@ The supervisor is started; it starts the servers, or adopts those that run. Why 
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -97,19 +98,36 @@ def _wait_until_up(
             return overview
         if started is not None and started.supervisor.poll() is not None:
             raise _ended(state, started)
+        if started is None and not any(
+            server.name == "supervisor" and server.alive for server in overview.servers
+        ):
+            raise NotReady(
+                "the supervisor ended while this waited for it",
+                state=overview.state,
+                hint="Run `exo dedicated-inference up` again, unless it was stopped on purpose.",
+            )
         waiting = ", ".join(
-            f"{process.name} ({process.details})" if process.details else process.name
-            for process in overview.processes
-            if process.role == "server" and process.state != "running"
+            f"{server.name} ({server.details})" if server.details else server.name
+            for server in overview.servers
+            if server.state != "running"
         )
+        waiting = waiting or "the supervisor, which has not taken over what runs"
         running.detail(f"waiting for {waiting}")
         if time.monotonic() >= deadline:
             raise NotReady(
                 f"the control plane does not answer after {limit_seconds:g} s: {waiting}",
                 state=overview.state,
-                hint=f"Look at the logs in {state.logs_dir}; `exo dedicated-inference down` stops it.",
+                hint=f"{_why_it_hangs(state)}; `exo dedicated-inference down` stops it.",
             )
         time.sleep(POLL_SECONDS)
+
+
+def _why_it_hangs(state: StateDir) -> str:
+    """Return where to look: at the disk, if nothing can be written there, else at the logs."""
+    disk = os.statvfs(state.root)
+    if not disk.f_bavail or (disk.f_files and not disk.f_favail):
+        return f"The disk of {state.root} is full: free some space"
+    return f"Look at the logs in {state.logs_dir}"
 
 
 def _ended(state: StateDir, started: _Started) -> ExoError:

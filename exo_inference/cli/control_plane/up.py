@@ -16,6 +16,7 @@ from exo_inference.cli.control_plane.launch import (
     refuse_changes,
     set_paused,
     state_dir_of,
+    wait_for_stop,
 )
 from exo_inference.cli.control_plane.overview import FIELD_NAMES, look_at
 from exo_inference.cli.control_plane.recovery import mend_settings, restore_files
@@ -78,6 +79,7 @@ def up(
     output = session.output(FIELD_NAMES, configured=False)
     state = state_dir_of(session)
     check_installation()
+    wait_for_stop(state, start_timeout, quiet=session.quiet)
     with only_one_start(state):
         set_paused(state, paused=paused)
         mend_settings(state)

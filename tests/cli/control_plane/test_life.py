@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from exo_inference.cli.control_plane.launch import starts_wait
 from exo_inference.cli.control_plane.processes import find_all
 from exo_inference.state_dir import StateDir, is_stopped
 from tests.cli.conftest import Exo
@@ -76,6 +77,41 @@ def test_up_status_up_down(exo: Exo, state: StateDir, monkeypatch: pytest.Monkey
     assert (by_file.code, json.loads(by_file.out)["endpoint"]) == (4, status["endpoint"])
     named = exo("ai", "model", "list", "--state-dir", str(state.root))
     assert named.err.endswith(f"Run `exo dedicated-inference up --state-dir '{state.root}'`.\n")
+
+
+def test_up_does_not_start_what_a_down_would_end(state: StateDir) -> None:
+    state.create()
+    with starts_wait(state), starts_wait(state):  # two of them do not wait for each other
+        refused = up("--timeout", "0.2s")
+    assert refused.code == 8
+    assert "Waiting for `down` to end...\n" in refused.err
+    assert (
+        f"`down` is still at work in {state.root} after 0.2 s; nothing was started" in refused.err
+    )
+    assert find_all(state) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("purge", [(), ("--purge", "--force")], ids=["kept", "purged"])
+def test_up_beside_a_down_that_is_at_work_starts_it_again(
+    exo: Exo, state: StateDir, purge: tuple[str, ...]
+) -> None:
+    assert up().code == 0
+    before = pids(status_of(exo))
+    down = subprocess.Popen(
+        [sys.executable, "-m", "exo_inference.cli", "ai", "down", *purge],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert down.stderr is not None
+    assert down.stderr.readline() == "Stopping the control plane...\n"
+    again = up()
+    out, err = down.communicate(timeout=60)
+    assert (down.returncode, again.code) == (0, 0), (out, err, again.err)
+    assert "Waiting for `down` to end...\n" in again.err
+    assert set(pids(status_of(exo)).values()).isdisjoint(before.values())
+    assert exo("ai", "down").code == 0
 
 
 @pytest.mark.slow
