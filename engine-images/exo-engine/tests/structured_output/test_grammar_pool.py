@@ -155,6 +155,11 @@ def test_a_grammar_is_compiled_once_and_so_is_one_that_is_refused():
     assert len(seconds) == 2
 
 
+def test_a_schema_that_is_false_is_refused_with_the_reason():
+    (said,), _ = run({"guided_json": False})
+    assert "no text can match a schema that is false (at the top)" in said
+
+
 def test_only_so_many_verdicts_are_kept(monkeypatch):
     monkeypatch.setattr(grammar_pool, "_MAX_VERDICTS", 2)
     requests = [{"guided_choice": [name]} for name in "abca"]

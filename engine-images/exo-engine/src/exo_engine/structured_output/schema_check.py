@@ -46,7 +46,9 @@ def check(schema: Any) -> None:
     """
     if not isinstance(schema, dict | bool):
         raise SchemaRefused("a JSON schema is an object, or true or false", "")
-    if isinstance(schema, bool):
+    if schema is False:
+        raise SchemaRefused("no text can match a schema that is false", "")
+    if schema is True:
         return
     draft = str(schema.get("$schema", ""))
     if "draft-03" in draft:
