@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from exo_inference.controller.admission.host_room import need_of
+from exo_inference.controller.admission.host_room import Reservations, need_of
 from exo_inference.controller.admission.problems import Refused
 from exo_inference.controller.stores.base import Recording
 from exo_inference.controller.stores.sqlite import SqliteStore
@@ -25,10 +25,12 @@ from exo_inference.platforms.base import InstanceTypeInfo
 from exo_inference.platforms.replica_memory import (
     PROCESS_BYTES,
     HostRoom,
+    ReplicaNeed,
     read_need,
     tokenizer_bytes,
 )
 from exo_inference.resources import MEMORY_ANNOTATION, InferenceDeployment, Resource
+from exo_inference.resources.settled_spec import note_memory
 from exo_inference.state_dir import StateDir
 from tests.controller.builders import deployment
 from tests.controller.conftest import Controller
@@ -177,6 +179,44 @@ def test_an_update_that_takes_more_is_refused(controller: Controller) -> None:
     smaller = {"inference-engine-parameters": ["--kv-cache-memory-bytes=536870912", flags[1]]}
     assert controller.call("PATCH", path, json=smaller).ok
     assert controller.call("PATCH", f"{path}?force=force", json=larger).ok
+
+
+def test_room_of_what_may_come_back_is_kept_until_the_smaller_one_has_served() -> None:
+    small, large = ReplicaNeed(GIB), ReplicaNeed(8 * GIB)
+    stored = deployment(replicas=2)
+    metadata = stored.metadata.model_copy(update={"annotations": {MEMORY_ANNOTATION: large.text}})
+    before = stored.model_copy(update={"metadata": metadata})
+    annotations = {**note_memory(before), MEMORY_ANNOTATION: small.text}
+    after = before.model_copy(
+        update={
+            "spec": before.spec.model_copy(update={"engine_parameters": ("--seed=1",)}),
+            "metadata": before.metadata.model_copy(update={"annotations": annotations}),
+        }
+    )
+    room = HostRoom(64 * GIB, 60 * GIB)
+    uid = before.metadata.uid
+    for settled, planned in ((before, 16 * GIB), (after, 2 * GIB)):
+        status = after.status.model_copy(update={"settled_spec": settled.spec.model_dump_json()})
+        found = Reservations(room).with_deployments(
+            [after.model_copy(update={"status": status})], {}
+        )
+        assert found.planned(uid) == planned
+
+
+@pytest.mark.parametrize("verb", ["PATCH", "PUT"])
+def test_what_is_scaled_to_0_can_be_changed_on_a_full_machine(
+    controller: Controller, verb: str
+) -> None:
+    assert create(controller, "x", 1)[0] == 200
+    path = f"/v2/ai/deployment/{find(controller, 'x')['id']}"
+    assert controller.call("POST", f"{path}/scale", json={"replicas": 0}).ok
+    assert create(controller, "y", largest(create(controller, "y", 100)[1]))[0] == 200
+    body: dict[str, Any] = {"inference-engine-parameters": ["--kv-cache-memory-bytes=4294967296"]}
+    if verb == "PUT":
+        body |= {"model": {"name": MODEL}, "gpu-type": "cpu", "gpu-count": 1}
+    answer = controller.call(verb, path, json=body)
+    assert answer.ok, answer.text
+    assert controller.call("POST", f"{path}/scale", json={"replicas": 1}).status_code == 412
 
 
 def test_force_admits_and_says_that_some_will_wait(controller: Controller) -> None:

@@ -107,6 +107,7 @@ def admit_create(
     *,
     force: bool = False,
     title: str = "Deployment not created",
+    is_stopped: bool = False,
 ) -> AdmittedDeployment:
     """Judge the creation of a deployment.
 
@@ -116,6 +117,7 @@ def admit_create(
         found: what was wrong when it was read.
         force: admit it although it does not fit into memory.
         title: of a refusal.
+        is_stopped: it is there and 0 replicas of it are meant, which take no room.
 
     Raises:
         Refused
@@ -130,7 +132,7 @@ def admit_create(
     version = check_version(wanted.engine_version, engine, issues)
     parameters = check_parameters(wanted, issues)
     # The vendor's own command line sends 0 when its user says nothing, so 0 means the default.
-    replicas = check_replicas(wanted.replicas or 1, issues)
+    replicas = 0 if is_stopped else check_replicas(wanted.replicas or 1, issues)
     fit = None
     if parameters is not None and engine is not None and can_judge(engine, version):
         count = 1 if wanted.gpu_count is None else wanted.gpu_count
@@ -178,12 +180,12 @@ def admit_replace(
     wanted = keep(wanted, present)
     # A name that stays is its own; what it has of the platform is given back.
     alone = world.without(present.metadata.uid)
-    admitted = admit_create(wanted, alone, found, force=force, title=title)
+    # Here 0 is said on purpose: there is a deployment that can be stopped.
+    admitted = admit_create(
+        wanted, alone, found, force=force, title=title, is_stopped=wanted.replicas == 0
+    )
     if text := refuse_other_nodes(present.spec, admitted.spec, world.families):
         raise refuse(title, [field_issue("gpu-count", text, status=412)])
-    if wanted.replicas == 0:
-        # Here it is said on purpose: there is a deployment that can be stopped.
-        admitted = replace(admitted, spec=admitted.spec.model_copy(update={"replicas": 0}))
     return admitted.guarded(title, world, present.metadata.uid, force=force)
 
 

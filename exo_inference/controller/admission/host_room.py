@@ -29,6 +29,7 @@ from exo_inference.platforms.replica_memory import (
     tokenizer_bytes,
 )
 from exo_inference.resources import MEMORY_ANNOTATION, InferenceDeployment, InferenceModel, Resource
+from exo_inference.resources.settled_spec import spec_before, with_spec_before
 from exo_inference.wire import PlanProblem
 
 CPU_FAMILY = "cpu"
@@ -107,6 +108,10 @@ def need_of(deployment: InferenceDeployment, model_bytes: int) -> ReplicaNeed:
 
 def _share(deployment: InferenceDeployment, sizes: Mapping[str, int]) -> Share:
     need = need_of(deployment, sizes.get(deployment.spec.model, 0))
+    before = spec_before(deployment)
+    if before is not None:  # until the new one serves, that one may come back
+        then = need_of(with_spec_before(deployment, before), sizes.get(before.model, 0))
+        need = max(need, then, key=lambda each: each.least_bytes)
     return Share(deployment.metadata.uid, need, deployment.spec.replicas)
 
 
@@ -169,7 +174,12 @@ class ReservationRequest:
     model_bytes: int = 0
 
     def families(self) -> tuple[InstanceTypeInfo, ...]:
-        """Return the families with what is left of the machine's memory beside all others."""
+        """Return the families with what is left of the machine's memory beside all others.
+
+        Nothing is taken of what is left by a deployment that is stopped, which is judged by the whole machine.
+        """
+        if self.replicas == 0:
+            return with_room_left(self.offered, replace(self.reservations, shares=()), self.uid)
         return with_room_left(self.offered, self.reservations, self.uid)
 
     def need(self, found: Plan | None, gpu_type: str) -> ReplicaNeed | None:

@@ -95,15 +95,22 @@ async def update_api_key(request: Request) -> Response:
     fields = Fields(UpdateApiKey, parse_object(await request.body()))
     identity = await operations.identify_change(request)
     async with context.writing:
-        present = await load(context.store, InferenceApiKey, request)
-        if await operations.find_repeated(context.store, identity):
-            return answer(view_api_key(present, context.org_uuid))
-        name, scope = await _admit_update(context, fields, present)
-        spec = present.spec.model_copy(update={"display_name": name, "scope": scope})
-        made = replace(identity, result_id=present.metadata.uid)
-        events = (NewEvent("Normal", "Updated", "a change was asked for"),)
-        changed = present.model_copy(update={"spec": spec})
-        stored = await context.store.update(changed, Recording(request=made, events=events))
+        for attempt in range(_MAX_ATTEMPTS):
+            present = await load(context.store, InferenceApiKey, request)
+            if await operations.find_repeated(context.store, identity):
+                return answer(view_api_key(present, context.org_uuid))
+            name, scope = await _admit_update(context, fields, present)
+            spec = present.spec.model_copy(update={"display_name": name, "scope": scope})
+            made = replace(identity, result_id=present.metadata.uid)
+            events = (NewEvent("Normal", "Updated", "a change was asked for"),)
+            changed = present.model_copy(update={"spec": spec})
+            try:
+                stored = await context.store.update(changed, Recording(request=made, events=events))
+            except VersionConflict:  # a status was written in between, or another controller did it
+                if attempt == _MAX_ATTEMPTS - 1:
+                    raise
+                continue
+            break
     if scope != present.spec.scope:
         await context.routing.wait_for_scope(spec.sha256, scope)
     return answer(view_api_key(stored, context.org_uuid))
