@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Case = tuple[Any, ...]
@@ -17,7 +17,12 @@ def combinations(case: Case, size: int) -> set[tuple[Any, ...]]:
 
 def few_with_every_combination(cases: Sequence[Case], size: int) -> list[Case]:
     """Return few of the cases, which combine all that all of them do."""
-    held = {case: combinations(case, size) for case in cases}
+    return few_with_everything(cases, lambda case: combinations(case, size))
+
+
+def few_with_everything(cases: Sequence[Case], held_by: Callable[[Case], set[Any]]) -> list[Case]:
+    """Return few of the cases, which hold together all that all of them do."""
+    held = {case: held_by(case) for case in cases}
     wanted, chosen = set().union(*held.values()), []
     while wanted:
         best = max(held, key=lambda case: len(wanted & held[case]))

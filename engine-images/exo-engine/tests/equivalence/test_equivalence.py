@@ -1,9 +1,10 @@
 """However the engine is set up, every request gets the tokens of `transformers` and plain sampling.
 
-A case takes one value of every axis. The default tests hold every value once, the slow ones every pair of two
-axes' values; `make test-equivalence` runs all others. In each case the requests of `REQUESTS` run together, one
-for each sampling parameter, in float32, while NaN fills the blocks that nobody holds. An axis of one's
-own is an entry of `AXES`: its values, and the engine's options for each.
+A case takes one value of every axis. The default tests hold every pair of two settings' values, and every family
+once; the slow ones every family with every value, too; `make test-equivalence` runs every case. In each case the
+requests of `REQUESTS` run together, one for each sampling parameter, in float32, while NaN fills the
+blocks that nobody holds, in this process or in the other one. An axis of one's own is an entry of
+`AXES`: its values, and the engine's options for each.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +22,17 @@ import numpy as np
 import pytest
 import torch
 from exo_engine.config import EngineConfig, resolve
+from exo_engine.core import executor_process
 from exo_engine.core.memory import block_demand, cache_plan, fitting_block_size
+from exo_engine.core.ranks import process as rank_processes
 from exo_engine.llm import LLM
 from exo_engine.models.config_file import limits_of, read_spec
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.structured_output import grammars
 from exo_engine.structured_output.vocabulary import Vocabulary
 
-from ..pairwise import combinations, few_with_every_combination
+from ..pairwise import combinations, few_with_every_combination, few_with_everything
+from .forking import Forking, poison
 
 MOST_TOKENS = 10
 VOCAB = 101
@@ -132,10 +138,16 @@ if not HAS_GRAMMARS:
 
 Case = tuple[str, ...]
 CASES: list[Case] = list(itertools.product(*AXES.values()))
-PAIRWISE = few_with_every_combination(CASES, 2)
-# Another process takes seconds to start: as few of those as there can be.
-SINGLE = few_with_every_combination(sorted(PAIRWISE, key=lambda case: "other" in case), 1)
-OTHERS = [case for case in CASES if case not in PAIRWISE]
+FAMILY = list(AXES).index("family")
+
+
+def held_by_default(case: Case) -> set[Any]:
+    """Return a case's pairs of settings, and its family by itself."""
+    return {*combinations(case[:FAMILY] + case[FAMILY + 1 :], 2), case[FAMILY]}
+
+
+PAIRWISE = few_with_everything(CASES, held_by_default)
+WITH_FAMILIES = [case for case in few_with_every_combination(CASES, 2) if case not in PAIRWISE]
 
 
 def options_of(case: tuple[str, ...]) -> dict[str, Any]:
@@ -222,29 +234,56 @@ def expected(tiny_model, plain):
     return of_family
 
 
-def poison(llm: LLM) -> None:
-    """Fill the blocks that nobody holds and nobody can find with NaN, before every step."""
-    pool, cache = llm.core._scheduler.blocks._pool, llm.core.executor.runner._cache
+def unused_blocks(llm: LLM) -> list[int]:
+    """Return the blocks that nobody holds and nobody can find."""
+    pool = llm.core._scheduler.blocks._pool
+    return [block for block in pool._free if block not in pool._key_of_block]
+
+
+def poison_unused(llm: LLM, blocks: Callable[[], list[int]], monkeypatch) -> None:
+    """Fill blocks with NaN before every step, in the process that computes it."""
+    if isinstance(llm.core.executor, executor_process.ProcessExecutor):
+        pack = executor_process.pack_frame
+        monkeypatch.setattr(executor_process, "pack_frame", lambda frame: (blocks(), pack(frame)))
+        return
     submit = llm.core.executor.submit
 
     def submit_poisoned(frame):
-        unused = [block for block in pool._free if block not in pool._key_of_block]
-        with torch.inference_mode():
-            cache.pool[:, unused] = 0xFF
+        poison(llm.core.executor.runner._cache, blocks())
         submit(frame)
 
-    llm.core.executor.submit = submit_poisoned
+    monkeypatch.setattr(llm.core.executor, "submit", submit_poisoned)
 
 
-def check(case: tuple[str, ...], tiny_model, expected) -> None:
-    family, options = case[0], options_of(case)
-    path = tiny_model(family).path
-    if "num_gpu_blocks_override" in options:
-        options["num_gpu_blocks_override"] = fewest_blocks(path, options)
-    llm = LLM(path, **options)
-    llm.use_vocabulary(Vocabulary(TOKENS, (), ()))
-    if "executor_backend" not in options:  # another process's blocks are out of reach
-        poison(llm)
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Forking]:
+    """What starts the other processes."""
+    forking = Forking()
+    yield forking
+    forking.close()
+
+
+@pytest.fixture
+def start(tiny_model, forking, monkeypatch):
+    """Return a function from a case, and blocks to poison if not the unused ones, to an engine."""
+    monkeypatch.setattr(rank_processes, "subprocess", forking)
+
+    def start(case: Case, blocks=unused_blocks) -> LLM:
+        options = options_of(case)
+        path = tiny_model(case[FAMILY]).path
+        if "num_gpu_blocks_override" in options:
+            options["num_gpu_blocks_override"] = fewest_blocks(path, options)
+        llm = LLM(path, **options)
+        llm.use_vocabulary(Vocabulary(TOKENS, (), ()))
+        poison_unused(llm, partial(blocks, llm), monkeypatch)
+        return llm
+
+    return start
+
+
+def check(case: Case, start, expected) -> None:
+    family, options = case[FAMILY], options_of(case)
+    llm = start(case)
     prompts, params = requests()
     for _ in range(2 if options["enable_prefix_caching"] else 1):
         completions = llm.generate(prompts, params)
@@ -263,25 +302,52 @@ def check(case: tuple[str, ...], tiny_model, expected) -> None:
         assert stats.num_preemptions_total > 0
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[] if case in SINGLE else pytest.mark.slow) for case in PAIRWISE],
-    ids="-".join,
-)
-def test_tokens_are_those_of_transformers(case, tiny_model, expected):
-    check(case, tiny_model, expected)
+@pytest.mark.parametrize("case", PAIRWISE, ids="-".join)
+def test_tokens_are_those_of_transformers(case, start, expected):
+    check(case, start, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WITH_FAMILIES, ids="-".join)
+def test_tokens_of_every_family_are_those_of_transformers(case, start, expected):
+    check(case, start, expected)
 
 
 @pytest.mark.equivalence
-@pytest.mark.parametrize("case", OTHERS, ids="-".join)
-def test_tokens_are_those_of_transformers_in_every_other_case(case, tiny_model, expected):
-    check(case, tiny_model, expected)
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_tokens_are_those_of_transformers_in_every_case(case, start, expected):
+    check(case, start, expected)
 
 
-@pytest.mark.parametrize(("chosen", "size"), [(SINGLE, 1), (PAIRWISE, 2)], ids=["values", "pairs"])
-def test_the_cases_hold_every_combination(chosen, size):
+@pytest.mark.parametrize("process", AXES["process"])
+def test_poison_in_a_block_that_is_held_changes_tokens(process, start, expected):
+    """Poison that no step could feel would prove nothing."""
+    case = ("qwen3", "block-16", "whole", "computed", "one-by-one", process, "plenty")
+
+    def all_blocks(llm: LLM) -> list[int]:
+        return list(range(llm.core.measurements.num_kv_blocks))
+
+    llm = start(case, all_blocks)
+    tokens = [each.token_ids for each in llm.generate(*requests())]
+    llm.close()
+    assert all(found != wanted for found, wanted in zip(tokens, expected("qwen3"), strict=True))
+
+
+def test_the_default_cases_hold_every_pair_of_settings():
+    """Counted from the axes, not from what chose the cases."""
+    settings = [axis for axis in AXES if axis != "family"]
+    found = [dict(zip(AXES, case, strict=True)) for case in PAIRWISE]
+    assert {case["family"] for case in found} == set(AXES["family"])
+    for one, other in itertools.combinations(settings, 2):
+        together = {(case[one], case[other]) for case in found}
+        assert together == set(itertools.product(AXES[one], AXES[other])), (one, other)
+    assert len(found) <= 12, "blocks of six sizes with two values of something are twelve"
+
+
+def test_the_slow_cases_add_every_pair_with_a_family():
     together, every = (
-        set().union(*(combinations(case, size) for case in cases)) for cases in (chosen, CASES)
+        set().union(*(combinations(case, 2) for case in cases))
+        for cases in (PAIRWISE + WITH_FAMILIES, CASES)
     )
     assert together == every
 
