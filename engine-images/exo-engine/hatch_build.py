@@ -21,11 +21,13 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
 _PATHS = {
     "x86_64": {
         "avx2": _AVX2,
         "avx512": _AVX512,
-        "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+        "avx512_bf16": _AVX512_BF16,
+        "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     },
 }
 _FLAGS = (

@@ -20,10 +20,10 @@ from exo_engine.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-PATHS = ("avx512_bf16", "avx512", "avx2", "plain")
+PATHS = ("amx", "avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
 VARIABLE = "EXO_ENGINE_CPU_KERNELS"
-_INTERFACE = 5
+_INTERFACE = 6
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 _LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
@@ -225,4 +225,11 @@ def _load_library() -> ctypes.CDLL | None:
     library.exo_path.argtypes = (ctypes.c_int,)
     library.exo_load.restype = _pointer
     library.exo_load.argtypes = (ctypes.c_char_p,)
+    library.exo_refused.restype = ctypes.c_char_p
+    if (refused := library.exo_refused()) is not None:
+        logger.warning(
+            "the processor has %s, but the operating system refuses it to this process, "
+            "so the next best instructions compute",
+            refused.decode(),
+        )
     return library

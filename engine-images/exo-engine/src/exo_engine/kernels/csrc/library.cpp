@@ -5,6 +5,12 @@
 #include "kernels.h"
 #include "threads.h"
 
+#ifdef EXO_HAS_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #define EXO_DECLARE(path) extern "C" const exo_kernels exo_kernels_##path
 EXO_DECLARE(plain);
 #ifdef EXO_HAS_AVX2
@@ -15,6 +21,9 @@ EXO_DECLARE(avx512);
 #endif
 #ifdef EXO_HAS_AVX512_BF16
 EXO_DECLARE(avx512_bf16);
+#endif
+#ifdef EXO_HAS_AMX
+EXO_DECLARE(amx);
 #endif
 
 namespace {
@@ -37,9 +46,25 @@ bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 #endif
+#ifdef EXO_HAS_AMX
+bool processor_has_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  unsigned a, b, c, d;
+  return has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & kAll) == kAll;
+}
+// Tiles make a thread's state larger, so Linux wants to be asked for them (since 5.16), once for all threads of a
+// process: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). It refuses where a stack for signals is too small.
+bool may_use_tiles() {
+  static const bool may = processor_has_amx() && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return may;
+}
+#endif
 
 // Best first.
 const Path kPaths[] = {
+#ifdef EXO_HAS_AMX
+    {"amx", &exo_kernels_amx, may_use_tiles},
+#endif
 #ifdef EXO_HAS_AVX512_BF16
     {"avx512_bf16", &exo_kernels_avx512_bf16, has_avx512_bf16},
 #endif
@@ -67,6 +92,14 @@ EXO_EXPORT const char* exo_path(int i) {
 EXO_EXPORT const exo_kernels* exo_load(const char* name) {
   for (const Path& path : kPaths)
     if (std::strcmp(path.name, name) == 0 && path.can_run()) return path.kernels;
+  return nullptr;
+}
+
+// The set of instructions that this processor has and the operating system does not let this process use; or null.
+EXO_EXPORT const char* exo_refused() {
+#ifdef EXO_HAS_AMX
+  if (processor_has_amx() && !may_use_tiles()) return "amx";
+#endif
   return nullptr;
 }
 

@@ -11,6 +11,7 @@
 
 #include "quantized.h"
 #include "store.h"
+#include "tiles.h"
 
 namespace {
 
@@ -70,6 +71,9 @@ inline void multiply(const LinearCall& call) {
   if (call.bits != 16) return multiply_quantized(call);
   const long units = rounded_up(call.num_outputs, kUnit) / kUnit, per_block = kBlock / kUnit;
   for_each_part(units, 4, [&](long unit, long past) {
+#if defined(__AMX_TILE__)
+    return multiply_on_tiles(call, unit, past);
+#endif
     while (unit < past) {
       long count = per_block - unit % per_block;
       if (count > past - unit) count = past - unit;

@@ -44,13 +44,13 @@ inline void store_outputs(const LinearCall& call, long row, long output, int cou
 template <int Units>
 void store_row(const LinearCall& call, long row, long output, const Floats* sums) {
   const long at = row * call.num_outputs + output, count = call.num_outputs - output;
-  if (count < Units * kUnit || call.bias)
-    return store_outputs(call, row, output, (int)(count < Units * kUnit ? count : Units * kUnit), sums);
+  if (count < Units * kUnit) return store_outputs(call, row, output, (int)count, sums);
   for (int v = 0; v < Units * kUnitVectors; v++) {
+    const Floats numbers = call.bias ? sums[v] + widen(load<Bf16s>(call.bias + output + v * kLanes)) : sums[v];
     if (call.outputs)
-      store(call.outputs + at + v * kLanes, narrow(sums[v]));
+      store(call.outputs + at + v * kLanes, narrow(numbers));
     else
-      store(call.floats + at + v * kLanes, sums[v]);
+      store(call.floats + at + v * kLanes, numbers);
   }
 }
 
