@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,30 @@ def test_kernels_of_other_sources_are_not_called(
 @pytest.mark.skipif("CI" not in os.environ, reason="only there the package was surely built anew")
 def test_a_machine_with_a_compiler_has_the_library() -> None:
     assert (shutil.which("c++") is None) == (library.available_paths() == ())
+
+
+# Linux refuses tiles to a process with a stack for signals that is smaller than a frame with tiles.
+_WITH_A_SMALL_STACK = """
+import ctypes, sys
+
+class Stack(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+room = ctypes.create_string_buffer(4096)
+stack = Stack(ctypes.addressof(room), 0, len(room))
+if ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None):
+    sys.exit("skip")  # too small for this system altogether
+library = ctypes.CDLL(sys.argv[1])
+library.exo_path.restype = library.exo_refused.restype = ctypes.c_char_p
+print(library.exo_refused().decode(), library.exo_path(0).decode())
+"""
+
+
+def test_a_process_that_is_refused_tiles_takes_the_next_path() -> None:
+    if "amx" not in library.available_paths():
+        pytest.skip("this machine or build has no AMX")
+    command = [sys.executable, "-S", "-c", _WITH_A_SMALL_STACK, str(library._LIBRARY)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.stderr.strip() == "skip":
+        pytest.skip("this system takes no stack that is too small for tiles")
+    assert done.stdout.split() == ["amx", library.available_paths()[1]]

@@ -43,6 +43,20 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_on_any_threads(kernels: 
         assert torch.equal(matrix.multiply(inputs, dtype=torch.float32), together)
 
 
+@pytest.mark.parametrize("shape", [(200, 130), (17, 6), (65, 32)], ids=str)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    kernels: Kernels, shape: tuple[int, int]
+) -> None:
+    matrix = PackedMatrix(kernels, *shape)
+    matrix.fill(0, _random(*shape))
+    inputs = _random(70, shape[1])
+    together = matrix.multiply(inputs, dtype=torch.float32)
+    for num_rows in range(1, 66):  # one tile of 16, two, and what is left after several
+        for first in (0, 70 - num_rows):
+            some = matrix.multiply(inputs[first : first + num_rows], dtype=torch.float32)
+            assert torch.equal(some, together[first : first + num_rows])
+
+
 def test_parts_may_be_filled_in_any_order_and_number_format(kernels: Kernels) -> None:
     plain = _random(150, 64)
     matrix = PackedMatrix(kernels, 150, 64)
