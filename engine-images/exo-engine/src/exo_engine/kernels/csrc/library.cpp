@@ -7,6 +7,8 @@
 
 #ifdef EXO_HAS_AMX
 #include <cpuid.h>
+#endif
+#ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -55,8 +57,12 @@ bool processor_has_amx() {
 // Tiles make a thread's state larger, so Linux wants to be asked for them (since 5.16), once for all threads of a
 // process: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA). It refuses where a stack for signals is too small.
 bool may_use_tiles() {
+#ifdef __linux__
   static const bool may = processor_has_amx() && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
   return may;
+#else
+  return false;
+#endif
 }
 #endif
 
