@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -248,6 +249,19 @@ class TinyModel:
                 num_right += 1
             found = (*found, *likeliest[: num_right + 1])
         return found
+
+
+@pytest.fixture
+def dots_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Triton's interpreter add up the numbers of every dot product in one order, as a GPU does.
+
+    It leaves products of tiles to BLAS, which chooses an order by place and shape on processors with AVX2 alone.
+    """
+    import numpy as np
+    from triton.runtime.interpreter import np as numbers_of_interpreter
+
+    assert numbers_of_interpreter is np
+    monkeypatch.setattr(np, "matmul", partial(np.einsum, "...ik,...kj->...ij"))
 
 
 @pytest.fixture(params=FAMILIES)

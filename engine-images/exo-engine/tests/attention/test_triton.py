@@ -101,6 +101,7 @@ def test_random_shapes(monkeypatch):
         random_case(seed).check(seed)
 
 
+@pytest.mark.usefixtures("dots_in_one_order")
 @pytest.mark.parametrize(
     "each",
     [

@@ -18,7 +18,7 @@ OPTIONS = {"device": "cpu", "dtype": "float32", "attention_backend": "triton", "
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch):
+def gpu(dots_in_one_order, monkeypatch):
     """Have every layer take the kernels of a GPU, and contexts of a few tokens be split."""
     for module in (embedding, rms_norm, fp8, int4, plain):
         monkeypatch.setattr(module, "is_for_triton", lambda device: True)

@@ -35,6 +35,7 @@ def test_random_shapes(seed: int) -> None:
     random_product_case(seed).check(seed)
 
 
+@pytest.mark.usefixtures("dots_in_one_order")
 @pytest.mark.parametrize("stored", ["plain", "e4m3"])
 def test_a_row_has_the_same_bits_alone_and_among_others(stored: str) -> None:
     case = ProductCase((FIXED_ROWS + 9,), 300, 40, stored, is_fixed=True)
