@@ -264,6 +264,21 @@ def dots_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "matmul", partial(np.einsum, "...ik,...kj->...ij"))
 
 
+@pytest.fixture(autouse=True)
+def threads_of_torch() -> Iterator[None]:
+    """Leave PyTorch as many threads as before: an engine sets those of its process.
+
+    More threads than cores wait for each other with busy loops, in every test that follows.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=FAMILIES)
 def any_family(request: pytest.FixtureRequest) -> str:
     """Each name in FAMILIES."""
