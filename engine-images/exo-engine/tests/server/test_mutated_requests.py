@@ -12,7 +12,7 @@ import pytest
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields, parse_object
 from exo_engine.server.routes import anthropic_request, responses_request
-from exo_engine.server.routes.conversation import _read_messages, _read_variables
+from exo_engine.server.routes.conversation import _read_variables, read_messages
 from exo_engine.server.routes.tools import read_tools
 
 NUM_BODIES = 5000
@@ -31,7 +31,7 @@ def chat(fields: Fields) -> None:
     """Read a chat request as far as no model is needed."""
     use = read_tools(fields)
     assert use.schema is None or json.dumps(use.schema)
-    _read_messages(fields, 4096)
+    read_messages(fields, 4096)
     _read_variables(fields)
 
 
