@@ -41,7 +41,12 @@ BODIES: dict[str, tuple[Callable[[Fields], Any], dict[str, Any]]] = {
         {
             "messages": [
                 {"role": "system", "content": [{"type": "text", "text": "s"}]},
-                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning": [{"type": "text", "text": "t"}, {"type": "text", "text": "u"}],
+                    "tool_calls": [CALL],
+                },
                 {"role": "tool", "tool_call_id": "c", "content": "r"},
             ],
             "tools": [{"type": "function", "function": TOOL}],
