@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
@@ -21,7 +21,8 @@ from tests.e2e.conftest import run_exo, start_stack
 MODEL = "exo/tiny-chat"
 MODEL_DIR = Path(__file__).parents[2] / "exo_inference/hub/builtin_models/tiny-chat"
 KEY = "a-key-of-the-tests"
-START_SECONDS = 120
+START_SECONDS = 400
+"""How long a start may take: beside other work, importing PyTorch alone takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Server:
     url: str
     """Ends with /v1."""
     key: str
+    count_answer_tokens: Callable[[], int]
+    """Asks it how many tokens it has answered with so far."""
 
 
 @pytest.fixture(scope="session")
@@ -42,10 +45,16 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         stack.exo(
             *("deployment", "create", "talk", "--model-name", MODEL),
             *("--gpu-type", "cpu", "--gpu-count", "1", "--wait"),
+            timeout=START_SECONDS,
         )
         shown = json.loads(stack.exo("deployment", "show", "talk", "-O", "json").stdout)
         key = json.loads(stack.exo("deployment", "reveal-api-key", "talk", "-O", "json").stdout)
-        yield Server(shown["deployment_url"], key["api_key"])
+
+        def count_answer_tokens() -> int:
+            rows = json.loads(stack.exo("usage", "talk", "-O", "json").stdout)
+            return sum(row["completion_tokens"] for row in rows)
+
+        yield Server(shown["deployment_url"], key["api_key"], count_answer_tokens)
     finally:
         run_exo(state_dir, "down", check=False)
 
@@ -63,7 +72,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         )  # fmt: skip
     try:
         _wait_ready(process, f"http://127.0.0.1:{port}/health", log)
-        yield Server(f"http://127.0.0.1:{port}/v1", KEY)
+        address = f"http://127.0.0.1:{port}"
+        yield Server(f"{address}/v1", KEY, lambda: _count_generated(f"{address}/metrics"))
     finally:
         process.terminate()
         process.wait(30)
@@ -78,6 +88,16 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         except (URLError, ConnectionError):
             time.sleep(0.1)
     raise AssertionError(f"the engine did not become ready:\n{log.read_text()}")
+
+
+def _count_generated(url: str) -> int:
+    with urlopen(url, timeout=30) as answer:
+        page = answer.read().decode()
+    return sum(
+        int(float(line.rsplit(" ", 1)[1]))
+        for line in page.splitlines()
+        if line.startswith("vllm:generation_tokens_total{")
+    )
 
 
 @pytest.fixture(params=["gateway", "engine"])

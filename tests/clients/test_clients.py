@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,16 @@ ENVIRONMENTS = Path(os.environ.get("CLIENT_ENVIRONMENTS", "."))
 """With one virtual environment for each of `requirements/*.txt` beside this file; `make test-clients` makes them."""
 SECONDS = 600
 NUM_REQUESTS = 100
+NUM_OUTPUT_TOKENS = 16
 
 
 def run(
-    environment: str, *words: str | Path, server: Server, cwd: Path, is_hub_offline: bool = True
+    environment: str,
+    *words: str | Path,
+    server: Server,
+    cwd: Path,
+    is_hub_offline: bool = True,
+    variables: Mapping[str, str] | None = None,
 ) -> str:
     """Run a program of an environment, offline; return what it printed."""
     binaries = ENVIRONMENTS / environment / "bin"
@@ -34,7 +41,7 @@ def run(
             "CLIENT_URL": server.url, "CLIENT_KEY": server.key, "CLIENT_MODEL": MODEL,
             "OPENAI_API_KEY": server.key, **({"HF_HUB_OFFLINE": "1"} if is_hub_offline else {}), "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "TERM": "dumb",
-            "COLUMNS": "200", "NO_COLOR": "1",
+            "COLUMNS": "200", "NO_COLOR": "1", **(variables or {}),
         },
     )  # fmt: skip
     assert result.returncode == 0, f"{result.stdout[-6000:]}\n{result.stderr[-6000:]}"
@@ -69,18 +76,29 @@ def test_aiperf_measures_a_hundred_streams(server: Server, tokenizer: str, tmp_p
 
 
 def test_guidellm_measures_streams(server: Server, tokenizer: str, tmp_path: Path) -> None:
+    before = server.count_answer_tokens()
     run(
         "guidellm", "guidellm", "run",
         "--backend", f"kind=openai_http,target={server.url.removesuffix('/v1')},model={MODEL},api_key={server.key}",
         "--tokenizer", f"kind=hf_auto,model={tokenizer}", "--profile", "kind=concurrent,streams=8",
         "--constraint", f"kind=max_requests,count={NUM_REQUESTS}",
-        "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16",
+        "--data", f"kind=synthetic_text,prompt_tokens=64,output_tokens={NUM_OUTPUT_TOKENS}",
         "--output", "kind=json,path=report.json", "--disable-console",
         server=server, cwd=tmp_path,
+        # It begins a process for each stream otherwise, which import PyTorch all at once.
+        variables={"GUIDELLM__MAX_WORKER_PROCESSES": "1"},
     )  # fmt: skip
     (benchmark,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
-    totals = benchmark["metrics"]["request_totals"]
-    assert (totals["successful"], totals["errored"]) == (NUM_REQUESTS, 0)
+    # Its `metrics.request_totals` leave requests out that began after the end of the one whose report came last
+    # (0.8.1: benchmark/schemas/metrics.py, GenerativeMetrics.compile, line 1255; the end is the `completed_at` of that
+    # report: scheduler/constraints/constraint.py, constraint_stop_time, line 67). Reports of several processes come in
+    # any order: of 100 that were answered it told 98 so once, and none that failed or was cut. These are all of them:
+    assert benchmark["scheduler_metrics"]["requests_made"] == {
+        "successful": NUM_REQUESTS, "errored": 0, "incomplete": 0, "total": NUM_REQUESTS,
+    }  # fmt: skip
+    answers = benchmark["requests"]["successful"]
+    assert [each["output_tokens"] for each in answers] == [NUM_OUTPUT_TOKENS] * NUM_REQUESTS
+    assert server.count_answer_tokens() - before == NUM_REQUESTS * NUM_OUTPUT_TOKENS
 
 
 def test_vllm_bench_serve_measures_streams(server: Server, tokenizer: str, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ Eight requests are answered. A round measures the time between their tokens with
 prompt of 2,000 tokens alone, then the prompt beside the eight: its time to the first token, and the time
 between tokens of the others until then. Ratios are those of a round, and the median round is told.
 
-A busy machine is refused: before each round its load may not be above --max-load, and during a round others
-may not take more than a tenth of the processors' time (exit code 3).
+A busy machine is refused (exit code 3): before each round its load may not be above --max-load, and a round during
+which others used more than 8 % of a core is made again, --attempts times at most.
 
     python benchmarks/long_prompt.py --model 135m --dtype bfloat16
 """
@@ -27,7 +27,7 @@ from typing import Any
 from exo_engine.core.request import EngineRequest
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
-from quiet_rounds import EXIT_BUSY, BusyMachine, quietly
+from quiet_rounds import EXIT_BUSY, BusyMachine, QuietRounds, add_arguments
 from random_models import SIZES, write_model
 
 _BOUNDS = {"median_ratio": 2.0, "p99_ratio": 3.0, "first_token_ratio": 3.0}
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--max-load", type=float, default=2.5)
+    add_arguments(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="long-prompt-") as directory:
         model = Path(arguments.model)
@@ -125,8 +125,9 @@ def main() -> int:
             model = write_model(Path(directory), SIZES[arguments.model])
         bench = Bench(model, arguments)
         bench.round()  # warms up
+        quiet = QuietRounds(arguments.max_load, arguments.attempts)
         try:
-            rounds = [quietly(bench.round, arguments.max_load) for _ in range(arguments.rounds)]
+            rounds = [quiet.measure(bench.round) for _ in range(arguments.rounds)]
         except BusyMachine as exc:
             print(f"refused: {exc}", file=sys.stderr)
             return EXIT_BUSY
@@ -134,6 +135,7 @@ def main() -> int:
     report = {
         **vars(arguments),
         "machine": platform.processor() or platform.machine(),
+        "rounds_rejected": quiet.num_rejected,
         "load_average": round(os.getloadavg()[0], 1),
         "medians": {key: round(value, 2) for key, value in medians.items()},
         "bounds": _BOUNDS,

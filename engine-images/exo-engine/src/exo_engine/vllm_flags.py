@@ -17,7 +17,7 @@ _WORDS: Final[dict[str, str]] = {
         prefix-caching-hash-algo prefix-match-unit replayssm-buffer-len swa-bounded-replay
         use-replayssm
     """,
-    "nothing is compiled or captured in this version": """
+    "graphs are captured for batch sizes that follow from --max-num-seqs": """
         cuda-graph-sizes cudagraph-capture-sizes max-cudagraph-capture-size
     """,
     "kernels are chosen by the device": """

@@ -12,7 +12,7 @@ import pytest
 from exo_engine.server.api_errors import ApiError
 from exo_engine.server.fields import Fields, parse_object
 from exo_engine.server.routes import anthropic_request, responses_request
-from exo_engine.server.routes.conversation import _read_messages, _read_variables
+from exo_engine.server.routes.conversation import _read_variables, read_messages
 from exo_engine.server.routes.tools import read_tools
 
 NUM_BODIES = 5000
@@ -31,7 +31,7 @@ def chat(fields: Fields) -> None:
     """Read a chat request as far as no model is needed."""
     use = read_tools(fields)
     assert use.schema is None or json.dumps(use.schema)
-    _read_messages(fields, 4096)
+    read_messages(fields, 4096)
     _read_variables(fields)
 
 
@@ -41,7 +41,12 @@ BODIES: dict[str, tuple[Callable[[Fields], Any], dict[str, Any]]] = {
         {
             "messages": [
                 {"role": "system", "content": [{"type": "text", "text": "s"}]},
-                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning": [{"type": "text", "text": "t"}, {"type": "text", "text": "u"}],
+                    "tool_calls": [CALL],
+                },
                 {"role": "tool", "tool_call_id": "c", "content": "r"},
             ],
             "tools": [{"type": "function", "function": TOOL}],

@@ -166,6 +166,7 @@ def test_turns_are_put_together_from_items() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"background": True}, "background"),
+    ({"background_options": {"completion_window": "2h"}}, "background_options"),
     ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"truncation": "auto"}, "truncation"),

@@ -194,6 +194,7 @@ DETOKENIZE = KnownFields(frozenset({"model", "tokens"}))
 _RESPONSES_REFUSED = {
     **UNSUPPORTED,
     "background": "answering in the background",
+    "background_options": "answering in the background",
     "conversation": "a conversation that is kept (send it in input)",
     "prompt": "a prompt that is kept",
     "context_management": "managing the context",

@@ -30,7 +30,7 @@ from exo_engine.tokenizer.template_sources import Message, TemplateCostly, Templ
 
 _PROBE = "kQ7probe"
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -133,7 +133,7 @@ class ChatTemplate:
         if isinstance(content, list) and not self._passes_parts:
             prepared["content"] = "\n".join(part["text"] for part in content)
         reasoning = next(
-            (prepared[key] for key in _REASONING_FIELDS if prepared.get(key) is not None), None
+            (prepared[key] for key in REASONING_FIELDS if prepared.get(key) is not None), None
         )
         if reasoning is not None:
             prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from aiohttp import web
 
 from exo_engine.server.api_errors import ApiError
+from exo_engine.server.fields import Fields
 from exo_engine.server.routes.anthropic_request import as_chat, renamed
 from exo_engine.server.routes.chat_answer import ChatAnswer, begin_chat
-from exo_engine.server.routes.conversation import read_conversation
+from exo_engine.server.routes.conversation import read_conversation, unhurried
 from exo_engine.server.routes.formats import format_usage
 from exo_engine.server.routes.message_blocks import Event, MessageBlocks
 from exo_engine.server.routes.requests import json_response, note_usage, read_request
@@ -24,7 +26,7 @@ async def create_message(request: web.Request, service: Service) -> web.StreamRe
     """Answer one request."""
     fields = await read_request(request, service)
     is_streaming = fields.boolean("stream")
-    chat = as_chat(fields)
+    chat = await _read_chat(fields)
     try:
         model = service.check_model(fields)
         answer = await begin_chat(chat, service)
@@ -42,10 +44,15 @@ async def create_message(request: web.Request, service: Service) -> web.StreamRe
 async def count_tokens(request: web.Request, service: Service) -> web.StreamResponse:
     """Tell how many tokens the prompt of a request would have."""
     fields = await read_request(request, service)
-    chat = as_chat(fields, is_count=True)
+    chat = await _read_chat(fields, is_count=True)
     service.check_model(fields)
     conversation = await read_conversation(chat, service)
     return json_response({"input_tokens": len(conversation.tokens)})
+
+
+async def _read_chat(fields: Fields, *, is_count: bool = False) -> Fields:
+    work = functools.partial(as_chat, fields, is_count=is_count)
+    return await unhurried(fields.values.get("messages"), work)
 
 
 class _Writer:

@@ -22,6 +22,7 @@ from exo_engine.server.inner_fields import (
     read_object,
 )
 from exo_engine.server.known_fields import MESSAGES, MESSAGES_AS_CHAT, check_fields
+from exo_engine.server.prompts.turns import Turn
 from exo_engine.server.routes.tools import translate_tools
 
 _NAMES = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
@@ -128,19 +129,18 @@ def _result(block: Fields) -> str:
 
 
 def _assistant(blocks: list[Fields]) -> list[dict[str, Any]]:
-    message: dict[str, Any] = {"role": "assistant", "content": None}
+    turn = Turn()
     for block in blocks:
         kind = block.values["type"]
         if kind == "text":
-            message["content"] = (message["content"] or "") + _required(block, "text")
+            turn.texts.append(_required(block, "text"))
         elif kind == "thinking":
-            known = message.get("reasoning_content", "")
-            message["reasoning_content"] = known + _required(block, "thinking")
+            turn.thoughts.append(_required(block, "thinking"))
         else:
             function = {"name": _required(block, "name"), "arguments": block.mapping("input")}
             call = {"id": _required(block, "id"), "type": "function", "function": function}
-            message.setdefault("tool_calls", []).append(call)
-    return [message]
+            turn.calls.append(call)
+    return [turn.message()]
 
 
 def _text(value: Any, name: str) -> str:

@@ -18,11 +18,13 @@ from exo_engine.server.fields import Fields
 from exo_engine.server.inner_fields import TEXT_PART, check_message
 from exo_engine.server.known_fields import check_fields
 from exo_engine.server.prompts.truncation import Truncation
+from exo_engine.server.prompts.turns import join_reasoning
 from exo_engine.server.routes.tools import ToolUse, read_tools
 from exo_engine.server.service import Service
+from exo_engine.tokenizer.chat_template import REASONING_FIELDS
 
 _T = TypeVar("_T")
-_SMALL_MESSAGES = 100
+_MANY_PARTS = 100
 _END_CHARACTERS = 1000
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -53,8 +55,9 @@ async def read_conversation(
     template = service.text.chat_template
     if template is None:
         raise bad_request(service.text.why_no_chat, "messages", "no_chat_template")
-    messages = await _unhurried(
-        fields, functools.partial(_read_messages, fields, service.max_model_len)
+    messages = await unhurried(
+        fields.values.get("messages"),
+        functools.partial(read_messages, fields, service.max_model_len),
     )
     tools = read_tools(fields)
     is_continued = fields.boolean("continue_final_message")
@@ -83,12 +86,24 @@ async def read_conversation(
     return Conversation(tokens, text[-_END_CHARACTERS:], tools)
 
 
-async def _unhurried(fields: Fields, work: Callable[[], _T]) -> _T:
-    """Do work over all messages; in a thread if they are many, so that others are served too."""
-    messages = fields.values.get("messages")
-    if isinstance(messages, list) and len(messages) > _SMALL_MESSAGES:
+async def unhurried(given: object, work: Callable[[], _T]) -> _T:
+    """Do work over a conversation; in a thread if it has many parts, so that others are served too.
+
+    Args:
+        given: what the client sent: a list of messages or items, where it is not wrong.
+        work: to do.
+    """
+    if isinstance(given, list) and _has_many_parts(given):
         return await asyncio.to_thread(work)
     return work()
+
+
+def _has_many_parts(given: list[Any]) -> bool:
+    if len(given) > _MANY_PARTS:
+        return True
+    objects = [each for each in given if isinstance(each, dict)]
+    lists = [part for each in objects for part in each.values() if isinstance(part, list)]
+    return sum(map(len, lists)) > _MANY_PARTS
 
 
 def _read_variables(fields: Fields) -> dict[str, Any]:
@@ -107,7 +122,16 @@ def _read_variables(fields: Fields) -> dict[str, Any]:
     return variables
 
 
-def _read_messages(fields: Fields, max_model_len: int) -> list[dict[str, Any]]:
+def read_messages(fields: Fields, max_model_len: int) -> list[dict[str, Any]]:
+    """Return the messages of a chat request as templates take them.
+
+    Args:
+        fields: of the request.
+        max_model_len: tokens that one prompt may have.
+
+    Raises:
+        ApiError: one of them is wrong, or there are too many.
+    """
     value = fields.values.get("messages")
     if not isinstance(value, list) or not value:
         raise fields.wrong("messages", "a list of at least one message")
@@ -132,25 +156,33 @@ def _read_message(value: Any, index: int) -> dict[str, Any]:
     check_message(fields, f"{name}.")
     message = dict(value)
     if value.get("content") is not None:
-        message["content"] = _read_content(fields)
+        message["content"] = _read_text(fields, "content")
     elif value["role"] != "assistant":
         raise fields.wrong("content", "a string or a list of text parts")
     else:
         message["content"] = ""  # as in vLLM: templates may add it to other text
     if value.get("tool_calls") is not None:
         message["tool_calls"] = _read_tool_calls(fields)
+    message |= {
+        name: _read_reasoning(fields, name) for name in REASONING_FIELDS if fields.has(name)
+    }
     if not message.get("tool_calls"):
         message.pop("tool_calls", None)  # templates ask whether there are some, not how many
     return message
 
 
-def _read_content(fields: Fields) -> str | list[dict[str, str]]:
-    content = fields.values["content"]
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise fields.wrong("content", "a string or a list of text parts")
-    return [_read_part(part, f"{fields.name('content')}[{i}]") for i, part in enumerate(content)]
+def _read_reasoning(fields: Fields, name: str) -> str:
+    text = _read_text(fields, name)
+    return text if isinstance(text, str) else join_reasoning(part["text"] for part in text)
+
+
+def _read_text(fields: Fields, name: str) -> str | list[dict[str, str]]:
+    text = fields.values[name]
+    if isinstance(text, str):
+        return text
+    if not isinstance(text, list):
+        raise fields.wrong(name, "a string or a list of text parts")
+    return [_read_part(part, f"{fields.name(name)}[{i}]") for i, part in enumerate(text)]
 
 
 def _read_part(part: Any, name: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -12,6 +13,7 @@ from exo_engine.server.fields import Fields
 from exo_engine.server.inner_fields import RESPONSES_STREAM
 from exo_engine.server.known_fields import check_fields
 from exo_engine.server.routes.chat_answer import ChatAnswer, begin_chat
+from exo_engine.server.routes.conversation import unhurried
 from exo_engine.server.routes.formats import format_usage
 from exo_engine.server.routes.output_items import Event, OutputItems
 from exo_engine.server.routes.requests import json_response, note_usage, read_request
@@ -27,7 +29,7 @@ async def create_response(request: web.Request, service: Service) -> web.StreamR
     check_fields(
         Fields(fields.mapping("stream_options"), prefix="stream_options."), RESPONSES_STREAM
     )
-    chat = as_chat(fields)
+    chat = await unhurried(fields.values.get("input"), functools.partial(as_chat, fields))
     try:
         model = service.check_model(fields)
         answer = await begin_chat(chat, service)

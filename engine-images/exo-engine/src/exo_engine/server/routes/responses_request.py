@@ -27,6 +27,7 @@ from exo_engine.server.inner_fields import (
     read_object,
 )
 from exo_engine.server.known_fields import RESPONSES, RESPONSES_AS_CHAT, check_fields
+from exo_engine.server.prompts.turns import Turn, join_reasoning
 from exo_engine.server.routes.tools import translate_tools
 
 _NAMES = {
@@ -117,19 +118,22 @@ def _read_messages(fields: Fields) -> list[dict[str, Any]]:
         return [*messages, {"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise fields.wrong("input", "a string or a list of at least one item")
-    reader = _ItemReader(messages)
+    reader = _ItemReader()
     for index, item in enumerate(given):
         reader.read(item, f"input[{index}]")
-    return reader.messages
+    return messages + reader.messages()
 
 
 class _ItemReader:
     """Puts items together to messages: reasoning, text and calls of one turn are one message."""
 
-    def __init__(self, messages: list[dict[str, Any]]) -> None:
-        self.messages = messages
-        self._is_open = False
-        """The last message is an assistant's to which a call may be added."""
+    def __init__(self) -> None:
+        self._spoken: list[Turn | dict[str, Any]] = []
+        """Turns of the assistant, and messages of others."""
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return what was read."""
+        return [each.message() if isinstance(each, Turn) else each for each in self._spoken]
 
     def read(self, item: Any, name: str) -> None:
         """Take the next item."""
@@ -142,17 +146,14 @@ class _ItemReader:
         if kind == "message":
             self._message(fields)
         elif kind == "reasoning":
-            turn, text = self._turn(), _reasoning_text(fields)
-            known = turn.get("reasoning_content")
-            turn["reasoning_content"] = f"{known}\n{text}" if known and text else known or text
+            self._turn().thoughts.append(_reasoning_text(fields))
         elif kind == "function_call":
             self._call(fields)
         elif kind == "function_call_output":
-            self._is_open = False
             message = {"role": "tool", "tool_call_id": _required(fields, "call_id")}
             called = fields.string("name")
             named = {} if called is None else {"name": called}
-            self.messages.append({**message, **named, "content": _text(fields, "output")})
+            self._spoken.append({**message, **named, "content": _text(fields, "output")})
         elif isinstance(kind, str):
             raise not_supported(name, f"an item of type {kind[:40]!r}")
         else:
@@ -164,11 +165,9 @@ class _ItemReader:
             raise fields.wrong("role", f"one of {', '.join(_ROLES)}")
         content = _text(fields, "content")
         if role == "assistant":
-            message = self._turn()
-            message["content"] = (message.get("content") or "") + content
+            self._turn().texts.append(content)
         else:
-            self._is_open = False
-            self.messages.append({"role": role, "content": content})
+            self._spoken.append({"role": role, "content": content})
 
     def _call(self, fields: Fields) -> None:
         call = {
@@ -179,14 +178,15 @@ class _ItemReader:
                 "arguments": _required(fields, "arguments"),
             },
         }
-        self._turn().setdefault("tool_calls", []).append(call)
+        self._turn().calls.append(call)
 
-    def _turn(self) -> dict[str, Any]:
-        """Return the message of the assistant's turn that goes on, or begin one."""
-        if not self._is_open:
-            self.messages.append({"role": "assistant", "content": None})
-            self._is_open = True
-        return self.messages[-1]
+    def _turn(self) -> Turn:
+        """Return the assistant's turn that goes on, or begin one."""
+        if not self._spoken or not isinstance(self._spoken[-1], Turn):
+            self._spoken.append(Turn())
+        turn = self._spoken[-1]
+        assert isinstance(turn, Turn), "just begun"
+        return turn
 
 
 def _required(fields: Fields, name: str) -> str:
@@ -227,7 +227,7 @@ def _reasoning_text(fields: Fields) -> str:
         if part.values.get("type") not in (None, *_REASONING_PARTS):
             raise part.wrong("type", " or ".join(_REASONING_PARTS))
         texts.append(_required(part, "text"))
-    return "\n".join(texts)
+    return join_reasoning(texts)
 
 
 def _read_effort(fields: Fields) -> str | None:
