@@ -14,6 +14,7 @@ from exo_engine.errors import ConfigurationError
 from exo_engine.flag import Flag
 from exo_engine.flags import FLAGS
 from exo_engine.models.config_file import FAMILIES
+from exo_engine.weight_formats import formats_made_at_load
 
 from exo_inference.engines import get_engine
 from exo_inference.planner import EngineParameters, find_gpu, find_model
@@ -135,3 +136,15 @@ def test_the_planner_plans_every_family_that_the_engine_serves() -> None:
     served = set().union(*(MODEL_TYPES.get(module, {module}) for module in modules))
     assert rules_for("exo", "").families == served | ENCODERS
     assert modules >= MODEL_TYPES.keys()
+
+
+@pytest.mark.parametrize("name", formats_made_at_load())
+def test_the_planner_counts_the_bytes_of_every_format_that_the_engine_makes(name: str) -> None:
+    """One that it does not know would be planned as if the weights stayed as they are."""
+    subjects = (
+        Subject(MODEL, GPU, 1, flags, engine="exo") for flags in ((), (f"--quantization={name}",))
+    )
+    plain, made = (judge(each, with_advice=False).plan for each in subjects)
+    assert plain is not None
+    assert made is not None
+    assert made.weights_bytes_per_gpu < 0.8 * plain.weights_bytes_per_gpu

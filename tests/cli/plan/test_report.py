@@ -34,7 +34,7 @@ def test_page_at_80_columns(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     flags = ("--inference-engine-params", "--max-model-len=32768")
     out = exo(*PLAN, "--model-name", "Qwen/Qwen3-8B", "--gpu-type", "l40s", *flags).out
-    shape = [shape_of(line) for line in out.splitlines()[:23]]
+    shape = [shape_of(line) for line in out.splitlines()[:24]]
     assert shape == [
         "Fits: Qwen/Qwen#-#B on # × NVIDIA L#S, vLLM #",
         "",
@@ -59,6 +59,7 @@ def test_page_at_80_columns(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
         "  prompt tokens   first token         likely   bound by",
         " # # ms #-# ms   kernel launches",
         " # # ms #-# ms   compute",
+        " # # ms # ms-# s   compute",
     ]
 
 

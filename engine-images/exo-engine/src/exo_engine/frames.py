@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]  # it ships no annotations
@@ -53,14 +54,23 @@ class FrameSocket:
         self._connection = connection
         self._buffer = bytearray()
 
-    def send(self, kind: str, payload: Any) -> None:
+    def send(self, kind: str, payload: Any, *, takes_in: bool = False) -> None:
         """Send one message; waits while the other end is behind.
+
+        Args:
+            kind: of message.
+            payload: what goes with it.
+            takes_in: read meanwhile what comes, which `receive` returns: the other end may be waiting for
+                that, before it reads. Only where no other thread receives.
 
         Raises:
             ConnectionEnded: the other end is gone.
         """
         try:
-            self._connection.sendall(encode(kind, payload))
+            if takes_in:
+                self._send_and_take_in(encode(kind, payload))
+            else:
+                self._connection.sendall(encode(kind, payload))
         except OSError as exc:
             raise ConnectionEnded from exc
 
@@ -98,6 +108,22 @@ class FrameSocket:
             self._buffer += chunk
             messages += self._whole_messages()
         return messages
+
+    def _send_and_take_in(self, frame: bytes) -> None:
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN | select.POLLOUT)
+        rest = memoryview(frame)
+        while True:
+            with suppress(BlockingIOError):
+                rest = rest[self._connection.send(rest, socket.MSG_DONTWAIT) :]
+            if not rest:
+                return
+            ((_, events),) = poller.poll()
+            if events & select.POLLIN:
+                chunk = self._connection.recv(_CHUNK_BYTES)
+                if not chunk:
+                    raise ConnectionEnded
+                self._buffer += chunk
 
     def _is_readable(self, seconds: float = 0.0) -> bool:
         # poll, not select: a descriptor may be above select's limit of 1024.

@@ -46,7 +46,12 @@ def test_on_the_cpu_every_part_passes_and_figures_are_written(tmp_path):
     parts = json.loads(output.read_text())["parts"]
     assert next(iter(parts)) == "kernels"
     assert all(part["passed"] and part["rows"] for part in parts.values())
-    assert len(parts["equality"]["rows"]) == 20
+    equality = parts["equality"]["rows"]
+    assert len(equality) == 20
+    assert all(row["equal_tokens"] == row["tokens"] > 0 for row in equality)
+    prompts = [row for row in parts["qwen3-0.6b"]["rows"] if "prompt" in row]
+    assert [row["prompt"] for row in prompts] == [64, 256]
+    assert all(row["tokens_per_second"] > 0 for row in prompts)
     steps = [row for row in parts["qwen3-0.6b"]["rows"] if "sequences" in row]
     assert [row["sequences"] for row in steps] == [1, 4]
     assert all(row["share_of_roofline"] > 0 for row in steps)

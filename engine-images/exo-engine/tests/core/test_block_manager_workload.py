@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from exo_engine.attention.layer import Reach
 from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.block_manager import GIVEN_BACK, BlockManager
@@ -22,18 +24,38 @@ STATE = 2
 """Where the model of a block's contents has a state, after those of its two tokens."""
 
 
+MOST_ON_THEIR_WAY = 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """One sequence's tokens [start, end) in a step that has no result yet."""
+
+    name: str
+    start: int
+    end: int
+    touched: frozenset[tuple[int, int, int]]
+    """Group, place in the table and block of all that it reads and writes."""
+
+
 class RandomWorkload(RuleBasedStateMachine):
     """Sequences with few distinct tokens, so that prefixes are shared all the time.
 
-    `contents` models what each block would hold; every prefix hit must find what was written.
+    Steps are dispatched and done in one order, up to three at a time. `contents` models what each block
+    would hold once all that were dispatched have run; every prefix hit must find what was written.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
+        """With those that steps on their way compute."""
+        self.done: dict[str, int] = {}
         self.last_start: dict[str, int] = {}
         """Where the last step began: what came before cannot be taken back."""
+        self.on_their_way: list[Step] = []
+        self.draining: set[str] = set()
+        """Ended while a step with them was on its way."""
         self.contents: dict[tuple[int, int], tuple[int, object]] = {}
         self.count = 0
 
@@ -57,54 +79,102 @@ class RandomWorkload(RuleBasedStateMachine):
         assert self.manager.num_free_blocks == free
         self.tokens[name] = list(tokens)
         self.computed[name] = self.last_start[name] = min(len(prefix) * 2, len(tokens) - 1)
+        self.done[name] = self.computed[name]
         self.check_contents(name)
 
     @precondition(lambda self: self.tokens)
-    @rule(data=st.data(), num_tokens=st.integers(1, 5), new_token=st.integers(0, 1))
-    def advance(self, data, num_tokens: int, new_token: int) -> None:
+    @rule(
+        data=st.data(),
+        num_tokens=st.integers(1, 5),
+        new_token=st.integers(0, 1),
+        is_awaited=st.booleans(),
+    )
+    def advance(self, data, num_tokens: int, new_token: int, is_awaited: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.tokens)))
         tokens, start = self.tokens[name], self.computed[name]
         if start == len(tokens):
             tokens.append(new_token)
-        end = min(start + num_tokens, len(tokens))
-        needed, free = self.manager.num_blocks_to_write(name, start, end), self.num_free()
-        if needed > free:
-            return
-        for copy in self.manager.prepare_write(name, start, end):
+        self.dispatch(name, min(start + num_tokens, len(tokens)))
+        while is_awaited and self.on_their_way:
+            self.finish_step(0)
+
+    def dispatch(self, name: str, end: int) -> bool:
+        """Make a step if there are blocks for it; return whether there are."""
+        tokens, start, done = self.tokens[name], self.computed[name], self.done[name]
+        needed = self.manager.num_blocks_to_write(name, start, end, num_done=done)
+        free = self.num_free()
+        if needed > free or len(self.on_their_way) == MOST_ON_THEIR_WAY:
+            return False
+        for copy in self.manager.prepare_write(name, start, end, num_done=done):
             for offset in (0, 1, STATE):
                 value = self.contents.get((copy.source, offset))
                 if value is not None:
                     self.contents[copy.target, offset] = value
         assert self.num_free() == free - needed or (needed == 0 and self.num_free() > free)
+        touched = set()
         for group, table in enumerate(self.manager.tables(name)):
-            first = self.reaches[group].first_seen(start) // 2
+            first = self.reaches[group].first_seen(done) // 2
             assert table[:first] == [GIVEN_BACK] * first, "what no token reaches is still held"
             if self.reaches[group].is_state:
                 self.contents[table[(end - 1) // 2], STATE] = (group, tuple(tokens[:end]))
+                read = (start - 1) // 2 if start else (end - 1) // 2
+                touched |= {(group, place, table[place]) for place in (read, (end - 1) // 2)}
                 continue
             for index in range(start // 2, len(table)):
                 owners = sum(
                     table[index] in each
-                    for other in self.tokens
+                    for other in [*self.tokens, *self.draining]
                     for each in self.manager.tables(other)
                 )
                 assert owners == 1, "a block about to be written has several owners"
             for position in range(start, end):
                 self.contents[table[position // 2], position % 2] = (group, tokens[position])
+            seen = range(self.reaches[group].first_seen(start) // 2, (end - 1) // 2 + 1)
+            touched |= {(group, place, table[place]) for place in seen}
         held = sum(block != GIVEN_BACK for table in self.manager.tables(name) for block in table)
         longest = 2 * len(self.manager.tables(name)[0])  # what was taken back included
-        assert held <= self.demand.most_blocks(longest)
-        self.computed[name], self.last_start[name] = end, start
-        self.manager.commit(name, tokens, end)
+        assert done < start or held <= self.demand.most_blocks(longest)
+        self.computed[name] = end
+        self.on_their_way.append(Step(name, start, end, frozenset(touched)))
+        return True
+
+    @precondition(lambda self: self.on_their_way)
+    @rule(num_wrong=st.integers(0, 2), token=st.integers(0, 1))
+    def finish(self, num_wrong: int, token: int) -> None:
+        step = self.on_their_way[0]
+        is_last = all(other.name != step.name for other in self.on_their_way[1:])
+        if not is_last or self.manager.has_states:
+            num_wrong = 0  # who may have tokens taken back is in no step until that is known
+        self.finish_step(min(num_wrong, step.end - step.start - 1), token)
+
+    def finish_step(self, num_wrong: int, token: int = 0) -> None:
+        """Take in the oldest step, whose last tokens may have been wrong guesses."""
+        step = self.on_their_way.pop(0)
+        name = step.name
+        if name in self.draining:
+            if all(other.name != name for other in self.on_their_way):
+                self.draining.remove(name)
+                self.manager.close(name)
+            return
+        end = step.end - num_wrong
+        if num_wrong:
+            self.computed[name] = end
+            self.tokens[name] = [*self.tokens[name][:end], token]
+        self.done[name], self.last_start[name] = end, step.start
+        self.manager.commit(name, self.tokens[name], end)
 
     @precondition(lambda self: self.tokens)
-    @rule(data=st.data())
-    def fork(self, data) -> None:
+    @rule(data=st.data(), waits=st.booleans())
+    def fork(self, data, waits: bool) -> None:
+        """As siblings begin: with the step that computes their last token in a copy, or not at all.
+
+        A sequence of which no step is on its way may go on first: then the copy is its own.
+        """
         name = data.draw(st.sampled_from(sorted(self.tokens)))
         child = str(self.count)
         self.count += 1
-        count = data.draw(st.integers(1, max(1, self.computed[name])))
-        if count > self.computed[name] or not self.manager.can_fork(name, count):
+        count = data.draw(st.integers(1, max(1, self.done[name])))
+        if count > self.done[name] or not self.manager.can_fork(name, count):
             return
         free = self.manager.num_free_blocks
         self.manager.fork(name, child, count)
@@ -113,7 +183,10 @@ class RandomWorkload(RuleBasedStateMachine):
         assert held == self.manager.num_forked_blocks(name, count)
         # The last of these tokens is computed anew: it yields the child's own next one.
         self.tokens[child] = self.tokens[name][:count]
-        self.computed[child] = self.last_start[child] = count - 1
+        self.computed[child] = self.done[child] = self.last_start[child] = count - 1
+        waits = waits and not self.is_on_its_way(name)
+        if not waits and not self.dispatch(child, count):
+            self.forget(child)
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
@@ -122,9 +195,10 @@ class RandomWorkload(RuleBasedStateMachine):
         if self.manager.has_states:
             return  # they cannot
         name = data.draw(st.sampled_from(sorted(self.tokens)))
-        if self.computed[name] <= self.last_start[name]:
+        if self.computed[name] <= self.last_start[name] or self.is_on_its_way(name):
             return
         self.computed[name] -= 1
+        self.done[name] = self.computed[name]
         del self.tokens[name][self.computed[name] :]
         self.tokens[name].append(data.draw(st.integers(0, 1)))
 
@@ -134,8 +208,18 @@ class RandomWorkload(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.tokens)))
         if is_broken:
             self.manager.distrust(name)
-        self.manager.close(name)
-        del self.tokens[name], self.computed[name]
+        self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """End a sequence; its blocks stay until no step on its way has them."""
+        if self.is_on_its_way(name):
+            self.draining.add(name)
+        else:
+            self.manager.close(name)
+        del self.tokens[name], self.computed[name], self.done[name], self.last_start[name]
+
+    def is_on_its_way(self, name: str) -> bool:
+        return any(step.name == name for step in self.on_their_way)
 
     def num_free(self) -> int:
         return self.manager.num_free_blocks
@@ -159,7 +243,18 @@ class RandomWorkload(RuleBasedStateMachine):
         for name in self.tokens:
             self.check_contents(name)
 
+    @invariant()
+    def what_a_step_on_its_way_touches_is_its_own(self) -> None:
+        for step in self.on_their_way:
+            tables = self.manager.tables(step.name)
+            for group, place, block in step.touched:
+                assert block != GIVEN_BACK, "a step was made without a block that it reads"
+                assert tables[group][place] == block, "a step on its way lost a block"
+
     def teardown(self) -> None:
+        while self.on_their_way:
+            self.finish_step(0)
+        assert not self.draining
         for name in list(self.tokens):
             self.manager.close(name)
         if hasattr(self, "manager"):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from exo_engine.core.ranks import process
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import CoreFailed, ModelUnusable, OutOfMemory
+from exo_engine.frames import FrameSocket, Message
 from exo_engine.kernels import compilations
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
@@ -95,3 +99,34 @@ def test_what_loading_raises_there_is_raised_here(tiny_model, changes, error, me
     options = {"model_dir": tiny_model("qwen3").path, **OPTIONS, **changes}
     with pytest.raises(error, match=message):
         ProcessExecutor(EngineConfig(**options), StartUp())
+
+
+def test_a_large_frame_and_a_large_result_do_not_wait_for_each_other(monkeypatch):
+    """A long prompt goes there while the log-probabilities of another one come back."""
+    large, others = bytes(2**22), []
+
+    def answer(theirs: socket.socket) -> list[Message]:
+        with theirs:
+            link = FrameSocket(theirs)
+            link.send("result", large)
+            return link.receive(is_waiting=True)
+
+    class FakeProcess:
+        """A thread that says much before it listens."""
+
+        def __init__(self, command, *, pass_fds, stdin) -> None:
+            others.append(pool.submit(answer, socket.socket(fileno=os.dup(pass_fds[0]))))
+
+        def wait(self, timeout: float) -> int:
+            return 0
+
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(process.subprocess, "Popen", FakeProcess)
+        started = process.RankProcess((), ())
+        try:
+            started.send("step", large)
+            started.receive(is_waiting=True)
+            assert started.pop() == ("result", large)
+            assert others[0].result() == [("step", large)]
+        finally:
+            started.close()

@@ -267,6 +267,7 @@ def forking() -> Iterator[Forking]:
 def start(tiny_model, forking, monkeypatch):
     """Return a function from a case, and blocks to poison if not the unused ones, to an engine."""
     monkeypatch.setattr(rank_processes, "subprocess", forking)
+    started: list[LLM] = []
 
     def start(case: Case, blocks=unused_blocks) -> LLM:
         options = options_of(case)
@@ -274,11 +275,14 @@ def start(tiny_model, forking, monkeypatch):
         if "num_gpu_blocks_override" in options:
             options["num_gpu_blocks_override"] = fewest_blocks(path, options)
         llm = LLM(path, **options)
+        started.append(llm)
         llm.use_vocabulary(Vocabulary(TOKENS, (), ()))
         poison_unused(llm, partial(blocks, llm), monkeypatch)
         return llm
 
-    return start
+    yield start
+    for llm in started:  # also of a test that failed: what it leaves open would fail others
+        llm.close()
 
 
 def check(case: Case, start, expected) -> None:

@@ -58,8 +58,8 @@ def test_the_core_takes_memory_for_weights_used_cache_and_its_programs(
     measured = start_engine(*flags).wait_ready().http.get("/measurements").json()
     cache = measured["kv_bytes_per_token"] * measured["kv_capacity_tokens"]
     assert cache >= 2**26, "what is not touched is large enough to be missed"
-    # Of PyTorch's build for CUDA, whose libraries are 150 MiB of it.
-    assert measured["peak_rss_bytes"] < measured["weights_bytes"] + 530 * 10**6
+    # Of PyTorch's build for CUDA, whose data are 150 MiB of it; code for a GPU is let go before it adds up.
+    assert measured["peak_rss_bytes"] < measured["weights_bytes"] + 480 * 10**6
 
 
 def test_a_core_that_nobody_gives_a_configuration_ends_with_its_parents_socket() -> None:

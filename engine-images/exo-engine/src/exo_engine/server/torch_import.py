@@ -3,7 +3,8 @@
 `torch._meta_registrations` describes, in Python, the shapes that operations give, for `torch.compile` and
 for computing on the device `meta`; the engine only makes tensors there. `cuda.bindings` words a few errors
 of CUDA, where it is installed. Nothing else of PyTorch asks for them while it is imported, and who
-imports them later gets them.
+imports them later gets them. Code for a GPU does not stay in memory: what of it loading has touched is let go
+before the rest of PyTorch is imported, or both together would be the most that a core ever takes.
 """
 
 from __future__ import annotations
@@ -26,12 +27,25 @@ def import_torch() -> None:
         return
     sys.modules[_EMPTY] = ModuleType(_EMPTY)
     sys.modules[_MISSING] = None  # type: ignore[assignment]  # how Python says that there is none
+    after_libraries = _AfterLibraries()
+    sys.meta_path.insert(0, after_libraries)
     try:
         import torch
     finally:
+        sys.meta_path.remove(after_libraries)
         del sys.modules[_EMPTY], sys.modules[_MISSING]
     vars(torch).pop(_EMPTY.rpartition(".")[2], None)
-    _let_go_of_gpu_code()
+
+
+class _AfterLibraries:
+    """A finder that finds nothing: it is asked first, so it sees when PyTorch has loaded its libraries."""
+
+    has_seen_it = False
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if not self.has_seen_it and "torch._C" in sys.modules:
+            self.has_seen_it = True
+            _let_go_of_gpu_code()
 
 
 def _let_go_of_gpu_code() -> None:

@@ -72,7 +72,7 @@ class RankProcess:
         Raises:
             ConnectionEnded: the process is gone.
         """
-        self.link.send(kind, payload)
+        self.link.send(kind, payload, takes_in=True)
 
     def receive(self, *, is_waiting: bool) -> None:
         """Take in what has come.
