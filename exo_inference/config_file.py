@@ -42,7 +42,8 @@ def read_accounts(file: Path) -> tuple[list[Account], str | None]:
         document = tomllib.loads(_read(file).decode())
     except OSError as exc:
         raise UsageError(
-            f"cannot read the configuration file {file}: {exc.strerror or exc}"
+            f"cannot read the configuration file {file}: {exc.strerror or exc}",
+            hint="Put it right, or name another with -C.",
         ) from exc
     except (ValueError, RecursionError) as exc:  # TOMLDecodeError names its line
         raise UsageError(
@@ -51,7 +52,8 @@ def read_accounts(file: Path) -> tuple[list[Account], str | None]:
     entries = _lower(document).get("accounts", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UsageError(
-            f"{file}{find_line(file, 'accounts')}: accounts must be [[accounts]] tables"
+            f"{file}{find_line(file, 'accounts')}: accounts must be [[accounts]] tables",
+            hint="Correct the file, or name another with -C.",
         )
     default = _text(_lower(document), "defaultAccount", _Place(file))
     return [_read_account(entry, _Place(file, n)) for n, entry in enumerate(entries)], default

@@ -249,7 +249,7 @@ def ensure_credentials(state: StateDir, settings: LocalSettings) -> Credentials:
     """Write `exoscale.toml` (0600): key and secret once, endpoint and zone anew on every start.
 
     Raises:
-        ConfigurationError: the file is there but is not one of ours; it is left as it is.
+        UsageError: the file is there but is not one of ours; it is left as it is.
     """
     path = state.config_file
     if path.exists():
@@ -268,24 +268,28 @@ def read_credentials(state: StateDir) -> Credentials:
     """Return the account that the controller accepts and clients use.
 
     Raises:
-        ConfigurationError: the file is missing, unreadable, or lacks the account.
+        ConfigurationError: the file is missing.
+        UsageError: it is unreadable, or lacks the account.
     """
     path = state.config_file
     hint = "Run `exo dedicated-inference up`, which writes it when it is missing."
-    move = "Move the file away and run `exo dedicated-inference up` again, which makes a new key."
+    move = (
+        "Correct the file, or move it away and run `exo dedicated-inference up` again, which makes a "
+        "new key."
+    )
     try:
         data = tomllib.loads(read_file(path).decode())
     except FileNotFoundError as exc:
         raise ConfigurationError(f"no credentials: {path} does not exist", hint=hint) from exc
     except (OSError, ValueError, RecursionError) as exc:
-        raise ConfigurationError(f"cannot read credentials from {path}: {exc}", hint=move) from exc
+        raise UsageError(f"cannot read credentials from {path}: {exc}", hint=move) from exc
     accounts = data.get("accounts")
     for account in accounts if isinstance(accounts, list) else []:
         if isinstance(account, dict) and account.get("name") == ACCOUNT:
             values = [account.get(name) for name in ("key", "secret", "endpoint", "defaultZone")]
             if all(isinstance(value, str) and value for value in values):
                 return Credentials(*map(str, values))
-    raise ConfigurationError(
+    raise UsageError(
         f"{path} has no account {ACCOUNT!r} with key, secret, endpoint and defaultZone",
         hint=move,
     )

@@ -229,15 +229,27 @@ def _find_file(flags: Flags, environ: Mapping[str, str]) -> Path | None:
     for value, name in named:
         if value:
             path = Path(value).expanduser()
-            if not path.is_file():
+            if not _is_there(path):
                 raise _missing_file(path, name)
             return path
     home = Path(environ.get("HOME") or "~").expanduser()
     config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     places = (config_home / "exoscale", home / ".exoscale", home, Path())
     control_plane = StateDir(default_state_dir(environ))
-    candidates = [*(place / "exoscale.toml" for place in places), control_plane.config_file]
-    return next((path for path in candidates if path.is_file()), None)
+    candidates = (place / "exoscale.toml" for place in places)
+    found = next((path for path in candidates if path.is_file()), control_plane.config_file)
+    return found if _is_there(found) else None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is anything; what cannot be read is told by reading it."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _state_dir_file(state_dir: Path | str | None) -> Path | None:
@@ -279,6 +291,11 @@ def _pick_account(file: Path, flag: str | None, environ: Mapping[str, str]) -> _
     if wanted is None and len(accounts) == 1:
         wanted = accounts[0].name
     known = ", ".join(account.name for account in accounts) or "none"
+    if not accounts and wanted is None:
+        raise UsageError(
+            f"{file} has no account",
+            hint="Write [[accounts]] with name, key and secret into it, or name another file with -C.",
+        )
     if wanted is None:
         raise UsageError(
             f"{file} has no defaultAccount and several accounts: {known}",

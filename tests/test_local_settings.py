@@ -242,9 +242,9 @@ def test_secret_never_shows_in_repr(state):
 )
 def test_damaged_credentials_are_refused_and_left_alone(state, content):
     state.config_file.write_text(content)
-    with pytest.raises(ConfigurationError, match=r"exoscale\.toml"):
+    with pytest.raises(UsageError, match=r"exoscale\.toml"):
         read_credentials(state)
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(UsageError):
         ensure_credentials(state, LocalSettings(port=1))
     assert state.config_file.read_text() == content
 
@@ -260,11 +260,11 @@ def test_named_pipes_are_told_and_not_waited_for(state):
     with pytest.raises(UsageError, match="it is not a regular file"):
         load_settings(state)
     os.mkfifo(state.config_file)
-    with pytest.raises(ConfigurationError, match="it is not a regular file"):
+    with pytest.raises(UsageError, match="it is not a regular file"):
         read_credentials(state)
 
 
 def test_credentials_that_are_nested_too_deeply_are_told(state):
     state.config_file.write_text("a = " + "[" * 200_000)
-    with pytest.raises(ConfigurationError, match="cannot read credentials"):
+    with pytest.raises(UsageError, match="cannot read credentials"):
         read_credentials(state)

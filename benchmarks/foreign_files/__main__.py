@@ -45,6 +45,7 @@ class Api:
     url: str
     key: str
     secret: str
+    pid: int
 
     def call(self, method: str, path: str, body: object = None) -> requests.Response:
         """Send one signed request."""
@@ -53,7 +54,7 @@ class Api:
 
     def asked(self) -> contextlib.AbstractContextManager[Answers]:
         """Ask for the list of deployments until the block ends."""
-        return asked(self.url, self.key, self.secret)
+        return asked(self.url, self.key, self.secret, self.pid)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def running_controller(directory: Path) -> Iterator[Api]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit((directory / "controller.log").read_text())
             time.sleep(0.1)
-        yield Api(url, credentials.key, credentials.secret)
+        yield Api(url, credentials.key, credentials.secret, process.pid)
     finally:
         process.terminate()
         process.wait(30)

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.foreign_files.answer_times URL`: asks an API every 50 ms until stdin ends.
+"""`python -m benchmarks.foreign_files.answer_times URL PID`: asks an API every 50 ms until stdin ends.
 
 A process of its own, because the one that makes files and sends them holds up its own threads. Reads key
 and secret from the first line of stdin, prints what it found in JSON, and how late the machine let it
-run when it had only slept: no answer can be more punctual than that.
+run when it had only slept: no answer can be more punctual than that. What other programs on the machine do is
+not in the processor time that the API's own process took meanwhile; what holds up its answers by computing is.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ class Answers:
     Attributes:
         seconds: that each answer took, from when it was due to be asked for.
         late_seconds: how much later than asked each sleep ended.
+        processor_seconds: that the API's process, all its threads, computed until each answer was there.
         failures: texts of answers that were none.
     """
 
     seconds: list[float] = field(default_factory=list)
     late_seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def asked(url: str, key: str, secret: str) -> Iterator[Answers]:
-    """Ask until the block ends; the answers are there after it."""
+def asked(url: str, key: str, secret: str, pid: int) -> Iterator[Answers]:
+    """Ask the API of a process until the block ends; the answers are there after it."""
     found = Answers()
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.foreign_files.answer_times", url],
+        [sys.executable, "-m", "benchmarks.foreign_files.answer_times", url, str(pid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -60,11 +63,16 @@ def asked(url: str, key: str, secret: str) -> Iterator[Answers]:
         setattr(found, name, values)
 
 
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process; see clock_getcpuclockid(3)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
 def main() -> None:
     """Ask; see the module."""
     key, secret = json.loads(sys.stdin.readline())
     auth = ExoscaleV2Auth(key, secret)
-    found = Answers()
+    found, pid = Answers(), int(sys.argv[2])
     due = time.perf_counter() + ASK_SECONDS
     while True:
         wait = due - time.perf_counter()
@@ -74,8 +82,10 @@ def main() -> None:
             found.late_seconds.append(time.perf_counter() - due)
         else:  # the answer before took longer than that
             due = time.perf_counter()
+        before = processor_seconds(pid)
         answer = requests.get(f"{sys.argv[1]}/v2/ai/deployment", auth=auth, timeout=60)
         found.seconds.append(time.perf_counter() - due)
+        found.processor_seconds.append(processor_seconds(pid) - before)
         if answer.status_code != requests.codes.ok:
             found.failures.append(answer.text[:200])
         due += ASK_SECONDS

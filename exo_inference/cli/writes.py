@@ -91,8 +91,9 @@ def finish(
     with step(title, quiet=session.quiet):
         operation = write()
         done = client.operations.wait(operation)
-    # Only the answer to the change itself has the plan.
-    return done if operation.plan is None else done.model_copy(update={"plan": operation.plan})
+    # Only the answer to the change itself has the plan and the warnings.
+    told = {"plan": operation.plan, "warnings": operation.warnings}
+    return done.model_copy(update={name: value for name, value in told.items() if value})
 
 
 def changed_id(operation: Operation) -> str | None:

@@ -31,6 +31,7 @@ from exo_inference.hub.base import (
     NoSpace,
     ProgressCallback,
 )
+from exo_inference.hub.bounded_requests import bounded
 from exo_inference.hub.huggingface_errors import HTTP_ERRORS
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class Interrupted(Exception):
     """The connection ended early; going on from where it stopped may help."""
 
 
-_BROKEN_LINE: tuple[type[Exception], ...] = (*HTTP_ERRORS, Interrupted)
+_BROKEN_LINE: tuple[type[Exception], ...] = (*HTTP_ERRORS, Interrupted, TimeoutError)
 
 
 def partial_name(file: ModelFile, revision: str) -> str:
@@ -193,13 +194,17 @@ def _stream(download: Download, output: FileIO, position: int, progress: Progres
     headers = {**download.headers(), "Accept-Encoding": "identity"}
     if position:
         headers["Range"] = f"bytes={position}-"
-    with get_session().stream(
-        "GET",
-        download.url,
-        headers=headers,
-        timeout=download.timeout_seconds,
-        follow_redirects=True,
-    ) as response:
+    with (
+        bounded(download.timeout_seconds) as bound,
+        get_session().stream(
+            "GET",
+            download.url,
+            headers=headers,
+            timeout=download.timeout_seconds,
+            follow_redirects=True,
+        ) as response,
+    ):
+        bound.release()  # a file may take its time: who stops the fetch is heard between two blocks
         if response.status_code == 416:
             _truncate(output, position, progress)  # what is there cannot be of this file
         hf_raise_for_status(response)

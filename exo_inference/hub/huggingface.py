@@ -36,6 +36,7 @@ from exo_inference.hub.base import (
     ResolvedModel,
     SourceUnreachable,
 )
+from exo_inference.hub.bounded_requests import bounded
 from exo_inference.hub.download import (
     ROOM_HINT,
     Download,
@@ -57,8 +58,9 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 _NUM_RESOLVING = 64
-"""Models that are asked for at the same time. A question whose caller gave up keeps its thread until the Hub ends
-it: others have theirs, and not without end."""
+"""Models that are asked for at the same time. A question whose caller gave up keeps its thread until it ends."""
+_RESOLVE_TIMEOUTS = 4
+"""So many times as long as the Hub may be silent, all questions about one model may take together."""
 _resolving = ThreadPoolExecutor(_NUM_RESOLVING, thread_name_prefix="hub-resolve")
 _PRIVATE_DIR = ".exo"
 _LIBRARY = "exo-inference"
@@ -70,6 +72,7 @@ _CLIENT_ERRORS: tuple[type[Exception], ...] = (
     HfHubHTTPError,
     OfflineModeIsEnabled,
     Interrupted,
+    TimeoutError,
     *HTTP_ERRORS,
 )
 
@@ -134,7 +137,8 @@ class HuggingFaceSource:
             counter.stop.set()
 
     def _resolve(self, source: str, revision: str | None, token: str | None) -> ResolvedModel:
-        with self._explained(source, revision, token):
+        limit = _RESOLVE_TIMEOUTS * self._timeout_seconds
+        with self._explained(source, revision, token), bounded(limit):
             api = HfApi(endpoint=self._endpoint, token=token or False, library_name=_LIBRARY)
             info = api.model_info(
                 source, revision=revision, files_metadata=True, timeout=self._timeout_seconds

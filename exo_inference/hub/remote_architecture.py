@@ -27,6 +27,7 @@ from exo_inference.errors import HubError
 from exo_inference.foreign_files import RemoteDescription
 from exo_inference.foreign_files.safetensors import MAX_HEADER_BYTES
 from exo_inference.hub.base import ModelUnusable, SourceUnreachable
+from exo_inference.hub.bounded_requests import bounded
 from exo_inference.hub.huggingface_errors import HTTP_ERRORS, Request, explain
 from exo_inference.hub.model_directory import explained
 from exo_inference.model_description import (
@@ -177,9 +178,12 @@ class _Remote:
         most = max_bytes if num_bytes is None else num_bytes
         content = bytearray()
         session = get_session()
-        with session.stream(
-            "GET", url, headers=headers, timeout=seconds, follow_redirects=True
-        ) as response:
+        with (
+            bounded(seconds),
+            session.stream(
+                "GET", url, headers=headers, timeout=seconds, follow_redirects=True
+            ) as response,
+        ):
             hf_raise_for_status(response)
             for block in response.iter_bytes():
                 content += block

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from exo_inference.wire.base import OpenEnum, WireModel
-from exo_inference.wire.plans import DeploymentPlan
+from exo_inference.wire.plans import DeploymentPlan, PlanProblem
 
 
 class OperationState(OpenEnum):
@@ -51,6 +51,10 @@ class Operation(WireModel):
     reference: Reference | None = None
     plan: DeploymentPlan | None = Field(
         default=None, description="additive: what a created or updated deployment takes and gives"
+    )
+    warnings: list[PlanProblem] | None = Field(
+        default=None,
+        description="additive: what is to be said of the number of replicas that a deployment was scaled to",
     )
     version: str | None = Field(
         default=None, description="additive: the version that a changed deployment has now"

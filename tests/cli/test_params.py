@@ -58,6 +58,43 @@ def test_migrate_ends_with_1_when_a_flag_is_not_taken(exo: Exo) -> None:
     assert [list(change) for change in answer["changes"][:1]] == [["kind", "flag", "detail"]]
 
 
+@pytest.mark.parametrize(
+    ("argv", "flag"),
+    [
+        (("check", "-O", "json", "--", "--max-tokens=8192", "--dtype=fp64"), "--dtype is"),
+        (
+            (
+                "migrate",
+                "--from=0.20.0",
+                "--to=0.19.0",
+                "-O",
+                "json",
+                "--",
+                "--kv-cache-dtype=nvfp4",
+            ),
+            "--kv-cache-dtype",
+        ),
+    ],
+    ids=["check", "migrate"],
+)
+def test_flags_that_are_refused_are_an_error_for_programs(
+    exo: Exo, argv: tuple[str, ...], flag: str
+) -> None:
+    result = exo("ai", "params", *argv)
+    assert json.loads(result.out), "the answer itself is on stdout all the same"
+    (line,) = result.err.splitlines()
+    error = json.loads(line)["error"]
+    assert (result.code, error["type"], error["exit_code"]) == (1, "ExoError", 1)
+    assert flag in error["message"]
+    for_people = exo("ai", "params", *(word for word in argv if word not in ("-O", "json")))
+    assert (for_people.code, for_people.err) == (1, "")
+
+
+def test_flags_that_are_taken_are_no_error_for_programs(exo: Exo) -> None:
+    result = exo("ai", "params", "check", "-O", "json", "--", "-tp", "2")
+    assert (result.code, result.out, result.err) == (0, "[]\n", "")
+
+
 def test_list_shows_one_release_and_finds_by_meaning(exo: Exo) -> None:
     out = exo("ai", "params", "list", "--search", "context-length").out
     assert "--max-model-len MAX_MODEL_LEN\n" in out

@@ -231,6 +231,28 @@ def test_force_admits_and_says_that_some_will_wait(controller: Controller) -> No
     assert any(e["reason"] == "Planned" and "by force" in e["message"] for e in events)
 
 
+def test_a_scale_warns_of_the_replicas_that_result(controller: Controller) -> None:
+    assert create(controller, "x", 1)[0] == 200
+    path = f"/v2/ai/deployment/{find(controller, 'x')['id']}/scale"
+
+    def scale(replicas: int, query: str = "") -> dict[str, dict[str, Any]]:
+        answer = controller.call("POST", path + query, json={"replicas": replicas})
+        assert answer.ok, answer.text
+        return {each["code"]: each for each in answer.json().get("warnings", [])}
+
+    few = scale(6, "?dry-run=dry-run")
+    assert list(few) == ["cores"]
+    assert few["cores"]["detail"].startswith("6 replicas on the CPU share 4 cores")
+    assert few["cores"]["refuses"] is False
+    assert scale(4) == {}
+    many = scale(50, "?force=force")
+    assert "50 replicas on the CPU share 4 cores" in many["cores"]["detail"]
+    assert "those that do not fit wait" in many["room"]["detail"]
+    events = controller.call("GET", path.replace("/scale", "/events")).json()["events"]
+    assert any(e["reason"] == "Planned" and "by force" in e["message"] for e in events)
+    assert scale(0) == {}
+
+
 def test_what_is_deleted_makes_room(controller: Controller) -> None:
     most = largest(create(controller, "x", 100)[1])
     assert create(controller, "x", most)[0] == 200

@@ -43,6 +43,30 @@ async def test_signatures_are_forgotten_when_they_end() -> None:
     assert await ask(memory, "a") == "new"
 
 
+async def test_what_may_be_over_is_told_by_who_knows_it_and_one_at_a_time() -> None:
+    """Two repeats at once: each is answered anew, after the other; a refusal is kept as any other."""
+    memory, running, answers = ReplayMemory(FakeClock()), 0, [200, 200, 200, 409]
+    told = []
+
+    async def first() -> Answer:
+        nonlocal running
+        running += 1
+        assert running == 1
+        await asyncio.sleep(0)
+        running -= 1
+        told.append(answers[len(told)])
+        return Answer(told[-1], (), b"value")
+
+    async def repeat() -> Answer | None:
+        return await memory.once("a", 1600.0, first, target="key", is_told_anew=True)
+
+    assert await repeat() is None
+    assert await asyncio.gather(repeat(), repeat()) == [None, None]
+    assert await repeat() is None
+    assert told == [200, 200, 200, 409]
+    assert len(memory) == 1
+
+
 async def test_a_clock_that_jumps_forth_and_back_forgets_nothing() -> None:
     clock, monotonic = FakeClock(), FakeClock()
     memory = ReplayMemory(clock, monotonic=monotonic)

@@ -203,8 +203,30 @@ def test_a_captured_rotation_makes_no_other_value(stopped_controller: Controller
         port = controller.port
     with stopped_controller.running() as controller:
         rotate.url = str(rotate.url).replace(f":{port}/", f":{controller.port}/")
-        assert send(rotate).json() == first
+        for key in (None, "another"):  # what opens nothing any more is told to nobody
+            set_key(rotate, key)
+            again = send(rotate)
+            assert (again.status_code, again.json()["title"]) == (409, "Answered before")
+            assert first["value"] not in again.text
         assert controller.call("GET", f"/v2{path}/reveal").json() == second
+
+
+def test_a_repeated_creation_of_a_key_tells_no_value_that_was_rotated_away(
+    stopped_controller: Controller,
+) -> None:
+    with stopped_controller.running() as controller:
+        port = controller.port
+        create = capture(controller, "POST", "/ai/api-key", {"name": "k", "scope": "public"})
+        made = send(create).json()
+        path = f"/v2/ai/api-key/{made['id']}"
+        second = controller.call("POST", f"{path}/rotate").json()
+    with stopped_controller.running() as controller:
+        create.url = str(create.url).replace(f":{port}/", f":{controller.port}/")
+        again = send(create)
+        assert (again.status_code, again.json()["title"]) == (409, "Answered before")
+        assert made["value"] not in again.text
+        assert "rotated" in again.json()["detail"]
+        assert controller.call("GET", f"{path}/reveal").json() == second
 
 
 CHANGES: dict[str, tuple[str, str, Any, Any]] = {

@@ -68,6 +68,50 @@ def test_a_repeated_deletion_gets_the_first_answer_from_the_other_controller(
     assert plane.send(other, "DELETE", path).status_code == 404
 
 
+def test_a_repeated_rotation_tells_no_value_that_the_other_controller_rotated_away(
+    plane: ControlPlane,
+) -> None:
+    """The other one rotates in the moment before: what this one has read of the key is older."""
+    leader, other = plane.leader, plane.other
+    uid = plane.call(leader, "POST", "/ai/api-key", {"name": "k", "scope": "public"})["id"]
+    path = f"/ai/api-key/{uid}"
+    value = ""
+    for _ in range(10):
+        rotation = Captured(plane, "POST", f"{path}/rotate")
+        first = rotation.send(leader).json()["value"]
+        assert rotation.send(other).json()["value"] == first != value
+        value = plane.call(other, "POST", f"{path}/rotate")["value"]
+        again = rotation.send(leader)
+        assert again.status_code == 409, again.text
+        assert first not in again.text
+        assert plane.call(leader, "GET", f"{path}/reveal")["value"] == value
+
+
+def test_a_key_that_both_controllers_change_at_once_gets_both_changes(plane: ControlPlane) -> None:
+    """Each is tried again when the other one was quicker."""
+    leader, other = plane.leader, plane.other
+    uid = plane.call(leader, "POST", "/ai/api-key", {"name": "k", "scope": "public"})["id"]
+    plane.create_ready_model()
+    deployment = plane.create_deployment(leader)
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(10):
+            scope = deployment if number % 2 else "public"
+            wanted = {"name": f"k{number}", "scope": scope}
+            changes = [
+                pool.submit(plane.send, process, "PATCH", f"/ai/api-key/{uid}", {name: value})
+                for process, (name, value) in zip((leader, other), wanted.items(), strict=True)
+            ]
+            assert [each.result().status_code for each in changes] == [200, 200]
+            found = plane.call(leader, "GET", f"/ai/api-key/{uid}")
+            # What the other one made of it may be read a moment later.
+            wait_for(
+                lambda w=wanted: (
+                    w.items() <= plane.call(leader, "GET", f"/ai/api-key/{uid}").items()
+                )
+            )
+            assert found["id"] == uid
+
+
 def test_what_one_controller_refused_the_other_does_not_do_later(plane: ControlPlane) -> None:
     leader, other = plane.leader, plane.other
     model = plane.create_ready_model()

@@ -12,6 +12,7 @@ import click
 
 from exo_inference.cli.control_plane.processes import (
     LocalProcess,
+    describe_unrecorded,
     find_replicas,
     find_servers,
     find_strays,
@@ -124,7 +125,8 @@ def look_at(state: StateDir) -> Overview:
     """Find out how a control plane stands; asks its servers whether they answer.
 
     Raises:
-        UsageError: its settings cannot be read.
+        UsageError: its settings cannot be read; or nothing of it runs, and its configuration file is
+            damaged.
     """
     from exo_inference.errors import ConfigurationError, UsageError
     from exo_inference.local_settings import load_settings, read_credentials
@@ -140,6 +142,10 @@ def look_at(state: StateDir) -> Overview:
         api_key = read_credentials(state).key
     except ConfigurationError:
         api_key = ""
+    except UsageError:  # of what runs it is a loss
+        if not any(process.pid for process in servers):
+            raise
+        api_key = ""
     if settings is None:
         settings = recover_settings(servers)
     servers = [_with_answer(process, settings) for process in servers]
@@ -148,14 +154,13 @@ def look_at(state: StateDir) -> Overview:
 
 
 def _find_engines(state: StateDir) -> list[LocalProcess]:
-    """Return one process for each replica, also for one whose record was deleted."""
+    """Return one process for each replica, also for one whose record is to come, or was deleted."""
     recorded = find_replicas(state)
     engines = {process.name: process for process in recorded if process.role == "engine"}
     known = {process.name for process in recorded}
     for process in find_strays(state, recorded):
         if process.role == "stray" and process.name not in known:
-            found = replace(process, role="engine", details="without a record")
-            engines.setdefault(process.name, found)
+            engines.setdefault(process.name, describe_unrecorded(state, process))
     return list(engines.values())
 
 

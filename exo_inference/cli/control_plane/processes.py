@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,16 @@ def find_recorded(state: StateDir) -> list[LocalProcess]:
     return [process for process in find_servers(state) if process.alive] + find_replicas(state)
 
 
+def describe_unrecorded(state: StateDir, stray: LocalProcess) -> LocalProcess:
+    """Return a stray of a replica as an engine: one whose record is still to come, or is gone."""
+    directory = state.replicas_dir / stray.name
+    record, launch = _read(directory / "record.json"), _read(directory / "launch.json")
+    run, recorded = launch.get("run"), _read(directory / "process.json").get("run")
+    if record and run and run not in (recorded, _ready_run(directory)):
+        return replace(stray, role="engine", state="starting", deployment=record.get("deployment"))
+    return replace(stray, role="engine", details="without a record")
+
+
 def find_all(state: StateDir) -> list[LocalProcess]:
     """Return every process of this control plane that runs."""
     known = find_recorded(state)
@@ -163,11 +173,16 @@ def _replica_dirs(state: StateDir) -> list[Path]:
 def _engine_state(directory: Path, process: dict[str, Any]) -> str:
     if (directory / "draining").exists():
         return "draining"
-    try:
-        ready_run = int((directory / "ready").read_text())
-    except (OSError, ValueError):
-        ready_run = 0
+    ready_run = _ready_run(directory)
     return "ready" if ready_run and ready_run == process.get("run") else "starting"
+
+
+def _ready_run(directory: Path) -> int:
+    """Return the number of the last run that became ready; 0 where none did."""
+    try:
+        return int((directory / "ready").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _read(path: Path) -> dict[str, Any]:

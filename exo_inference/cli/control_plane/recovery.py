@@ -81,6 +81,10 @@ def find_losses(state: StateDir, servers: Sequence[LocalProcess]) -> tuple[str, 
         losses.append(
             "exoscale.toml was deleted, with the API's secret; `up` makes new credentials"
         )
+    elif damage := _find_damage(state):
+        losses.append(
+            f"exoscale.toml is damaged: {damage}. The API refuses every request until it is mended"
+        )
     if any(p.name == "controller" and p.state == "running" for p in servers):
         if not state.secret_key_file.exists():
             losses.append(
@@ -108,10 +112,12 @@ def restore_files(
 
     Raises:
         ExoError: the whole directory was deleted, or the settings cannot be found out.
+        UsageError: the credentials are there and damaged; what there is of them is not thrown away.
     """
     from exo_inference.local_settings import (
         ensure_credentials,
         has_damaged_settings,
+        read_credentials,
         save_settings,
         set_aside,
     )
@@ -124,7 +130,10 @@ def restore_files(
         )
     missing = [path for path in (state.settings_file, state.config_file) if not path.exists()]
     damaged = has_damaged_settings(state)
-    if not losses or not (missing or damaged):
+    if not losses:
+        return False
+    if not (missing or damaged):
+        read_credentials(state)
         return False
     if settings is None:
         what = f"{state.settings_file} was damaged" if damaged else f"{missing[0]} was deleted"
@@ -150,6 +159,7 @@ def restore_files(
             "wrote new ones. Clients with the old ones are refused; deployments and their keys stay",
             err=True,
         )
+    read_credentials(state)
     return True
 
 
@@ -161,6 +171,20 @@ def mend_settings(state: StateDir) -> None:
     with contextlib.suppress(UsageError):  # what runs may know more; else its hint says what to do
         if done := repair_settings(state):
             click.echo(f"notice: {done}", err=True)
+
+
+def _find_damage(state: StateDir) -> str:
+    """Say what is wrong with the configuration file; empty where nothing is."""
+    from exo_inference.errors import ConfigurationError, UsageError
+    from exo_inference.local_settings import read_credentials
+
+    try:
+        read_credentials(state)
+    except UsageError as exc:
+        return exc.message
+    except ConfigurationError:  # it was deleted in this moment
+        return ""
+    return ""
 
 
 def _is_elsewhere(state: StateDir, pid: int) -> bool:

@@ -41,6 +41,8 @@ def scale(
     From 0 to 100. Requests in flight are finished: a replica that has to go first stops to take new
     ones. With 0 the deployment keeps its URL and its key, and answers that it is scaled to zero.
     """
+    from exo_inference.cli.plan.notices import warn
+
     output = session.output(DEPLOYMENT.field_names)
     with session.connect() as client:
         found = client.deployments.find(deployment)
@@ -51,6 +53,7 @@ def scale(
                 titled(f"Scaling deployment {deployment} to {replicas}", dry_run=dry_run),
                 lambda: client.deployments.scale(found, replicas, dry_run=dry_run, force=force),
             )
+        warn(session, operation.warnings or ())
         if dry_run:
             session.success(f'Deployment "{found.name}" would be scaled to {replicas} (dry run).')
             would = f"would be scaled to {replicas}"

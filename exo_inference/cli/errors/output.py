@@ -1,14 +1,18 @@
-"""Printing an error on stderr. Called by `main.py`, and where several are printed one by one."""
+"""Printing an error on stderr: for `main.py`, for several one by one, and beside an answer that refuses."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from exo_inference.cli.errors.text import describe, describe_usage
 from exo_inference.cli.rendering.colours import takes_colour, with_red_head
 from exo_inference.errors import ExoError
+
+if TYPE_CHECKING:
+    from exo_inference.cli.rendering.output import Output
 
 
 def print_error(error: click.ClickException | ExoError, *, as_json: bool) -> None:
@@ -23,3 +27,9 @@ def print_error(error: click.ClickException | ExoError, *, as_json: bool) -> Non
         text = with_red_head(text)
     if text:
         click.echo(text, err=True)
+
+
+def print_refusal(output: Output, message: str) -> None:
+    """Print for programs that what was asked about is refused; people read it in the answer on stdout."""
+    if output.template is None and output.format == "json":
+        print_error(ExoError(message), as_json=True)

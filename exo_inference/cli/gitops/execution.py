@@ -243,6 +243,7 @@ class Executor:
                 live = replace(live, version=operation.version or live.version)
             if "replicas" in after:
                 operation = deployments.scale(live, after["replicas"], dry_run=dry_run)
+                self.report.scaled(change, operation)
                 self.made[change.label] = self._wait(operation)
 
     def _delete(self, change: Change, *, dry_run: bool) -> Operation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from exo_inference.cli.rendering.output import Output
     from exo_inference.cli.session import Session
     from exo_inference.sdk import Client
-    from exo_inference.wire import DeploymentPlan
+    from exo_inference.wire import DeploymentPlan, Operation, PlanProblem
 
 _PAST = {
     Action.CREATE: "created",
@@ -44,6 +45,7 @@ class Report:
     dry_run: str | None = None
     failures: list[tuple[Change, ExoError]] = field(default_factory=list)
     _plans: dict[str, DeploymentPlan] = field(default_factory=dict)
+    _warnings: dict[str, Sequence[PlanProblem]] = field(default_factory=dict)
     _entries: list[dict[str, Any]] = field(default_factory=list)
 
     def planned(self, change: Change, plan: DeploymentPlan | None) -> None:
@@ -51,16 +53,31 @@ class Report:
         if plan is not None:
             self._plans[change.label] = plan
 
+    def scaled(self, change: Change, operation: Operation) -> None:
+        """Note what is to be said of the number of replicas that result.
+
+        A plan made before, of other flags, was judged with the number that was there.
+        """
+        self._warnings[change.label] = operation.warnings or ()
+        if (plan := self._plans.get(change.label)) is not None:
+            from exo_inference.cli.plan.notices import of_the_machine
+
+            of_before = of_the_machine(plan)
+            problems = [each for each in plan.problems if each not in of_before]
+            self._plans[change.label] = plan.model_copy(update={"problems": problems})
+
     def done(self, change: Change, object_id: str | None) -> None:
         """Note that an object is as it was wanted; it has no id in a dry run and when it is gone."""
         plan = self._plans.get(change.label)
         verdict = None if plan is None else str(plan.verdict)
         entry = as_json(change, dry_run=self.dry_run, error=None, verdict=verdict)
         self._entries.append(entry | {"id": object_id})
-        if plan is not None:
-            from exo_inference.cli.plan.notices import tell
+        if plan is not None or change.label in self._warnings:
+            from exo_inference.cli.plan.notices import tell, warn
 
-            tell(self.session, plan, change.label)
+            if plan is not None:
+                tell(self.session, plan, change.label)
+            warn(self.session, self._warnings.get(change.label, ()), change.label)
         if not self._output.is_structured:
             suffix = f" ({self.dry_run} dry run)" if self.dry_run else ""
             self.session.success(f"{change.label} {_PAST[change.action]}{suffix}")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
+from exo_inference.errors import UsageError
+
 if TYPE_CHECKING:
     from exo_inference.cli.gitops.changes import Change
     from exo_inference.sdk import Client
@@ -42,12 +44,23 @@ def changes_from_files(client: Client, filenames: tuple[str, ...], *, prune: boo
 
     Raises:
         ManifestError: the files are wrong.
+        UsageError: standard input was named and cannot be read.
     """
     from exo_inference.cli.gitops.changes import find_changes
     from exo_inference.cli.gitops.live import DEPLOYMENT_KIND, read_live
     from exo_inference.resources.manifest_files import MAX_FILE_BYTES, load_manifests
 
-    stdin = sys.stdin.read(MAX_FILE_BYTES + 1) if "-" in filenames else None
+    stdin = _read_stdin(MAX_FILE_BYTES + 1) if "-" in filenames else None
     manifests = load_manifests(filenames, stdin)
     named = {m.resource.metadata.name for m in manifests if m.resource.kind == DEPLOYMENT_KIND}
     return find_changes(manifests, read_live(client, named.__contains__), prune=prune)
+
+
+def _read_stdin(max_characters: int) -> str:
+    what = "cannot read manifests from standard input"
+    if sys.stdin is None:  # it was closed (`<&-`)
+        raise UsageError(f"{what}: it is closed", hint="Pipe them into it, or name a file with -f.")
+    try:
+        return sys.stdin.read(max_characters)
+    except OSError as exc:
+        raise UsageError(f"{what}: {exc.strerror or exc}") from exc

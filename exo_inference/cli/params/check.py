@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from exo_inference.cli.errors.output import print_refusal
 from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -33,7 +34,8 @@ def check(session: Session, version: str | None, flags: tuple[str, ...]) -> int:
     """Check flags of vLLM against a release.
 
     Everything that is wrong is told at once, each with what to write instead. Exits with 0 when the
-    release takes the flags, and with 1 when it does not. Memory and models are not looked at.
+    release takes the flags, and with 1 when it does not, which `-O json` also tells as an error on
+    stderr. Memory and models are not looked at.
     """
     from exo_inference.engines import vllm
 
@@ -46,4 +48,7 @@ def check(session: Session, version: str | None, flags: tuple[str, ...]) -> int:
         print_data("".join(f"{problem.detail}\n" for problem in problems))
     else:
         session.success("All flags are right.")
-    return WRONG if problems else 0
+    if not problems:
+        return 0
+    print_refusal(output, "; ".join(problem.detail for problem in problems))
+    return WRONG

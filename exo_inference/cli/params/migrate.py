@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from exo_inference.cli.errors.output import print_refusal
 from exo_inference.cli.rendering.terminal import print_data
 from exo_inference.cli.session import Session, pass_session
 from exo_inference.cli.tree import Example, command
@@ -44,7 +45,8 @@ def migrate(session: Session, old: str, new: str, flags: tuple[str, ...]) -> int
     """Take flags of vLLM from one release to another.
 
     Says what was removed, what was renamed and which defaults change, and prints the flags to use.
-    Exits with 1 when some of them are not taken by the other release and nothing replaces them.
+    Exits with 1 when some of them are not taken by the other release and nothing replaces them,
+    which `-O json` also tells as an error on stderr.
     """
     from exo_inference.engines.migration import migrate as migrate_flags
 
@@ -56,7 +58,11 @@ def migrate(session: Session, old: str, new: str, flags: tuple[str, ...]) -> int
         output.print_value({"flags": list(result.flags), "changes": changes})
     else:
         print_data(_format(result, new))
-    return 0 if result.is_clean else REFUSED
+    if result.is_clean:
+        return 0
+    refused = [change.detail for change in result.changes if change.kind == "refused"]
+    print_refusal(output, "; ".join(refused))
+    return REFUSED
 
 
 def _format(result: Migration, new: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from exo_inference.cli.errors.output import print_refusal
 from exo_inference.cli.plan import words
 from exo_inference.cli.plan.command_line import CommandLine, name_for
 from exo_inference.cli.plan.comparison import compare, table
@@ -43,7 +44,7 @@ def run(session: Session, options: PlanOptions) -> int:
         extra = read_gpu_file(options.gpu_file) if options.gpu_file is not None else {}
         plans = compare(planner, options, extra)
         _print_comparison(output, plans, wanted.replicas or 1)
-        return 0 if any(plan.verdict in _RUNS for plan in plans) else REFUSED
+        return 0 if any(plan.verdict in _RUNS for plan in plans) else _refuse(output, plans)
     assert wanted.gpu_type is not None, "the command checks it"
     count = wanted.gpu_count or 1
     plan = planner.plan(wanted.gpu_type, count, with_advice=True)
@@ -52,7 +53,19 @@ def run(session: Session, options: PlanOptions) -> int:
     print_plan(output, plan, line, wanted.replicas or 1, steps)
     if plan.verdict == PlanVerdict.TIGHT:
         session.remark(f"warning: {words.tight_warning(plan)}")
-    return 0 if plan.verdict in _RUNS else REFUSED
+    return 0 if plan.verdict in _RUNS else _refuse(output, [plan])
+
+
+def _refuse(output: Output, plans: Sequence[DeploymentPlan]) -> int:
+    """Return the exit code of what holds on no GPU; that nothing could be planned is an error for programs.
+
+    What does not fit, or is too slow, is an answer: it stands on stdout with the ways out.
+    """
+    if not any(plan.verdict in _RUNS or words.only_lacks_memory(plan) for plan in plans):
+        causes = (words.refusals(plan) or words.reasons(plan) for plan in plans)
+        every = dict.fromkeys(cause for several in causes for cause in several)
+        print_refusal(output, "; ".join(every) or words.headline(plans[0]))
+    return REFUSED
 
 
 def _run_demand(session: Session, output: Output, options: PlanOptions, demand: Demand) -> int:
@@ -69,7 +82,7 @@ def _run_demand(session: Session, output: Output, options: PlanOptions, demand: 
         output.print_value([demand_json(each) for each in found])
     else:
         print_page(demand_table(found, demand, plans[0].model or "the model"))
-    return 0 if found else REFUSED
+    return 0 if found else _refuse(output, plans)
 
 
 def print_plan(

@@ -7,14 +7,14 @@ stderr; a dry run shows the whole plan, and a refusal where the memory goes and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from exo_inference.cli.plan import words
 from exo_inference.cli.rendering.results import Answer, conclude
 from exo_inference.errors import ApiError, UsageError
-from exo_inference.wire import DeploymentPlan, PlanVerdict
+from exo_inference.wire import DeploymentPlan, PlanProblem, PlanVerdict
 
 if TYPE_CHECKING:
     from exo_inference.cli.plan.command_line import CommandLine
@@ -40,9 +40,25 @@ def tell(session: Session, plan: DeploymentPlan, subject: str = "") -> None:
         warning = "" if plan.verdict == PlanVerdict.FITS else "warning: "
         before = f"{subject}: " if subject else ""
         session.remark(f"{warning}{before}{words.summary(plan)}")
-        for problem in plan.problems:
-            if problem.code in _OF_THE_MACHINE:
-                session.remark(f"warning: {before}{problem.detail}")
+    warn(session, of_the_machine(plan), subject)
+
+
+def of_the_machine(plan: DeploymentPlan) -> list[PlanProblem]:
+    """Return what is to be said of the number of replicas, not of one of them."""
+    return [problem for problem in plan.problems if problem.code in _OF_THE_MACHINE]
+
+
+def warn(session: Session, warnings: Sequence[PlanProblem], subject: str = "") -> None:
+    """Say on stderr what the machine lacks for all replicas, one line each.
+
+    Args:
+        session: the flags.
+        warnings: of a plan, or of the operation of a scale.
+        subject: what they are about, where several are told.
+    """
+    before = f"{subject}: " if subject else ""
+    for problem in warnings:
+        session.remark(f"warning: {before}{problem.detail}")
 
 
 def output_of(session: Session, view: View[Any], *, dry_run: bool) -> Output:

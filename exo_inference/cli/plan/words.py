@@ -21,11 +21,16 @@ def reasons(plan: DeploymentPlan) -> list[str]:
     return [problem.detail for problem in plan.problems] or plan.notes
 
 
+def only_lacks_memory(plan: DeploymentPlan) -> bool:
+    """Whether the engine would not start for want of memory, and nothing else is wrong."""
+    codes = {problem.code for problem in plan.problems if problem.refuses}
+    return plan.verdict == PlanVerdict.REFUSED and bool(codes) and codes <= MEMORY_CODES
+
+
 def verdict_words(plan: DeploymentPlan) -> str:
     """Say the verdict in a word or two."""
     if plan.verdict == PlanVerdict.REFUSED:
-        codes = {problem.code for problem in plan.problems if problem.refuses}
-        return "Does not fit" if codes and codes <= MEMORY_CODES else "Refused"
+        return "Does not fit" if only_lacks_memory(plan) else "Refused"
     words = {PlanVerdict.FITS: "Fits", PlanVerdict.TIGHT: "Tight", PlanVerdict.UNKNOWN: "Unknown"}
     return words.get(plan.verdict, str(plan.verdict))
 

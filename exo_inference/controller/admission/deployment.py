@@ -61,7 +61,7 @@ from exo_inference.resources import (
     find_older_model,
 )
 from exo_inference.resources.wanted import WantedDeployment
-from exo_inference.wire import DeploymentPlan
+from exo_inference.wire import DeploymentPlan, PlanProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class AdmittedDeployment:
         need: what a replica takes of the machine that all share; None on a cluster.
         is_guess: the need is a guess, and better ones follow when the model's files are here.
         guard: keeps the write from taking memory that another one has taken meanwhile.
+        warnings: of the number of replicas, where nothing was planned.
     """
 
     name: str
@@ -83,6 +84,7 @@ class AdmittedDeployment:
     need: ReplicaNeed | None = None
     is_guess: bool = False
     guard: Guard | None = None
+    warnings: tuple[PlanProblem, ...] = ()
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -283,13 +285,11 @@ def admit_scale(
         raise refuse(title, issues)
     reservation = world.reservation(present.spec.model, replicas, uid)
     need = need_of(present, reservation.model_bytes)
-    share = reservation.share(need)
-    shortage = find_shortage(reservation.reservations, share)
-    if shortage is not None and not force:
-        ways_out = describe_ways_out(reservation.reservations, share)
-        raise refuse(title, [shortage], ways_out=ways_out)
+    room = _find_room(title, reservation, need, present.spec.gpu_type, force=force)
     spec = present.spec.model_copy(update={"replicas": replicas})
-    admitted = AdmittedDeployment(present.metadata.name, spec, need=need)
+    admitted = AdmittedDeployment(
+        present.metadata.name, spec, warnings=room.warnings, events=room.events, need=need
+    )
     return admitted.guarded(title, world, uid, force=force)
 
 
@@ -330,6 +330,37 @@ def _admitted(name: str, spec: DeploymentSpec, fit: Fit) -> AdmittedDeployment:
     return AdmittedDeployment(name, spec, fit.plan, (fit.event,), fit.need, fit.is_guess)
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """That a number of replicas may be asked for, and what is to be said of it."""
+
+    warnings: tuple[PlanProblem, ...] = ()
+    events: tuple[NewEvent, ...] = ()
+
+
+def _find_room(
+    title: str, reservation: ReservationRequest, need: ReplicaNeed, gpu_type: str, *, force: bool
+) -> _Room:
+    """Find memory of the machine for all replicas.
+
+    Raises:
+        Refused: 412, with the largest number that fits.
+    """
+    share = reservation.share(need)
+    shortage = find_shortage(reservation.reservations, share)
+    if shortage is not None and not force:
+        raise refuse(title, [shortage], ways_out=describe_ways_out(reservation.reservations, share))
+    warnings: list[PlanProblem] = []
+    events: tuple[NewEvent, ...] = ()
+    if shortage is not None:
+        waiting = f"{shortage.sentence}; those that do not fit wait until there is room"
+        warnings.append(warning("room", waiting))
+        events = (NewEvent("Warning", "Planned", f"admitted by force: {waiting}"),)
+    if gpu_type == CPU_FAMILY:
+        warnings += find_cpu_oversubscription(reservation.reservations, share)
+    return _Room(tuple(warnings), events)
+
+
 def _reserve(title: str, fit: Fit, reservation: ReservationRequest, *, force: bool) -> Fit:
     """Reserve memory of the machine for all replicas; add what is worth a warning.
 
@@ -338,18 +369,9 @@ def _reserve(title: str, fit: Fit, reservation: ReservationRequest, *, force: bo
     """
     if fit.need is None:
         return fit
-    share = reservation.share(fit.need)
-    shortage = find_shortage(reservation.reservations, share)
-    if shortage is not None and not force:
-        raise refuse(title, [shortage], ways_out=describe_ways_out(reservation.reservations, share))
-    problems, event = list(fit.plan.problems), fit.event
-    if shortage is not None:
-        waiting = f"{shortage.sentence}; those that do not fit wait until there is room"
-        problems.append(warning("room", waiting))
-        event = NewEvent("Warning", "Planned", f"admitted by force: {waiting}")
-    if fit.plan.gpu_type == CPU_FAMILY:
-        problems += find_cpu_oversubscription(reservation.reservations, share)
-    return replace(fit, plan=fit.plan.model_copy(update={"problems": problems}), event=event)
+    room = _find_room(title, reservation, fit.need, fit.plan.gpu_type, force=force)
+    plan = fit.plan.model_copy(update={"problems": [*fit.plan.problems, *room.warnings]})
+    return replace(fit, plan=plan, event=room.events[0] if room.events else fit.event)
 
 
 def _refuse(title: str, issues: list[Issue], fit: Fit | None) -> Refused:

@@ -45,6 +45,9 @@ PUBLIC_PATHS = frozenset({"/v2/zone", "/healthz"})
 """Answered without a signature, for GET and HEAD alone."""
 
 _OBJECT = re.compile(r"/v2/ai/[a-z-]+/[0-9a-fA-F-]{36}(?=/|$)")
+_TELLS_A_VALUE = re.compile(r"/v2/ai/api-key(/[^/]+/rotate)?")
+"""A POST here answers with the value of a key, which another controller may have rotated away since."""
+
 _HARMLESS_WRITES = frozenset({"/v2/ai/plan"})
 """Requests that only calculate."""
 
@@ -179,10 +182,14 @@ class SignatureGate:
                 await self._share_refusal(claim.signature)
             return answer
 
-        until = claim.expires + EXPIRED_LEEWAY_SECONDS
+        until, path = claim.expires + EXPIRED_LEEWAY_SECONDS, scope["path"]
         try:
             before = await self._memory.once(
-                f"{claim.key} {claim.signature}", until, first, target=_find_target(scope["path"])
+                f"{claim.key} {claim.signature}",
+                until,
+                first,
+                target=_find_target(path),
+                is_told_anew=_TELLS_A_VALUE.fullmatch(path) is not None,
             )
         except Forgotten as exc:
             raise answered_before() from exc

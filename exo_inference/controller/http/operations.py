@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import re
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 
 from starlette.requests import Request
@@ -27,7 +28,7 @@ from exo_inference.controller.stores.base import (
     Store,
 )
 from exo_inference.resources import InferenceApiKey, InferenceDeployment, InferenceModel, Resource
-from exo_inference.wire import DeploymentPlan, Operation, OperationState, Reference
+from exo_inference.wire import DeploymentPlan, Operation, OperationState, PlanProblem, Reference
 
 ANSWER_WITHIN_SECONDS = 2.0
 """How long the answer to a deletion waits for its end: the Go client polls a pending one only after 3 s."""
@@ -52,6 +53,7 @@ def succeeded(
     uid: str | None,
     message: str | None = None,
     plan: DeploymentPlan | None = None,
+    warnings: Sequence[PlanProblem] = (),
 ) -> Operation:
     """Return the operation of a write that was recorded, about the object it changed."""
     command, prefix = _COMMANDS[noun]
@@ -62,6 +64,7 @@ def succeeded(
         message=message,
         reference=reference,
         plan=plan,
+        warnings=list(warnings) or None,
     )
 
 
@@ -133,9 +136,14 @@ async def as_it_stands(store: Store, operation: Operation) -> Operation:
     return operation.model_copy(update={"message": details})
 
 
-def dry_run(noun: str, uid: str | None, plan: DeploymentPlan | None = None) -> Operation:
+def dry_run(
+    noun: str,
+    uid: str | None,
+    plan: DeploymentPlan | None = None,
+    warnings: Sequence[PlanProblem] = (),
+) -> Operation:
     """Return the answer of an admitted dry run; it is recorded nowhere."""
-    return succeeded(noun, uid, "dry run: admitted, nothing was recorded", plan)
+    return succeeded(noun, uid, "dry run: admitted, nothing was recorded", plan, warnings)
 
 
 async def identify_request(request: Request) -> RecordedRequest:

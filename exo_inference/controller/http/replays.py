@@ -121,6 +121,7 @@ class ReplayMemory:
         first: Callable[[], Awaitable[Answer | None]],
         *,
         target: str = "",
+        is_told_anew: bool = False,
     ) -> Answer | None:
         """Run `first`, unless the same signature was answered before or is being answered now.
 
@@ -129,6 +130,8 @@ class ReplayMemory:
             until: when the signature ends to be accepted.
             first: answers the request and returns the answer; None if it broke off.
             target: what it changes, if that is there already.
+            is_told_anew: a repeat is answered by `first`, too, which knows it and has no effect then: what
+                it told may be over since, and another controller may have ended it.
 
         Returns:
             The answer of before, which is still to be sent; None if `first` has run.
@@ -151,6 +154,10 @@ class ReplayMemory:
                     raise Forgotten
                 if entry.answer.status < 400 and self._latest.get(target, signature) != signature:
                     raise Superseded
+                if is_told_anew and entry.answer.status < 400:
+                    if self._entries.get(signature) is entry:
+                        self._forget(signature)
+                    continue
                 return entry.answer
         is_new = judged_again_until is None
         if is_new and self._refusals is not None and signature in self._refusals:

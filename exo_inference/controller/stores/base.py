@@ -137,6 +137,16 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def get_current(self, kind: type[R], uid: str) -> R:
+        """Return the object with this uid as it is now, past whatever is kept of it in this process.
+
+        For what must not be told once it is over; `get` may lag behind what others write.
+
+        Raises:
+            ObjectNotFound
+        """
+        ...
+
     async def get_by_name(self, kind: type[R], name: str) -> R:
         """Return the object with this name.
 

@@ -75,6 +75,10 @@ class SqliteStore:
         """Return the object with this uid; see `ObjectStore.get`."""
         return self._as_last_seen(await self._database.read(lambda db: _load(db, kind, "uid", uid)))
 
+    async def get_current(self, kind: type[R], uid: str) -> R:
+        """Return the object with this uid; see `ObjectStore.get_current`. Nothing of it is kept here."""
+        return await self.get(kind, uid)
+
     async def get_by_name(self, kind: type[R], name: str) -> R:
         """Return the object with this name; see `ObjectStore.get_by_name`."""
         found = await self._database.read(lambda db: _load(db, kind, "name", name))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,75 @@ def test_damaged_settings_are_restored_from_their_copy_or_from_what_runs(
     assert exo("ai", "down").code == 0
     assert up("-Q").code == 0
     assert state.settings_file.read_text() == saved
+    assert exo("ai", "down").code == 0
+
+
+_ACCOUNT = """[[accounts]]
+name = "local"
+key = "EXO1"
+endpoint = "http://127.0.0.1:9/v2"
+defaultZone = "ch-dk-2"
+"""
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no TOML": lambda path: path.write_text("[[accounts"),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe"),
+    "empty": lambda path: path.write_text(""),
+    "no secret": lambda path: path.write_text(_ACCOUNT),
+    "a key that is a number": lambda path: path.write_text(
+        _ACCOUNT.replace('"EXO1"', "1") + 'secret = "s"\n'
+    ),
+    "a directory": lambda path: path.mkdir(),
+    "a named pipe": lambda path: os.mkfifo(path),
+}
+VERBS = [
+    ("status",), ("up",), ("serve",), ("deployment", "list"), ("deployment", "show", "x"),
+    ("chat", "x", "hi"), ("metrics",), ("usage",), ("apply", "-f", "-"), ("diff", "-f", "-"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_configuration_file_has_one_exit_code(
+    exo: Exo, state: StateDir, damage: str
+) -> None:
+    state.root.mkdir()
+    DAMAGES[damage](state.config_file)
+    for verb in VERBS:
+        result = exo("ai", *verb, "-O", "json")
+        assert result.code == 2, (verb, result)
+        error = json.loads(result.err.splitlines()[-1])["error"]
+        assert error["type"] == "UsageError", (verb, error)
+        assert str(state.config_file) in error["message"], verb
+        assert error["hint"], verb
+    assert exo("ai", "down").code == 0
+
+
+def test_a_configuration_file_without_accounts_is_said_to_have_none(
+    exo: Exo, state: StateDir
+) -> None:
+    state.root.mkdir()
+    state.config_file.write_text("")
+    told = exo("ai", "deployment", "list").err
+    assert told.startswith(f"error: {state.config_file} has no account\n")
+
+
+def test_a_configuration_file_that_is_damaged_under_a_running_control_plane_is_said(
+    exo: Exo, state: StateDir
+) -> None:
+    assert up("-Q").code == 0
+    sound = state.config_file.read_text()
+    state.config_file.write_text("[[accounts")
+    status = exo("ai", "status", "-O", "json")
+    found = json.loads(status.out)
+    assert (status.code, found["state"]) == (0, "degraded")
+    (problem,) = found["problems"]
+    assert problem.startswith("exoscale.toml is damaged")
+    again = up()
+    assert again.code == 2
+    assert str(state.config_file) in again.err
+    assert state.config_file.read_text() == "[[accounts"
+    state.config_file.write_text(sound)
+    assert exo("ai", "status").code == 0
+    assert exo("ai", "deployment", "list").code == 0
     assert exo("ai", "down").code == 0
 
 

@@ -79,6 +79,36 @@ def test_unreadable_records_are_no_processes(state: StateDir) -> None:
     assert [process.state for process in find_servers(state)] == ["not running"] * 3
 
 
+def test_a_replica_that_has_just_been_started_is_starting(
+    exo: Exo, state: StateDir, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """Its shim runs, and writes down its processes when it has started the engine."""
+    directory = state.replicas_dir / "chat-0"
+    state.create()
+    directory.mkdir()
+    (directory / "record.json").write_text(json.dumps({"deployment": "d-1", "name": "chat-0"}))
+    launch, process = directory / "launch.json", directory / "process.json"
+    starting = {"name": "chat-0", "pid": sleeper.pid, "state": "starting"}
+    starting |= {"deployment": "d-1", "replica": "chat-0"}
+
+    launch.write_text(json.dumps({"run": 1}))
+    assert status_of(exo)["processes"][-1] == starting
+    # Started again: what is written down is of the run before.
+    launch.write_text(json.dumps({"run": 2}))
+    process.write_text(json.dumps({"run": 1, "engine_pid": 1, "engine_start_ticks": 1}))
+    assert status_of(exo)["processes"][-1] == starting
+    # Of a run that was ready they were written down once, and deleted.
+    (directory / "ready").write_text("2")
+    process.unlink()
+    assert status_of(exo)["processes"][-1]["details"] == "without a record"
+    # Written down for this very run, and not among those that were.
+    (directory / "ready").unlink()
+    process.write_text(json.dumps({"run": 2, "engine_pid": 1, "engine_start_ticks": 1}))
+    assert status_of(exo)["processes"][-1]["details"] == "without a record"
+    sleeper.kill()
+    sleeper.wait()
+
+
 def test_a_replica_without_a_record_is_listed_and_alone_no_control_plane(
     exo: Exo, state: StateDir, sleeper: subprocess.Popen[bytes]
 ) -> None:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from exo_inference.planner import cpu_as_gpu
+from exo_inference.platforms.base import InstanceTypeInfo
+from exo_inference.platforms.replica_memory import HostRoom
 from exo_inference.sdk import Client
 
-from .conftest import COMMIT, Exo
+from .conftest import COMMIT, Exo, InstantPlatform
 
 HEAD = "apiVersion: inference.exo.dev/v1alpha1\n"
 
@@ -65,6 +68,54 @@ def test_changes_are_made_in_place_and_unnamed_fields_are_left(exo: Exo, zone: C
     after = zone.deployments.get(before.id)
     assert after.inference_engine_parameters == []
     assert after.replicas == 3
+
+
+async def two_cores(platform: InstantPlatform) -> list[InstanceTypeInfo]:
+    room = HostRoom(64 * 2**30, 60 * 2**30, {}, num_cores=2)
+    gpu = cpu_as_gpu(64 * 2**30)
+    return [InstanceTypeInfo("cpu", 2, 2, gpu=gpu, largest_node=1, room=room)]
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("-O", "json")], ids=["real", "dry", "json"])
+@pytest.mark.parametrize(
+    ("before", "after", "flags", "warned"),
+    [
+        (1, 3, "[]", 3),
+        (3, 4, '["--seed=2"]', 4),
+        (3, 2, '["--seed=2"]', None),
+        (3, 3, '["--seed=2"]', 3),
+    ],
+    ids=["scale alone", "update and scale", "down to the cores", "update alone"],
+)
+def test_the_warning_counts_the_replicas_that_result(
+    exo: Exo,
+    zone: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    before: int,
+    after: int,
+    flags: str,
+    warned: int | None,
+    more: tuple[str, ...],
+):
+    monkeypatch.setattr(InstantPlatform, "instance_types", two_cores)
+    exo("apply", "-f", write(model(), deployment(replicas=before)))
+    wanted = deployment(replicas=after, engineParameters=flags)
+    ran = exo("apply", "-f", write(model(), wanted), *more)
+    assert ran.code == 0, ran.err
+    counts = re.findall(r"warning: inferencedeployment/chat: (\d+) replicas on the CPU", ran.err)
+    assert counts == ([] if warned is None else [str(warned)]), ran.err
+
+
+def test_scale_warns_of_more_replicas_than_cores(
+    exo: Exo, zone: Client, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(InstantPlatform, "instance_types", two_cores)
+    exo("apply", "-f", write(model(), deployment()))
+    told = "warning: 3 replicas on the CPU share 2 cores"
+    assert told in exo("deployment", "scale", "chat", "3", "--dry-run").err
+    ran = exo("deployment", "scale", "chat", "3", "-O", "json")
+    assert told in ran.err
+    assert "warning" not in exo("deployment", "scale", "chat", "2").err
 
 
 def test_directories_and_several_files_are_one_set(exo: Exo, zone: Client):

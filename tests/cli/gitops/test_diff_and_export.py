@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -76,6 +77,28 @@ def test_failure_of_diff_is_told_apart_from_a_difference(exo: Exo, applied: str,
     ran = exo("diff", "-f", applied)
     assert ran.code == 2
     assert "cannot connect" in ran.err
+
+
+class Unreadable:
+    """A standard input whose reading fails, as one that is a directory or a broken mount."""
+
+    def read(self, size: int) -> str:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("verb", ["diff", "apply"])
+@pytest.mark.parametrize("stdin", [None, Unreadable()], ids=["closed", "unreadable"])
+def test_a_standard_input_that_cannot_be_read_is_a_wrong_command_line(
+    exo: Exo, verb: str, stdin: object, monkeypatch: pytest.MonkeyPatch
+):
+    """With 1 a script would take it for a difference."""
+    monkeypatch.setattr("sys.stdin", stdin)
+    ran = exo(verb, "-f", "-", "-O", "json")
+    assert (ran.code, ran.out) == (2, "")
+    (line,) = ran.err.splitlines()
+    error = json.loads(line)["error"]
+    assert (error["type"], error["exit_code"]) == ("UsageError", 2)
+    assert "standard input" in error["message"]
 
 
 def test_what_was_exported_applies_without_changes(exo: Exo, applied: str):

@@ -73,6 +73,38 @@ def test_flags_that_the_release_does_not_take_are_refused_all_at_once(exo: Exo) 
     assert "--dtype is 'fp64'" in result.out
 
 
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (("--gpu-type=l40s", "--inference-engine-params=--dtype=fp64"), "--dtype is 'fp64'"),
+        (("--compare=l4,gpua5000", "--inference-engine-params=--dtype=fp64"), "--dtype is 'fp64'"),
+        (("--gpu-type=l40s", "--inference-engine=sglang"), "not sized for "),
+        (
+            ("--for=requests=1/s input=100 output=10", "--inference-engine-params=--dtype=fp64"),
+            "--dtype is 'fp64'",
+        ),
+    ],
+    ids=["refused", "refused everywhere", "nobody can say", "refused for a demand"],
+)
+def test_what_is_no_answer_is_an_error_for_programs(
+    exo: Exo, more: tuple[str, ...], found: str
+) -> None:
+    result = exo(*PLAN, *QWEN, *more, "-O", "json")
+    assert isinstance(json.loads(result.out), (dict, list)), "stdout is the answer all the same"
+    (line,) = result.err.splitlines()
+    error = json.loads(line)["error"]
+    assert (result.code, error["type"], error["exit_code"]) == (1, "ExoError", 1)
+    assert found in error["message"]
+    assert "error" not in exo(*PLAN, *QWEN, *more).err
+
+
+@pytest.mark.parametrize("where", ["--gpu-type=l4", "--compare=l4,gpua5000"])
+def test_what_does_not_fit_is_an_answer_and_no_error(exo: Exo, where: str) -> None:
+    result = exo(*PLAN, "--model-name", "deepseek-ai/DeepSeek-R1", where, "-O", "json")
+    assert (result.code, result.err) == (1, "")
+    assert json.loads(result.out)
+
+
 def test_json_is_the_whole_plan_of_the_api_in_snake_case(exo: Exo) -> None:
     result = exo(*PLAN, *MINISTRAL, "--gpu-type", "gpua5000", "-O", "json")
     assert result.code == 1

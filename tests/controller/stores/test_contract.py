@@ -60,6 +60,51 @@ async def test_what_was_acknowledged_is_there_after_reopening(open_store: OpenSt
     assert await second.get_secret(made.metadata.uid, "key") == b"\0sealed"
 
 
+async def stop_following(store: Store) -> None:
+    """Keep a store from being told what others write, as where the watch lags behind."""
+    followers = getattr(store, "_tasks", [])  # a store without a cache has none
+    for task in followers:
+        task.cancel()
+    await asyncio.gather(*followers, return_exceptions=True)
+
+
+async def test_the_present_object_is_read_past_what_was_known(open_store: OpenStore) -> None:
+    store, other = await open_store(), await open_store()
+    made = await store.create(deployment())
+    uid = made.metadata.uid
+    seen = await other.get_current(KIND, uid)
+    assert seen == made
+    await stop_following(store)
+    changed = await other.update(with_replicas(seen, 7))
+    assert await store.get_current(KIND, uid) == changed
+    assert await store.get(KIND, uid) == changed
+    await other.update(without_finalizers(changed))
+    await other.delete(KIND, uid)
+    with pytest.raises(ObjectNotFound):
+        await store.get_current(KIND, uid)
+    with pytest.raises(ObjectNotFound):
+        await store.get_current(KIND, "no-such-uid")
+
+
+async def test_a_change_that_met_another_one_is_made_on_the_second_try(
+    open_store: OpenStore,
+) -> None:
+    """So that who tries again five times, as a change of a key does, does not meet the same object each time."""
+    store, other = await open_store(), await open_store()
+    made = await store.create(deployment())
+    stale = await store.get(KIND, made.metadata.uid)
+    await stop_following(store)
+    theirs = await other.get(KIND, made.metadata.uid)
+    for replicas in (5, 6):
+        theirs = await other.update(with_replicas(theirs, replicas))
+    with pytest.raises(VersionConflict):
+        await store.update(with_replicas(stale, 2))
+    present = await store.get(KIND, made.metadata.uid)
+    assert present.spec.replicas == 6
+    after = await store.update(with_replicas(present, 2))
+    assert (await other.get_current(KIND, made.metadata.uid)) == after
+
+
 async def test_names_are_unique_per_kind(store: Store) -> None:
     name = model_object_name("a/b")
     await store.create(deployment(name))

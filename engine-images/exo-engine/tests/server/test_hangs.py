@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -138,3 +140,29 @@ def test_a_saturated_engine_is_well(start_engine: Start) -> None:
         while time.monotonic() < until and engine.metric("vllm:num_requests_waiting"):
             seen.add(engine.http.get("/health").status_code)
     assert seen == {200}
+
+
+def test_24_clients_that_keep_their_connections_are_answered_with_64_descriptors(
+    start_engine: Start,
+) -> None:
+    engine = start_engine()
+    resource.prlimit(engine.process.pid, resource.RLIMIT_NOFILE, (64, 64))  # long before it listens
+    engine.wait_ready()
+    statuses: list[int] = []
+
+    def ask() -> None:
+        transport = httpx.HTTPTransport(uds=str(engine.socket), retries=2)
+        with httpx.Client(transport=transport, base_url="http://engine", timeout=60) as client:
+            for _ in range(3):
+                answer = client.post("/v1/completions", json=LONG | {"max_tokens": 3})
+                statuses.append(answer.status_code)
+            all_have_asked.wait()  # until then each keeps what connection it has
+
+    all_have_asked = threading.Barrier(24, timeout=300)
+    with ThreadPoolExecutor(24) as pool:
+        for each in [pool.submit(ask) for _ in range(24)]:
+            each.result()
+    assert len(statuses) == 72
+    assert set(statuses) <= {200, 429, 503}
+    assert statuses.count(200) >= 24
+    assert engine.http.get("/health").status_code == 200

@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import socket
 import stat
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from exo_engine.arguments import ServerOptions
 from exo_engine.errors import AddressUnavailable
+from exo_engine.server import listener as listener_module
 from exo_engine.server.listener import accept, address_of, listening_socket
 
 OPTIONS = ServerOptions(("m",), Path("m"), Path("m"), port=0)
@@ -78,6 +80,96 @@ async def test_connections_beyond_the_bound_wait_and_are_answered(tmp_path: Path
                 writer.close()
         finally:
             await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def serving(path: Path, max_connections: int) -> AsyncIterator[None]:
+    """A server with few connections that says so in its answers, as the engine's does."""
+    room, app = listener_module.Room(), web.Application()
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def close(_: web.Request, response: web.StreamResponse) -> None:
+        room.close_after(response)
+
+    app.router.add_get("/", answer)
+    app.on_response_prepare.append(close)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    with listening_socket(on(path)) as listener:
+        try:
+            await accept(runner, listener, max_connections, room)
+            yield
+        finally:
+            await runner.cleanup()
+
+
+async def close_all(writers: Iterable[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def head_of(reader: asyncio.StreamReader) -> bytes:
+    """Return the head of an answer; empty where the connection ended without one."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        return await reader.readuntil(b"\r\n\r\n")
+    return b""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"", b"GET / HTTP/1.1\r\nHo", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"],
+    ids=["silent", "half a head", "kept after an answer"],
+)
+async def test_connections_without_a_request_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    """Three hold all the connections there may be, and say nothing more; each of ten others is answered."""
+    monkeypatch.setattr(listener_module, "SPARED_SECONDS", 0.0)
+    path = tmp_path / "engine.sock"
+    async with serving(path, 3), asyncio.timeout(20):
+        held = [await asyncio.open_unix_connection(path) for _ in range(3)]
+        for reader, writer in held:
+            writer.write(first)
+            if first.endswith(b"\r\n\r\n"):
+                assert (await head_of(reader)).startswith(b"HTTP/1.1 200 ")
+        for _ in range(10):
+            held.append(await asyncio.open_unix_connection(path))
+            reader, writer = held[-1]
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await head_of(reader)).startswith(b"HTTP/1.1 200 ")
+        await close_all(writer for _, writer in held)
+
+
+async def test_busy_clients_let_go_of_connections_that_others_wait_for(tmp_path: Path) -> None:
+    """24 clients ask again and again, each on a connection that it keeps as long as it may; all get on."""
+    path = tmp_path / "engine.sock"
+    num_closed = 0
+
+    async def ask_ten_times() -> int:
+        nonlocal num_closed
+        num_answers, reader, writer = 0, None, None
+        while num_answers < 10:
+            if writer is None or reader is None:
+                reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            head = await head_of(reader)
+            assert head.startswith(b"HTTP/1.1 200 "), head
+            await reader.readexactly(2)
+            num_answers += 1
+            if b"Connection: close" in head:
+                num_closed += 1
+                await close_all([writer])
+                reader = writer = None
+        await close_all([writer] if writer is not None else [])
+        return num_answers
+
+    async with serving(path, 3), asyncio.timeout(20):
+        assert await asyncio.gather(*(ask_ten_times() for _ in range(24))) == [10] * 24
+    assert num_closed >= 21
 
 
 def test_living_socket_is_not_taken_away(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ async def update_api_key(request: Request) -> Response:
 async def rotate_api_key(request: Request) -> Response:
     """Give a key a new value and show it; the old one is refused from the gateway's next table on.
 
-    A repeat makes no value: it is shown that of the first.
+    A repeat makes no value: it is shown that of the first, as long as that one opens anything.
     """
     context = context_of(request)
     identity = await operations.identify_request(request)
@@ -130,6 +130,9 @@ async def rotate_api_key(request: Request) -> Response:
             result = repeated or operations.new_uid(identity)
             value = context.secret_box.repeatable_api_key(f"rotation:{result}")
             if repeated is not None:
+                present = await load(context.store, InferenceApiKey, request, current=True)
+                if hash_api_key(value) != present.spec.sha256:
+                    raise _rotated_since("rotation", present)
                 return answer(ApiKeyValue(value=value))
             try:
                 request_done = replace(identity, result_id=result)
@@ -160,7 +163,7 @@ async def _record_rotation(
 async def reveal_api_key(request: Request) -> Response:
     """Show the value of a key again."""
     context = context_of(request)
-    key = await load(context.store, InferenceApiKey, request)
+    key = await load(context.store, InferenceApiKey, request, current=True)
     uid = key.metadata.uid
     sealed = await context.store.get_secret(uid, KEY_SECRET)
     value = sealed and context.secret_box.decrypt(sealed, owner=uid, name=KEY_SECRET)
@@ -258,7 +261,7 @@ async def _check_scope(context: Context, scope: str) -> Issue | None:
 
 async def _show_again(context: Context, identity: RecordedRequest, uid: str) -> CreatedApiKey:
     try:
-        key = await context.store.get(InferenceApiKey, uid)
+        key = await context.store.get_current(InferenceApiKey, uid)
     except ObjectNotFound as exc:
         raise Refused(
             409,
@@ -267,9 +270,22 @@ async def _show_again(context: Context, identity: RecordedRequest, uid: str) -> 
             hint="Use a new Idempotency-Key for a new API key.",
         ) from exc
     make = context.secret_box.repeatable_api_key
-    value, older = make(uid), make(f"{identity.key}:{identity.fingerprint}")
     # Keys that were created before an update of this program have a value of the latter form.
-    return _show(context, key, older if hash_api_key(older) == key.spec.sha256 else value)
+    for value in (make(uid), make(f"{identity.key}:{identity.fingerprint}")):
+        if hash_api_key(value) == key.spec.sha256:
+            return _show(context, key, value)
+    raise _rotated_since("creation", key)
+
+
+def _rotated_since(what: str, key: InferenceApiKey) -> Refused:
+    """Return the refusal of telling a value again that opens nothing any more."""
+    return Refused(
+        409,
+        "Answered before",
+        f"this very {what} was done before, and the API key {key.spec.display_name!r} was rotated "
+        "since: its value of then opens nothing any more",
+        hint="Reveal the key to see its present value; sign a new request to rotate it once more.",
+    )
 
 
 def _show(context: Context, key: InferenceApiKey, value: str) -> CreatedApiKey:

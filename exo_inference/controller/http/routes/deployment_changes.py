@@ -109,11 +109,11 @@ async def _record(
         metadata, admitted = await asyncio.to_thread(asked.judge, present, world)
         uid = present.metadata.uid
         if asked.is_dry_run:
-            return operations.dry_run("deployment", uid, admitted.plan)
+            return operations.dry_run("deployment", uid, admitted.plan, admitted.warnings)
         after = versions.after_change(present, metadata, admitted.spec)
-        operation = operations.succeeded("deployment", uid, plan=admitted.plan).model_copy(
-            update={"version": versions.version_of(after), "generation": after.generation}
-        )
+        operation = operations.succeeded(
+            "deployment", uid, plan=admitted.plan, warnings=admitted.warnings
+        ).model_copy(update={"version": versions.version_of(after), "generation": after.generation})
         is_another = (metadata, admitted.spec) != (present.metadata, present.spec)
         # A new name leaves the plan as it was: only another spec has something to say of it.
         told = admitted.events if admitted.spec != present.spec else ()

@@ -65,15 +65,21 @@ def answer(body: WireModel) -> JSONResponse:
     return JSONResponse(body.to_wire())
 
 
-async def load(store: Store, kind: type[R], request: Request) -> R:
+async def load(store: Store, kind: type[R], request: Request, *, current: bool = False) -> R:
     """Return the object that the path names.
+
+    Args:
+        store: of the object.
+        kind: of the object.
+        request: whose path it is.
+        current: as it is now, past what is kept of it in this process.
 
     Raises:
         Refused: 404.
     """
     uid: str = request.path_params["id"].lower()
     try:
-        return await store.get(kind, uid)
+        return await (store.get_current if current else store.get)(kind, uid)
     except ObjectNotFound as exc:
         raise not_found(_NOUNS[kind], uid[:64]) from exc
 

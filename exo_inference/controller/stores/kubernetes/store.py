@@ -19,7 +19,6 @@ from typing import Any, TypeVar, cast
 
 from exo_inference.controller.stores.base import (
     Change,
-    NameTaken,
     ObjectNotFound,
     RecordedRequest,
     Recording,
@@ -30,6 +29,7 @@ from exo_inference.controller.stores.kubernetes.cache import Cache
 from exo_inference.controller.stores.kubernetes.companions import Companions
 from exo_inference.controller.stores.kubernetes.events import Events
 from exo_inference.controller.stores.kubernetes.records import KINDS, Effect, Records
+from exo_inference.controller.stores.kubernetes.refusals import check_version, gone, name_taken
 from exo_inference.controller.stores.kubernetes.schemas import explain_missing, refuse_old_schemas
 from exo_inference.controller.stores.kubernetes.secrets import Secrets
 from exo_inference.controller.stores.kubernetes.unreadable import report_unreadable
@@ -137,7 +137,7 @@ class KubernetesStore:
         obj = obj.model_copy(update={"metadata": meta})
         holder = cache.by_name(meta.name)
         if holder is not None and cache.uid_of(holder) != meta.uid:
-            raise _name_taken(obj)
+            raise name_taken(obj)
         subject = OperationSubject(kind=obj.KIND, name=meta.name, uid=meta.uid)
         async with self._companions.before(recording, subject, Effect.CREATE):
             raw = await self._post(obj)
@@ -149,6 +149,12 @@ class KubernetesStore:
         """Return the object with this uid; see `ObjectStore.get`."""
         cache = self._cache(kind)
         return cast(R, self._present(cache, await self._find(cache, uid)))
+
+    async def get_current(self, kind: type[R], uid: str) -> R:
+        """Return the object as the API server has it; see `ObjectStore.get_current`."""
+        cache = self._cache(kind)
+        await self._read_again(cache, await self._find(cache, uid))
+        return await self.get(kind, uid)
 
     async def get_by_name(self, kind: type[R], name: str) -> R:
         """Return the object with this name; see `ObjectStore.get_by_name`."""
@@ -169,10 +175,10 @@ class KubernetesStore:
         cache = self._cache(type(obj))
         stored = await self._find(cache, obj.metadata.uid)
         present = self._present(cache, stored)
-        _check_version(obj, stored)
+        check_version(obj, stored)
         name = obj.metadata.name
         if name != present.metadata.name and cache.by_name(name) not in (None, stored):
-            raise _name_taken(obj)
+            raise name_taken(obj)
         is_let_go = len(obj.metadata.finalizers) < len(present.metadata.finalizers)
         if present.metadata.deletion_timestamp is not None and is_let_go:
             # Before the object goes: of one that is gone nobody looks for secrets for a while. Others may hold
@@ -196,7 +202,7 @@ class KubernetesStore:
         cache = self._cache(type(obj))
         stored = await self._find(cache, obj.metadata.uid)
         present = self._present(cache, stored)
-        _check_version(obj, stored)
+        check_version(obj, stored)
         patch: dict[str, Any] = {}
         if dump_part(obj, "status") != dump_part(present, "status"):
             patch = {
@@ -319,19 +325,28 @@ class KubernetesStore:
             cache.observe(raw)
         return raw
 
+    async def _read_again(self, cache: Cache, stored: Stored) -> dict[str, Any]:
+        """Read an object past the cache.
+
+        Raises:
+            ObjectNotFound: it is gone.
+        """
+        raw = await self._look_up(cache, stored.name)
+        if raw is None:
+            cache.forget(stored.name, stored.uid)
+            raise gone(cache.kind, stored.name)
+        return raw
+
     async def _refuse_unreadable(self, cache: Cache, stored: Stored) -> None:
         """Read an object past the cache before its spec is changed.
 
         CRDs of a newer version give every object their defaults, which no watch tells of.
 
         Raises:
+            ObjectNotFound: it is gone.
             StoreTooNew: it cannot be read any more.
         """
-        path = object_path(self._api, cache.kind.PLURAL, stored.name, group=API_VERSION)
-        try:
-            raw = await self._api.get(path)
-        except ApiRefusal as exc:
-            raise await self._explain(cache, stored, exc) from exc
+        raw = await self._read_again(cache, stored)
         self._present(cache, read_object(cache.kind, raw))
 
     def _present(self, cache: Cache, stored: Stored) -> Resource:
@@ -354,7 +369,7 @@ class KubernetesStore:
             raw = await self._look_up(cache, obj.metadata.name)
             if raw is not None and cache.uid_of(cache.observe(raw)) == obj.metadata.uid:
                 return raw
-            raise _name_taken(obj) from exc
+            raise name_taken(obj) from exc
 
     async def _post_status(self, obj: Resource, raw: dict[str, Any]) -> dict[str, Any]:
         """Write what is known of a new object; should it be lost, the reconciler finds it out."""
@@ -426,21 +441,8 @@ class KubernetesStore:
         """Return the error of a refused change, having read the object again."""
         if exc.status_code == 404:
             cache.forget(stored.name, stored.uid)
-            return ObjectNotFound(f"there is no {cache.kind.KIND} {stored.name!r} any more")
+            return gone(cache.kind, stored.name)
         if exc.status_code != 409:
             return exc
         await self._look_up(cache, stored.name)
         return VersionConflict(f"{cache.kind.KIND} {stored.name!r} changed meanwhile")
-
-
-def _check_version(given: Resource, stored: Stored) -> None:
-    expected = given.metadata.resource_version
-    if expected and expected != str(stored.version):
-        raise VersionConflict(
-            f"{given.KIND} {given.metadata.name!r} changed meanwhile: version {stored.version}, "
-            f"expected {expected}"
-        )
-
-
-def _name_taken(obj: Resource) -> NameTaken:
-    return NameTaken(f"another {obj.KIND} has the name {obj.metadata.name!r}")

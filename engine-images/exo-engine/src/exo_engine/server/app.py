@@ -53,7 +53,15 @@ def build_app(service: Service) -> web.Application:
         if method == "GET":
             app.router.add_route("HEAD", path, handler)
     app.on_response_prepare.append(_name_server)
+    app.on_response_prepare.append(_make_room(service))
     return app
+
+
+def _make_room(service: Service) -> Callable[..., Awaitable[None]]:
+    async def make_room(request: web.Request, response: web.StreamResponse) -> None:
+        service.room.close_after(response)
+
+    return make_room
 
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:

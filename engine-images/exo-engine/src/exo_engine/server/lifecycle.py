@@ -59,7 +59,7 @@ async def serve(command: ServeCommand, core: StartedCore) -> int:
     with listening_socket(options) as listener, _stop_signals() as stop:
         await runner.setup()
         try:
-            await accept(runner, listener)
+            await accept(runner, listener, room=service.room)
             logger.info("listening", extra={"address": address_of(listener, options)})
             await link.adopt(core, command.engine)
             return await _live(service, stop)

@@ -25,6 +25,12 @@ BACKLOG = 1024
 _OWN_DESCRIPTORS = 64
 """What the server has open beside its clients: the core, processes that template and tokenize, files."""
 
+_LEAST_CONNECTIONS = 8
+"""So many are taken even where the limit on descriptors leaves none; more wait in the kernel's queue."""
+
+SPARED_SECONDS = 1.0
+"""A connection without a request is given up for one that waits only if it has been so for this long."""
+
 _BATCH = 64
 """So many connections are taken before other work gets on."""
 
@@ -32,6 +38,21 @@ _FULL_SECONDS = 0.02
 """How long a server that has all the connections it may have waits until it looks whether one has ended."""
 
 logger = logging.getLogger(__name__)
+
+
+class Room:
+    """Whether connections wait that there is no room for: then an answer is the last one on its connection.
+
+    Without that, a few clients that keep their connections busy would keep all others out.
+    """
+
+    is_short = False
+
+    def close_after(self, response: web.StreamResponse) -> None:
+        """Have a response end its connection, and say so, while others wait for one."""
+        if self.is_short:
+            response.force_close()
+            response.headers["Connection"] = "close"
 
 
 @contextlib.contextmanager
@@ -113,37 +134,44 @@ def _identity(path: str | None) -> tuple[int, int] | None:
 
 
 async def accept(
-    runner: web.BaseRunner, listener: socket.socket, max_connections: int | None = None
+    runner: web.BaseRunner,
+    listener: socket.socket,
+    max_connections: int | None = None,
+    room: Room | None = None,
 ) -> None:
     """Give what connects to the server, and let what is too much wait in the kernel's queue.
 
     The event loop's own way takes all that come: uvloop, once it has no descriptor left, hangs up on
-    everything that waits.
+    everything that waits. For what waits, connections without a request are given up, the one first that
+    has been so for the longest.
 
     Args:
         runner: of the server.
         listener: where connections come.
         max_connections: so many at once; None is as many as the process has descriptors for.
+        room: told when there is none.
     """
-    await _Site(runner, listener, max_connections or _count_connections()).start()
+    bound = max_connections or _count_connections()
+    await _Site(runner, listener, bound, room or Room()).start()
 
 
 def _count_connections() -> int:
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(1, descriptors - _OWN_DESCRIPTORS)
+    return max(_LEAST_CONNECTIONS, descriptors - _OWN_DESCRIPTORS)
 
 
 class _Site(web.BaseSite):
     """aiohttp's SockSite with a bound."""
 
-    __slots__ = ("_listener", "_max_connections")
+    __slots__ = ("_listener", "_max_connections", "_room")
 
     def __init__(
-        self, runner: web.BaseRunner, listener: socket.socket, max_connections: int
+        self, runner: web.BaseRunner, listener: socket.socket, max_connections: int, room: Room
     ) -> None:
         super().__init__(runner, backlog=BACKLOG)
         self._listener = listener
         self._max_connections = max_connections
+        self._room = room
 
     @property
     def name(self) -> str:
@@ -155,7 +183,7 @@ class _Site(web.BaseSite):
         assert server is not None, "the runner was not set up"
         self._listener.setblocking(False)
         self._listener.listen(BACKLOG)
-        acceptor = _Acceptor(self._listener, server, self._max_connections)
+        acceptor = _Acceptor(self._listener, server, self._max_connections, self._room)
         self._server = cast(asyncio.AbstractServer, acceptor)  # as much of one as sites use
         acceptor.resume()
 
@@ -163,10 +191,14 @@ class _Site(web.BaseSite):
 class _Acceptor:
     """Takes connections as long as there are fewer than the bound."""
 
-    def __init__(self, listener: socket.socket, server: web.Server, max_connections: int) -> None:
+    def __init__(
+        self, listener: socket.socket, server: web.Server, max_connections: int, room: Room
+    ) -> None:
         self._listener = listener
         self._server = server
         self._max_connections = max_connections
+        self._room = room
+        self._idle: dict[web.RequestHandler, float] = {}  # since when each has been seen so
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[None]] = set()
         self._later: asyncio.TimerHandle | None = None
@@ -192,22 +224,36 @@ class _Acceptor:
     def _take(self) -> None:
         for _ in range(_BATCH):
             if len(self._server.connections) + len(self._beginning) >= self._max_connections:
+                self._make_room()  # somebody waits, or nothing would have called this
                 self._wait()
                 return
             try:
                 client, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._room.is_short = False
+                self._idle.clear()
                 return
             except OSError as exc:
                 if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
                 logger.warning("no connection can be taken for a moment: %s", exc.strerror)
+                self._make_room()
                 self._wait()
                 return
             client.setblocking(False)
             task = self._loop.create_task(self._begin(client), name="connection")
             self._beginning.add(task)
             task.add_done_callback(self._beginning.discard)
+
+    def _make_room(self) -> None:
+        """Give up a connection without a request, and let those that have one end with their answer."""
+        self._room.is_short = True
+        now = self._loop.time()
+        idle = [one for one in self._server.connections if _waits_for_a_request(one)]
+        self._idle = {one: self._idle.get(one, now) for one in idle}
+        longest = min(self._idle, key=self._idle.__getitem__, default=None)
+        if longest is not None and now - self._idle[longest] >= SPARED_SECONDS:
+            longest.force_close()
 
     async def _begin(self, client: socket.socket) -> None:
         try:
@@ -219,6 +265,12 @@ class _Acceptor:
     def _wait(self) -> None:
         self._loop.remove_reader(self._listener)
         self._later = self._loop.call_later(_FULL_SECONDS, self.resume)
+
+
+def _waits_for_a_request(connection: web.RequestHandler) -> bool:
+    """Whether no whole request head is there; one that has just come is not lost."""
+    waiter = connection._waiter
+    return waiter is not None and not waiter.done()
 
 
 def address_of(listener: socket.socket, options: ServerOptions) -> str:

@@ -24,6 +24,7 @@ from exo_engine.server.constraints import Constraint
 from exo_engine.server.core_link import CoreLink
 from exo_engine.server.fields import Fields
 from exo_engine.server.generation import Generation
+from exo_engine.server.listener import Room
 from exo_engine.server.pools.grammar_pool import GrammarPool
 from exo_engine.server.pools.template_pool import TemplatePool
 from exo_engine.server.pools.tokenizer_pool import TokenizerPool
@@ -102,6 +103,7 @@ class Service:
         self._numbers = itertools.count(1)
         self._encoding = asyncio.Semaphore(1)
         self.readers = Readers()
+        self.room = Room()  # for connections
         self._tokenizer_pool: TokenizerPool | None = None
         self._grammar_pool: GrammarPool | None = None
 

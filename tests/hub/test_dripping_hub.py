@@ -1,0 +1,162 @@
+"""A Hub that sends a byte now and then, for ever: no thread of ours is held by it."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from huggingface_hub import get_session
+
+from exo_inference.hub import huggingface
+from exo_inference.hub.base import ModelFile, ResolvedModel, SourceUnreachable
+from exo_inference.hub.bounded_requests import add_bounds, bounded
+from exo_inference.hub.huggingface import HuggingFaceSource
+from exo_inference.hub.remote_architecture import fetch
+
+LIMIT = 0.3
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+WHERE = {
+    "header": HEAD + b"X-Slow: ",
+    "body": HEAD + b"Content-Length: 1000000\r\n\r\n",
+    "body without a length": HEAD + b"\r\n",
+}
+
+
+class Dripping:
+    """A server that answers each request with a beginning, and then one byte after another."""
+
+    def __init__(self, begin: bytes, context: ssl.SSLContext | None = None) -> None:
+        self._begin, self._context = begin, context
+        self._ended = threading.Event()
+        self.num_hung_up = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._serve, args=(client,)))
+            self._threads[-1].start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            if self._context is not None:
+                client = self._context.wrap_socket(client, server_side=True)
+            client.recv(65536)
+            client.sendall(self._begin)
+            while not self._ended.wait(0.01):
+                client.sendall(b"a")
+        except OSError:
+            self.num_hung_up += 1
+        finally:
+            client.close()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for each in self._threads:
+            each.join()
+
+
+@pytest.fixture(params=WHERE)
+def hub(request: pytest.FixtureRequest) -> Iterator[Dripping]:
+    server = Dripping(WHERE[request.param])
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    """What a server with a certificate of its own making needs."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    host = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([host]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path: Path = tmp_path_factory.mktemp("tls") / "server.pem"
+    path.write_bytes(
+        certificate.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context
+
+
+@pytest.mark.timeout(60)
+async def test_a_model_is_not_looked_for_without_end(
+    hub: Dripping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "_RESOLVE_TIMEOUTS", LIMIT / 30)
+    source = HuggingFaceSource(endpoint=f"http://127.0.0.1:{hub.port}")
+    with pytest.raises(SourceUnreachable):
+        await source.resolve("org/model", revision=None, token=None)
+
+
+@pytest.mark.timeout(60)
+async def test_the_thread_that_asked_for_an_architecture_is_free_again(hub: Dripping) -> None:
+    endpoint = f"http://127.0.0.1:{hub.port}"
+    for _ in range(3):
+        with pytest.raises(SourceUnreachable):
+            await fetch("org/model", None, None, endpoint, LIMIT)
+    while hub.num_hung_up < 3:  # each of them; the caller's own limit frees no thread
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.timeout(60)
+async def test_a_file_whose_header_never_ends_is_given_up(tmp_path: Path) -> None:
+    server = Dripping(WHERE["header"])
+    try:
+        source = HuggingFaceSource(
+            endpoint=f"http://127.0.0.1:{server.port}", timeout_seconds=LIMIT, retry_seconds=0.001
+        )
+        model = ResolvedModel("org/model", "0" * 40, (ModelFile("config.json", 5, None, None),))
+        with pytest.raises(SourceUnreachable):
+            await source.fetch(model, tmp_path, token=None, progress=lambda _: None)
+    finally:
+        server.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("where", [*WHERE, "handshake"])
+def test_the_same_holds_over_tls(tls: ssl.SSLContext, where: str) -> None:
+    server = Dripping(WHERE.get(where, b"\x16\x03\x03\x40\x00"), tls if where in WHERE else None)
+    try:
+        client_class: type = type(get_session())
+        with add_bounds(client_class(verify=False, timeout=30)) as client:
+            with pytest.raises(TimeoutError, match="was not there"), bounded(LIMIT):
+                client.get(f"https://127.0.0.1:{server.port}/")
+            with pytest.raises(TimeoutError, match="was not there"), bounded(0):
+                client.get(f"https://127.0.0.1:{server.port}/")
+    finally:
+        server.close()
