@@ -206,11 +206,10 @@ BEHIND_THE_COPY = {  # of a step's tokens, which has been waited for
     ("core/graphs/device.py", "wait", "held.tolist"),
     ("structured_output/states.py", "_settle", "choice.tokens.tolist"),
 }
-# These do wait: where guesses are verified, and where top-p keeps more tokens than the candidates are.
+# These do wait: where guesses are verified.
 WAITING_NOW_AND_THEN = {
     ("core/runner.py", "_choose", "samples.tokens.cpu"),
     ("core/runner.py", "_choose", "samples.tokens.cpu().numpy"),
-    ("sampling/sampler.py", "_draw_filtered", "(~is_enough).nonzero"),
 }
 
 
