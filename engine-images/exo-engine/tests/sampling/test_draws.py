@@ -81,6 +81,14 @@ def test_more_ways_than_rows_need_change_no_token():
     assert len(set(alone)) == 5
 
 
+def test_a_large_vocabulary_in_fewer_steps_gives_the_same(monkeypatch):
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    rows = table(*[(1.0, -math.inf, 0, 0.8 + 0.03 * i, i / 6) for i in range(6)])
+    found = choose(logits, rows, Ways.MASS)[0]
+    monkeypatch.setattr(draws, "_LARGE_VOCABULARY", VOCAB)
+    assert torch.equal(choose(logits, rows, Ways.MASS)[0], found)
+
+
 def test_a_vocabulary_in_parts_gives_the_same(monkeypatch):
     logits = torch.randn(7, VOCAB, generator=torch.Generator().manual_seed(1))
     rows = table(*[(1.0, -math.inf, 0, 0.9, i / 7) for i in range(7)])

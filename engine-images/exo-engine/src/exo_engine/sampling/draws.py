@@ -22,9 +22,10 @@ NUM_CANDIDATES = 1024
 """Top-k up to this many tokens looks at the likeliest tokens only."""
 _LEAST_TEMPERATURE = 1e-6
 # Tables of a row's vocabulary that are made at a time, in numbers.
-_MOST_NUMBERS = 2**24
-# Of a key's 32 bits, what is looked at one after the other: shift and width.
-_DIGITS = ((21, 11), (10, 11), (0, 10))
+_MOST_NUMBERS = 2**23
+# A key's 32 bits, of which some are looked at after the others: the more at a time, the more sums there are.
+_FEW_DIGITS, _MANY_DIGITS = (16, 16), (11, 11, 10)
+_LARGE_VOCABULARY = 2**15
 # A likeliest token's weight: 2^19 of them are within 63 bits.
 _UNIT = 2.0**43
 
@@ -134,26 +135,27 @@ def _draw_by_mass(scaled: Tensor, top_ks: Tensor | None, top_ps: Tensor, numbers
     largest = scaled.amax(dim=-1, keepdim=True).double()
     masses = ((scaled.double() - largest).exp_() * _UNIT).round_().long()
     if top_ks is not None:
-        masses = _within_top_k(keys, masses, top_ks)
-    totals = masses.sum(dim=-1)
+        masses = masses.where(_is_within_top_k(keys, top_ks), 0)
+    ranking = _Ranking(keys, masses)
     # The last token that stays is the first with which they reach top-p.
-    goals = (top_ps * totals).ceil().long() - 1
-    place, before = _find(keys, masses, goals.clamp_min(0).minimum(totals - 1))
-    kept = before + masses.gather(1, place.unsqueeze(1)).squeeze(1)
-    targets = (numbers * kept).long().minimum(kept - 1)
-    return _find(keys, masses, targets)[0]
+    goals = ((top_ps * ranking.totals).ceil().long() - 1).clamp_min(0)
+    is_last, left = ranking.find(goals.minimum(ranking.totals - 1))
+    each = masses.where(is_last, 0).amax(dim=-1).clamp_min(1)
+    kept = goals - left + (left // each + 1) * each
+    is_drawn, left = ranking.find((numbers * kept).long().minimum(kept - 1))
+    each = masses.where(is_drawn, 0).amax(dim=-1).clamp_min(1)
+    ranks = is_drawn.cumsum(dim=-1, dtype=torch.int32)
+    places = (ranks <= (left // each).unsqueeze(1)).sum(dim=-1)
+    return places.clamp_max(scaled.shape[1] - 1)
 
 
-def _within_top_k(keys: Tensor, masses: Tensor, top_ks: Tensor) -> Tensor:
-    """Return masses (N, V) with none where top-k leaves nothing; of equal keys the first tokens stay."""
+def _is_within_top_k(keys: Tensor, top_ks: Tensor) -> Tensor:
+    """Return which tokens (N, V) top-k leaves; of equal keys the first ones."""
     vocab_size = keys.shape[1]
     most = torch.where(top_ks > 0, top_ks, vocab_size).clamp_max(vocab_size)
-    last = _find(keys, torch.ones_like(masses), most - 1)[0].unsqueeze(1)
-    own = keys.gather(1, last)
-    is_kept = (keys < own) | (
-        (keys == own) & (torch.arange(vocab_size, device=keys.device) <= last)
-    )
-    return masses.where(is_kept, 0)
+    is_last, left = _Ranking(keys, torch.ones_like(keys)).find(most - 1)
+    is_likelier = keys < keys.where(is_last, 0).amax(dim=-1, keepdim=True)
+    return is_likelier | (is_last & (is_last.cumsum(dim=-1) <= left.unsqueeze(1) + 1))
 
 
 def _falling_keys(values: Tensor) -> Tensor:
@@ -163,25 +165,48 @@ def _falling_keys(values: Tensor) -> Tensor:
     return 0x7FFFFFFF - rising.long()
 
 
-def _find(keys: Tensor, masses: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first token of each row up to which there is more than a goal, and how much there is before it.
-
-    Tokens go by rising keys, and those of equal keys by their ids.
+class _Ranking:
+    """Masses of tokens in the order of their keys.
 
     Args:
-        keys: (N, V) int64.
-        masses: (N, V) int64, not negative.
-        goals: (N,) int64, at least 0 and less than the row's sum.
+        keys: (N, V) int64, of 32 bits.
+        masses: (N, V) int64, not negative, equal where keys are.
     """
-    left = goals
-    for shift, width in _DIGITS:
-        digits = (keys >> shift) & ((1 << width) - 1)
-        sums = masses.new_zeros(len(masses), 1 << width).scatter_add_(1, digits, masses)
-        found, before = _first_above(sums, left)
-        left = left - before
-        masses = masses.where(digits == found.unsqueeze(1), 0)
-    found, before = _first_above(masses, left)
-    return found, goals - left + before
+
+    def __init__(self, keys: Tensor, masses: Tensor) -> None:
+        self._keys, self._masses = keys, masses
+        self._widths = _FEW_DIGITS if keys.shape[1] >= _LARGE_VOCABULARY else _MANY_DIGITS
+        self._first_sums = self._sum_up(keys >> (32 - self._widths[0]), masses, self._widths[0])
+        self.totals = self._first_sums.sum(dim=-1)
+        """(N,)."""
+
+    def find(self, goals: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the first key of each row up to which there is more than a goal.
+
+        Args:
+            goals: (N,) int64, at least 0 and less than the row's sum.
+
+        Returns:
+            Which tokens (N, V) have that key, and what of the goal (N,) is left for them.
+        """
+        left, shift = goals, 32
+        is_own: Tensor | None = None
+        for width in self._widths:
+            shift -= width
+            digits = (self._keys >> shift) & ((1 << width) - 1)
+            sums = self._first_sums
+            if is_own is not None:
+                sums = self._sum_up(digits, self._masses.where(is_own, 0), width)
+            found, before = _first_above(sums, left)
+            left = left - before
+            is_found = digits == found.unsqueeze(1)
+            is_own = is_found if is_own is None else is_own & is_found
+        assert is_own is not None, "a key has digits"
+        return is_own, left
+
+    @staticmethod
+    def _sum_up(digits: Tensor, masses: Tensor, width: int) -> Tensor:
+        return masses.new_zeros(len(masses), 1 << width).scatter_add_(1, digits, masses)
 
 
 def _first_above(sums: Tensor, goals: Tensor) -> tuple[Tensor, Tensor]:
