@@ -4,71 +4,22 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import exo_engine
 import numpy as np
 import pytest
-import torch
 from exo_engine import LLM, SamplingParams
 from exo_engine.core import runner
 from exo_engine.core.graphs import device
 from exo_engine.core.graphs.decode_graphs import graph_sizes
-from exo_engine.core.graphs.device import Captured, Fetched, Outputs
 from exo_engine.weight_formats import plain
-from torch.utils._python_dispatch import TorchDispatchMode
 
-WAITING = (
-    "aten.bincount",
-    "aten._local_scalar_dense",
-    "aten.nonzero",
-    "aten.equal",
-    "aten.masked_select",
-    "aten.unique",
-)
+from ..fake_gpu import FakeGpu, NoWaiting
 
-
-class NoWaiting(TorchDispatchMode):
-    """Fails where a GPU would have the host wait for it."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert not str(func).startswith(WAITING), f"the host would wait for {func}"
-        return func(*args, **(kwargs or {}))
-
-
-class FakeGpu:
-    """A device with graphs. A repetition writes where the captured run wrote, as on a GPU."""
-
-    can_capture = True
-
-    def __init__(self) -> None:
-        self.num_captured = self.num_replayed = self.num_uploads = self.num_fetched = 0
-
-    def upload(self, numbers: torch.Tensor, target: torch.Tensor) -> None:
-        self.num_uploads += 1
-        target[: len(numbers)].copy_(numbers)
-
-    def fetch(self, numbers: torch.Tensor) -> Fetched:
-        self.num_fetched += 1
-        return numbers.clone().tolist
-
-    def note_layer(self) -> None:
-        """See `DeviceOps`; what is captured runs on the host here."""
-
-    def capture(self, run: Callable[[], Outputs]) -> Captured:
-        self.num_captured += 1
-        with NoWaiting():
-            outputs = run()
-
-        def replay() -> None:
-            self.num_replayed += 1
-            with NoWaiting():
-                for held, new in zip(outputs, run(), strict=True):
-                    held.copy_(new)
-
-        return Captured(replay, outputs)
+GRAPHS_OF_THREE = 3 + 3 * 4
+"""Of at most three sequences: the model for 1, 2 and 3, and for as many rows four kinds of choices."""
 
 
 @pytest.fixture
@@ -94,7 +45,7 @@ def make(model, **options) -> LLM:
 def test_greedy_tokens_come_from_graphs_and_nobody_waits(gpu, tiny_model, prompts):
     model = tiny_model("qwen3")
     llm = make(model)
-    assert gpu.num_captured == len(graph_sizes(3)) == 3
+    assert gpu.num_captured == GRAPHS_OF_THREE
     before = gpu.num_replayed
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     found = [completion.token_ids for completion in llm.generate(prompts[:3], params)]
@@ -153,7 +104,7 @@ def test_experts_in_one_launch_ask_nobody_how_many_rows_each_has(
     monkeypatch.setattr(plain, "is_for_triton", lambda device: True)
     model = tiny_model(family)
     llm = make(model)
-    assert gpu.num_captured == 3
+    assert gpu.num_captured == GRAPHS_OF_THREE
     before = gpu.num_replayed
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     found = [completion.token_ids for completion in llm.generate(prompts[1:3], params)]
@@ -180,7 +131,7 @@ ASKING = {"item", "cpu", "tolist", "nonzero", "numpy"}
 # GPU is waited for.
 OF_THE_HOST = {  # arrays of numpy, as frames bring them
     ("attention/states.py", "begin", "host.query_starts.tolist"),
-    ("core/graphs/decode_graphs.py", "_stage", "np.cumsum([0, fields.size, slots.size, self._groups * num * width]).tolist"),
+    ("core/graphs/decode_graphs.py", "_stage", "np.cumsum([0, *map(np.prod, shapes)]).tolist"),
     ("core/runner.py", "_add", "added.token_ids[:added.num_prompt_tokens].tolist"),
     ("core/runner.py", "_add", "added.token_ids[added.num_prompt_tokens:].tolist"),
     ("core/runner.py", "_apply", "frame.removed.tolist"),
@@ -193,6 +144,8 @@ OF_THE_HOST = {  # arrays of numpy, as frames bring them
     ("core/runner.py", "_score_prompts", "np.flatnonzero(is_wanted).tolist"),
     ("sampling/sampler.py", "reports", "self.reported_rows.tolist"),
     ("sampling/sampler.py", "sample", "plan.num_top.tolist"),
+    ("core/choices.py", "follow", "tokens.tolist"),
+    ("structured_output/states.py", "has_any", "slots.tolist"),
     ("structured_output/states.py", "masks", "slots.tolist"),
     ("structured_output/states.py", "note", "slots.tolist"),
 }  # fmt: skip

@@ -53,6 +53,8 @@ class StepLayout:
     """Leading sequences that have one token in the step."""
     max_query_len: int
     max_context_len: int
+    uniform_tokens: int = 0
+    """Tokens, more than one, that each sequence has in the step, known to be as many for all; 0: they differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ Legend: N rows (sequences that sample in this step), V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +68,11 @@ def unpack(packed: int) -> tuple[int, bool]:
 
 
 def sample(
-    logits: Tensor, state: SamplingState, slots: Ints, mask: RowMask | None = None
+    logits: Tensor,
+    state: SamplingState,
+    slots: Ints,
+    mask: RowMask | None = None,
+    choose_otherwise: Callable[[StepPlan], tuple[Tensor, Tensor] | None] | None = None,
 ) -> Samples:
     """Choose one token per row. It is not appended to the state.
 
@@ -76,6 +81,8 @@ def sample(
         state: what the slots ask for.
         slots: (N,) the slot of each row.
         mask: of the rows with a grammar.
+        choose_otherwise: chooses from the logits once they are adjusted, as `draws.choose` does; gives None where it
+            cannot.
     """
     plan = state.plan(slots)
     raw = None if plan.reported is None else logits[plan.reported]
@@ -83,7 +90,8 @@ def sample(
     if plan.adjusts or mask is not None:
         is_finite = _is_finite(logits)
         _adjust(logits, state, plan, mask)
-    tokens, is_finite_now = _choose(logits, state, plan)
+    chosen = None if choose_otherwise is None else choose_otherwise(plan)
+    tokens, is_finite_now = _choose(logits, state, plan) if chosen is None else chosen
     is_valid = is_finite = is_finite_now if is_finite is None else is_finite
     if mask is not None or plan.may_forbid_all:  # a forbidden token is chosen only where all are
         is_valid = is_finite & (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) > -math.inf)

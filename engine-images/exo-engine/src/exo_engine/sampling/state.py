@@ -200,6 +200,26 @@ class SamplingState:
             self._plan = self._make_plan(slots.copy())
         return self._plan
 
+    def table(self, plan: StepPlan, ahead: Ints | None = None) -> NDArray[np.float64] | None:
+        """Return a plan's rows as `draws.choose` takes them; None where all are greedy.
+
+        Args:
+            plan: of N rows.
+            ahead: (N, P): each row is drawn at P places, and how many draws come before each; None: at one.
+
+        Returns:
+            (5, N), or (5, N P), places of a row after one another.
+        """
+        draws = plan.draws
+        if draws is None:
+            return None
+        num_places = 1 if ahead is None else ahead.shape[1]
+        table = np.zeros((5, len(plan.slots), num_places))
+        table[:4, draws.rows] = draws.parameters[..., None]
+        numbers = self.draw_numbers(draws, None if ahead is None else ahead[draws.rows])
+        table[4, draws.rows] = numbers.reshape(-1, num_places)
+        return table.reshape(5, -1)
+
     def draw_numbers(self, draws: Draws, ahead: Ints | None = None) -> NDArray[np.float64]:
         """Return where in [0, 1) draws fall: (D,), or (D, P) where `ahead` (D, P) says how many come before each."""
         keys, counters = draws.keys, self.num_outputs[draws.slots].astype(np.uint64)

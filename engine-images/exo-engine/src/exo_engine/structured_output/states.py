@@ -112,6 +112,10 @@ class GrammarStates:
         """Forget a slot's grammar."""
         self._states.pop(slot, None)
 
+    def has_any(self, slots: Ints) -> bool:
+        """Whether any of the slots (N,) has a grammar."""
+        return bool(self._states) and any(slot in self._states for slot in slots.tolist())
+
     def masks(self, slots: Ints) -> RowMask | None:
         """Return which tokens may follow, of those of the slots (N,) that have a grammar."""
         if not self._states:
