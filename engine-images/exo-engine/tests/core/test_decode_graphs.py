@@ -10,10 +10,12 @@ from pathlib import Path
 import exo_engine
 import numpy as np
 import pytest
+import torch
 from exo_engine import LLM, SamplingParams
 from exo_engine.core import runner
 from exo_engine.core.graphs import device
 from exo_engine.core.graphs.decode_graphs import graph_sizes
+from exo_engine.kernels.uploads import to_device
 from exo_engine.weight_formats import plain
 
 from ..fake_gpu import FakeGpu, NoWaiting
@@ -166,8 +168,26 @@ WAITING_NOW_AND_THEN = {
 }
 
 
-def calls_that_ask(path: Path) -> set[tuple[str, str]]:
-    """Return the functions of a module that call one of `ASKING`, with what they call it on."""
+BRINGING = {"from_numpy", "frombuffer", "tensor", "as_tensor", "pin_memory", "cuda"}
+# Calls of these names in the same modules, which may copy to the device from memory that is not pinned.
+PINNED = {
+    ("core/graphs/device.py", "upload", "numbers.pin_memory"),
+    ("kernels/uploads.py", "to_device", "tensor.pin_memory"),
+    ("kernels/uploads.py", "to_device", "torch.from_numpy"),
+}
+STAYS_ON_THE_HOST = {
+    ("attention/kv_cache.py", "_zeros", "np.frombuffer"),
+    ("attention/kv_cache.py", "_zeros", "torch.from_numpy"),
+    ("core/graphs/choice_graphs.py", "choose", "torch.from_numpy"),  # for `upload`
+    ("core/graphs/decode_graphs.py", "_stage", "torch.from_numpy"),
+    ("models/decoder.py", "forward", "torch.tensor"),  # a number
+    ("sampling/sampler.py", "_numbers_of_rows", "torch.from_numpy"),  # for the kernels of a CPU
+    ("sampling/token_tables.py", "unpack_bits", "torch.from_numpy"),
+}
+
+
+def calls_of(names: set[str], path: Path) -> set[tuple[str, str]]:
+    """Return the functions of a module that call one of these names, with what they call it on."""
     found = set()
 
     def look(node: ast.AST, function: str) -> None:
@@ -175,15 +195,16 @@ def calls_that_ask(path: Path) -> set[tuple[str, str]]:
             is_function = isinstance(child, ast.FunctionDef)
             look(child, child.name if is_function else function)
             called = child.func if isinstance(child, ast.Call) else None
-            if isinstance(called, ast.Attribute) and called.attr in ASKING:
+            if isinstance(called, ast.Attribute) and called.attr in names:
                 found.add((function, ast.unparse(called)))
 
     look(ast.parse(path.read_text()), "")
     return found
 
 
-def test_no_module_on_the_way_of_a_step_asks_a_tensor_for_its_numbers(gpu, tiny_model, monkeypatch):
-    """Every module of which anything runs in a step, found by running steps; calls to arrays of the host are listed."""
+@pytest.fixture
+def modules_of_steps(gpu, tiny_model, monkeypatch) -> dict[str, Path]:
+    """Every module of which anything runs in a step, found by running steps."""
     llm = make(tiny_model("llama"))
     root, seen = Path(exo_engine.__file__).parent, set()
     dispatch = runner.ModelRunner._dispatch
@@ -200,9 +221,28 @@ def test_no_module_on_the_way_of_a_step_asks_a_tensor_for_its_numbers(gpu, tiny_
         llm.generate([(1, 2, 3)], replace(params, max_tokens=2, ignore_eos=True))
     modules = {Path(name) for name in seen if Path(name).is_relative_to(root)}
     modules.add(Path(device.__file__))  # whose double was told instead
-    names = {str(path.relative_to(root)) for path in modules}
-    assert {"core/graphs/decode_graphs.py", "core/runner.py", "attention/triton.py"} <= names
-    found = {
-        (str(path.relative_to(root)), *call) for path in modules for call in calls_that_ask(path)
-    }
-    assert found <= OF_THE_HOST | ONLY_ON_A_CPU | BEHIND_THE_COPY | WAITING_NOW_AND_THEN
+    found = {str(path.relative_to(root)): path for path in modules}
+    assert {"core/graphs/decode_graphs.py", "core/runner.py", "attention/triton.py"} <= found.keys()
+    return found
+
+
+def test_no_step_asks_a_tensor_for_its_numbers_nor_copies_from_memory_that_is_not_pinned(
+    modules_of_steps,
+):
+    """Calls to arrays of the host are listed, as are those that bring something where nobody waits."""
+    asking, bringing = (
+        {(name, *call) for name, path in modules_of_steps.items() for call in calls_of(names, path)}
+        for names in (ASKING, BRINGING)
+    )
+    assert asking <= OF_THE_HOST | ONLY_ON_A_CPU | BEHIND_THE_COPY | WAITING_NOW_AND_THEN
+    assert bringing <= PINNED | STAYS_ON_THE_HOST
+    assert bringing >= PINNED
+
+
+def test_an_array_goes_to_a_gpu_from_pinned_memory(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    assert to_device(np.arange(3), torch.device("meta")).device.type == "meta"
+    assert [each.tolist() for each in pinned] == [[0, 1, 2]]
+    assert to_device(np.arange(6).reshape(2, 3).T, torch.device("cpu")).is_contiguous()
+    assert len(pinned) == 1

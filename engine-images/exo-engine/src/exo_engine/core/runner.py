@@ -32,6 +32,7 @@ from exo_engine.core.graphs.device import DeviceOps, device_ops
 from exo_engine.core.request import TokenLogprobs
 from exo_engine.core.step import AddedSequence, Ints, SequenceResult, StepFrame, StepResult
 from exo_engine.errors import OutOfMemory
+from exo_engine.kernels.uploads import to_device
 from exo_engine.models.decoder import Decoder
 from exo_engine.sampling.draws import Ways
 from exo_engine.sampling.draws import choose as choose_rows
@@ -400,7 +401,7 @@ class ModelRunner:
                 yield each
 
     def _to_device(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return to_device(values, self._device)
 
     def _score_prompts(
         self, frame: StepFrame, inputs: BatchInputs, hidden: Tensor

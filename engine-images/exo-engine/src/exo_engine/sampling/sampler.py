@@ -20,6 +20,7 @@ from torch import Tensor
 
 from exo_engine.core.request import TokenLogprobs
 from exo_engine.kernels.sampling import choose_tokens
+from exo_engine.kernels.uploads import to_device
 from exo_engine.sampling.draws import Ways, choose
 from exo_engine.sampling.logprobs import LogprobTensors, measure_logprobs
 from exo_engine.sampling.state import Draws, Penalties, SamplingState, StepPlan
@@ -114,7 +115,7 @@ def _choose(logits: Tensor, state: SamplingState, plan: StepPlan) -> tuple[Tenso
         return choose_tokens(state.kernels, logits.contiguous(), plan.filters, numbers)
     if draws is None:
         return choose(logits, logits, Ways(0))
-    numbers = torch.from_numpy(state.draw_numbers(draws)).to(logits.device)
+    numbers = to_device(state.draw_numbers(draws), logits.device)
     table = torch.cat([draws.on_device, numbers.unsqueeze(0)])
     if draws.index is None:
         return choose(logits, table, draws.ways)
@@ -177,7 +178,7 @@ def _hold_back(
     rows, token_ids, until = held
     is_held = state.num_outputs[slots][rows] < until
     if is_held.any():
-        index = torch.from_numpy(np.stack([rows[is_held], token_ids[is_held]])).to(logits.device)
+        index = to_device(np.stack([rows[is_held], token_ids[is_held]]), logits.device)
         logits[index[0], index[1]] = -math.inf
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from exo_engine.kernels.library import chosen_kernels
 from exo_engine.kernels.sampling import Filters
+from exo_engine.kernels.uploads import to_device
 from exo_engine.sampling.draws import Ways
 from exo_engine.sampling.random_numbers import uniform
 from exo_engine.sampling.token_tables import (
@@ -330,7 +331,7 @@ class SamplingState:
         )
 
     def _to_device(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        return to_device(values, self.device)
 
 
 def _numbers(params: SamplingParams, key: int) -> tuple[float, ...]:
