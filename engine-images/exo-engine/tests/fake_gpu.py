@@ -30,6 +30,8 @@ class FakeGpu:
     """A device with graphs. A repetition writes where the captured run wrote, as on a GPU."""
 
     can_capture = True
+    bytes_of_graph = 1000
+    """Of its memory that each capture takes."""
 
     def __init__(self) -> None:
         self.num_captured = self.num_replayed = self.num_uploads = self.num_fetched = 0
@@ -41,6 +43,9 @@ class FakeGpu:
     def fetch(self, numbers: torch.Tensor) -> Fetched:
         self.num_fetched += 1
         return numbers.clone().tolist
+
+    def used_bytes(self) -> int:
+        return 5000 + self.bytes_of_graph * self.num_captured
 
     def note_layer(self) -> None:
         """See `DeviceOps`; what is captured runs on the host here."""

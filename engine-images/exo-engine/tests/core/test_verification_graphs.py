@@ -29,6 +29,14 @@ def gpu(monkeypatch) -> FakeGpu:
     return fake
 
 
+def plainly(model, prompts, asked) -> list:
+    """Answer without graphs, guesses and Triton's kernels."""
+    llm = LLM(
+        model.path, device="cpu", dtype="float32", attention_backend="reference", max_model_len=64
+    )
+    return llm.generate(prompts, asked)
+
+
 def make(model, *, max_num_seqs: int = 2, **options) -> LLM:
     return LLM(
         model.path, device="cpu", dtype="float32", attention_backend="triton", max_num_seqs=max_num_seqs,
@@ -61,11 +69,11 @@ def guessed(llm: LLM, prompts, asked, plain, num_right: dict[str, int]) -> dict[
     return found
 
 
-@pytest.mark.parametrize("way", ["greedy", "top-p"])
+@pytest.mark.parametrize("way", [pytest.param("greedy", marks=pytest.mark.slow), "top-p"])
 def test_right_guesses_are_taken_in_one_step_and_nobody_waits(gpu, tiny_model, monkeypatch, way):
     model, asked = tiny_model("llama"), [params(**WAYS[way])] * 2
     prompts = [(1, 2, 3, 4), (5, 6, 7, 8, 9)]
-    plain = make(model, enforce_eager=True).generate(prompts, asked)
+    plain = plainly(model, prompts, asked)
     llm = make(model)
     dispatch, steps = runner.ModelRunner._dispatch, []
 
@@ -98,7 +106,7 @@ def test_any_guesses_and_any_way_to_choose_give_the_same(
         [params(**WAYS["plain"]), params(**WAYS["top-k"]), params(**WAYS["greedy"])],
         [params(**WAYS["top-p"]), params(**others), params(temperature=0.8, top_k=90, seed=3)],
     ):
-        plain = make(model, enforce_eager=True).generate(prompts, asked)
+        plain = plainly(model, prompts, asked)
         llm = make(model, max_num_seqs=3)
         before = gpu.num_replayed
         found = guessed(llm, prompts, asked, plain, {"a": num_right, "b": num_right, "c": 0})
@@ -108,9 +116,10 @@ def test_any_guesses_and_any_way_to_choose_give_the_same(
             assert found[name][1] == tuple(each.token_id for each in expected.logprobs or ())
 
 
+@pytest.mark.slow
 def test_a_sequence_shorter_than_the_graph_is_computed_without_one(gpu, tiny_model):
     model, asked = tiny_model("llama"), [params(temperature=0.0)]
-    plain = make(model, enforce_eager=True).generate([(7,)], asked)
+    plain = plainly(model, [(7,)], asked)
     llm = make(model)
     before = gpu.num_replayed
     assert guessed(llm, [(7,)], asked, plain, {"a": 0})["a"][0] == plain[0].token_ids

@@ -76,6 +76,8 @@ class ModelRunner:
         self._ops = device_ops(decoder.device) if ops is None else ops
         decoder.note_layer = self._ops.note_layer
         self._graphs: DecodeGraphs | None = None
+        self.graph_bytes = 0
+        """Of the device's memory, with what they read and write."""
         self._num_slots = num_slots
         self._cache = cache
         self._device = decoder.device
@@ -145,7 +147,20 @@ class ModelRunner:
             max_context: most tokens of a sequence.
             tokens_each: tokens of each sequence in a step; k + 1 where k guesses are verified.
         """
-        graphs = DecodeGraphs(
+        before = self._ops.used_bytes()
+        self._graphs = self._make_graphs(max_context, tokens_each)
+        self._graphs.capture()
+        self.graph_bytes = max(0, self._ops.used_bytes() - before)
+
+    def rehearse_graphs(self, max_context: int) -> int:
+        """Return how many bytes `capture_graphs` is going to take, as far as few graphs tell, which are let go again."""
+        before = self._ops.used_bytes()
+        graphs = self._make_graphs(max_context, (1,))
+        buffers = max(0, self._ops.used_bytes() - before)
+        return buffers + graphs.rehearse()
+
+    def _make_graphs(self, max_context: int, tokens_each: Sequence[int]) -> DecodeGraphs:
+        return DecodeGraphs(
             self._decoder,
             self._attention,
             self._cache,
@@ -155,8 +170,6 @@ class ModelRunner:
             max_context=max_context,
             tokens_each=tokens_each,
         )
-        graphs.capture()
-        self._graphs = graphs
 
     def dispatch(self, frame: StepFrame) -> Pending:
         """See `StepRunner.dispatch`."""

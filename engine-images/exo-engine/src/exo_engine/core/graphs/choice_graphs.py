@@ -39,13 +39,17 @@ class ChoiceGraphs:
         )
         self._captured: dict[tuple[int, Ways], Captured] = {}
 
+    @property
+    def kinds(self) -> list[int]:
+        """For how many rows there are graphs, the most first."""
+        return row_counts(len(self._logits))[::-1]
+
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture all, the largest first, whose memory the others use again."""
-        for num_rows in reversed(row_counts(len(self._logits))):
-            for ways in _CAPTURED:
-                captured = self._ops.capture(partial(self._run, num_rows, ways))
-                self._captured[num_rows, ways] = captured
+    def capture(self, num_rows: int) -> None:
+        """Capture all ways to choose for one of `kinds`."""
+        for ways in _CAPTURED:
+            captured = self._ops.capture(partial(self._run, num_rows, ways))
+            self._captured[num_rows, ways] = captured
 
     @staticmethod
     def can_choose(ways: Ways) -> bool:

@@ -11,10 +11,11 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from exo_engine.core.graphs.choice_graphs import ChoiceGraphs
 from exo_engine.core.graphs.device import Captured, DeviceOps, Outputs
 from exo_engine.models.decoder import Decoder
 
+_Kind = TypeVar("_Kind")
 _OF_TOKENS = 3  # token, position, whether the token is unknown
 _OF_SEQUENCES = 2  # context length, slot of the runner
 
@@ -111,19 +113,42 @@ class DecodeGraphs:
         is_asking = cache.has_states or any(each.asks_host for each in decoder.weighted_layers)
         return ops.can_capture and attention.can_be_captured and not is_asking
 
-    @torch.inference_mode()
     def capture(self) -> None:
         """Capture every size, the largest first, whose memory the others use again."""
-        for each in reversed(self._tokens_each):
-            for size in reversed(self._sizes):
-                # As a step of nobody: no token is stored, no slot is written.
-                self._of_tokens[:, : size * each] = 0
-                self._of_sequences[0, :size] = 0
-                self._of_sequences[1, :size] = len(self._chosen) - 1
-                self._slots[:, : size * each] = -1
-                captured = self._ops.capture(partial(self._run, each, size))
-                self._graphs.insert(0, _Graph(each, size, captured))
-        self.choices.capture()
+        for kind in self._kinds:
+            self._capture(kind)
+        for num_rows in self.choices.kinds:
+            self.choices.capture(num_rows)
+
+    def rehearse(self) -> int:
+        """Capture the largest graphs; return how many bytes `capture` would take."""
+        of_model = self._bytes_of_all(self._kinds, self._capture)
+        return of_model + self._bytes_of_all(self.choices.kinds, self.choices.capture)
+
+    @property
+    def _kinds(self) -> list[tuple[int, int]]:
+        """Tokens of each sequence and sequences, the most first."""
+        return [(each, size) for each in self._tokens_each[::-1] for size in self._sizes[::-1]]
+
+    @torch.inference_mode()
+    def _capture(self, kind: tuple[int, int]) -> None:
+        each, size = kind
+        # As a step of nobody: no token is stored, no slot is written.
+        self._of_tokens[:, : size * each] = 0
+        self._of_sequences[0, :size] = 0
+        self._of_sequences[1, :size] = len(self._chosen) - 1
+        self._slots[:, : size * each] = -1
+        captured = self._ops.capture(partial(self._run, each, size))
+        self._graphs.insert(0, _Graph(each, size, captured))
+
+    def _bytes_of_all(self, kinds: Sequence[_Kind], capture: Callable[[_Kind], None]) -> int:
+        """Capture two kinds: all but the first use its memory again, and take what the second takes."""
+        taken = []
+        for kind in kinds[:2]:
+            before = self._ops.used_bytes()
+            capture(kind)
+            taken.append(max(0, self._ops.used_bytes() - before))
+        return taken[0] + sum(taken[1:]) * (len(kinds) - 1)
 
     def find(self, batch: BatchInputs) -> int | None:
         """Return which graph computes a step; None: none does."""
