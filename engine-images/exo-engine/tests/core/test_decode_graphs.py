@@ -16,6 +16,7 @@ from exo_engine.core import runner
 from exo_engine.core.graphs import device
 from exo_engine.core.graphs.decode_graphs import graph_sizes
 from exo_engine.kernels.uploads import to_device
+from exo_engine.sampling import draws
 from exo_engine.weight_formats import plain
 
 from ..fake_gpu import FakeGpu, NoWaiting
@@ -31,13 +32,13 @@ def gpu(monkeypatch) -> FakeGpu:
     return fake
 
 
-def make(model, **options) -> LLM:
+def make(model, *, max_num_seqs: int = 3, **options) -> LLM:
     return LLM(
         model.path,
         device="cpu",
         dtype="float32",
         attention_backend="triton",
-        max_num_seqs=3,
+        max_num_seqs=max_num_seqs,
         max_model_len=64,
         **options,
     )
@@ -55,8 +56,11 @@ def test_greedy_tokens_come_from_graphs_and_nobody_waits(gpu, tiny_model, prompt
     assert gpu.num_replayed - before >= 4
 
 
-def test_a_step_has_one_copy_there_and_one_back(gpu, tiny_model, monkeypatch):
-    llm = make(tiny_model("llama"))
+def test_a_step_is_one_or_two_graphs_and_one_copy_back_and_nobody_waits(
+    gpu, tiny_model, monkeypatch
+):
+    """Replays, copies there and copies back of each step: a prompt, and then single tokens."""
+    llm = make(tiny_model("llama"), max_num_seqs=1)
     steps = []
     dispatch = runner.ModelRunner._dispatch
 
@@ -69,9 +73,32 @@ def test_a_step_has_one_copy_there_and_one_back(gpu, tiny_model, monkeypatch):
         return pending
 
     monkeypatch.setattr(runner.ModelRunner, "_dispatch", watched)
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     llm.generate([(1, 2, 3)], params)
-    assert steps == [(0, 0, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1)]
+    assert steps == [(0, 0, 1), (1, 1, 1), (1, 1, 1)]
+    # What changes logits stands between the model's graph and the one that chooses.
+    adjusted = replace(
+        params,
+        logit_bias={3: 2.0},
+        bad_words=((1, 2), (5,)),
+        allowed_token_ids=tuple(range(2, 90)),
+        repetition_penalty=1.2,
+        frequency_penalty=0.1,
+        min_tokens=2,
+        logprobs=1,
+    )
+    for asked, uploads in (
+        (adjusted, 1),
+        (replace(params, temperature=0.7, top_p=0.8, seed=1), 2),
+        (replace(adjusted, temperature=0.7, top_k=5, min_p=0.01, seed=1), 2),
+    ):
+        steps.clear()
+        llm.generate([(1, 2, 3)], asked)
+        assert steps == [(0, 0, 1)] + 2 * [(2, uploads, 1)]
+    steps.clear()  # more than the candidates, and less than all
+    monkeypatch.setattr(draws, "NUM_CANDIDATES", 10)
+    llm.generate([(1, 2, 3)], replace(params, temperature=0.7, top_k=11, seed=1))
+    assert steps == [(0, 0, 1)] + 2 * [(1, 1, 1)]
 
 
 @pytest.mark.slow
