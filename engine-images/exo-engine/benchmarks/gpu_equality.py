@@ -61,8 +61,11 @@ def _run_family(
     if device == "cuda":
         options["kv_cache_bytes"] = 2**28
     greedy = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, logprobs=2)
+    ways: list[dict[str, Any]] = [{"top_p": 0.95}, {"top_k": 20, "min_p": 0.02}, {}]
     seeded = [
-        SamplingParams(temperature=1.0, top_p=0.95, seed=index, max_tokens=_NUM_TOKENS, logprobs=2)
+        SamplingParams(
+            temperature=1.0, seed=index, max_tokens=_NUM_TOKENS, logprobs=2, **ways[index % 3]
+        )
         for index in range(len(prompts))
     ]
     roomy = LLM(model, **options)

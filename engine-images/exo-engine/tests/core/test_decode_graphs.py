@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,59 +15,14 @@ from exo_engine import LLM, SamplingParams
 from exo_engine.core import runner
 from exo_engine.core.graphs import device
 from exo_engine.core.graphs.decode_graphs import graph_sizes
-from exo_engine.core.graphs.device import Captured, Fetched, Outputs
+from exo_engine.kernels.uploads import to_device
+from exo_engine.sampling import draws
 from exo_engine.weight_formats import plain
-from torch.utils._python_dispatch import TorchDispatchMode
 
-WAITING = (
-    "aten.bincount",
-    "aten._local_scalar_dense",
-    "aten.nonzero",
-    "aten.equal",
-    "aten.masked_select",
-    "aten.unique",
-)
+from ..fake_gpu import FakeGpu, NoWaiting
 
-
-class NoWaiting(TorchDispatchMode):
-    """Fails where a GPU would have the host wait for it."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert not str(func).startswith(WAITING), f"the host would wait for {func}"
-        return func(*args, **(kwargs or {}))
-
-
-class FakeGpu:
-    """A device with graphs. A repetition writes where the captured run wrote, as on a GPU."""
-
-    can_capture = True
-
-    def __init__(self) -> None:
-        self.num_captured = self.num_replayed = self.num_uploads = self.num_fetched = 0
-
-    def upload(self, numbers: torch.Tensor, target: torch.Tensor) -> None:
-        self.num_uploads += 1
-        target[: len(numbers)].copy_(numbers)
-
-    def fetch(self, numbers: torch.Tensor) -> Fetched:
-        self.num_fetched += 1
-        return numbers.clone().tolist
-
-    def note_layer(self) -> None:
-        """See `DeviceOps`; what is captured runs on the host here."""
-
-    def capture(self, run: Callable[[], Outputs]) -> Captured:
-        self.num_captured += 1
-        with NoWaiting():
-            outputs = run()
-
-        def replay() -> None:
-            self.num_replayed += 1
-            with NoWaiting():
-                for held, new in zip(outputs, run(), strict=True):
-                    held.copy_(new)
-
-        return Captured(replay, outputs)
+GRAPHS_OF_THREE = 3 + 3 * 4
+"""Of at most three sequences: the model for 1, 2 and 3, and for as many rows four kinds of choices."""
 
 
 @pytest.fixture
@@ -78,13 +32,13 @@ def gpu(monkeypatch) -> FakeGpu:
     return fake
 
 
-def make(model, **options) -> LLM:
+def make(model, *, max_num_seqs: int = 3, **options) -> LLM:
     return LLM(
         model.path,
         device="cpu",
         dtype="float32",
         attention_backend="triton",
-        max_num_seqs=3,
+        max_num_seqs=max_num_seqs,
         max_model_len=64,
         **options,
     )
@@ -94,7 +48,7 @@ def make(model, **options) -> LLM:
 def test_greedy_tokens_come_from_graphs_and_nobody_waits(gpu, tiny_model, prompts):
     model = tiny_model("qwen3")
     llm = make(model)
-    assert gpu.num_captured == len(graph_sizes(3)) == 3
+    assert gpu.num_captured == GRAPHS_OF_THREE
     before = gpu.num_replayed
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     found = [completion.token_ids for completion in llm.generate(prompts[:3], params)]
@@ -102,8 +56,11 @@ def test_greedy_tokens_come_from_graphs_and_nobody_waits(gpu, tiny_model, prompt
     assert gpu.num_replayed - before >= 4
 
 
-def test_a_step_has_one_copy_there_and_one_back(gpu, tiny_model, monkeypatch):
-    llm = make(tiny_model("llama"))
+def test_a_step_is_one_or_two_graphs_and_one_copy_back_and_nobody_waits(
+    gpu, tiny_model, monkeypatch
+):
+    """Replays, copies there and copies back of each step: a prompt, and then single tokens."""
+    llm = make(tiny_model("llama"), max_num_seqs=1)
     steps = []
     dispatch = runner.ModelRunner._dispatch
 
@@ -116,9 +73,32 @@ def test_a_step_has_one_copy_there_and_one_back(gpu, tiny_model, monkeypatch):
         return pending
 
     monkeypatch.setattr(runner.ModelRunner, "_dispatch", watched)
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     llm.generate([(1, 2, 3)], params)
-    assert steps == [(0, 0, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1)]
+    assert steps == [(0, 0, 1), (1, 1, 1), (1, 1, 1)]
+    # What changes logits stands between the model's graph and the one that chooses.
+    adjusted = replace(
+        params,
+        logit_bias={3: 2.0},
+        bad_words=((1, 2), (5,)),
+        allowed_token_ids=tuple(range(2, 90)),
+        repetition_penalty=1.2,
+        frequency_penalty=0.1,
+        min_tokens=2,
+        logprobs=1,
+    )
+    for asked, uploads in (
+        (adjusted, 1),
+        (replace(params, temperature=0.7, top_p=0.8, seed=1), 2),
+        (replace(adjusted, temperature=0.7, top_k=5, min_p=0.01, seed=1), 2),
+    ):
+        steps.clear()
+        llm.generate([(1, 2, 3)], asked)
+        assert steps == [(0, 0, 1)] + 2 * [(2, uploads, 1)]
+    steps.clear()  # more than the candidates, and less than all
+    monkeypatch.setattr(draws, "NUM_CANDIDATES", 10)
+    llm.generate([(1, 2, 3)], replace(params, temperature=0.7, top_k=11, seed=1))
+    assert steps == [(0, 0, 1)] + 2 * [(1, 1, 1)]
 
 
 @pytest.mark.slow
@@ -153,7 +133,7 @@ def test_experts_in_one_launch_ask_nobody_how_many_rows_each_has(
     monkeypatch.setattr(plain, "is_for_triton", lambda device: True)
     model = tiny_model(family)
     llm = make(model)
-    assert gpu.num_captured == 3
+    assert gpu.num_captured == GRAPHS_OF_THREE
     before = gpu.num_replayed
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     found = [completion.token_ids for completion in llm.generate(prompts[1:3], params)]
@@ -180,7 +160,7 @@ ASKING = {"item", "cpu", "tolist", "nonzero", "numpy"}
 # GPU is waited for.
 OF_THE_HOST = {  # arrays of numpy, as frames bring them
     ("attention/states.py", "begin", "host.query_starts.tolist"),
-    ("core/graphs/decode_graphs.py", "_stage", "np.cumsum([0, fields.size, slots.size, self._groups * num * width]).tolist"),
+    ("core/graphs/decode_graphs.py", "_stage", "np.cumsum([0, *map(np.prod, shapes)]).tolist"),
     ("core/runner.py", "_add", "added.token_ids[:added.num_prompt_tokens].tolist"),
     ("core/runner.py", "_add", "added.token_ids[added.num_prompt_tokens:].tolist"),
     ("core/runner.py", "_apply", "frame.removed.tolist"),
@@ -193,6 +173,8 @@ OF_THE_HOST = {  # arrays of numpy, as frames bring them
     ("core/runner.py", "_score_prompts", "np.flatnonzero(is_wanted).tolist"),
     ("sampling/sampler.py", "reports", "self.reported_rows.tolist"),
     ("sampling/sampler.py", "sample", "plan.num_top.tolist"),
+    ("core/choices.py", "follow", "tokens.tolist"),
+    ("structured_output/states.py", "has_any", "slots.tolist"),
     ("structured_output/states.py", "masks", "slots.tolist"),
     ("structured_output/states.py", "note", "slots.tolist"),
 }  # fmt: skip
@@ -206,16 +188,33 @@ BEHIND_THE_COPY = {  # of a step's tokens, which has been waited for
     ("core/graphs/device.py", "wait", "held.tolist"),
     ("structured_output/states.py", "_settle", "choice.tokens.tolist"),
 }
-# These do wait: where guesses are verified, and where top-p keeps more tokens than the candidates are.
+# These do wait: where guesses are verified.
 WAITING_NOW_AND_THEN = {
     ("core/runner.py", "_choose", "samples.tokens.cpu"),
     ("core/runner.py", "_choose", "samples.tokens.cpu().numpy"),
-    ("sampling/sampler.py", "_draw_filtered", "(~is_enough).nonzero"),
 }
 
 
-def calls_that_ask(path: Path) -> set[tuple[str, str]]:
-    """Return the functions of a module that call one of `ASKING`, with what they call it on."""
+BRINGING = {"from_numpy", "frombuffer", "tensor", "as_tensor", "pin_memory", "cuda"}
+# Calls of these names in the same modules, which may copy to the device from memory that is not pinned.
+PINNED = {
+    ("core/graphs/device.py", "upload", "numbers.pin_memory"),
+    ("kernels/uploads.py", "to_device", "tensor.pin_memory"),
+    ("kernels/uploads.py", "to_device", "torch.from_numpy"),
+}
+STAYS_ON_THE_HOST = {
+    ("attention/kv_cache.py", "_zeros", "np.frombuffer"),
+    ("attention/kv_cache.py", "_zeros", "torch.from_numpy"),
+    ("core/graphs/choice_graphs.py", "choose", "torch.from_numpy"),  # for `upload`
+    ("core/graphs/decode_graphs.py", "_stage", "torch.from_numpy"),
+    ("models/decoder.py", "forward", "torch.tensor"),  # a number
+    ("sampling/sampler.py", "_numbers_of_rows", "torch.from_numpy"),  # for the kernels of a CPU
+    ("sampling/token_tables.py", "unpack_bits", "torch.from_numpy"),
+}
+
+
+def calls_of(names: set[str], path: Path) -> set[tuple[str, str]]:
+    """Return the functions of a module that call one of these names, with what they call it on."""
     found = set()
 
     def look(node: ast.AST, function: str) -> None:
@@ -223,15 +222,16 @@ def calls_that_ask(path: Path) -> set[tuple[str, str]]:
             is_function = isinstance(child, ast.FunctionDef)
             look(child, child.name if is_function else function)
             called = child.func if isinstance(child, ast.Call) else None
-            if isinstance(called, ast.Attribute) and called.attr in ASKING:
+            if isinstance(called, ast.Attribute) and called.attr in names:
                 found.add((function, ast.unparse(called)))
 
     look(ast.parse(path.read_text()), "")
     return found
 
 
-def test_no_module_on_the_way_of_a_step_asks_a_tensor_for_its_numbers(gpu, tiny_model, monkeypatch):
-    """Every module of which anything runs in a step, found by running steps; calls to arrays of the host are listed."""
+@pytest.fixture
+def modules_of_steps(gpu, tiny_model, monkeypatch) -> dict[str, Path]:
+    """Every module of which anything runs in a step, found by running steps."""
     llm = make(tiny_model("llama"))
     root, seen = Path(exo_engine.__file__).parent, set()
     dispatch = runner.ModelRunner._dispatch
@@ -248,9 +248,28 @@ def test_no_module_on_the_way_of_a_step_asks_a_tensor_for_its_numbers(gpu, tiny_
         llm.generate([(1, 2, 3)], replace(params, max_tokens=2, ignore_eos=True))
     modules = {Path(name) for name in seen if Path(name).is_relative_to(root)}
     modules.add(Path(device.__file__))  # whose double was told instead
-    names = {str(path.relative_to(root)) for path in modules}
-    assert {"core/graphs/decode_graphs.py", "core/runner.py", "attention/triton.py"} <= names
-    found = {
-        (str(path.relative_to(root)), *call) for path in modules for call in calls_that_ask(path)
-    }
-    assert found <= OF_THE_HOST | ONLY_ON_A_CPU | BEHIND_THE_COPY | WAITING_NOW_AND_THEN
+    found = {str(path.relative_to(root)): path for path in modules}
+    assert {"core/graphs/decode_graphs.py", "core/runner.py", "attention/triton.py"} <= found.keys()
+    return found
+
+
+def test_no_step_asks_a_tensor_for_its_numbers_nor_copies_from_memory_that_is_not_pinned(
+    modules_of_steps,
+):
+    """Calls to arrays of the host are listed, as are those that bring something where nobody waits."""
+    asking, bringing = (
+        {(name, *call) for name, path in modules_of_steps.items() for call in calls_of(names, path)}
+        for names in (ASKING, BRINGING)
+    )
+    assert asking <= OF_THE_HOST | ONLY_ON_A_CPU | BEHIND_THE_COPY | WAITING_NOW_AND_THEN
+    assert bringing <= PINNED | STAYS_ON_THE_HOST
+    assert bringing >= PINNED
+
+
+def test_an_array_goes_to_a_gpu_from_pinned_memory(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    assert to_device(np.arange(3), torch.device("meta")).device.type == "meta"
+    assert [each.tolist() for each in pinned] == [[0, 1, 2]]
+    assert to_device(np.arange(6).reshape(2, 3).T, torch.device("cpu")).is_contiguous()
+    assert len(pinned) == 1

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from types import SimpleNamespace
 
+from exo_engine.core import loading, memory, runner
 from exo_engine.core.measurements import cpu_name, peak_rss_bytes
-from exo_engine.core.memory import DeviceMemory, cuda_budget, read_device_memory
+from exo_engine.core.memory import DeviceMemory, choose_num_blocks, cuda_budget, read_device_memory
 from exo_engine.core.start_up import StartUp
 from exo_engine.llm import LLM
 from safetensors import safe_open
+
+from ..fake_gpu import FakeGpu
 
 GIB = 2**30
 
@@ -77,6 +82,43 @@ def test_gpu_budget_is_the_share_less_peak_and_what_is_elsewhere():
     assert budget.activation_peak_bytes == 5 * GIB
     assert budget.non_torch_bytes == 3 * GIB
     assert budget.available_bytes == 72 * GIB - 20 * GIB - 3 * GIB
+
+
+def test_room_is_left_for_graphs(tiny_model, monkeypatch):
+    """What a rehearsal of few graphs tells is taken off the cache, and is what all of them take here."""
+    fake = FakeGpu()
+    monkeypatch.setattr(runner, "device_ops", lambda device: fake)
+    llm = LLM(
+        tiny_model("llama").path, device="cpu", dtype="float32", attention_backend="triton",
+        max_num_seqs=3, max_model_len=16, max_num_batched_tokens=8,
+    )  # fmt: skip
+    told = fake.bytes_of_graph * fake.num_captured
+    assert (
+        fake.num_captured == 3 + 3 * 4
+    )  # sizes of batches, and four ways to choose for 3 numbers of rows
+    assert llm.core.measurements.cuda_graph_bytes == told
+
+    decoder = llm.core._pipeline.executor.runner._decoder
+    config = replace(llm.core.config, kv_cache_bytes=None)
+    rehearse = loading._run_largest_step(decoder, config)
+    memory_of_gpu = SimpleNamespace(
+        synchronize=lambda: None,
+        empty_cache=lambda: None,
+        reset_peak_memory_stats=lambda: None,
+        mem_get_info=lambda: (60_000, 100_000),
+        memory_reserved=lambda: 30_000,
+        memory_allocated=lambda: 30_000,
+        max_memory_allocated=lambda: 35_000,
+    )
+    monkeypatch.setattr(memory, "torch", SimpleNamespace(cuda=memory_of_gpu))
+    on_gpu = replace(config, device="cuda", gpu_memory_utilization=0.9)
+    found = choose_num_blocks(decoder.spec, on_gpu, lambda: rehearse)
+    assert found.graph_bytes == told
+    assert found.available_bytes == 90_000 - 35_000 - 10_000 - told
+    assert fake.num_captured == 15 + 2 + 2 * 4  # the rehearsal had two of each
+
+    eager = loading._run_largest_step(decoder, replace(config, enforce_eager=True))
+    assert choose_num_blocks(decoder.spec, on_gpu, lambda: eager).graph_bytes == 0
 
 
 def test_gpu_that_is_too_small_has_a_budget_below_zero():

@@ -26,6 +26,7 @@ from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach
 from exo_engine.attention.layout import StepLayout
 from exo_engine.errors import ConfigurationError
+from exo_engine.kernels.uploads import to_device
 
 if TYPE_CHECKING:
     from exo_engine.kernels.triton.pages import Pages
@@ -94,7 +95,7 @@ def plan_prompts(layout: StepLayout, group: int, block_size: int, reach: Reach) 
     table = layout.host.block_tables[group][layout.num_decodes :]
     blocks = table[owners, positions // block_size].astype(np.int64)
     packed = np.concatenate((blocks, positions % block_size, starts - starts[0], ends))
-    moved = torch.from_numpy(packed).to(layout.query_starts.device)
+    moved = to_device(packed, layout.query_starts.device)
     sizes = [total, total, len(starts), len(ends)]
     held, places, query_starts, key_starts = torch.split(moved, sizes)
     return Prompts(

@@ -20,6 +20,7 @@ from torch import Tensor
 from exo_engine.attention.cache_plan import CachePlan
 from exo_engine.attention.kv_format import KVFormat
 from exo_engine.attention.layer import AttentionLayer, CachedLayer, StateLayer
+from exo_engine.kernels.uploads import to_device
 
 if TYPE_CHECKING:
     from exo_engine.core.block_manager import BlockCopy
@@ -168,8 +169,8 @@ class KVCache:
         """Execute block copies in every layer; targets are distinct and never sources."""
         if not copies:
             return
-        sources = torch.tensor([copy.source for copy in copies], device=self.device)
-        targets = torch.tensor([copy.target for copy in copies], device=self.device)
+        pairs = np.array([(copy.source, copy.target) for copy in copies], dtype=np.int64)
+        sources, targets = to_device(pairs.T, self.device)
         self.pool.index_copy_(1, targets, self.pool.index_select(1, sources))
 
     def clear(self, blocks: Tensor) -> None:

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from exo_engine.kernels.uploads import to_device
+
 Ints = NDArray[np.int32]
 
 
@@ -53,6 +55,8 @@ class StepLayout:
     """Leading sequences that have one token in the step."""
     max_query_len: int
     max_context_len: int
+    uniform_tokens: int = 0
+    """Tokens, more than one, that each sequence has in the step, known to be as many for all; 0: they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,5 +125,5 @@ def _to_device(arrays: list[Ints], device: torch.device) -> list[Tensor]:
     """Copy arrays of int32 in one transfer, keeping their shapes."""
     packed = np.concatenate([array.astype(np.int32, copy=False).ravel() for array in arrays])
     sizes = [array.size for array in arrays]
-    moved = torch.split(torch.from_numpy(packed).to(device), sizes)
+    moved = torch.split(to_device(packed, device), sizes)
     return [part.view(array.shape) for part, array in zip(moved, arrays, strict=True)]

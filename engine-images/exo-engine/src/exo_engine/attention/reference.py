@@ -22,6 +22,7 @@ from exo_engine.attention.base import AttentionBackend
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach
 from exo_engine.attention.layout import StepLayout
+from exo_engine.kernels.uploads import to_device
 
 # Bounds on scratch: tokens gathered for one decode batch, and query-key pairs of one prefill chunk.
 _MAX_GATHERED_TOKENS = {"cpu": 2**15, "cuda": 2**18}
@@ -281,7 +282,7 @@ class ReferenceAttention(AttentionBackend):
             )
 
     def _move(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
 def _attend(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layout import StepLayout
+from exo_engine.kernels.uploads import to_device
 
 
 class States:
@@ -36,13 +37,13 @@ class States:
         starts = host.context_lens - np.diff(host.query_starts)
         rows = np.arange(len(starts))
         self.query_starts, self.num_decodes = host.query_starts.tolist(), layout.num_decodes
-        self._is_new = torch.from_numpy(starts == 0).to(device).unsqueeze(1)
+        self._is_new = to_device(starts == 0, device).unsqueeze(1)
         self._blocks = []
         for table in host.block_tables:
             write = table[rows, (host.context_lens - 1) // size].astype(np.int64)
             # A sequence without a state reads anything, which is not used.
             read = np.where(starts > 0, table[rows, np.maximum(starts - 1, 0) // size], write)
-            read_from, write_to = (torch.from_numpy(each).to(device) for each in (read, write))
+            read_from, write_to = (to_device(each, device) for each in (read, write))
             self._blocks.append((read_from, write_to))
 
     def read(self, layer: int) -> Tensor:

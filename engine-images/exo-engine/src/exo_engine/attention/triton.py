@@ -109,6 +109,8 @@ class TritonAttention(AttentionBackend):
         self._layout = layout
         self._prompts = {}
         num_prompt_tokens = len(layout.slots[0]) - layout.num_decodes
+        if layout.uniform_tokens:
+            num_prompt_tokens = 0
         if self._attend_gathered is not None and num_prompt_tokens >= max(self._least_gathered, 2):
             for group, reach in self._reaches.items():
                 planned = plan_prompts(layout, group, self._cache.block_size, reach)
@@ -282,6 +284,11 @@ def _parts(layout: StepLayout, group: int) -> Iterator[Part]:
     num_sequences, num_decodes = len(layout.context_lens), layout.num_decodes
     num_tokens = len(layout.slots[group])
     common = (layout.block_tables[group], layout.query_starts, layout.context_lens)
+    if each := layout.uniform_tokens:
+        yield Part(
+            *common, 0, num_sequences, num_tokens, layout.max_context_len, uniform_tokens=each
+        )
+        return
     if num_decodes:
         yield Part(*common, 0, num_decodes, num_decodes, layout.max_context_len, uniform_tokens=1)
     if num_sequences > num_decodes:

@@ -109,7 +109,7 @@ class Batch:
     def expect(self, slots: Indices) -> None:
         """Count one more token of each of these sequences, which `fill` will tell."""
         self.num_tokens[slots] += 1
-        self._grow_tokens(int(self.num_tokens[slots].max()))
+        self._grow_tokens(int(self.num_tokens[slots].max(initial=0)))
 
     def fill(self, slot: int, epoch: int, place: int, token_id: int) -> None:
         """Tell a token that was expected; nothing happens if its sequence is gone."""

@@ -154,7 +154,7 @@ def _load_on_device(
         runner.capture_graphs(max_model_len)
     compilations.OWN.begin_serving()
     budget = replace(budget, num_blocks=num_blocks)
-    measurements = _measure(decoder, config, budget, at_start, start_up)
+    measurements = _measure(decoder, config, budget, at_start, start_up, runner.graph_bytes)
     executor, reaches = make_executor(runner, config), cache_plan(spec, config).reaches
     return LoadedCore(spec, config, executor, num_blocks, measurements, reaches)
 
@@ -293,8 +293,12 @@ def warm_up(runner: StepRunner, spec: DecoderSpec, config: ResolvedConfig, num_b
         scheduler.update(step, runner.dispatch(step.frame)())
 
 
-def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> None:
-    """Compute a step that fills the token budget and samples for as many sequences as may run."""
+def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> Callable[[], int]:
+    """Compute a step that fills the token budget and samples for as many sequences as may run.
+
+    Returns:
+        What tells how many bytes graphs will take.
+    """
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     length = min(config.max_num_batched_tokens // num_seqs, config.max_model_len - 1)
     demand = block_demand(cache_plan(decoder.spec, config), config)
@@ -310,6 +314,9 @@ def _run_largest_step(decoder: Decoder, config: ResolvedConfig) -> None:
     assert frame is not None, "the requests fit"
     runner.dispatch(frame)()
     runner.take_scratch()
+    if config.enforce_eager or not runner.can_capture_graphs:
+        return lambda: 0
+    return partial(runner.rehearse_graphs, config.max_model_len)
 
 
 def _measure(
@@ -318,6 +325,7 @@ def _measure(
     budget: KVBudget,
     at_start: DeviceMemory,
     start_up: StartUp,
+    graph_bytes: int,
 ) -> Measurements:
     is_cuda = config.device == "cuda"
     plan = cache_plan(decoder.spec, config)
@@ -331,6 +339,7 @@ def _measure(
         weights_bytes=decoder.num_bytes,
         activation_peak_bytes=budget.activation_peak_bytes,
         non_torch_bytes=budget.non_torch_bytes,
+        cuda_graph_bytes=graph_bytes,
         available_kv_bytes=budget.available_bytes,
         kv_bytes_per_token=plan.block_bytes * len(plan.groups) // plan.block_size,
         kv_block_size=config.block_size,

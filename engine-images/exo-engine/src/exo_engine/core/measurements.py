@@ -34,7 +34,7 @@ class Measurements:
     non_torch_bytes: int | None = None
     """In use on the device outside torch's allocator, by this process or by others."""
     cuda_graph_bytes: int = 0
-    """This version captures no graphs."""
+    """Of CUDA graphs, the memory that they read and write included; measured around their capture."""
     available_kv_bytes: int | None = None
     """What could have been used for the KV cache, before it was capped or rounded to blocks."""
     kv_bytes_per_token: int | None = None
@@ -56,6 +56,7 @@ class Measurements:
         return replace(
             self,
             weights_bytes=_sum(self.weights_bytes, other.weights_bytes),
+            cuda_graph_bytes=self.cuda_graph_bytes + other.cuda_graph_bytes,
             kv_bytes_per_token=_sum(self.kv_bytes_per_token, other.kv_bytes_per_token),
             kv_block_bytes=_sum(self.kv_block_bytes, other.kv_block_bytes),
             peak_rss_bytes=self.peak_rss_bytes + other.peak_rss_bytes,

@@ -51,6 +51,8 @@ class KVBudget:
     activation_peak_bytes: int | None = None
     """What the largest step took; None where it was not run."""
     non_torch_bytes: int | None = None
+    graph_bytes: int = 0
+    """Left free for graphs that are captured later."""
 
 
 def read_device_memory(device: str) -> DeviceMemory:
@@ -113,14 +115,15 @@ def check_weights_fit(needed: int, config: ResolvedConfig) -> None:
 
 
 def choose_num_blocks(
-    spec: DecoderSpec, config: ResolvedConfig, profile: Callable[[], None]
+    spec: DecoderSpec, config: ResolvedConfig, profile: Callable[[], Callable[[], int]]
 ) -> KVBudget:
     """Decide how many KV blocks to allocate.
 
     Args:
         spec: the model.
         config: its settings.
-        profile: runs the largest step, so that its peak memory can be read (CUDA only).
+        profile: runs the largest step, so that its peak memory can be read (CUDA only), and returns what then tells
+            the bytes of graphs.
 
     Raises:
         OutOfMemory: not even one block fits.
@@ -191,7 +194,11 @@ def fit_model_len(
 
 
 def cuda_budget(
-    utilization: float, before: DeviceMemory, peak_bytes: int, after: DeviceMemory
+    utilization: float,
+    before: DeviceMemory,
+    peak_bytes: int,
+    after: DeviceMemory,
+    graph_bytes: int = 0,
 ) -> KVBudget:
     """Return what is left for the KV cache of the share of a GPU that may be used.
 
@@ -200,33 +207,38 @@ def cuda_budget(
         before: the device's memory before the largest step, with the weights in it.
         peak_bytes: most that this process had in tensors during that step.
         after: the device's memory after it, with nothing cached by the allocator.
+        graph_bytes: what graphs will take.
     """
     # What this process holds outside torch, and what other processes hold.
     elsewhere = after.outside_bytes
     return KVBudget(
         num_blocks=0,
-        available_bytes=int(after.total_bytes * utilization) - peak_bytes - elsewhere,
+        available_bytes=int(after.total_bytes * utilization) - peak_bytes - elsewhere - graph_bytes,
         activation_peak_bytes=peak_bytes - before.allocated_bytes,
         non_torch_bytes=elsewhere,
+        graph_bytes=graph_bytes,
     )
 
 
-def _profile(config: ResolvedConfig, profile: Callable[[], None]) -> KVBudget:
+def _profile(config: ResolvedConfig, profile: Callable[[], Callable[[], int]]) -> KVBudget:
     """Run the largest step on the GPU and reckon what it leaves."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = read_device_memory("cuda")
-    profile()
+    rehearse_graphs = profile()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.empty_cache()
-    budget = cuda_budget(config.gpu_memory_utilization, before, peak, read_device_memory("cuda"))
+    after = read_device_memory("cuda")
+    graphs = rehearse_graphs()
+    budget = cuda_budget(config.gpu_memory_utilization, before, peak, after, graphs)
     logger.info(
-        "of %s, %s are used by weights and the largest step, %s elsewhere; %s for the KV cache",
+        "of %s, %s are used by weights and the largest step, %s elsewhere, %s by graphs; %s for the KV cache",
         _gib(before.total_bytes),
         _gib(peak),
         _gib(budget.non_torch_bytes or 0),
+        _gib(budget.graph_bytes),
         _gib(max(budget.available_bytes, 0)),
     )
     return budget

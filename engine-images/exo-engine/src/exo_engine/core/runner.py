@@ -8,11 +8,14 @@ Legend: T tokens in step, S sequences in step, N rows that need logits, E hidden
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from exo_engine.attention import create_backend
@@ -22,76 +25,24 @@ from exo_engine.attention.rehearsal import lengths_up_to, step_of_nobody
 from exo_engine.attention.states import States
 from exo_engine.core.batch import Batch, BatchInputs, Indices
 from exo_engine.core.block_manager import BlockCopy
+from exo_engine.core.choices import Answer, TokenChoice, Verified
 from exo_engine.core.executor import Pending
 from exo_engine.core.graphs.decode_graphs import Decoded, DecodeGraphs
-from exo_engine.core.graphs.device import DeviceOps, Fetched, device_ops
+from exo_engine.core.graphs.device import DeviceOps, device_ops
 from exo_engine.core.request import TokenLogprobs
 from exo_engine.core.step import AddedSequence, Ints, SequenceResult, StepFrame, StepResult
 from exo_engine.errors import OutOfMemory
+from exo_engine.kernels.uploads import to_device
 from exo_engine.models.decoder import Decoder
+from exo_engine.sampling.draws import Ways
+from exo_engine.sampling.draws import choose as choose_rows
 from exo_engine.sampling.logprobs import gather_logprobs
 from exo_engine.sampling.sampler import Samples, sample, unpack
-from exo_engine.sampling.state import SamplingState
-from exo_engine.structured_output.states import Choice, GrammarStates
+from exo_engine.sampling.state import SamplingState, StepPlan
+from exo_engine.structured_output.states import GrammarStates
 
 # Rows of float32 logits held at once for prompt log-probabilities.
 _MAX_LOGIT_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """One token for each of some sequences, on the device."""
-
-    members: Indices
-    """(N,): the sequences, by their row in the step."""
-    places: Ints
-    """(N,): which of its tokens each one is."""
-    samples: Samples
-    fetched: Fetched
-    """Their `packed`, on the way to the host."""
-    grammars: Choice | None
-    """Of those that have one."""
-
-
-@dataclass(slots=True)
-class _Answer:
-    """What a step gave for one sequence, while it is put together."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    is_valid: bool = True
-    is_ended: bool = False
-    fault: str | None = None
-
-    @property
-    def is_going_on(self) -> bool:
-        return self.is_valid and not self.is_ended and self.fault is None
-
-    def stops(self, grammars: Choice | None, index: int, is_valid: bool) -> bool:
-        """Note how the choice at `index` went; return whether its token is none of the answer's."""
-        if grammars is None or index not in grammars.states:
-            self.is_valid = is_valid
-            return not is_valid
-        self.is_ended = index in grammars.ended
-        self.fault = grammars.faults.get(index)
-        is_empty = index in grammars.empty
-        self.is_valid = is_valid or is_empty or self.fault is not None
-        return is_empty or not is_valid or self.fault is not None
-
-    def result(
-        self, slot: int, epoch: int, prompt_logprobs: tuple[TokenLogprobs, ...]
-    ) -> SequenceResult:
-        is_good = self.is_valid and self.fault is None
-        return SequenceResult(
-            slot=slot,
-            epoch=epoch,
-            token_ids=tuple(self.token_ids) if is_good else (),
-            logprobs=tuple(self.logprobs) if self.logprobs and is_good else None,
-            is_valid=self.is_valid,
-            is_ended=self.is_ended,
-            fault=self.fault,
-            prompt_logprobs=prompt_logprobs,
-        )
 
 
 class ModelRunner:
@@ -125,6 +76,8 @@ class ModelRunner:
         self._ops = device_ops(decoder.device) if ops is None else ops
         decoder.note_layer = self._ops.note_layer
         self._graphs: DecodeGraphs | None = None
+        self.graph_bytes = 0
+        """Of the device's memory, with what they read and write."""
         self._num_slots = num_slots
         self._cache = cache
         self._device = decoder.device
@@ -187,9 +140,27 @@ class ModelRunner:
         """Whether model and device can repeat steps of single tokens."""
         return DecodeGraphs.can_serve(self._decoder, self._attention, self._cache, self._ops)
 
-    def capture_graphs(self, max_context: int) -> None:
-        """Have steps of single tokens, of sequences of up to `max_context`, repeated from graphs."""
-        graphs = DecodeGraphs(
+    def capture_graphs(self, max_context: int, tokens_each: Sequence[int] = (1,)) -> None:
+        """Have steps of few tokens per sequence repeated from graphs.
+
+        Args:
+            max_context: most tokens of a sequence.
+            tokens_each: tokens of each sequence in a step; k + 1 where k guesses are verified.
+        """
+        before = self._ops.used_bytes()
+        self._graphs = self._make_graphs(max_context, tokens_each)
+        self._graphs.capture()
+        self.graph_bytes = max(0, self._ops.used_bytes() - before)
+
+    def rehearse_graphs(self, max_context: int) -> int:
+        """Return how many bytes `capture_graphs` is going to take, as far as few graphs tell, which are let go again."""
+        before = self._ops.used_bytes()
+        graphs = self._make_graphs(max_context, (1,))
+        buffers = max(0, self._ops.used_bytes() - before)
+        return buffers + graphs.rehearse()
+
+    def _make_graphs(self, max_context: int, tokens_each: Sequence[int]) -> DecodeGraphs:
+        return DecodeGraphs(
             self._decoder,
             self._attention,
             self._cache,
@@ -197,9 +168,8 @@ class ModelRunner:
             self._chosen,
             max_num_seqs=self._num_slots,
             max_context=max_context,
+            tokens_each=tokens_each,
         )
-        graphs.capture()
-        self._graphs = graphs
 
     def dispatch(self, frame: StepFrame) -> Pending:
         """See `StepRunner.dispatch`."""
@@ -219,13 +189,16 @@ class ModelRunner:
         self._cache.copy_blocks([BlockCopy(*pair) for pair in copies])
         inputs = self._batch.inputs(frame)
         scored: dict[int, list[TokenLogprobs]] = {}
+        num_samples = frame.num_samples[inputs.order].astype(np.int32)
         decoded = self._decode(inputs)
+        choices: list[TokenChoice | Verified]
         if decoded is None:
             hidden = self._forward(inputs)
             scored = self._score_prompts(frame, inputs, hidden)
-            choices = list(self._choose(frame, inputs, hidden))
+            logits_of = partial(self._logits_of, hidden)
+            choices = list(self._choose(num_samples, inputs, inputs.query_starts[1:], logits_of))
         else:
-            choices = [self._choose_decoded(frame, inputs, decoded)]
+            choices = list(self._choose_decoded(num_samples, inputs, decoded))
         epochs = self._batch.epochs[inputs.slots]
 
         @torch.inference_mode()
@@ -273,45 +246,111 @@ class ModelRunner:
         return self._decoder.forward(inputs.token_ids, inputs.positions, self._attention)
 
     def _decode(self, inputs: BatchInputs) -> Decoded | None:
-        """Compute a step of single tokens by a graph; None where that cannot be."""
+        """Compute a step of few tokens per sequence by a graph; None where that cannot be."""
         if self._graphs is None or self._batch.is_prompt_scored[inputs.slots].any():
             return None
         place = self._graphs.find(inputs)
         return None if place is None else self._graphs.run(place, inputs)
 
-    def _choose_decoded(self, frame: StepFrame, inputs: BatchInputs, decoded: Decoded) -> _Choice:
-        """Choose a token for each sequence of a step that a graph has computed."""
-        members = np.flatnonzero(frame.num_samples[inputs.order])
-        slots, masks = inputs.slots[members], self.grammars.masks(inputs.slots[members])
-        logits, owners = decoded.logits, decoded.owners
-        is_all = len(members) == len(inputs.slots)
-        if is_all and masks is None and self._sampling.plan(slots).is_greedy:
-            samples = Samples(decoded.tokens, decoded.is_valid, decoded.is_valid)
-        else:
-            if not is_all:
-                rows = self._to_device(members)
-                logits, owners = logits[rows], owners[rows]
-            samples = sample(logits, self._sampling, slots, masks)
-            self._chosen.index_copy_(0, owners, samples.tokens.int())
-        return self._note(members, slots, samples)
+    def _logits_of(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return self._decoder.logits(hidden[rows])
 
-    def _note(self, members: Indices, slots: Indices, samples: Samples) -> _Choice:
-        """Take in what was chosen, and begin to bring it to the host."""
-        self._sampling.append(slots, samples.tokens)
+    def _choose_decoded(
+        self, num_samples: Ints, inputs: BatchInputs, decoded: Decoded
+    ) -> Iterator[TokenChoice | Verified]:
+        """Choose tokens for the sequences of a step that a graph has computed."""
+        slots, each = inputs.slots, decoded.tokens_each
+        plan = self._sampling.plan(slots)
+        is_at_once = bool(num_samples.all())
+        if each > 1:  # what was chosen before changes no logits, and there are no reports of them
+            is_at_once &= plan.reported is None and not plan.adjusts
+            is_at_once &= not self.grammars.has_any(slots)
+        if not is_at_once:
+            ends = each * np.arange(1, len(slots) + 1, dtype=np.int32)
+            yield from self._choose(num_samples, inputs, ends, decoded.logits.__getitem__)
+        elif each > 1:
+            yield self._verify(num_samples, inputs, decoded, plan)
+        else:
+            masks = self.grammars.masks(slots)
+            if plan.is_greedy and masks is None:
+                samples = Samples(decoded.tokens, decoded.is_valid, decoded.is_valid)
+            else:
+                samples = sample(
+                    decoded.logits, self._sampling, slots, masks, self._choose_by_graph
+                )
+                self._chosen.index_copy_(0, decoded.owners, samples.tokens.int())
+            yield self._note(np.arange(len(slots)), slots, samples)
+
+    def _choose_by_graph(
+        self, plan: StepPlan, ahead: Indices | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Choose from the logits of a graph as they are now; None where no graph does.
+
+        `ahead`: see `SamplingState.table`.
+        """
+        assert self._graphs is not None, "one of them has run"
+        ways = Ways(0) if plan.draws is None else plan.draws.ways
+        if not self._graphs.choices.can_choose(ways):
+            return None
+        table = self._sampling.table(plan, ahead)
+        num_rows = len(plan.slots) * (1 if ahead is None else ahead.shape[1])
+        return self._graphs.choices.choose(num_rows, table, ways)
+
+    def _verify(
+        self, num_samples: Ints, inputs: BatchInputs, decoded: Decoded, plan: StepPlan
+    ) -> Verified:
+        """Choose at all places of all sequences at once; which guesses hold is seen when the tokens are here."""
+        each = decoded.tokens_each
+        tokens, is_finite = decoded.tokens, decoded.is_valid
+        # How many draws come before those of each row: its places are the last ones.
+        ahead = (np.arange(each) - each + num_samples[:, None]).astype(np.int64).clip(0)
+        table = self._sampling.table(plan, ahead)
+        if plan.draws is not None and table is not None:
+            found = self._choose_by_graph(plan, ahead)
+            if found is None:
+                found = choose_rows(decoded.logits, self._to_device(table), plan.draws.ways)
+            tokens, is_finite = found
+        # Of a sequence with guesses it may be another one, which is known before its next step.
+        last = tokens.view(-1, each)[:, -1]
+        self._chosen.index_copy_(0, decoded.owners, last.int())
+        samples = Samples(tokens, is_finite, is_finite)
+        first = self._note(np.arange(len(plan.slots)), plan.slots, samples, last)
+        return Verified(first, num_samples, inputs.token_ids, inputs.query_starts[1:], each)
+
+    def _note(
+        self, members: Indices, slots: Indices, samples: Samples, last: Tensor | None = None
+    ) -> TokenChoice:
+        """Take in what was chosen, and begin to bring it to the host.
+
+        `last`: the token of each slot (N,), where the samples have several.
+        """
+        self._sampling.append(slots, samples.tokens if last is None else last)
         self._batch.expect(slots)
         grammars = self.grammars.note(slots, samples)
         places = self._batch.num_tokens[slots] - 1
-        return _Choice(members, places, samples, self._ops.fetch(samples.packed), grammars)
+        return TokenChoice(members, places, samples, self._ops.fetch(samples.packed), grammars)
 
-    def _choose(self, frame: StepFrame, inputs: BatchInputs, hidden: Tensor) -> Iterator[_Choice]:
-        """Choose tokens: one for each sequence, and on from guesses as long as these were right."""
-        num_samples = frame.num_samples[inputs.order].astype(np.int32)
+    def _choose(
+        self,
+        num_samples: Ints,
+        inputs: BatchInputs,
+        ends: Ints,
+        logits_of: Callable[[Tensor], Tensor],
+    ) -> Iterator[TokenChoice]:
+        """Choose tokens: one for each sequence, and on from guesses as long as these were right.
+
+        Args:
+            num_samples: how many each sequence may yield.
+            inputs: the step.
+            ends: behind which row of the step's logits those of each sequence end.
+            logits_of: gives rows of them.
+        """
         members = np.flatnonzero(num_samples)
         depth = 0
         while members.size:
-            rows = inputs.query_starts[1:][members] - num_samples[members] + depth
+            rows = ends[members] - num_samples[members] + depth
             slots = inputs.slots[members]
-            logits = self._decoder.logits(hidden[self._to_device(rows)])
+            logits = logits_of(self._to_device(rows))
             samples = sample(logits, self._sampling, slots, self.grammars.masks(slots))
             if self._agree is not None:
                 samples = replace(samples, tokens=self._agree(samples.tokens))
@@ -319,22 +358,23 @@ class ModelRunner:
             yield self._note(members, slots, samples)
             depth += 1
             is_guessed = num_samples[members] > depth
-            members, rows = members[is_guessed], rows[is_guessed]
+            members = members[is_guessed]
             if members.size:
                 tokens = samples.tokens.cpu().numpy()[is_guessed]
-                members = members[inputs.token_ids[rows + 1] == tokens]
+                guesses = inputs.query_starts[1:][members] - num_samples[members] + depth
+                members = members[inputs.token_ids[guesses] == tokens]
 
     def _collect(
         self,
         inputs: BatchInputs,
         epochs: Indices,
-        choices: list[_Choice],
+        choices: list[TokenChoice | Verified],
         scored: dict[int, list[TokenLogprobs]],
     ) -> list[SequenceResult]:
         """Bring what was chosen to the host; return the result of each row."""
         slots, ages = inputs.slots.tolist(), epochs.tolist()
-        answers = [_Answer() for _ in slots]
-        for choice in choices:
+        answers = [Answer() for _ in slots]
+        for choice in self._followed(choices, inputs.slots, epochs):
             reports = choice.samples.reports()
             if choice.grammars is not None and not choice.grammars.is_settled:
                 self.grammars.settle()
@@ -357,8 +397,24 @@ class ModelRunner:
             for answer, slot, epoch in zip(answers, slots, ages, strict=True)
         ]
 
-    def _to_device(self, values: Ints | Indices) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+    def _followed(
+        self, choices: list[TokenChoice | Verified], slots: Indices, epochs: Indices
+    ) -> Iterator[TokenChoice]:
+        """Yield choices of one token each; count those behind guesses that were right."""
+        for choice in choices:
+            if isinstance(choice, TokenChoice):
+                yield choice
+                continue
+            for depth, each in enumerate(choice.follow()):
+                if depth:
+                    own = slots[each.members]
+                    own = own[self._batch.epochs[own] == epochs[each.members]]
+                    self._batch.expect(own)
+                    self._sampling.num_outputs[own] += 1
+                yield each
+
+    def _to_device(self, values: NDArray[Any]) -> Tensor:
+        return to_device(values, self._device)
 
     def _score_prompts(
         self, frame: StepFrame, inputs: BatchInputs, hidden: Tensor

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from exo_engine.core.request import TokenLogprobs
+from exo_engine.kernels.uploads import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +70,5 @@ def gather_logprobs(
     logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Return a report per row, as `measure_logprobs` does, on the host."""
-    index = torch.tensor(list(token_ids), device=logits.device)
+    index = to_device(np.array(token_ids, np.int64), logits.device)
     return measure_logprobs(logits, index, num_top).reports()

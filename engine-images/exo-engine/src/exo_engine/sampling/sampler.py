@@ -2,8 +2,8 @@
 
 The runner calls `sample` once per step. The order of operations is vLLM's: allowed tokens and a
 grammar's mask, bias, held-back tokens and bad words, penalties, then greedy, or temperature, min-p,
-top-k and top-p, draw. Work that no row asks for is skipped, and rows never influence each other. The
-device is waited for only where top-p without top-k may need all tokens sorted.
+top-k and top-p, draw (`draws.py`). Work that no row asks for is skipped, rows never influence each other,
+and the device is not waited for.
 
 Legend: N rows (sequences that sample in this step), V vocabulary.
 """
@@ -11,6 +11,7 @@ Legend: N rows (sequences that sample in this step), V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,10 @@ from torch import Tensor
 
 from exo_engine.core.request import TokenLogprobs
 from exo_engine.kernels.sampling import choose_tokens
+from exo_engine.kernels.uploads import to_device
+from exo_engine.sampling.draws import Ways, choose
 from exo_engine.sampling.logprobs import LogprobTensors, measure_logprobs
-from exo_engine.sampling.random_numbers import uniform
-from exo_engine.sampling.state import NUM_CANDIDATES, Draws, Penalties, SamplingState, StepPlan
+from exo_engine.sampling.state import Draws, Penalties, SamplingState, StepPlan
 from exo_engine.sampling.token_tables import Ints, unpack_bits
 
 
@@ -67,7 +69,11 @@ def unpack(packed: int) -> tuple[int, bool]:
 
 
 def sample(
-    logits: Tensor, state: SamplingState, slots: Ints, mask: RowMask | None = None
+    logits: Tensor,
+    state: SamplingState,
+    slots: Ints,
+    mask: RowMask | None = None,
+    choose_otherwise: Callable[[StepPlan], tuple[Tensor, Tensor] | None] | None = None,
 ) -> Samples:
     """Choose one token per row. It is not appended to the state.
 
@@ -76,6 +82,8 @@ def sample(
         state: what the slots ask for.
         slots: (N,) the slot of each row.
         mask: of the rows with a grammar.
+        choose_otherwise: chooses from the logits once they are adjusted, as `draws.choose` does; gives None where it
+            cannot.
     """
     plan = state.plan(slots)
     raw = None if plan.reported is None else logits[plan.reported]
@@ -83,7 +91,8 @@ def sample(
     if plan.adjusts or mask is not None:
         is_finite = _is_finite(logits)
         _adjust(logits, state, plan, mask)
-    tokens, is_finite_now = _choose(logits, state, plan)
+    chosen = None if choose_otherwise is None else choose_otherwise(plan)
+    tokens, is_finite_now = _choose(logits, state, plan) if chosen is None else chosen
     is_valid = is_finite = is_finite_now if is_finite is None else is_finite
     if mask is not None or plan.may_forbid_all:  # a forbidden token is chosen only where all are
         is_valid = is_finite & (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) > -math.inf)
@@ -104,26 +113,23 @@ def _choose(logits: Tensor, state: SamplingState, plan: StepPlan) -> tuple[Tenso
     if state.kernels is not None:
         numbers = None if draws is None else _numbers_of_rows(state, draws, len(logits))
         return choose_tokens(state.kernels, logits.contiguous(), plan.filters, numbers)
-    is_finite = _is_finite(logits)
     if draws is None:
-        return logits.max(dim=-1).indices, is_finite
-    if draws.is_all:
-        return _draw(logits, state, draws), is_finite
-    tokens = logits.max(dim=-1).indices
-    tokens[draws.rows] = _draw(logits[draws.rows], state, draws)
+        return choose(logits, logits, Ways(0))
+    numbers = to_device(state.draw_numbers(draws), logits.device)
+    table = torch.cat([draws.on_device, numbers.unsqueeze(0)])
+    if draws.index is None:
+        return choose(logits, table, draws.ways)
+    tokens, is_finite = choose(logits, logits, Ways(0))
+    drawn, _ = choose(logits[draws.index], table, draws.ways)
+    tokens[draws.index] = drawn
     return tokens, is_finite
 
 
 def _numbers_of_rows(state: SamplingState, draws: Draws, num_rows: int) -> Tensor:
     """Return (N,) float64: where the draw of each row falls, 0 where it is greedy."""
-    numbers = torch.zeros(num_rows, dtype=torch.float64)
-    numbers[draws.rows] = _draw_numbers(state, draws)
-    return numbers
-
-
-def _draw_numbers(state: SamplingState, draws: Draws) -> Tensor:
-    counters = state.num_outputs[draws.slots].astype(np.uint64)
-    return torch.from_numpy(uniform(draws.keys, counters))
+    numbers = np.zeros(num_rows)
+    numbers[draws.rows] = state.draw_numbers(draws)
+    return torch.from_numpy(numbers)
 
 
 def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan, mask: RowMask | None) -> None:
@@ -172,7 +178,7 @@ def _hold_back(
     rows, token_ids, until = held
     is_held = state.num_outputs[slots][rows] < until
     if is_held.any():
-        index = torch.from_numpy(np.stack([rows[is_held], token_ids[is_held]])).to(logits.device)
+        index = to_device(np.stack([rows[is_held], token_ids[is_held]]), logits.device)
         logits[index[0], index[1]] = -math.inf
 
 
@@ -184,70 +190,3 @@ def _penalize(logits: Tensor, state: SamplingState, penalties: Penalties) -> Non
     chosen = torch.where(is_seen, repeated, chosen)
     owed = penalties.frequency * counts + penalties.presence
     logits[index] = torch.where(counts > 0, chosen - owed, chosen)
-
-
-def _draw(logits: Tensor, state: SamplingState, draws: Draws) -> Tensor:
-    """Draw one token per row: (D, V) to (D,) int64."""
-    numbers = _draw_numbers(state, draws).to(logits.device)
-    scaled = logits / draws.temperatures
-    if draws.log_min_ps is not None:
-        limit = scaled.amax(dim=-1, keepdim=True) + draws.log_min_ps
-        scaled.masked_fill_(scaled < limit, -math.inf)
-    # Sums in float64, so that a draw does not hang on the last bit of a sum over the vocabulary.
-    if not len(draws.filtered):
-        return _pick(scaled.double().softmax(dim=-1), numbers)
-    if not len(draws.plain):
-        return _draw_filtered(scaled, draws, numbers)
-    tokens = torch.empty(len(scaled), dtype=torch.int64, device=logits.device)
-    plain, filtered = draws.plain, draws.filtered
-    tokens[plain] = _pick(scaled[plain].double().softmax(dim=-1), numbers[plain])
-    tokens[filtered] = _draw_filtered(scaled[filtered], draws, numbers[filtered])
-    return tokens
-
-
-def _draw_filtered(scaled: Tensor, draws: Draws, numbers: Tensor) -> Tensor:
-    """Draw from the top-k and top-p part of each row: (F, V) to (F,)."""
-    vocab_size = scaled.shape[1]
-    top_ks, top_ps = draws.top_ks, draws.top_ps
-    num_candidates = min(NUM_CANDIDATES, vocab_size)
-    values, ids = scaled.topk(num_candidates, dim=-1)
-    # Probabilities among all that top-k keeps; where it keeps more than the candidates, among all.
-    totals = scaled.double().logsumexp(dim=-1)
-    mass = (values.double() - totals.unsqueeze(1)).exp().sum(dim=-1)
-    is_enough = (top_ks <= num_candidates) | ((mass >= top_ps) & (top_ks >= vocab_size))
-    tokens = _draw_sorted(values, ids, top_ks, top_ps, totals, numbers)
-    if num_candidates == vocab_size or draws.is_narrow:
-        return tokens
-    if not bool(is_enough.all()):
-        rest = (~is_enough).nonzero().squeeze(1)
-        values, ids = scaled[rest].sort(dim=-1, descending=True, stable=True)
-        tokens[rest] = _draw_sorted(
-            values, ids, top_ks[rest], top_ps[rest], totals[rest], numbers[rest]
-        )
-    return tokens
-
-
-def _draw_sorted(
-    values: Tensor, ids: Tensor, top_ks: Tensor, top_ps: Tensor, totals: Tensor, numbers: Tensor
-) -> Tensor:
-    """Draw from rows whose logits (N, C) are sorted, likeliest first, with token ids (N, C)."""
-    ranks = torch.arange(values.shape[1], device=values.device)
-    kept = values.double().masked_fill(ranks >= top_ks.unsqueeze(1), -math.inf)
-    # top-p counts within what top-k keeps.
-    within = torch.where(top_ks <= values.shape[1], kept.logsumexp(dim=-1), totals)
-    probabilities = (kept - within.unsqueeze(1)).exp()
-    # A token stays while the ones before it do not yet reach top-p; so the first always stays.
-    before = probabilities.cumsum(dim=-1) - probabilities
-    probabilities = probabilities.masked_fill(before >= top_ps.unsqueeze(1), 0.0)
-    picked = _pick(probabilities, numbers)
-    return ids.gather(1, picked.unsqueeze(1)).squeeze(1)
-
-
-def _pick(weights: Tensor, numbers: Tensor) -> Tensor:
-    """Return, per row of weights (N, C) float64, the index at which `numbers` (N,) falls."""
-    sums = weights.cumsum(dim=-1)
-    targets = (numbers * sums[:, -1]).unsqueeze(1)
-    picked = torch.searchsorted(sums, targets, right=True).squeeze(1)
-    # Rounding may push a number past the end: take the last index that has any weight.
-    last = weights.shape[1] - 1 - (weights.flip(1) > 0).int().argmax(dim=1)
-    return torch.minimum(picked, last)

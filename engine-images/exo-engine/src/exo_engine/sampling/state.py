@@ -21,6 +21,9 @@ from torch import Tensor
 
 from exo_engine.kernels.library import chosen_kernels
 from exo_engine.kernels.sampling import Filters
+from exo_engine.kernels.uploads import to_device
+from exo_engine.sampling.draws import Ways
+from exo_engine.sampling.random_numbers import uniform
 from exo_engine.sampling.token_tables import (
     BadWords,
     Ints,
@@ -30,8 +33,6 @@ from exo_engine.sampling.token_tables import (
 )
 from exo_engine.sampling_params import SamplingParams
 
-NUM_CANDIDATES = 1024
-"""Filters look at this many likeliest tokens first; rows for which that is not enough sort all."""
 _LEAST_TEMPERATURE = 1e-6
 _NUMBERS = np.dtype(
     [
@@ -78,25 +79,17 @@ class Words:
 class Draws:
     """Of the rows that are not greedy; D of them."""
 
-    rows: Tensor
-    """(D,) int64, of the step."""
-    is_all: bool
+    rows: Ints
+    """(D,), of the step."""
+    index: Tensor | None
+    """The same on the device; None: all rows are drawn."""
     slots: Ints
     keys: NDArray[np.uint64]
-    temperatures: Tensor
-    """(D, 1) float32"""
-    log_min_ps: Tensor | None
-    """(D, 1) float32; None where no row has one."""
-    plain: Tensor
-    """Which of the D rows draw from the whole vocabulary."""
-    filtered: Tensor
-    """Which of them have top-k or top-p."""
-    top_ks: Tensor
-    """Of the filtered ones, int64."""
-    top_ps: Tensor
-    """float64"""
-    is_narrow: bool
-    """Whether each filtered row keeps so few tokens that no row can need all of them sorted."""
+    parameters: NDArray[np.float64]
+    """(4, D): the first rows of a table of `sampling.draws`."""
+    on_device: Tensor
+    """The same there."""
+    ways: Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +201,35 @@ class SamplingState:
             self._plan = self._make_plan(slots.copy())
         return self._plan
 
+    def table(self, plan: StepPlan, ahead: Ints | None = None) -> NDArray[np.float64] | None:
+        """Return a plan's rows as `draws.choose` takes them; None where all are greedy.
+
+        Args:
+            plan: of N rows.
+            ahead: (N, P): each row is drawn at P places, and how many draws come before each; None: at one.
+
+        Returns:
+            (5, N), or (5, N P), places of a row after one another.
+        """
+        draws = plan.draws
+        if draws is None:
+            return None
+        num_places = 1 if ahead is None else ahead.shape[1]
+        table = np.zeros((5, len(plan.slots), num_places))
+        table[:4, draws.rows] = draws.parameters[..., None]
+        numbers = self.draw_numbers(draws, None if ahead is None else ahead[draws.rows])
+        table[4, draws.rows] = numbers.reshape(-1, num_places)
+        return table.reshape(5, -1)
+
+    def draw_numbers(self, draws: Draws, ahead: Ints | None = None) -> NDArray[np.float64]:
+        """Return where in [0, 1) draws fall: (D,), or (D, P) where `ahead` (D, P) says how many come before each."""
+        keys, counters = draws.keys, self.num_outputs[draws.slots].astype(np.uint64)
+        if ahead is not None:
+            keys, counters = np.broadcast_arrays(
+                keys[:, None], counters[:, None] + ahead.astype(np.uint64)
+            )
+        return uniform(keys, counters)
+
     def _add_bad_words(self, slot: int, words: Seq[Seq[int]], output_ids: Seq[int]) -> None:
         single = sorted({word[0] for word in words if len(word) == 1})
         longer = [word for word in words if len(word) > 1]
@@ -283,23 +305,17 @@ class SamplingState:
         if not len(rows):
             return None
         drawn = numbers[rows]
-        is_filtered = (drawn["top_k"] > 0) | (drawn["top_p"] < 1.0)
-        filtered = drawn[is_filtered]
-        has_min_p = bool(np.isfinite(drawn["log_min_p"]).any())
+        parameters = np.stack(
+            [drawn[name] for name in ("temperature", "log_min_p", "top_k", "top_p")]
+        )
         return Draws(
-            rows=self._to_device(rows),
-            is_all=len(rows) == len(slots),
+            rows=rows,
+            index=None if len(rows) == len(slots) else self._to_device(rows),
             slots=slots[rows],
             keys=drawn["key"].copy(),
-            temperatures=self._to_device(drawn["temperature"].astype(np.float32))
-            .clamp_min(_LEAST_TEMPERATURE)
-            .unsqueeze(1),
-            log_min_ps=self._to_device(drawn["log_min_p"]).unsqueeze(1) if has_min_p else None,
-            plain=self._to_device(np.flatnonzero(~is_filtered)),
-            filtered=self._to_device(np.flatnonzero(is_filtered)),
-            top_ks=self._to_device(np.where(filtered["top_k"], filtered["top_k"], self.vocab_size)),
-            top_ps=self._to_device(filtered["top_p"]),
-            is_narrow=bool(((filtered["top_k"] > 0) & (filtered["top_k"] <= NUM_CANDIDATES)).all()),
+            parameters=parameters.astype(np.float64),
+            on_device=self._to_device(parameters.astype(np.float64)),
+            ways=Ways.of(drawn["top_k"], drawn["top_p"], self.vocab_size),
         )
 
     def _plan_filters(self, numbers: NDArray[Any]) -> Filters | None:
@@ -315,7 +331,7 @@ class SamplingState:
         )
 
     def _to_device(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        return to_device(values, self.device)
 
 
 def _numbers(params: SamplingParams, key: int) -> tuple[float, ...]:

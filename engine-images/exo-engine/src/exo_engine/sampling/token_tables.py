@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from exo_engine.kernels.uploads import to_device
+
 Ints = NDArray[np.int64]
 _WORD_BITS = 32
 _ANY, _NONE = -1, -2
@@ -104,8 +106,8 @@ class SeenTokens:
         for name in ("_counts", "_in_prompt", "_listed"):
             setattr(self, name, _grow(getattr(self, name), self._rows.num_rows))
             getattr(self, name)[row] = 0
-        prompt = torch.tensor(sorted(set(prompt_ids)), dtype=torch.int64, device=device)
-        outputs = torch.tensor(tuple(output_ids), dtype=torch.int64, device=device)
+        prompt = to_device(np.array(sorted(set(prompt_ids)), np.int64), device)
+        outputs = to_device(np.array(tuple(output_ids), np.int64), device)
         length = len(prompt) + len(outputs)
         self._widen(length)
         self._in_prompt[row, prompt] = True
@@ -126,7 +128,7 @@ class SeenTokens:
         ends = self._num_listed[slots[counting]]
         self._widen(int(ends.max()) + 1)
         self._num_listed[slots[counting]] += 1
-        packed = torch.from_numpy(np.stack([counting, rows[counting], ends])).to(tokens.device)
+        packed = to_device(np.stack([counting, rows[counting], ends]), tokens.device)
         tokens = tokens[packed[0]]
         self._count(packed[1], tokens)
         self._listed[packed[1], packed[2]] = tokens
@@ -169,7 +171,7 @@ class TokenMasks:
         """Allow a slot these tokens only."""
         row = self._rows.take(slot)
         self._words = _grow(self._words, self._rows.num_rows)
-        self._words[row] = torch.from_numpy(pack_bits(token_ids, self._num_words))
+        self._words[row] = to_device(pack_bits(token_ids, self._num_words), self._words.device)
 
     def remove(self, slot: int) -> None:
         """Allow a slot everything again."""
@@ -222,7 +224,7 @@ class BadWords:
         self._beginnings = np.concatenate([self._beginnings, table[:, :-1]])
         self._lasts = np.append(self._lasts, table[:, -1])
         end = ((_NONE,) * width + tuple(output_ids))[-width:]
-        self._ends[slot] = torch.tensor(end)
+        self._ends[slot] = to_device(np.array(end, np.int64), self._ends.device)
 
     def remove(self, slot: int) -> None:
         """Allow a slot all words again."""
@@ -233,7 +235,7 @@ class BadWords:
     def append(self, slots: Ints, tokens: Tensor) -> None:
         """Remember one token (N,) more of each slot."""
         if len(self._slots):
-            index = torch.from_numpy(slots).to(tokens.device)
+            index = to_device(slots, tokens.device)
             self._ends[index] = torch.cat([self._ends[index, 1:], tokens.unsqueeze(1)], dim=1)
 
     def of_rows(self, row_of_slot: Ints) -> tuple[Ints, Ints, Ints, Ints]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from exo_engine.errors import InvalidSamplingParams
+from exo_engine.kernels.uploads import to_device
 from exo_engine.sampling.sampler import RowMask, Samples
 from exo_engine.sampling.token_tables import Ints
 from exo_engine.structured_output.compiler import Compiler, import_llguidance
@@ -112,6 +113,10 @@ class GrammarStates:
         """Forget a slot's grammar."""
         self._states.pop(slot, None)
 
+    def has_any(self, slots: Ints) -> bool:
+        """Whether any of the slots (N,) has a grammar."""
+        return bool(self._states) and any(slot in self._states for slot in slots.tolist())
+
     def masks(self, slots: Ints) -> RowMask | None:
         """Return which tokens may follow, of those of the slots (N,) that have a grammar."""
         if not self._states:
@@ -122,9 +127,9 @@ class GrammarStates:
         self.settle()
         if self._filling is not None:
             self._filling.result()
-        bits = torch.from_numpy(self._masks[slots[rows]]).to(self._device)
+        bits = to_device(self._masks[slots[rows]], self._device)
         is_all = len(rows) == len(slots)
-        return RowMask(None if is_all else torch.tensor(rows, device=self._device), bits)
+        return RowMask(None if is_all else to_device(np.array(rows), self._device), bits)
 
     def note(self, slots: Ints, samples: Samples) -> Choice | None:
         """Remember what was chosen for the slots (N,); `settle` or `take` goes on by it."""

@@ -51,6 +51,16 @@ def test_sums_are_split_where_few_programs_would_run() -> None:
     case.check()
 
 
+@pytest.mark.parametrize("num_rows", [5, 130])
+def test_inputs_whose_numbers_do_not_follow_one_another(num_rows: int) -> None:
+    """As they come where states are kept the other way round."""
+    case = CodesCase(num_rows, 100, 70)
+    matrix, (inputs, _) = case.matrix(0), case.operands(0)
+    across = inputs.t().contiguous().t()
+    assert across.stride() == (1, num_rows)
+    assert torch.equal(codes.multiply(matrix, across), codes.multiply(matrix, inputs))
+
+
 def test_weights_in_slabs_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codes, "_SLAB_WEIGHTS", 64 * 72)
     CodesCase(130, 72, 150, has_bias=True).check()

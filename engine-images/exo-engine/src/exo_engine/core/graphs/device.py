@@ -53,6 +53,9 @@ class DeviceOps(Protocol):
     def capture(self, run: Callable[[], Outputs]) -> Captured:
         """Return what `run` tells the device now, to be repeated; nothing of the host is asked again."""
 
+    def used_bytes(self) -> int:
+        """Return how much of the device's memory is in use, by anybody, that of graphs included; it is waited for."""
+
 
 class PlainOps:
     """A device that computes while it is told, as a CPU does."""
@@ -74,6 +77,10 @@ class PlainOps:
     def capture(self, run: Callable[[], Outputs]) -> Captured:
         """See `DeviceOps.capture`."""
         raise NotImplementedError("no graphs here: see can_capture")
+
+    def used_bytes(self) -> int:
+        """See `DeviceOps.used_bytes`; nothing is captured whose memory could be asked for."""
+        return 0
 
 
 class Mark(Protocol):
@@ -158,6 +165,13 @@ class CudaOps:
             outputs = run()
         self._pool = graph.pool()
         return Captured(graph.replay, outputs)
+
+    def used_bytes(self) -> int:
+        """See `DeviceOps.used_bytes`; graphs take memory of the driver's, too, which the allocator does not know."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
 
 
 def device_ops(device: torch.device) -> DeviceOps:

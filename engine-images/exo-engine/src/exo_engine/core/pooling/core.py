@@ -24,6 +24,7 @@ from exo_engine.core.pooling.requests import PoolingRequest
 from exo_engine.core.request import EngineStats, RequestOutput
 from exo_engine.core.start_up import StartUp
 from exo_engine.errors import OutOfMemory, PromptTooLong, RequestError
+from exo_engine.kernels.uploads import to_device
 from exo_engine.models.pooling.model import activate
 from exo_engine.models.pooling.spec import PoolingSpec
 from exo_engine.structured_output.vocabulary import Vocabulary
@@ -155,7 +156,7 @@ class PoolingCore:
         begins = np.array([len(ids) if each is None else each for each in seconds])
         types = positions >= np.repeat(begins, lengths)
         packed = np.stack((ids, positions, types)).astype(np.int32)
-        moved = torch.from_numpy(packed).to(self._model.device)
+        moved = to_device(packed, self._model.device)
         return self._model.forward(moved[0], moved[1], moved[2], lengths.tolist()).cpu()
 
     def _output(self, request: PoolingRequest, vector: Tensor) -> RequestOutput:

@@ -65,9 +65,10 @@ def plan_codes(
     sums = outputs
     if parts > 1:
         sums = torch.empty(parts, num_rows, num_outputs, device=inputs.device)
+    inputs = inputs if inputs.stride(1) == 1 else inputs.contiguous()
     arguments = {
         **_matrix_arguments(matrix),
-        "inputs": inputs if inputs.stride(1) == 1 else inputs.contiguous(),
+        "inputs": inputs,
         "bias": inputs if bias is None else bias,
         "outputs": sums,
         "num_rows": num_rows,

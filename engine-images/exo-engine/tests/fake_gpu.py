@@ -1,0 +1,64 @@
+"""A double of a GPU on the CPU: what it captures it repeats, and it fails where the host would wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from exo_engine.core.graphs.device import Captured, Fetched, Outputs
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAITING = (
+    "aten.bincount",
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.equal",
+    "aten.masked_select",
+    "aten.unique",
+)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails where a GPU would have the host wait for it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not str(func).startswith(WAITING), f"the host would wait for {func}"
+        return func(*args, **(kwargs or {}))
+
+
+class FakeGpu:
+    """A device with graphs. A repetition writes where the captured run wrote, as on a GPU."""
+
+    can_capture = True
+    bytes_of_graph = 1000
+    """Of its memory that each capture takes."""
+
+    def __init__(self) -> None:
+        self.num_captured = self.num_replayed = self.num_uploads = self.num_fetched = 0
+
+    def upload(self, numbers: torch.Tensor, target: torch.Tensor) -> None:
+        self.num_uploads += 1
+        target[: len(numbers)].copy_(numbers)
+
+    def fetch(self, numbers: torch.Tensor) -> Fetched:
+        self.num_fetched += 1
+        return numbers.clone().tolist
+
+    def used_bytes(self) -> int:
+        return 5000 + self.bytes_of_graph * self.num_captured
+
+    def note_layer(self) -> None:
+        """See `DeviceOps`; what is captured runs on the host here."""
+
+    def capture(self, run: Callable[[], Outputs]) -> Captured:
+        self.num_captured += 1
+        with NoWaiting():
+            outputs = run()
+
+        def replay() -> None:
+            self.num_replayed += 1
+            with NoWaiting():
+                for held, new in zip(outputs, run(), strict=True):
+                    held.copy_(new)
+
+        return Captured(replay, outputs)
