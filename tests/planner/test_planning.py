@@ -136,6 +136,8 @@ def test_a_quantization_that_is_not_planned_says_so() -> None:
         ("mxfp8", "vllm"),
         ("int8", "exo"),
         ("int4", "exo"),
+        ("int4_per_group_64", "exo"),
+        ("int4_per_group_128", "exo"),
         ("fp8", "exo"),
         ("fp8_per_tensor", "exo"),
         ("fp8_per_block", "exo"),

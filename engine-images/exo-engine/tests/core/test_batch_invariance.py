@@ -46,6 +46,7 @@ def run(path, prompts, **options):
     [
         ("qwen3", {"quantization": "int8"}),
         ("qwen3", {"quantization": "int4"}),
+        pytest.param("qwen3", {"quantization": "int4_per_group_128"}, marks=pytest.mark.slow),
         ("qwen3-half-windowed", {"kv_cache_dtype": "int8"}),
         pytest.param("gemma2", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
         pytest.param("gpt-oss", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
