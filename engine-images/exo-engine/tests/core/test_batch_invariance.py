@@ -84,9 +84,16 @@ def test_bits_do_not_depend_on_the_schedule(tiny_model, prompts, family, path, m
             assert again == alone
 
 
-@pytest.mark.parametrize("stored", [{}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"}])
-def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, stored):
-    model = tiny_model("qwen3").path
+@pytest.mark.parametrize(
+    ("family", "stored"),
+    [
+        *(("qwen3", each) for each in ({}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"})),
+        ("qwen3-moe", {}),
+        ("qwen3-moe", {"quantization": "int8"}),
+    ],
+)
+def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, family, stored):
+    model = tiny_model(family).path
     flagged, _ = run(model, prompts, **stored, batch_invariant=True)
     assert flagged == run(model, prompts, **stored)[0]
 
@@ -97,7 +104,7 @@ def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, stored):
         ("qwen3", {"dtype": "float32"}, "", "attention is computed by PyTorch"),
         ("qwen3", {"kv_cache_dtype": "fp8"}, "", "attention is computed by PyTorch"),
         ("qwen3", {}, "off", "attention is computed by PyTorch"),
-        ("qwen3-moe", {}, "", "some layers of this model are computed by PyTorch"),
+        ("gpt-oss", {}, "", "some layers of this model are computed by PyTorch"),
     ],
 )
 def test_the_flag_is_refused_where_it_is_not(

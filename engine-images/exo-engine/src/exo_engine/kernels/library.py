@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PATHS = ("amx", "avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
 VARIABLE = "EXO_ENGINE_CPU_KERNELS"
-_INTERFACE = 7
+_INTERFACE = 8
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 _LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
@@ -46,6 +46,18 @@ class LinearCall(ctypes.Structure):
         ("group", ctypes.c_int),
         ("has_zeros", ctypes.c_int),
         ("scale", ctypes.c_float),
+    )
+
+
+class GroupsCall(ctypes.Structure):
+    """As in `csrc/linear.h`."""
+
+    _fields_ = (
+        ("matrices", ctypes.POINTER(LinearCall)),
+        ("starts", _pointer),
+        ("inputs", _pointer),
+        ("outputs", _pointer),
+        ("count", _long),
     )
 
 
@@ -122,6 +134,7 @@ class SampleCall(ctypes.Structure):
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (ctypes.POINTER(LinearCall),),
+    "linear_groups": (ctypes.POINTER(GroupsCall),),
     "pack": (_pointer, _long, _long, _long, _pointer, _long),
     "unpack_rows": (_pointer, _long, _pointer, _long, _pointer),
     "attend": (ctypes.POINTER(AttentionCall),),
@@ -138,6 +151,7 @@ class Kernels:
     """The functions of one set of instructions. They take addresses and check nothing."""
 
     linear: Callable[..., None]
+    linear_groups: Callable[..., None]
     pack: Callable[..., None]
     unpack_rows: Callable[..., None]
     attend: Callable[..., None]

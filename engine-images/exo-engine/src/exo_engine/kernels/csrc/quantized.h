@@ -172,7 +172,8 @@ void multiply_tiles(const LinearCall& call, const QuantizedRows& rows, long outp
   }
 }
 
-inline void multiply_quantized(const LinearCall& call) {
+// Quantizes all rows of inputs; valid until this thread's next call.
+inline QuantizedRows quantize_rows(const LinearCall& call) {
   const long groups = num_groups(call), padded = rounded_up(groups * call.group, 64);
   char* room = room_for(call.rows * (padded + 4 + 4 * groups) + 64);
   QuantizedRows rows{(int8_t*)room, (float*)(room + rounded_up(call.rows * groups * call.group, 64)), nullptr};
@@ -180,20 +181,22 @@ inline void multiply_quantized(const LinearCall& call) {
   for_each_part(call.rows, least_rows(call.num_inputs), [&](long row, long past) {
     for (; row < past; row++) quantize_row(call, row, rows);
   });
-  const long pairs = rounded_up(call.num_outputs, 2 * kUnit) / (2 * kUnit);
-  for_each_part(pairs, 2, [&](long pair, long past) {
-    while (pair < past) {
-      const int units = pair % 2 == 0 && pair + 1 < past ? 4 : 2;
-      if (call.bits == 8)
-        multiply_tiles<8, false>(call, rows, pair * 2 * kUnit, units);
-      else if (call.has_zeros)
-        multiply_tiles<4, true>(call, rows, pair * 2 * kUnit, units);
-      else
-        multiply_tiles<4, false>(call, rows, pair * 2 * kUnit, units);
-      pair += units / 2;
-      exo::beat();
-    }
-  });
+  return rows;
+}
+
+// Pairs of units [pair, past) of a product.
+inline void multiply_pairs(const LinearCall& call, const QuantizedRows& rows, long pair, long past) {
+  while (pair < past) {
+    const int units = pair % 2 == 0 && pair + 1 < past ? 4 : 2;
+    if (call.bits == 8)
+      multiply_tiles<8, false>(call, rows, pair * 2 * kUnit, units);
+    else if (call.has_zeros)
+      multiply_tiles<4, true>(call, rows, pair * 2 * kUnit, units);
+    else
+      multiply_tiles<4, false>(call, rows, pair * 2 * kUnit, units);
+    pair += units / 2;
+    exo::beat();
+  }
 }
 
 }  // namespace
