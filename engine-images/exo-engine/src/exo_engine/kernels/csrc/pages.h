@@ -42,11 +42,17 @@ inline char* scale_of(const PageShape& shape, const Code* head, long token) {
 inline Pairs load_pairs(const Bf16* from) { return load<Pairs>(from); }
 
 inline Pairs load_pairs(const Code* from) {
+#if defined(__AVX512BF16__)
+  const __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from)));
+  const __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(from + 16)));
+  return (Pairs)_mm512_cvtne2ps_pbh(second, first);
+#else
   typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
   const Ints both = __builtin_convertvector(load<Shorts>(from), Ints);
   const Pairs first = (Pairs)__builtin_convertvector((both << 24) >> 24, Floats);
   const Pairs second = (Pairs)__builtin_convertvector(both >> 8, Floats);
   return (first >> 16) | second;  // no more than 8 bits of either's digits are set
+#endif
 }
 
 // Rounds a head's numbers to int8, by their largest magnitude; the largest one is to become 127. NaN and infinity make

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "store.h"
+#include "tiles.h"
 
 namespace {
 
@@ -184,8 +185,43 @@ inline QuantizedRows quantize_rows(const LinearCall& call) {
   return rows;
 }
 
+#if defined(__AMX_TILE__)
+constexpr long kLeastTileRows = 5;  // below, tiles are mostly empty and slower
+
+// The same for codes of 8 bits whose inputs are one group: sums are whole numbers, so bits are those of `multiply_codes`.
+inline void multiply_codes_on_tiles(const LinearCall& call, const QuantizedRows& rows, long unit, long past) {
+  const long head_bytes = kBlock * 2;
+  for_each_tile(call.rows, unit, past, [&](long row, long count, long output, int units) {
+    const uint8_t* block = (const uint8_t*)call.packed + output / kBlock * (head_bytes + kBlock * call.group);
+    const long inside = output % kBlock;
+    const TileOperands operands{(const char*)rows.numbers + row * call.group, call.group,
+                                (const char*)block + head_bytes + inside * 4, call.group / 4, row == 0};
+    with_tiles(count, units, [&]<int RowTiles, int Units>() {
+      Ints totals[RowTiles * kMaxTileRows][Units];
+      sum_products<TileNumbers::kBytes, RowTiles, Units>(operands, count, totals);
+      for (long r = 0; r < count; r++) {
+        Floats sums[Units];
+        for (int v = 0; v < Units; v++) {
+          const Ints total = totals[r][v] - (rows.sums[row + r] << 7);
+          const Floats scale = widen_halves((const uint16_t*)block + inside + v * kLanes);
+          sums[v] = __builtin_convertvector(total, Floats) * scale;
+          sums[v] *= rows.scales[row + r] * call.scale;
+        }
+        store_row<Units>(call, row + r, output, sums);
+      }
+    });
+  });
+}
+#endif
+
 // Pairs of units [pair, past) of a product.
 inline void multiply_pairs(const LinearCall& call, const QuantizedRows& rows, long pair, long past) {
+#if defined(__AMX_TILE__)
+  if (call.bits == 8 && num_groups(call) == 1 && call.rows >= kLeastTileRows) {
+    const long units = rounded_up(call.num_outputs, kUnit) / kUnit;
+    return multiply_codes_on_tiles(call, rows, 2 * pair, 2 * past < units ? 2 * past : units);
+  }
+#endif
   while (pair < past) {
     const int units = pair % 2 == 0 && pair + 1 < past ? 4 : 2;
     if (call.bits == 8)
