@@ -135,7 +135,7 @@ def test_a_quantization_that_is_not_planned_says_so() -> None:
         ("fp8", "vllm"),
         ("mxfp8", "vllm"),
         ("int8", "exo"),
-        ("int4", "exo"),
+        *((name, "exo") for name in ("int4", "int4_per_group_64", "int4_per_group_128")),
         ("fp8", "exo"),
         ("fp8_per_tensor", "exo"),
         ("fp8_per_block", "exo"),

@@ -21,7 +21,10 @@ from exo_engine import LLM, SamplingParams  # noqa: E402 - needs torch
 pytestmark = pytest.mark.slow
 
 CHAT = CORPUS.parents[1] / "exo_inference" / "hub" / "builtin_models" / "tiny-chat"
-BOUNDS = {"int8": (0.002, 1.005), "int4": (0.02, 1.03)}
+BOUNDS = {
+    "int8": (0.002, 1.005),
+    **dict.fromkeys(("int4", "int4_per_group_64", "int4_per_group_128"), (0.02, 1.03)),
+}
 """Mean divergence of the next token's distribution in nats, and the factor that perplexity may grow by."""
 
 

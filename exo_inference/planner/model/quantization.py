@@ -50,7 +50,10 @@ FP8_CHANNEL = WeightFormat("fp8-channel", 8, row_bytes=4, min_capability=7.5, na
 FP8_BLOCK = WeightFormat("fp8-block", 8, block=128, min_capability=7.5, native="fp8")
 INT8_CHANNEL = WeightFormat("int8", 8, row_bytes=4, min_capability=7.5, native="int8")
 INT8_WEIGHT_ONLY = WeightFormat("int8-weight-only", 8, row_bytes=4)
-INT4_GROUP = WeightFormat("int4-group", 4.5)  # a float16 scale per 32 weights
+# exo-engine's: a float16 scale per so many weights.
+INT4_GROUPS = {
+    group: WeightFormat(f"int4-group-{group}", 4 + 16 / group) for group in (32, 64, 128)
+}
 NVFP4 = WeightFormat("nvfp4", 4.5, min_capability=7.5, native="nvfp4")
 MXFP4 = WeightFormat("mxfp4", 4.25, min_capability=8.0, native="mxfp4")
 MXFP8 = WeightFormat("mxfp8", 8.25, min_capability=8.0, native="fp8")
@@ -221,7 +224,7 @@ def quantization_named(name: str) -> Quantization:
         return Quantization("gguf", form, includes_embeddings=True)
     known: dict[str, WeightFormat] = {
         "fp8": FP8_TENSOR, "fp8-channel": FP8_CHANNEL, "fp8-block": FP8_BLOCK,
-        "int8": INT8_CHANNEL, "w8a8": INT8_CHANNEL, "int8-weight-only": INT8_WEIGHT_ONLY, "int4-group": INT4_GROUP, "nvfp4": NVFP4, "mxfp4": MXFP4, "mxfp8": MXFP8,
+        "int8": INT8_CHANNEL, "w8a8": INT8_CHANNEL, "int8-weight-only": INT8_WEIGHT_ONLY, **{form.name: form for form in INT4_GROUPS.values()}, "nvfp4": NVFP4, "mxfp4": MXFP4, "mxfp8": MXFP8,
         "awq": grouped_int(4, 128, has_zeros=True, name="awq"),
         "gptq": grouped_int(4, 128, has_zeros=True, name="gptq"),
         "w4a16": grouped_int(4, 128, has_zeros=False, name="w4a16"),

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 ONLINE: Mapping[str, str] = {
     "fp8": "fp8", "fp8_per_tensor": "fp8", "fp8_per_channel": "fp8-channel", "fp8_per_block": "fp8-block",
     "int8_per_channel_weight_only": "int8", "mxfp8": "mxfp8", "bitsandbytes": "bitsandbytes",
-    "int8": "int8-weight-only", "int4": "int4-group",
+    "int8": "int8-weight-only", "int4": "int4-group-32",
+    "int4_per_group_64": "int4-group-64", "int4_per_group_128": "int4-group-128",
 }  # fmt: skip
 """Values of --quantization that quantize plain weights while they are loaded, and their form; `int8` and
-`int4` are exo-engine's, the others are vLLM's."""
+those of INT4 are exo-engine's, the others are vLLM's."""
 
 
 @lru_cache(maxsize=256)

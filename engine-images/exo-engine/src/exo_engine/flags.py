@@ -52,9 +52,10 @@ FLAGS: Final[tuple[Flag, ...]] = (
         choices=formats_made_at_load(),
         description="Format that the weights of linear layers are converted to while they are "
         "loaded. `int8`: a byte per weight and a scale per output. `int4`: half a byte, and a scale per "
-        "output and 32 inputs. `fp8`: a byte (e4m3) and a scale per output; `fp8_per_tensor`: per matrix; "
+        "output and 32 inputs; `int4_per_group_64` and `int4_per_group_128`: per output and so many inputs, "
+        "a little smaller and less exact. `fp8`: a byte (e4m3) and a scale per output; `fp8_per_tensor`: per matrix; "
         "`fp8_per_block`: per output and 128 inputs. What is computed keeps the format of `dtype`, but for "
-        "inputs, which a CPU's kernels of `int8` and `int4` take in 8 bits, and a GPU's products of `fp8` and "
+        "inputs, which a CPU's kernels of INT8 and INT4 take in 8 bits, and a GPU's products of `fp8` and "
         "`fp8_per_tensor` in FP8, which need compute capability 8.9 or later. Left out: as the checkpoint has them.",
     ),
     Flag(

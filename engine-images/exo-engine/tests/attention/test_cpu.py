@@ -47,8 +47,9 @@ def make_cache(layers, *, block_size: int = BLOCK, name: str = "bfloat16") -> KV
 @needs_kernels
 @pytest.mark.parametrize("merged", [False, True], ids=["in steps", "merged"])
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
-def test_steps_equal_the_reference(layers, merged):
-    caches = [make_cache(layers), make_cache(layers)]
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+def test_steps_equal_the_reference(layers, merged, stored):
+    caches = [make_cache(layers, name=stored), make_cache(layers, name=stored)]
     backends = [ReferenceAttention(layers, caches[0]), create_backend("auto", layers, caches[1])]
     assert isinstance(backends[1], CpuAttention)
     torch.manual_seed(1)
@@ -93,7 +94,7 @@ def test_what_the_kernels_cannot_read_goes_to_the_reference(monkeypatch):
     for layers, cache in (
         (odd, make_cache(odd)),
         ([layer()], make_cache([layer()], block_size=8)),
-        ([layer()], make_cache([layer()], name="int8")),
+        ([layer()], make_cache([layer()], name="fp8_e4m3")),
     ):
         assert isinstance(create_backend("auto", layers, cache), ReferenceAttention)
         with pytest.raises(ConfigurationError, match="attention backend 'cpu' needs"):

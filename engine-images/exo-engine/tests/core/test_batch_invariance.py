@@ -41,12 +41,24 @@ def run(path, prompts, **options):
     return [(each.token_ids, each.logprobs) for each in completions], llm
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_bits_of_quantized_weights_do_not_depend_on_the_schedule(tiny_model, prompts, quantization):
-    model = tiny_model("qwen3").path
-    alone, _ = run(model, prompts, quantization=quantization, max_num_seqs=1)
+@pytest.mark.parametrize(
+    ("family", "stored"),
+    [
+        ("qwen3", {"quantization": "int8"}),
+        ("qwen3", {"quantization": "int4"}),
+        pytest.param("qwen3", {"quantization": "int4_per_group_128"}, marks=pytest.mark.slow),
+        ("qwen3-half-windowed", {"kv_cache_dtype": "int8"}),
+        pytest.param("gemma2", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
+        pytest.param("gpt-oss", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
+    ],
+)
+def test_bits_of_numbers_stored_smaller_do_not_depend_on_the_schedule(
+    tiny_model, prompts, family, stored
+):
+    model = tiny_model(family).path
+    alone, _ = run(model, prompts, **stored, max_num_seqs=1)
     for name, options in SCHEDULES.items():
-        scheduled, _ = run(model, prompts, quantization=quantization, **options)
+        scheduled, _ = run(model, prompts, **stored, **options)
         assert scheduled == alone, name
 
 
@@ -72,20 +84,27 @@ def test_bits_do_not_depend_on_the_schedule(tiny_model, prompts, family, path, m
             assert again == alone
 
 
-@pytest.mark.parametrize("quantization", [None, "int4"])
-def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, quantization):
-    model = tiny_model("qwen3").path
-    flagged, _ = run(model, prompts, quantization=quantization, batch_invariant=True)
-    assert flagged == run(model, prompts, quantization=quantization)[0]
+@pytest.mark.parametrize(
+    ("family", "stored"),
+    [
+        *(("qwen3", each) for each in ({}, {"quantization": "int4"}, {"kv_cache_dtype": "int8"})),
+        ("qwen3-moe", {}),
+        ("qwen3-moe", {"quantization": "int8"}),
+    ],
+)
+def test_the_flag_is_taken_where_it_is_kept(tiny_model, prompts, family, stored):
+    model = tiny_model(family).path
+    flagged, _ = run(model, prompts, **stored, batch_invariant=True)
+    assert flagged == run(model, prompts, **stored)[0]
 
 
 @pytest.mark.parametrize(
     ("family", "options", "variable", "reason"),
     [
         ("qwen3", {"dtype": "float32"}, "", "attention is computed by PyTorch"),
-        ("qwen3", {"kv_cache_dtype": "int8"}, "", "attention is computed by PyTorch"),
+        ("qwen3", {"kv_cache_dtype": "fp8"}, "", "attention is computed by PyTorch"),
         ("qwen3", {}, "off", "attention is computed by PyTorch"),
-        ("qwen3-moe", {}, "", "some layers of this model are computed by PyTorch"),
+        ("gpt-oss", {}, "", "some layers of this model are computed by PyTorch"),
     ],
 )
 def test_the_flag_is_refused_where_it_is_not(

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from typing import cast
 
 import pytest
 import torch
-from exo_engine.kernels.attention import attend, page_shapes
+from exo_engine.kernels.attention import attend
 from exo_engine.kernels.library import Kernels
+from exo_engine.kernels.pages import Pages
 from torch import Tensor
 
 
@@ -28,6 +30,7 @@ class Case:
     chunk: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
+    stored: torch.dtype = torch.bfloat16
     expected: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -35,10 +38,11 @@ class Case:
         num_heads, num_kv_heads = self.heads
         needed = [-(-context // self.page_size) for context, _ in self.sequences]
         order = torch.randperm(sum(needed) + 3)
-        shapes = page_shapes(num_kv_heads, self.head_dim, self.page_size)
-        self.keys, self.values = (
-            torch.full((len(order), *shape), math.nan, dtype=torch.bfloat16) for shape in shapes
-        )
+        shape = (num_kv_heads, self.head_dim, self.page_size)
+        page_bytes = Pages.num_bytes(*shape, self.stored)
+        # All ones are NaN as bf16 and as a scale.
+        planes = torch.full((2, len(order), page_bytes + 64), 255, dtype=torch.uint8)
+        self.keys, self.values = Pages.keys_and_values(*planes, *shape, self.stored)
         self.starts = torch.tensor([0, *accumulate(n for _, n in self.sequences)]).int()
         self.contexts = torch.tensor([context for context, _ in self.sequences]).int()
         self.tables = torch.zeros(len(needed), max(needed), dtype=torch.int32)
@@ -52,17 +56,25 @@ class Case:
             states = torch.randn(2, len(pages) * self.page_size, num_kv_heads, self.head_dim)
             states = states.bfloat16()
             states[:, context:] = math.nan
-            self._store(pages, states)
+            kept = self._store(pages, states)
             queries = self.queries[self.starts[index] : self.starts[index + 1]]
-            expected.append(self._exact(queries, states[:, :context], context - num_tokens))
+            expected.append(self._exact(queries, kept[:, :context], context - num_tokens))
         self.expected = torch.cat(expected)
 
-    def _store(self, pages: Tensor, states: Tensor) -> None:
-        keys, values = states.view(2, len(pages), self.page_size, -1, self.head_dim)
+    def _store(self, pages: Tensor, states: Tensor) -> Tensor:
+        """Store keys and values, and return what is kept of them, in float64."""
+        numbers, scales = states, torch.ones(1)
+        if self.stored == torch.int8:
+            scales = states.float().abs().amax(dim=-1, keepdim=True) / 127
+            numbers = (states / scales).round()
+            for own, of_tokens in zip((self.keys, self.values), scales[..., 0], strict=True):
+                own.scales[pages] = of_tokens.unflatten(0, (len(pages), -1)).transpose(1, 2)
+        keys, values = numbers.view(2, len(pages), self.page_size, -1, self.head_dim)
         pairs = keys.unflatten(-1, (-1, 2))  # (pages, tokens, heads, D / 2, 2)
-        self.keys[pages] = pairs.permute(0, 2, 3, 1, 4)
+        self.keys.numbers[pages] = pairs.permute(0, 2, 3, 1, 4).to(self.stored)
         pairs = values.unflatten(1, (-1, 2))  # (pages, tokens / 2, 2, heads, D)
-        self.values[pages] = pairs.permute(0, 3, 1, 4, 2)
+        self.values.numbers[pages] = pairs.permute(0, 3, 1, 4, 2).to(self.stored)
+        return numbers.double() * scales
 
     def _exact(self, queries: Tensor, states: Tensor, offset: int) -> Tensor:
         group = self.heads[0] // self.heads[1]
@@ -134,16 +146,24 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.fixture(params=[torch.bfloat16, torch.int8], ids=["bf16", "int8"])
+def stored(request: pytest.FixtureRequest) -> torch.dtype:
+    """How keys and values are stored."""
+    return cast("torch.dtype", request.param)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_exact_attention(kernels: Kernels, name: str) -> None:
-    case = CASES[name]()
-    # bf16 has 8 bits, for the weights as for the result.
+def test_it_is_exact_attention(kernels: Kernels, name: str, stored: torch.dtype) -> None:
+    case = CASES[name](stored=stored)
+    # bf16 has 8 bits, for the weights as for the result; codes of 8 bits are multiplied as they are.
     assert (case.attend(kernels) - case.expected).abs().max() <= 0.012
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_token_has_the_same_bits_alone_and_in_any_step(kernels: Kernels, name: str) -> None:
-    case = CASES[name]()
+def test_a_token_has_the_same_bits_alone_and_in_any_step(
+    kernels: Kernels, name: str, stored: torch.dtype
+) -> None:
+    case = CASES[name](stored=stored)
     together = case.attend(kernels)
     picks = random.Random(3)
     for index, (_, num_tokens) in enumerate(case.sequences):
@@ -152,8 +172,8 @@ def test_a_token_has_the_same_bits_alone_and_in_any_step(kernels: Kernels, name:
             assert torch.equal(case.attend_alone(kernels, index, token), together[row])
 
 
-def test_bits_do_not_depend_on_the_number_of_threads(kernels: Kernels) -> None:
-    case = Case((3, 1), 16, 16, [(3000, 1), (600, 1), (1025, 2)])
+def test_bits_do_not_depend_on_the_number_of_threads(kernels: Kernels, stored: torch.dtype) -> None:
+    case = Case((3, 1), 16, 16, [(3000, 1), (600, 1), (1025, 2)], stored=stored)
     kernels.set_num_threads(1)
     alone = case.attend(kernels)
     for num_threads in (2, 3, 7):
@@ -161,9 +181,13 @@ def test_bits_do_not_depend_on_the_number_of_threads(kernels: Kernels) -> None:
         assert torch.equal(case.attend(kernels), alone)
 
 
-def test_nan_of_a_sequence_shows_in_it_and_in_no_other(kernels: Kernels) -> None:
-    case = Case((2, 1), 16, 16, [(20, 1), (20, 1)])
-    case.keys[case.tables[0, 0].item()] = math.nan
+def test_nan_of_a_sequence_shows_in_it_and_in_no_other(
+    kernels: Kernels, stored: torch.dtype
+) -> None:
+    case = Case((2, 1), 16, 16, [(20, 1), (20, 1)], stored=stored)
+    keys = case.keys.scales if stored == torch.int8 else case.keys.numbers
+    assert keys is not None
+    keys[case.tables[0, 0].item()] = math.nan
     outputs = case.attend(kernels)
     assert outputs[0].isnan().all()
     assert (outputs[1] - case.expected[1]).abs().max() <= 0.012

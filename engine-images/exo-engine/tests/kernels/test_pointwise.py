@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from exo_engine.kernels.attention import page_shapes
+from exo_engine.attention.cache_plan import plan_cache
+from exo_engine.attention.kv_cache import KVCache
+from exo_engine.attention.kv_format import KV_FORMATS
+from exo_engine.attention.layer import AttentionLayer
 from exo_engine.kernels.library import Kernels
+from exo_engine.kernels.pages import Pages
 from exo_engine.kernels.pointwise import add_and_normalise, rotate_and_store, silu_and_multiply
 
 BF16_STEP = 2**-7
@@ -48,14 +52,22 @@ def test_silu_and_product(kernels: Kernels, num_tokens: int, size: int) -> None:
     torch.testing.assert_close(outputs.double(), F.silu(gate) * up, rtol=2 * BF16_STEP, atol=1e-6)
 
 
+def make_pages(
+    num_pages: int, num_kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype
+) -> tuple[Pages, Pages]:
+    shape = (num_kv_heads, head_dim, page_size)
+    planes = torch.zeros(2, num_pages, Pages.num_bytes(*shape, dtype), dtype=torch.uint8)
+    return Pages.keys_and_values(*planes, *shape, dtype)
+
+
 @pytest.mark.parametrize("has_norms", [False, True], ids=["plain", "normalised heads"])
 @pytest.mark.parametrize(("head_dim", "page_size"), [(64, 16), (80, 32), (16, 16)])
 def test_heads_are_turned_and_stored(
     kernels: Kernels, head_dim: int, page_size: int, *, has_norms: bool
 ) -> None:
     num_tokens, num_heads, num_kv_heads, num_pages = 21, 6, 2, 5
-    shapes = page_shapes(num_kv_heads, head_dim, page_size)
-    keys, values = (torch.zeros(num_pages, *shape, dtype=torch.bfloat16) for shape in shapes)
+    pages = make_pages(num_pages, num_kv_heads, head_dim, page_size, torch.bfloat16)
+    keys, values = (each.numbers for each in pages)
     merged = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).bfloat16()
     angles = torch.randn(50, head_dim // 2)
     positions = torch.randint(50, (num_tokens,), dtype=torch.int32)
@@ -65,8 +77,7 @@ def test_heads_are_turned_and_stored(
         kernels,
         merged,
         num_heads,
-        keys,
-        values,
+        *pages,
         angles.cos(),
         angles.sin(),
         positions,
@@ -97,3 +108,49 @@ def test_heads_are_turned_and_stored(
     assert torch.equal(stored[slots], plain_values)
     untouched = torch.ones(num_pages * page_size, dtype=torch.bool).index_fill(0, slots, False)
     assert not stored[untouched].any()
+
+
+def test_int8_pages_hold_what_the_cache_would_store(kernels: Kernels) -> None:
+    """Codes and scales are those of `KVCache.encode`, for what pages of bf16 get."""
+    num_tokens, num_heads, num_kv_heads, head_dim, page_size, num_pages = 25, 4, 2, 80, 16, 3
+    merged = 3 * torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
+    merged[3], merged[4] = 0.0, 1e-20
+    merged[5, ::7] = 3e38
+    merged = merged.bfloat16()
+    angles = torch.randn(num_tokens, head_dim // 2)
+    positions = torch.arange(num_tokens, dtype=torch.int32)
+    slots = torch.randperm(num_pages * page_size)[:num_tokens]
+    stored = {}
+    for dtype in (torch.bfloat16, torch.int8):
+        pages = make_pages(num_pages, num_kv_heads, head_dim, page_size, dtype)
+        turned = (angles.cos(), angles.sin(), positions, slots)
+        rotate_and_store(kernels, merged, num_heads, *pages, *turned)
+        keys = pages[0].numbers.permute(0, 3, 1, 2, 4).reshape(-1, num_kv_heads, head_dim)
+        values = pages[1].numbers.permute(0, 2, 4, 1, 3).reshape(-1, num_kv_heads, head_dim)
+        stored[dtype] = keys[slots], values[slots]
+    layer = AttentionLayer(num_heads, num_kv_heads, head_dim, scale=1.0)
+    plan = plan_cache([layer], page_size, KV_FORMATS["int8"])
+    device = torch.device("cpu")
+    cache = KVCache([layer], plan, KV_FORMATS["int8"], 2, dtype=torch.bfloat16, device=device)
+    for own, plain, codes in zip(pages, *stored.values(), strict=True):
+        expected, scales = cache.encode(plain)
+        assert own.scales is not None
+        assert torch.equal(codes, expected)
+        assert torch.equal(own.scales.transpose(1, 2).flatten(0, 1)[slots], scales)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_number_that_is_not_finite_shows_in_the_scale_of_its_token_and_head(
+    kernels: Kernels, bad: float
+) -> None:
+    pages = make_pages(1, 2, 16, 16, torch.int8)
+    merged = torch.ones(2, 5 * 16).bfloat16()
+    merged[1, 4 * 16 + 3] = bad  # of the second head's value
+    angles, positions = torch.zeros(2, 8), torch.arange(2, dtype=torch.int32)
+    turned = (angles.cos(), angles.sin(), positions, positions.long())
+    rotate_and_store(kernels, merged, 1, *pages, *turned)
+    keys, values = (each.scales for each in pages)
+    assert keys is not None
+    assert values is not None
+    assert values.isnan().nonzero().tolist() == [[0, 1, 1]]
+    assert not keys.isnan().any()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exo_engine.kernels.library import Kernels
+from exo_engine.kernels.library import Kernels, available_paths, load_path
 from exo_engine.kernels.quantized import QuantizedMatrix
 
 SHAPES = ((64, 32), (200, 130), (17, 6), (129, 576))
@@ -64,6 +64,41 @@ def test_a_row_has_the_same_bits_alone_in_any_batch_and_on_any_threads(
             alone = matrix.multiply(kernels, inputs[row : row + 1], dtype=torch.float32)
             assert torch.equal(alone[0], together[row])
         assert torch.equal(matrix.multiply(kernels, inputs, dtype=torch.float32), together)
+
+
+# Those that tiles of 16 rows multiply where there are any.
+ON_TILES = ((8, None, False), (4, 32, False), (4, 32, True), (4, 64, True), (4, 128, False))
+
+
+@pytest.mark.parametrize("shape", [(200, 130), (17, 6), (129, 576)], ids=str)
+@pytest.mark.parametrize(("bits", "group", "has_zeros"), ON_TILES)
+def test_a_row_has_the_same_bits_among_any_number_of_rows(
+    kernels: Kernels, shape: tuple[int, int], bits: int, group: int | None, *, has_zeros: bool
+) -> None:
+    """Sums of a group are whole numbers, added exactly whatever adds them."""
+    matrix = _matrix(shape, bits, group or -(-shape[1] // 8) * 8, has_zeros=has_zeros)
+    inputs = _random(70, shape[1])
+    together = matrix.multiply(kernels, inputs, dtype=torch.float32)
+    for num_rows in (*range(1, 35), 48, 49, 65):
+        for first in (0, 70 - num_rows):
+            some = matrix.multiply(kernels, inputs[first : first + num_rows], dtype=torch.float32)
+            assert torch.equal(some, together[first : first + num_rows])
+
+
+@pytest.mark.skipif("amx" not in available_paths(), reason="no tiles here")
+@pytest.mark.parametrize("shape", [(200, 130), (17, 6), (129, 576)], ids=str)
+@pytest.mark.parametrize(("bits", "group", "has_zeros"), ON_TILES)
+def test_tiles_have_the_bits_of_the_instruction_for_one_row(
+    shape: tuple[int, int], bits: int, group: int | None, *, has_zeros: bool
+) -> None:
+    matrix = _matrix(shape, bits, group or -(-shape[1] // 8) * 8, has_zeros=has_zeros)
+    for num_rows in (1, 4, 5, 16, 17, 33, 70):
+        inputs = _random(num_rows, shape[1])
+        tiles, rows = (
+            matrix.multiply(load_path(path), inputs, dtype=torch.float32)
+            for path in ("amx", "avx512_bf16")
+        )
+        assert torch.equal(tiles, rows)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

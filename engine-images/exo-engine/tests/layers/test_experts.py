@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from exo_engine.errors import ModelUnusable
+from exo_engine.kernels.library import chosen_kernels
 from exo_engine.layers import Context, Experts
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
@@ -221,3 +222,26 @@ def test_a_mixture_that_cannot_be_is_refused(tiny_model, tmp_path, key, value, m
     (path / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(ModelUnusable, match=message):
         LLM(path, device="cpu")
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(chosen_kernels() is None, reason="PyTorch computes here")
+@pytest.mark.parametrize("name", ["plain", "int8", "int4"])
+def test_on_a_cpu_a_token_has_the_same_bits_alone_and_among_others(name):
+    """With as many experts and choices as real models have, in one call for all of them."""
+    torch.manual_seed(3)
+    size, inner, num_experts = 64, 96, 128
+    context = Context(load_format(name), torch.bfloat16, CPU)
+    layer = Experts(
+        context, "mlp", size, inner, num_experts=num_experts, num_chosen=8, normalizes=True
+    )
+    for slot in layer.slots.values():
+        slot.load(torch.randn(slot.stored.shape).bfloat16())
+    layer.finish()
+    assert layer.is_computed_by_kernels
+    hidden = torch.randn(37, size).bfloat16()
+    together = layer(hidden)
+    assert torch.equal(torch.cat([layer(each) for each in hidden.split(1)]), together)
+    assert torch.equal(torch.cat([layer(each) for each in hidden.split(5)]), together)
+    layer._grouped = None  # each expert by a product of its own, and sums by PyTorch
+    torch.testing.assert_close(layer(hidden), together, rtol=2**-6, atol=2.0)

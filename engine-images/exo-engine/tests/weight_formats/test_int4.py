@@ -8,57 +8,80 @@ from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.library import VARIABLE
 from exo_engine.llm import LLM
 from exo_engine.sampling_params import SamplingParams
-from exo_engine.weight_formats import int4
-from exo_engine.weight_formats.base import Share
-from exo_engine.weight_formats.int4 import Int4
+from exo_engine.weight_formats import int4, load_format
+from exo_engine.weight_formats.base import Share, WeightFormat
 
 CPU = torch.device("cpu")
 OPTIONS = {"device": "cpu", "block_size": 16, "max_model_len": 128}
 
 
-def filled(weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> Int4:
-    matrix = Int4(*weight.shape, dtype=dtype, device=CPU)
+FORMS = {"int4": 32, "int4_per_group_64": 64, "int4_per_group_128": 128}
+"""Inputs that share a scale."""
+
+
+def filled(weight: torch.Tensor, name: str = "int4") -> WeightFormat:
+    matrix = load_format(name)(*weight.shape, dtype=torch.float32, device=CPU)
     whole = slice(0, len(weight))
     matrix.load("weight", weight, Share(whole, whole, slice(0, weight.shape[1])))
     matrix.finish()
     return matrix
 
 
-def numbers(matrix: Int4, weight: torch.Tensor) -> torch.Tensor:
+def numbers(matrix: WeightFormat, weight: torch.Tensor) -> torch.Tensor:
     return matrix.multiply(torch.eye(weight.shape[1]), None).T
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("slab", [1, 100, 2**20])
-@pytest.mark.parametrize("columns", [8, 64, 80])
-def test_weights_are_near(columns: int, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [8, 64, 80, 300])
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_are_near(
+    name: str, columns: int, slab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(int4, "_SLAB_WEIGHTS", slab)
     monkeypatch.setattr(int4, "_LOADING_SLAB_WEIGHTS", slab)
     torch.manual_seed(0)
     weight = torch.randn(70, columns) * torch.logspace(-4, 1, 70).unsqueeze(1)
     weight[7] = 0.0
-    found = numbers(filled(weight), weight)
+    found = numbers(filled(weight, name), weight)
     assert (found[7] == 0).all()
     rows = torch.arange(70) != 7
     error = (found - weight)[rows].norm(dim=1) / weight[rows].norm(dim=1)
     assert error.max() < 0.16, "16 steps across a group's range"
-    assert error.mean() < 0.1
+    # The largest of more numbers is larger, and so is a step.
+    assert error.mean() < {32: 0.1, 64: 0.11, 128: 0.12}[FORMS[name]]
 
 
 @torch.inference_mode()
-def test_weights_of_sixteen_steps_stay_as_they_are() -> None:
-    steps = torch.arange(-8.0, 8.0).repeat(3, 4)
-    assert torch.equal(numbers(filled(steps * 0.25), steps), steps * 0.25)
+@pytest.mark.parametrize("name", FORMS)
+def test_weights_of_sixteen_steps_stay_as_they_are(name: str) -> None:
+    steps = torch.arange(-8.0, 8.0).repeat(3, 16)
+    assert torch.equal(numbers(filled(steps * 0.25, name), steps), steps * 0.25)
 
 
-def test_ranks_do_not_share_a_group() -> None:
-    matrix = Int4(4, 16, dtype=torch.float32, device=CPU)
+@torch.inference_mode()
+@pytest.mark.parametrize("name", FORMS)
+def test_as_many_inputs_share_a_scale_as_the_name_says(name: str) -> None:
+    """Groups of whole steps, each twice as far apart as the one before, need their own scales and no more."""
+    size = FORMS[name]
+    steps = torch.arange(-8.0, 8.0).repeat(2, 256 // 16)
+    doubled = steps * 2.0 ** (torch.arange(256) // size)
+    assert torch.equal(numbers(filled(doubled, name), steps), doubled)
+    halves = steps * 16.0 ** (torch.arange(256) // (size // 2))
+    assert not torch.equal(numbers(filled(halves, name), steps), halves)
+    assert filled(steps, name).num_bytes == 64 * (256 // 2 + 256 // size * 2)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_ranks_do_not_share_a_group(name: str) -> None:
+    size = FORMS[name]
+    matrix = load_format(name)(4, size // 2, dtype=torch.float32, device=CPU)
     whole = slice(0, 4)
-    with pytest.raises(ConfigurationError, match="groups of 32 inputs, which ranks cannot share"):
-        matrix.load("weight", torch.ones(4, 32), Share(whole, whole, slice(16, 32)))
+    with pytest.raises(ConfigurationError, match=f"of {size} inputs, which ranks cannot share"):
+        matrix.load("weight", torch.ones(4, size), Share(whole, whole, slice(size // 2, size)))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", *FORMS])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_kernels_and_pytorch_agree(tiny_model, prompts, family, quantization, monkeypatch):
     """Inputs in 8 bits are all that differs."""

@@ -8,7 +8,6 @@ Legend: T tokens in step, H heads, Hkv key/value heads, D head dim, P pages, B t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -19,8 +18,9 @@ from exo_engine.attention.kv_cache import KVCache
 from exo_engine.attention.layer import AttentionLayer, CachedLayer
 from exo_engine.attention.layout import StepLayout
 from exo_engine.errors import ConfigurationError
-from exo_engine.kernels.attention import attend, can_attend, page_shapes
+from exo_engine.kernels.attention import attend
 from exo_engine.kernels.library import AttentionCall, Kernels, RotateCall, kernels_for
+from exo_engine.kernels.pages import Pages, can_read, page_shape
 from exo_engine.kernels.pointwise import rotate_and_store
 from exo_engine.kernels.stack import Stack, StackLayer
 
@@ -37,9 +37,9 @@ class CpuAttention(AttentionBackend):
         kernels = _kernels_for(layers, cache)
         if kernels is None:
             raise ConfigurationError(
-                "attention backend 'cpu' needs the compiled kernels, a model and a cache in "
-                "bfloat16, heads of a multiple of 16 numbers and of 256 at most, and blocks of a "
-                "multiple of 16 tokens",
+                "attention backend 'cpu' needs the compiled kernels, a model in bfloat16, a cache in "
+                "bfloat16 or int8, heads of a multiple of 16 numbers and of 256 at most, and blocks of "
+                "a multiple of 16 tokens",
                 param="attention-backend",
                 hint="Leave --attention-backend out, or use reference.",
             )
@@ -146,52 +146,48 @@ class CpuAttention(AttentionBackend):
 
     def _calls(self, layer: StackLayer) -> tuple[RotateCall, AttentionCall, int]:
         """Return how a layer turns heads and attends, whatever the step, and its cache group."""
-        spec, (keys, values) = self._layers[layer.index], self._pages[layer.index]
+        spec, pages = self._layers[layer.index], page_shape(*self._pages[layer.index])
         query_weight, key_weight = layer.head_norms or (None, None)
-        shared = {
-            "keys": keys.data_ptr(),
-            "values": values.data_ptr(),
-            "page_stride": keys.stride(0),
-            "kv_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
-            "page_size": self._cache.block_size,
-        }
         rotate = RotateCall(
+            pages=pages,
             query_weight=None if query_weight is None else query_weight.data_ptr(),
             key_weight=None if key_weight is None else key_weight.data_ptr(),
             heads=spec.num_heads,
             eps=layer.head_eps,
-            **shared,
         )
         attention = AttentionCall(
+            pages=pages,
             group=spec.num_heads // spec.num_kv_heads,
             window=spec.reach.window or 0,
             chunk=spec.reach.chunk or 0,
             scale=spec.scale,
             soft_cap=spec.soft_cap or 0.0,
-            **shared,
         )
         return rotate, attention, self._cache.group_of(layer.index)
 
     def _store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Store keys and values (T, Hkv, D), turned already."""
-        key_pages, value_pages = self._pages[layer]
         slots = self._step.slots[self._cache.group_of(layer)]
         block_size = self._cache.block_size
         pages, places = slots // block_size, slots % block_size
-        key_pages[pages, :, :, places] = keys.reshape(*keys.shape[:2], -1, 2)
-        value_pages[pages, :, places // 2, :, places % 2] = values
+        own_keys, own_values = self._pages[layer]
+        (keys, key_scales), (values, value_scales) = map(self._cache.encode, (keys, values))
+        own_keys.numbers[pages, :, :, places] = keys.reshape(*keys.shape[:2], -1, 2)
+        own_values.numbers[pages, :, places // 2, :, places % 2] = values
+        for own, scales in ((own_keys, key_scales), (own_values, value_scales)):
+            if own.scales is not None and scales is not None:
+                own.scales[pages, :, places] = scales
 
-    def _view_pages(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _view_pages(self, layer: int) -> tuple[Pages, Pages]:
         """See a layer's pages (P, bytes) as the kernels do."""
         spec = self._layers[layer]
-        shapes = page_shapes(spec.num_kv_heads, spec.head_dim, self._cache.block_size)
-        planes = (plane.view(torch.bfloat16) for plane in self._cache.planes(layer))
-        keys, values = (
-            plane[:, : math.prod(shape)].view(-1, *shape)
-            for plane, shape in zip(planes, shapes, strict=True)
+        return Pages.keys_and_values(
+            *self._cache.planes(layer),
+            spec.num_kv_heads,
+            spec.head_dim,
+            self._cache.block_size,
+            self._cache.stored,
         )
-        return keys, values
 
 
 def _attention_layers(layers: Sequence[CachedLayer]) -> Iterator[tuple[int, AttentionLayer]]:
@@ -207,8 +203,9 @@ def _is_merged(layer: AttentionLayer, rotation: Rotation) -> bool:
 
 
 def _kernels_for(layers: Sequence[CachedLayer], cache: KVCache) -> Kernels | None:
-    is_readable = cache.holds(torch.bfloat16) and all(
-        can_attend(layer.head_dim, cache.block_size) and not layer.num_latent
+    is_known = cache.dtype == torch.bfloat16 and cache.stored in (torch.bfloat16, torch.int8)
+    is_readable = is_known and all(
+        can_read(layer.head_dim, cache.block_size) and not layer.num_latent
         for _, layer in _attention_layers(layers)
     )
     return kernels_for(torch.bfloat16, cache.device) if is_readable else None

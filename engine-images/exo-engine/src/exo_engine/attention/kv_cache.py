@@ -55,7 +55,8 @@ class KVCache:
         self._plan = plan
         self._format = kv_format
         self._dtype = dtype
-        self._stored = getattr(torch, kv_format.name)
+        self.stored: torch.dtype = getattr(torch, kv_format.name)
+        """Of the keys and values in the pool."""
         self.pool = _zeros((plan.num_planes, num_blocks, plan.page_bytes), device)
         self._groups = [0] * len(layers)
         self._planes: dict[int, list[Tensor]] = {}
@@ -94,7 +95,7 @@ class KVCache:
     @property
     def is_lossy(self) -> bool:
         """Whether what is read differs from what was written."""
-        return bool(self._stored != self._dtype)
+        return self.stored != self._dtype
 
     @property
     def most_bytes_per_token(self) -> int:
@@ -108,10 +109,6 @@ class KVCache:
     def group_of(self, layer: int) -> int:
         """Return the group whose blocks hold what a layer reads."""
         return self._groups[layer]
-
-    def holds(self, dtype: torch.dtype) -> bool:
-        """Whether keys and values come, are stored, and go as `dtype`."""
-        return self._dtype == dtype and self._format.name == str(dtype).removeprefix("torch.")
 
     def planes(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return the bytes of a layer's keys and of its values, each (blocks, page bytes).
@@ -134,7 +131,12 @@ class KVCache:
             rows = slots
             if per_block != self.block_size:
                 rows = slots + slots // self.block_size * (per_block - self.block_size)
-            plane.index_copy_(0, rows, self._encode(states))
+            numbers, scales = self.encode(states)
+            if scales is not None:
+                numbers = torch.cat(
+                    (numbers.view(torch.uint8), scales.unsqueeze(-1).view(torch.uint8)), dim=-1
+                )
+            plane.index_copy_(0, rows, numbers)
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and the values of `blocks` (B,), each (B * block_size, Hkv, D)."""
@@ -187,31 +189,30 @@ class KVCache:
         if self._format.is_scaled:
             row = self._format.row_bytes(1, layer.head_dim)
             return plane.view(*shape, row)
-        return plane.view(self._stored).view(*shape, layer.head_dim)
+        return plane.view(self.stored).view(*shape, layer.head_dim)
 
     def _gather(self, plane: Tensor, blocks: Tensor) -> Tensor:
         # index_select copies whole blocks; indexing rows is several times slower.
         pages = plane.view(self.num_blocks, -1, *plane.shape[1:]).index_select(0, blocks)
         return self._decode(pages[:, : self.block_size].flatten(0, 1))
 
-    def _encode(self, states: Tensor) -> Tensor:
-        """Return states (T, Hkv, D) as rows."""
+    def encode(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return states (T, Hkv, D) as they are stored, and scales (T, Hkv) float32 if the format has them."""
         if self._format.largest is None:
-            return states.to(self._stored)
+            return states.to(self.stored), None
         numbers = states.float()
-        scales = numbers.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / self._format.largest
-        numbers = numbers / scales
-        if self._stored == torch.int8:
+        scales = numbers.abs().amax(dim=-1).clamp(min=1e-12) / self._format.largest
+        numbers = numbers / scales.unsqueeze(-1)
+        if self.stored == torch.int8:
             numbers = numbers.round()
-        stored = numbers.to(self._stored).view(torch.uint8)
-        return torch.cat((stored, scales.view(torch.uint8)), dim=-1)
+        return numbers.to(self.stored), scales
 
     def _decode(self, rows: Tensor) -> Tensor:
         """Return rows as states (T, Hkv, D)."""
         if self._format.largest is None:
             return rows.to(self._dtype)
         head_dim = rows.shape[-1] - torch.float32.itemsize
-        numbers = rows[..., :head_dim].contiguous().view(self._stored).float()
+        numbers = rows[..., :head_dim].contiguous().view(self.stored).float()
         scales = rows[..., head_dim:].contiguous().view(torch.float32)
         return (numbers * scales).to(self._dtype)
 

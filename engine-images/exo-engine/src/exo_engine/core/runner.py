@@ -106,7 +106,7 @@ class ModelRunner:
                 return "attention is computed by PyTorch; on a GPU it needs the Triton backend"
             return (
                 "attention is computed by PyTorch; it needs the compiled CPU kernels, bfloat16, heads and "
-                "blocks of multiples of 16, and a KV cache of the model's type"
+                "blocks of multiples of 16, and a KV cache in bfloat16 or int8"
             )
         if self._attention.can_be_captured:  # a GPU's
             names = self._decoder.why_not_fixed

@@ -1,6 +1,6 @@
-"""Paged attention of the kernels (`csrc/attention.h`) and the pages it reads.
+"""Paged attention of the kernels (`csrc/attention.h`).
 
-Legend: T tokens in step, S sequences, H query heads, Hkv key/value heads, D head dim, P pages, B page size.
+Legend: T tokens in step, S sequences, H query heads, D head dim.
 """
 
 from __future__ import annotations
@@ -11,32 +11,15 @@ import torch
 from torch import Tensor
 
 from exo_engine.kernels.library import AttentionCall, Kernels
-from exo_engine.kernels.tensors import check, check_pages
-
-PAGE_STEP = 16
-"""A page has a multiple of so many tokens."""
-MAX_HEAD_DIM = 256
-
-
-def can_attend(head_dim: int, page_size: int) -> bool:
-    """Whether the kernels can read pages of this size and form."""
-    return head_dim % PAGE_STEP == 0 and head_dim <= MAX_HEAD_DIM and page_size % PAGE_STEP == 0
-
-
-def page_shapes(
-    num_kv_heads: int, head_dim: int, page_size: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of one page's keys and values as they are stored."""
-    keys = (num_kv_heads, head_dim // 2, page_size, 2)
-    values = (num_kv_heads, page_size // 2, head_dim, 2)
-    return keys, values
+from exo_engine.kernels.pages import Pages, can_read, page_shape
+from exo_engine.kernels.tensors import check
 
 
 def attend(
     kernels: Kernels,
     queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: Pages,
+    values: Pages,
     tables: Tensor,
     starts: Tensor,
     contexts: Tensor,
@@ -52,8 +35,8 @@ def attend(
     Args:
         kernels: what computes.
         queries: (T, H, D) bf16.
-        keys: (P, *page_shapes()[0]) bf16; the step's own are already stored.
-        values: (P, *page_shapes()[1]) bf16.
+        keys: those of the step are already stored.
+        values: likewise.
         tables: (S, M) int32, pages of each sequence.
         starts: (S + 1) int32, where each sequence's tokens begin among the queries.
         contexts: (S) int32, tokens of each sequence up to and including its last one of this step.
@@ -69,17 +52,14 @@ def attend(
     check(queries, torch.bfloat16)
     for tensor in (tables, starts, contexts):
         check(tensor, torch.int32)
-    check_pages(keys, values)
-    _, num_heads, head_dim = queries.shape
-    num_kv_heads, page_size = keys.shape[1], keys.shape[3]
-    assert can_attend(head_dim, page_size), (
-        f"no kernel for heads of {head_dim}, pages of {page_size}"
+    pages = page_shape(keys, values)
+    assert can_read(pages.head_dim, pages.page_size), (
+        f"no kernel for heads of {pages.head_dim}, pages of {pages.page_size}"
     )
     outputs = torch.empty_like(queries)
     call = AttentionCall(
+        pages=pages,
         queries=queries.data_ptr(),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
         tables=tables.data_ptr(),
         starts=starts.data_ptr(),
         contexts=contexts.data_ptr(),
@@ -87,11 +67,7 @@ def attend(
         outputs=outputs.data_ptr(),
         num_sequences=len(contexts),
         table_stride=tables.shape[1],
-        page_stride=keys.stride(0),
-        kv_heads=num_kv_heads,
-        group=num_heads // num_kv_heads,
-        head_dim=head_dim,
-        page_size=page_size,
+        group=queries.shape[1] // pages.kv_heads,
         window=window or 0,
         chunk=chunk or 0,
         scale=scale,

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PATHS = ("amx", "avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
 VARIABLE = "EXO_ENGINE_CPU_KERNELS"
-_INTERFACE = 6
+_INTERFACE = 8
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 _LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
@@ -49,13 +49,38 @@ class LinearCall(ctypes.Structure):
     )
 
 
+class GroupsCall(ctypes.Structure):
+    """As in `csrc/linear.h`."""
+
+    _fields_ = (
+        ("matrices", ctypes.POINTER(LinearCall)),
+        ("starts", _pointer),
+        ("inputs", _pointer),
+        ("outputs", _pointer),
+        ("count", _long),
+    )
+
+
+class PageShape(ctypes.Structure):
+    """As in `csrc/pages.h`."""
+
+    _fields_ = (
+        ("keys", _pointer),
+        ("values", _pointer),
+        ("page_stride", _long),
+        ("kv_heads", ctypes.c_int),
+        ("head_dim", ctypes.c_int),
+        ("page_size", ctypes.c_int),
+        ("is_quantized", ctypes.c_int),
+    )
+
+
 class AttentionCall(ctypes.Structure):
     """As in `csrc/attention.h`."""
 
     _fields_ = (
+        ("pages", PageShape),
         ("queries", _pointer),
-        ("keys", _pointer),
-        ("values", _pointer),
         ("tables", _pointer),
         ("starts", _pointer),
         ("contexts", _pointer),
@@ -63,11 +88,7 @@ class AttentionCall(ctypes.Structure):
         ("outputs", _pointer),
         ("num_sequences", _long),
         ("table_stride", _long),
-        ("page_stride", _long),
-        ("kv_heads", ctypes.c_int),
         ("group", ctypes.c_int),
-        ("head_dim", ctypes.c_int),
-        ("page_size", ctypes.c_int),
         ("window", ctypes.c_int),
         ("chunk", ctypes.c_int),
         ("scale", ctypes.c_float),
@@ -79,6 +100,7 @@ class RotateCall(ctypes.Structure):
     """As in `csrc/pointwise.h`."""
 
     _fields_ = (
+        ("pages", PageShape),
         ("merged", _pointer),
         ("query_weight", _pointer),
         ("key_weight", _pointer),
@@ -87,14 +109,8 @@ class RotateCall(ctypes.Structure):
         ("positions", _pointer),
         ("slots", _pointer),
         ("queries", _pointer),
-        ("keys", _pointer),
-        ("values", _pointer),
         ("tokens", _long),
-        ("page_stride", _long),
         ("heads", ctypes.c_int),
-        ("kv_heads", ctypes.c_int),
-        ("head_dim", ctypes.c_int),
-        ("page_size", ctypes.c_int),
         ("eps", ctypes.c_float),
     )
 
@@ -118,6 +134,7 @@ class SampleCall(ctypes.Structure):
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (ctypes.POINTER(LinearCall),),
+    "linear_groups": (ctypes.POINTER(GroupsCall),),
     "pack": (_pointer, _long, _long, _long, _pointer, _long),
     "unpack_rows": (_pointer, _long, _pointer, _long, _pointer),
     "attend": (ctypes.POINTER(AttentionCall),),
@@ -134,6 +151,7 @@ class Kernels:
     """The functions of one set of instructions. They take addresses and check nothing."""
 
     linear: Callable[..., None]
+    linear_groups: Callable[..., None]
     pack: Callable[..., None]
     unpack_rows: Callable[..., None]
     attend: Callable[..., None]

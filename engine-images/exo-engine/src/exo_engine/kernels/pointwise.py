@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from exo_engine.kernels.library import Kernels, RotateCall
-from exo_engine.kernels.tensors import check, check_pages
+from exo_engine.kernels.pages import Pages, page_shape
+from exo_engine.kernels.tensors import check
 
 
 def add_and_normalise(
@@ -59,8 +60,8 @@ def rotate_and_store(
     kernels: Kernels,
     merged: Tensor,
     num_heads: int,
-    keys: Tensor,
-    values: Tensor,
+    keys: Pages,
+    values: Pages,
     cosines: Tensor,
     sines: Tensor,
     positions: Tensor,
@@ -75,7 +76,7 @@ def rotate_and_store(
         kernels: what computes.
         merged: (T, (H + 2 Hkv) D) bf16: queries, keys and values after one another.
         num_heads: H.
-        keys: pages, as `attention.attend` reads them.
+        keys: as `attention.attend` reads them.
         values: likewise.
         cosines: (positions, D / 2) float32.
         sines: likewise.
@@ -87,8 +88,8 @@ def rotate_and_store(
     Returns:
         The turned queries, (T, H, D) bf16.
     """
-    check_pages(keys, values)
-    num_tokens, num_kv_heads, head_dim = len(merged), keys.shape[1], 2 * keys.shape[2]
+    pages = page_shape(keys, values)
+    num_tokens, num_kv_heads, head_dim = len(merged), pages.kv_heads, pages.head_dim
     check(merged, torch.bfloat16, num_tokens, (num_heads + 2 * num_kv_heads) * head_dim)
     for angles in (cosines, sines):
         check(angles, torch.float32, len(cosines), head_dim // 2)
@@ -99,6 +100,7 @@ def rotate_and_store(
     queries = torch.empty(num_tokens, num_heads, head_dim, dtype=torch.bfloat16)
     query_weight, key_weight = norms or (None, None)
     call = RotateCall(
+        pages=pages,
         merged=merged.data_ptr(),
         query_weight=None if query_weight is None else query_weight.data_ptr(),
         key_weight=None if key_weight is None else key_weight.data_ptr(),
@@ -107,14 +109,8 @@ def rotate_and_store(
         positions=positions.data_ptr(),
         slots=slots.data_ptr(),
         queries=queries.data_ptr(),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
         tokens=num_tokens,
-        page_stride=keys.stride(0),
         heads=num_heads,
-        kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        page_size=keys.shape[3],
         eps=eps,
     )
     kernels.rotate_and_store(ctypes.byref(call))

@@ -13,10 +13,3 @@ def check(tensor: Tensor, dtype: torch.dtype, *shape: int) -> None:
         f"expected a contiguous {dtype} of {shape or 'any shape'}, "
         f"got {tensor.dtype} of {tuple(tensor.shape)}"
     )
-
-
-def check_pages(keys: Tensor, values: Tensor) -> None:
-    """Hold that each page lies in one piece, and those of keys and values equally far apart."""
-    check(keys[0], torch.bfloat16)
-    check(values[0], torch.bfloat16)
-    assert keys.stride(0) == values.stride(0), "one stride serves keys and values"

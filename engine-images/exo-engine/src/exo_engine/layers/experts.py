@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from exo_engine.kernels.groups import MatrixGroups
 from exo_engine.layers.base import Context, Layer, Slot
 from exo_engine.layers.linear import Linear
 from exo_engine.layers.mlp import GatedMLP, gate
@@ -141,6 +142,16 @@ class Experts(Layer):
         self.keeps_bits = not self.asks_host and all(part.keeps_bits for part in self._parts)
 
     @property
+    def is_computed_by_kernels(self) -> bool:
+        """Whether the CPU kernels compute all that is added up, so that a token has its bits in any batch."""
+        is_plain = self._clamp is None and self._biases is None and self._add_up is None
+        return is_plain and self._has_kernels and self._router.kernel_call() is not None
+
+    @property
+    def _has_kernels(self) -> bool:
+        return self._grouped is not None and isinstance(self._grouped[0], MatrixGroups)
+
+    @property
     def num_bytes(self) -> int:
         """See `Layer.num_bytes`."""
         bias = 0 if self._bias is None else self._bias.nbytes
@@ -149,7 +160,7 @@ class Experts(Layer):
 
     def _sum(self, outputs: Tensor) -> Tensor:
         """Return the sums over the experts of each token: (T, E) for (T, K, E)."""
-        if not self.keeps_bits:
+        if not self.keeps_bits and not self._has_kernels:
             return outputs.sum(dim=1)
         total = outputs[:, 0].float()
         for place in range(1, outputs.shape[1]):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from exo_engine import pulse
 from exo_engine.attention.base import AttentionBackend, Rotation
+from exo_engine.kernels.library import LinearCall
 from exo_engine.kernels.stack import StackLayer
 from exo_engine.layers import (
     Attention,
@@ -133,20 +134,35 @@ class DecoderLayer:
 
     def stacked(self) -> StackLayer | None:
         """Return the layer as the CPU kernels compute it among others; None where they cannot."""
-        mixer, mlp = self.mixer, self.mlp
+        mixer, mlp, calls = self.mixer, self.mlp, self._mixer_calls()
+        if calls is None or not isinstance(mixer, SelfAttention):
+            return None
+        if not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
+            return None
+        for each in (mlp.gate_up, mlp.down):
+            if (call := each.kernel_call()) is None:
+                return None
+            calls.append(call)
+        head_norms, head_eps = mixer.attention.head_norms()
+        norms = self.input_norm.weight, self.mlp_norm.weight
+        return StackLayer(self.index, *norms, self.input_norm.eps, head_norms, head_eps, *calls)
+
+    @property
+    def is_computed_by_kernels(self) -> bool:
+        """Whether the CPU kernels compute all that is added up, in one call with other layers or singly."""
+        if isinstance(self.mlp, Experts):
+            return self._mixer_calls() is not None and self.mlp.is_computed_by_kernels
+        return self.stacked() is not None
+
+    def _mixer_calls(self) -> list[LinearCall] | None:
+        """Return the products around the kernels' attention; None where the layer has more, or something else."""
+        mixer = self.mixer
         if not isinstance(mixer, SelfAttention) or self.post_norms or self._scale or self._inputs:
             return None
         if not mixer.attention.can_be_merged:
             return None
-        if not isinstance(mlp, GatedMLP) or mlp.activation != "silu":
-            return None
-        products = (mixer.qkv, mixer.output, mlp.gate_up, mlp.down)
-        calls = [call for each in products if (call := each.kernel_call()) is not None]
-        if len(calls) < len(products):
-            return None
-        head_norms, head_eps = mixer.attention.head_norms()
-        norms = self.input_norm.weight, self.mlp_norm.weight
-        return StackLayer(self.index, *norms, self.input_norm.eps, head_norms, head_eps, *calls)
+        merged, output = mixer.qkv.kernel_call(), mixer.output.kernel_call()
+        return None if merged is None or output is None else [merged, output]
 
 
 class SharedMixture:
@@ -308,7 +324,8 @@ class Decoder:
     @property
     def is_computed_by_kernels(self) -> bool:
         """Whether the CPU kernels compute all layers."""
-        return self._stack is not None
+        is_one_rotation = len({layer.rotary for layer in self.layers}) == 1
+        return is_one_rotation and all(layer.is_computed_by_kernels for layer in self.layers)
 
     @property
     def why_not_fixed(self) -> str:

@@ -38,6 +38,12 @@ FORMATS: dict[str, FormatEntry] = {
     "fp8_per_block": FormatEntry("exo_engine.weight_formats.fp8:Fp8PerBlock", is_made_at_load=True),
     "int8": FormatEntry("exo_engine.weight_formats.int8:Int8", is_made_at_load=True),
     "int4": FormatEntry("exo_engine.weight_formats.int4:Int4", is_made_at_load=True),
+    "int4_per_group_64": FormatEntry(
+        "exo_engine.weight_formats.int4:Int4PerGroup64", is_made_at_load=True
+    ),
+    "int4_per_group_128": FormatEntry(
+        "exo_engine.weight_formats.int4:Int4PerGroup128", is_made_at_load=True
+    ),
 }
 
 

@@ -15,7 +15,8 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from exo_engine.kernels.library import LinearCall
+from exo_engine.kernels.groups import MatrixGroups
+from exo_engine.kernels.library import LinearCall, chosen_kernels
 
 FLOATS = ("F32", "F16", "BF16", "F64")
 """Plain numbers, as safetensors names them."""
@@ -126,8 +127,11 @@ class WeightFormat(ABC):
 
         The matrices are finished, and stay where they are.
         """
-        del matrices
-        return None
+        calls = [call for each in matrices if (call := each.kernel_call()) is not None]
+        kernels = chosen_kernels()
+        if kernels is None or len(calls) < len(matrices):
+            return None
+        return MatrixGroups(kernels, calls)
 
     @property
     @abstractmethod

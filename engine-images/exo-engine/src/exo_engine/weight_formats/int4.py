@@ -1,4 +1,4 @@
-"""INT4, made while a plain checkpoint is loaded: half a byte per weight, a scale per output and 32 inputs.
+"""INT4, made while a plain checkpoint is loaded: half a byte per weight, a scale per output and group of inputs.
 
 `weight = (code - 8) * scale`, codes from 0 to 15. Of several scales the one with the least squared error is
 taken, and then what fits the codes best. Where there are CPU kernels inputs are quantized to 8 bits
@@ -9,7 +9,7 @@ back into numbers a slab at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,8 +20,6 @@ from exo_engine.kernels.library import LinearCall, kernels_for
 from exo_engine.kernels.quantized import QuantizedMatrix
 from exo_engine.weight_formats.base import Share, Stored, WeightFormat, is_for_triton
 
-GROUP = 32
-"""Inputs with one scale."""
 _MIDDLE = 8
 # Of the scale at which the number of the largest magnitude becomes -8.
 _CANDIDATES = (0.8, 0.87, 0.94, 1.0, 1.07, 8 / 7)
@@ -32,7 +30,10 @@ _GPU_LOADING_SLAB_WEIGHTS = 2**23
 
 
 class Int4(WeightFormat):
-    """A matrix of INT4 in groups of 32 inputs."""
+    """A matrix of INT4 in groups of 32 inputs; a last one that is not full is filled up."""
+
+    group: ClassVar[int] = 32
+    """Inputs with one scale."""
 
     def __init__(
         self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device
@@ -41,7 +42,7 @@ class Int4(WeightFormat):
         self._is_triton = is_for_triton(device)
         order: Literal["quads", "halves"] = "halves" if self._is_triton else "quads"
         self._packed = QuantizedMatrix(
-            rows, columns, bits=4, group=GROUP, order=order, device=device
+            rows, columns, bits=4, group=self.group, order=order, device=device
         )
         self._slab_rows = max(1, _SLAB_WEIGHTS // columns // 64) * 64
         # There from the first load until all is packed.
@@ -59,9 +60,9 @@ class Int4(WeightFormat):
         Raises:
             ConfigurationError: ranks would share a group of inputs.
         """
-        if share.columns.start % GROUP:
+        if share.columns.start % self.group:
             raise ConfigurationError(
-                f"INT4 has groups of {GROUP} inputs, which ranks cannot share: "
+                f"INT4 has groups of {self.group} inputs, which ranks cannot share: "
                 f"one would begin at input {share.columns.start}",
                 hint="Use fewer ranks, or --quantization int8.",
             )
@@ -72,7 +73,8 @@ class Int4(WeightFormat):
         step = max(1, most // source.shape[1])
         for first in range(0, len(source), step):
             rows = slice(share.target.start + first, share.target.start + first + step)
-            found = _quantize(source[first : first + step].to(codes.device, torch.float32))
+            numbers = source[first : first + step].to(codes.device, torch.float32)
+            found = _quantize(numbers, self.group)
             rows = slice(rows.start, rows.start + len(found[0]))
             codes[rows], scales[rows] = found
 
@@ -121,10 +123,22 @@ class Int4(WeightFormat):
         return self._codes, self._scales
 
 
-def _quantize(numbers: Tensor) -> tuple[Tensor, Tensor]:
+class Int4PerGroup64(Int4):
+    """The same with fewer scales: less memory, less exact."""
+
+    group = 64
+
+
+class Int4PerGroup128(Int4):
+    """The same with the fewest scales."""
+
+    group = 128
+
+
+def _quantize(numbers: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """Return codes (n, columns) uint8 and scales (n, groups) for numbers (n, columns) float32."""
     num_columns = numbers.shape[1]
-    groups = F.pad(numbers, (0, -num_columns % GROUP)).view(len(numbers), -1, GROUP)
+    groups = F.pad(numbers, (0, -num_columns % group)).view(len(numbers), -1, group)
     at = groups.abs().argmax(dim=2, keepdim=True)
     full = groups.gather(2, at) / -_MIDDLE
     least, chosen = torch.full_like(full, torch.inf), torch.zeros_like(groups)

@@ -69,7 +69,7 @@ class Plain(WeightFormat):
     def grouped(cls, matrices: Sequence[Self]) -> GroupedProduct | None:
         """See `WeightFormat.grouped`."""
         if not is_for_triton(matrices[0]._weight.device):
-            return None
+            return super().grouped(matrices)
         from exo_engine.kernels.triton.matmul import Matrices
 
         weights = [each._weight for each in matrices]

@@ -14,6 +14,7 @@ extern "C" const exo_kernels EXO_NAME(EXO_PATH);
 
 const exo_kernels EXO_NAME(EXO_PATH) = {
     [](const void* call) { multiply(*static_cast<const LinearCall*>(call)); },
+    [](const void* call) { multiply_groups(*static_cast<const GroupsCall*>(call)); },
     pack,
     unpack_rows,
     [](const void* call) { attend(*static_cast<const AttentionCall*>(call)); },

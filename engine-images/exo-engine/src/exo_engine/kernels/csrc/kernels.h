@@ -5,12 +5,13 @@
 #include <stdint.h>
 
 // Of the functions and their structures: goes up with any change of them, together with library.py's.
-#define EXO_INTERFACE 6
+#define EXO_INTERFACE 8
 
 extern "C" {
 
 struct exo_kernels {
   void (*linear)(const void* call);
+  void (*linear_groups)(const void* call);
   void (*pack)(const uint16_t* matrix, long stride, long rows, long num_inputs, uint16_t* packed,
                long output);
   void (*unpack_rows)(const uint16_t* packed, long num_inputs, const int64_t* ids, long count,

@@ -67,20 +67,74 @@ inline void multiply_units(const LinearCall& call, long output, int units) {
   }
 }
 
-inline void multiply(const LinearCall& call) {
-  if (call.bits != 16) return multiply_quantized(call);
-  const long units = rounded_up(call.num_outputs, kUnit) / kUnit, per_block = kBlock / kUnit;
-  for_each_part(units, 4, [&](long unit, long past) {
+// Parts that a product may be cut into, whatever its rows: units of plain numbers, pairs of units of codes.
+inline long num_parts(const LinearCall& call) {
+  const long step = call.bits == 16 ? kUnit : 2 * kUnit;
+  return rounded_up(call.num_outputs, step) / step;
+}
+
+inline void multiply_parts(const LinearCall& call, const QuantizedRows& rows, long part, long past) {
+  if (call.bits != 16) return multiply_pairs(call, rows, part, past);
 #if defined(__AMX_TILE__)
-    return multiply_on_tiles(call, unit, past);
+  return multiply_on_tiles(call, part, past);
 #endif
-    while (unit < past) {
-      long count = per_block - unit % per_block;
-      if (count > past - unit) count = past - unit;
-      if (count > kMaxUnits) count = kMaxUnits;
-      multiply_units(call, unit * kUnit, (int)count);
-      exo::beat();
-      unit += count;
+  const long per_block = kBlock / kUnit;
+  while (part < past) {
+    long count = per_block - part % per_block;
+    if (count > past - part) count = past - part;
+    if (count > kMaxUnits) count = kMaxUnits;
+    multiply_units(call, part * kUnit, (int)count);
+    exo::beat();
+    part += count;
+  }
+}
+
+inline void multiply(const LinearCall& call) {
+  const QuantizedRows rows = call.bits == 16 ? QuantizedRows{} : quantize_rows(call);
+  for_each_part(num_parts(call), call.bits == 16 ? 4 : 2,
+                [&](long part, long past) { multiply_parts(call, rows, part, past); });
+}
+
+struct GroupsCall {
+  const LinearCall* matrices;  // (count), of one shape and format; inputs, outputs and rows are not filled in
+  const int32_t* starts;       // (count + 1): where the rows of each one begin
+  const Bf16* inputs;          // (rows, num_inputs), matrix after matrix
+  Bf16* outputs;               // (rows, num_outputs)
+  long count;
+};
+
+// A part of a matrix costs the reading of its weights, which is worth some rows, and its rows.
+constexpr long kReadingCost = 8;
+
+// Multiplies each group of rows by its own matrix, as `multiply` does. Threads share all parts of all matrices by what
+// they cost; which thread computes one changes no result.
+inline void multiply_groups(const GroupsCall& groups) {
+  LinearCall all = groups.matrices[0];
+  all.inputs = groups.inputs;
+  all.rows = groups.starts[groups.count];
+  const QuantizedRows rows = all.bits == 16 ? QuantizedRows{} : quantize_rows(all);
+  const long parts = num_parts(all), of_codes = all.bits == 16 ? 0 : num_groups(all);
+  const auto cost_of = [&](long matrix) {
+    const long count = groups.starts[matrix + 1] - groups.starts[matrix];
+    return count ? count + kReadingCost : 0;
+  };
+  long total = 0;
+  for (long matrix = 0; matrix < groups.count; matrix++) total += cost_of(matrix) * parts;
+  for_each_part(total, 2, [&](long from, long until) {
+    for (long matrix = 0, at = 0; matrix < groups.count && at < until; matrix++) {
+      const long cost = cost_of(matrix), first = groups.starts[matrix];
+      if (cost && at + cost * parts > from) {
+        LinearCall call = groups.matrices[matrix];
+        call.inputs = groups.inputs + first * call.num_inputs;
+        call.outputs = groups.outputs + first * call.num_outputs;
+        call.rows = groups.starts[matrix + 1] - first;
+        const QuantizedRows own{rows.numbers + first * of_codes * call.group, rows.scales + first,
+                                rows.sums + first * of_codes};
+        // A part belongs to whoever has its first unit of cost.
+        long part = from > at ? (from - at + cost - 1) / cost : 0, past = (until - at + cost - 1) / cost;
+        multiply_parts(call, own, part, past < parts ? past : parts);
+      }
+      at += cost * parts;
     }
   });
 }

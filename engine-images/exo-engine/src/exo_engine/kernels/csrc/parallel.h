@@ -36,8 +36,9 @@ void for_each_part(long count, long least, const Body& body) {
   exo::run_on_threads(Parts<Body>::run, &parts);
 }
 
-// Room of the calling thread, kept for its next call.
-inline char* room_for(long bytes) {
+// Room of the calling thread, kept for its next call. Those of different numbers do not overlap.
+template <int Number = 0>
+char* room_for(long bytes) {
   static thread_local char* room = nullptr;
   static thread_local long size = 0;
   if (bytes > size) {

@@ -2,6 +2,7 @@
 // float32.
 #pragma once
 
+#include "pages.h"
 #include "parallel.h"
 #include "vectors.h"
 
@@ -67,6 +68,7 @@ inline void silu_and_multiply(const Bf16* inputs, Bf16* outputs, long rows, long
 }
 
 struct RotateCall {
+  PageShape pages;
   const Bf16* merged;        // (tokens, heads + 2 kv_heads, D): queries, keys, values
   const Bf16* query_weight;  // (D) or null: of the norm of each head before it is turned
   const Bf16* key_weight;
@@ -75,10 +77,8 @@ struct RotateCall {
   const int32_t* positions;  // (tokens)
   const int64_t* slots;      // (tokens): page * page_size + place in it
   Bf16* queries;             // (tokens, heads, D)
-  Bf16* keys;                // pages, as in attention.h
-  Bf16* values;
-  long tokens, page_stride;
-  int heads, kv_heads, head_dim, page_size;
+  long tokens;
+  int heads;
   float eps;
 };
 
@@ -86,10 +86,10 @@ struct RotateCall {
 inline void turn(const RotateCall& call, const Bf16* head, const Bf16* weight, long position, Bf16* turned) {
   Bf16 normalised[512];
   if (weight) {
-    scale_row(head, weight, inverse_rms(head, call.head_dim, call.eps), call.head_dim, normalised);
+    scale_row(head, weight, inverse_rms(head, call.pages.head_dim, call.eps), call.pages.head_dim, normalised);
     head = normalised;
   }
-  const int half = call.head_dim / 2;
+  const int half = call.pages.head_dim / 2;
   const float *cosine = call.cosines + position * half, *sine = call.sines + position * half;
   int i = 0;
   for (; i + kLanes <= half; i += kLanes) {
@@ -105,34 +105,51 @@ inline void turn(const RotateCall& call, const Bf16* head, const Bf16* weight, l
   }
 }
 
-inline void store_key(const RotateCall& call, const Bf16* key, long page, long place, int head) {
-  Bf16* to = call.keys + page * call.page_stride + (long)head * call.page_size * call.head_dim;
-  for (int pair = 0; pair < call.head_dim / 2; pair++)
-    memcpy(to + (pair * call.page_size + place) * 2, key + pair * 2, 2 * sizeof(Bf16));
+template <class Number>
+void store_key(const PageShape& shape, const Number* key, long place, Number* head) {
+  for (int pair = 0; pair < shape.head_dim / 2; pair++)
+    memcpy(head + (pair * shape.page_size + place) * 2, key + pair * 2, 2 * sizeof(Number));
 }
 
-inline void store_value(const RotateCall& call, const Bf16* value, long page, long place, int head) {
-  Bf16* to = call.values + page * call.page_stride + (long)head * call.page_size * call.head_dim +
-             place / 2 * call.head_dim * 2 + place % 2;
-  for (int dim = 0; dim < call.head_dim; dim++) to[dim * 2] = value[dim];
+template <class Number>
+void store_value(const PageShape& shape, const Number* value, long place, Number* head) {
+  Number* to = head + place / 2 * shape.head_dim * 2 + place % 2;
+  for (int dim = 0; dim < shape.head_dim; dim++) to[dim * 2] = value[dim];
+}
+
+// Stores a token's key and value of one head.
+inline void store_head(const PageShape& shape, const Bf16* key, const Bf16* value, long slot, int head) {
+  const long page = slot / shape.page_size, place = slot % shape.page_size;
+  if (!shape.is_quantized) {
+    const long at = page_at<Bf16>(shape, page, head);
+    store_key(shape, key, place, (Bf16*)shape.keys + at);
+    return store_value(shape, value, place, (Bf16*)shape.values + at);
+  }
+  const long at = page_at<Code>(shape, page, head);
+  Code codes[512], *keys = (Code*)shape.keys + at, *values = (Code*)shape.values + at;
+  const float key_scale = quantize_head(key, shape.head_dim, codes);
+  store_key(shape, codes, place, keys);
+  memcpy(scale_of(shape, keys, place), &key_scale, sizeof key_scale);
+  const float value_scale = quantize_head(value, shape.head_dim, codes);
+  store_value(shape, codes, place, values);
+  memcpy(scale_of(shape, values, place), &value_scale, sizeof value_scale);
 }
 
 // Normalises heads where the model does, turns queries and keys, and stores keys and values.
 inline void rotate_and_store(const RotateCall& call) {
-  const int all = call.heads + 2 * call.kv_heads;
-  for_each_part(call.tokens, least_rows(all * call.head_dim), [&](long token, long past) {
+  const int all = call.heads + 2 * call.pages.kv_heads;
+  for_each_part(call.tokens, least_rows(all * call.pages.head_dim), [&](long token, long past) {
     for (; token < past; token++) {
-      const Bf16* merged = call.merged + token * all * call.head_dim;
-      const long page = call.slots[token] / call.page_size, place = call.slots[token] % call.page_size;
+      const Bf16* merged = call.merged + token * all * call.pages.head_dim;
       for (int head = 0; head < call.heads; head++)
-        turn(call, merged + head * call.head_dim, call.query_weight, call.positions[token],
-             call.queries + (token * call.heads + head) * call.head_dim);
-      for (int head = 0; head < call.kv_heads; head++) {
+        turn(call, merged + head * call.pages.head_dim, call.query_weight, call.positions[token],
+             call.queries + (token * call.heads + head) * call.pages.head_dim);
+      for (int head = 0; head < call.pages.kv_heads; head++) {
         Bf16 turned[512];
-        turn(call, merged + (call.heads + head) * call.head_dim, call.key_weight, call.positions[token],
+        turn(call, merged + (call.heads + head) * call.pages.head_dim, call.key_weight, call.positions[token],
              turned);
-        store_key(call, turned, page, place, head);
-        store_value(call, merged + (call.heads + call.kv_heads + head) * call.head_dim, page, place, head);
+        store_head(call.pages, turned, merged + (call.heads + call.pages.kv_heads + head) * call.pages.head_dim,
+                   call.slots[token], head);
       }
     }
   });

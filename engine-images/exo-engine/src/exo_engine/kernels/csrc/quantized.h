@@ -14,6 +14,7 @@
 #pragma once
 
 #include "store.h"
+#include "tiles.h"
 
 namespace {
 
@@ -172,7 +173,8 @@ void multiply_tiles(const LinearCall& call, const QuantizedRows& rows, long outp
   }
 }
 
-inline void multiply_quantized(const LinearCall& call) {
+// Quantizes all rows of inputs; valid until this thread's next call.
+inline QuantizedRows quantize_rows(const LinearCall& call) {
   const long groups = num_groups(call), padded = rounded_up(groups * call.group, 64);
   char* room = room_for(call.rows * (padded + 4 + 4 * groups) + 64);
   QuantizedRows rows{(int8_t*)room, (float*)(room + rounded_up(call.rows * groups * call.group, 64)), nullptr};
@@ -180,20 +182,137 @@ inline void multiply_quantized(const LinearCall& call) {
   for_each_part(call.rows, least_rows(call.num_inputs), [&](long row, long past) {
     for (; row < past; row++) quantize_row(call, row, rows);
   });
-  const long pairs = rounded_up(call.num_outputs, 2 * kUnit) / (2 * kUnit);
-  for_each_part(pairs, 2, [&](long pair, long past) {
-    while (pair < past) {
-      const int units = pair % 2 == 0 && pair + 1 < past ? 4 : 2;
-      if (call.bits == 8)
-        multiply_tiles<8, false>(call, rows, pair * 2 * kUnit, units);
-      else if (call.has_zeros)
-        multiply_tiles<4, true>(call, rows, pair * 2 * kUnit, units);
-      else
-        multiply_tiles<4, false>(call, rows, pair * 2 * kUnit, units);
-      pair += units / 2;
-      exo::beat();
-    }
+  return rows;
+}
+
+#if defined(__AMX_TILE__)
+constexpr long kLeastTileRows = 5;  // below, tiles are mostly empty and slower
+
+// The same for codes of 8 bits whose inputs are one group: sums are whole numbers, so bits are those of `multiply_codes`.
+inline void multiply_codes_on_tiles(const LinearCall& call, const QuantizedRows& rows, long unit, long past) {
+  const long head_bytes = kBlock * 2;
+  for_each_tile(call.rows, unit, past, [&](long row, long count, long output, int units) {
+    const uint8_t* block = (const uint8_t*)call.packed + output / kBlock * (head_bytes + kBlock * call.group);
+    const long inside = output % kBlock;
+    const TileOperands operands{(const char*)rows.numbers + row * call.group, call.group,
+                                (const char*)block + head_bytes + inside * 4, call.group / 4, row == 0};
+    with_tiles(count, units, [&]<int RowTiles, int Units>() {
+      Ints totals[RowTiles * kMaxTileRows][Units];
+      sum_products<TileNumbers::kBytes, RowTiles, Units>(operands, count, totals);
+      for (long r = 0; r < count; r++) {
+        Floats sums[Units];
+        for (int v = 0; v < Units; v++) {
+          const Ints total = totals[r][v] - (rows.sums[row + r] << 7);
+          const Floats scale = widen_halves((const uint16_t*)block + inside + v * kLanes);
+          sums[v] = __builtin_convertvector(total, Floats) * scale;
+          sums[v] *= rows.scales[row + r] * call.scale;
+        }
+        store_row<Units>(call, row + r, output, sums);
+      }
+    });
   });
+}
+
+constexpr long kPairStride = 2 * kTileRowBytes;  // bytes from column to column of a pair of units with a byte per code
+constexpr long kLeastUnpackedRows = 17;          // for which making bytes of 4-bit codes pays,
+constexpr long kLeastUnpackedGroup = 64;         // inputs: a tile; sums of fewer are stored and scaled too often
+
+// Makes bytes of a pair of units' 4-bit codes: of every column (4 inputs) kPairStride bytes.
+template <int Units>
+void unpack_codes(const LinearCall& call, const uint8_t* block, long group_bytes, long head_bytes, long inside,
+                  char* codes) {
+  for (long group = 0; group < num_groups(call); group++, block += group_bytes) {
+    const uint8_t* from = block + head_bytes + inside * 4;
+    for (long column = 0; column < call.group / 4; column += 2, from += kBlock * 4, codes += 2 * kPairStride)
+      for (int unit = 0; unit < Units; unit++) {
+        const Quads both = load<Quads>(from + unit * kTileRowBytes);
+        store(codes + unit * kTileRowBytes, both & 0x0f0f0f0f);
+        store(codes + kPairStride + unit * kTileRowBytes, (both >> 4) & 0x0f0f0f0f);
+      }
+  }
+  finish_stores();
+}
+
+// Up to 32 rows and a pair of units, group after group as in `multiply_codes`, with its bits.
+template <int RowTiles, int Units, bool HasZeros>
+void multiply_unpacked(const LinearCall& call, const QuantizedRows& rows, long row, long count, long output,
+                       const uint8_t* block, long group_bytes, const char* codes) {
+  const long groups = num_groups(call), padded = groups * call.group, columns = call.group / 4;
+  const long inside = output % kBlock;
+  const char* inputs = (const char*)rows.numbers + row * padded;
+  Floats sums[RowTiles * kMaxTileRows][Units] = {};
+  alignas(64) Ints totals[RowTiles * kMaxTileRows][Units];
+  for (long group = 0; group < groups; group++, block += group_bytes) {
+    clear_sums<RowTiles, Units>();
+    for (long column = 0; column < columns; column += kTileStep) {
+      add_step<TileNumbers::kBytes, RowTiles, Units>(inputs, padded, codes, kPairStride);
+      inputs += kTileStep * 4;
+      codes += kTileStep * kPairStride;
+    }
+    store_sums<RowTiles, Units>((char*)totals);
+    for (int v = 0; v < Units; v++) {
+      const Floats scale = widen_halves((const uint16_t*)block + inside + v * kLanes);
+      Ints zero = {};
+      if constexpr (HasZeros) zero = widen_bytes(block + 2 * kBlock + inside + v * kLanes);
+      for (long r = 0; r < count; r++) {
+        const int32_t sum_of_inputs = rows.sums[(row + r) * groups + group];
+        const Ints total = totals[r][v] - (HasZeros ? zero * sum_of_inputs : Ints{} + (sum_of_inputs << 3));
+        sums[r][v] = multiply_add(__builtin_convertvector(total, Floats), scale, sums[r][v]);
+      }
+    }
+  }
+  for (long r = 0; r < count; r++) {
+    for (int v = 0; v < Units; v++) sums[r][v] *= rows.scales[row + r] * call.scale;
+    store_row<Units>(call, row + r, output, sums[r]);
+  }
+}
+
+template <bool HasZeros>
+void multiply_nibbles_on_tiles(const LinearCall& call, const QuantizedRows& rows, long unit, long past) {
+  const long groups = num_groups(call), columns = call.group / 4, head_bytes = kBlock * (HasZeros ? 3 : 2);
+  const long group_bytes = head_bytes + kBlock * call.group / 2;
+  char* codes = room_for<1>(groups * columns * kPairStride);
+  for (; unit < past; unit += 2) {
+    const long output = unit * kUnit;
+    const uint8_t* block = (const uint8_t*)call.packed + output / kBlock * groups * group_bytes;
+    const bool is_pair = past - unit > 1;
+    const auto unpack = is_pair ? unpack_codes<2> : unpack_codes<1>;
+    unpack(call, block, group_bytes, head_bytes, output % kBlock, codes);
+    for (long row = 0; row < call.rows; row += 2 * kMaxTileRows) {
+      const long count = call.rows - row < 2 * kMaxTileRows ? call.rows - row : 2 * kMaxTileRows;
+      shape_tiles(count);
+      const auto multiply_some =
+          count > kMaxTileRows ? (is_pair ? multiply_unpacked<2, 2, HasZeros> : multiply_unpacked<2, 1, HasZeros>)
+                               : (is_pair ? multiply_unpacked<1, 2, HasZeros> : multiply_unpacked<1, 1, HasZeros>);
+      multiply_some(call, rows, row, count, output, block, group_bytes, codes);
+    }
+    exo::beat();
+  }
+  release_tiles();
+}
+#endif
+
+// Pairs of units [pair, past) of a product.
+inline void multiply_pairs(const LinearCall& call, const QuantizedRows& rows, long pair, long past) {
+#if defined(__AMX_TILE__)
+  const long units = rounded_up(call.num_outputs, kUnit) / kUnit, past_unit = 2 * past < units ? 2 * past : units;
+  if (call.bits == 8 && num_groups(call) == 1 && call.rows >= kLeastTileRows)
+    return multiply_codes_on_tiles(call, rows, 2 * pair, past_unit);
+  if (call.bits == 4 && call.group % kLeastUnpackedGroup == 0 && call.rows >= kLeastUnpackedRows)
+    return (call.has_zeros ? multiply_nibbles_on_tiles<true> : multiply_nibbles_on_tiles<false>)(call, rows, 2 * pair,
+                                                                                                 past_unit);
+#endif
+  while (pair < past) {
+    const int units = pair % 2 == 0 && pair + 1 < past ? 4 : 2;
+    if (call.bits == 8)
+      multiply_tiles<8, false>(call, rows, pair * 2 * kUnit, units);
+    else if (call.has_zeros)
+      multiply_tiles<4, true>(call, rows, pair * 2 * kUnit, units);
+    else
+      multiply_tiles<4, false>(call, rows, pair * 2 * kUnit, units);
+    pair += units / 2;
+    exo::beat();
+  }
 }
 
 }  // namespace

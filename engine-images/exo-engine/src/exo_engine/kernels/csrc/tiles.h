@@ -82,16 +82,17 @@ struct TileOperands {
 
 // One step of all sums: what is at `inputs` times what is at `weights`.
 template <TileNumbers Numbers, int RowTiles, int Units, int Unit = 0>
-inline void add_step(const char* inputs, long input_stride, const char* weights) {
+inline void add_step(const char* inputs, long input_stride, const char* weights, long weight_stride = kBlockStride) {
   if constexpr (Unit == 0) {
     load_tile<kFirstInputs>(inputs, input_stride);
     if constexpr (RowTiles == 2) load_tile<kFirstInputs + 1>(inputs + kMaxTileRows * input_stride, input_stride);
   }
   constexpr int kWeights = kFirstWeights + Unit % 2;
-  load_tile<kWeights>(weights + Unit * kTileRowBytes, kBlockStride);
+  load_tile<kWeights>(weights + Unit * kTileRowBytes, weight_stride);
   add_tile_products<Numbers, Unit, kFirstInputs, kWeights>();
   if constexpr (RowTiles == 2) add_tile_products<Numbers, 2 + Unit, kFirstInputs + 1, kWeights>();
-  if constexpr (Unit + 1 < Units) add_step<Numbers, RowTiles, Units, Unit + 1>(inputs, input_stride, weights);
+  if constexpr (Unit + 1 < Units)
+    add_step<Numbers, RowTiles, Units, Unit + 1>(inputs, input_stride, weights, weight_stride);
 }
 
 // The last columns, where they do not fill a tile: filled up with zeros.
