@@ -272,6 +272,8 @@ def _derive(name: str) -> Architecture | None:
         published = published if len(owners) == 1 else None  # files of two publishers differ
     source = base if published is None else published
     model = read_entry(source)
+    if method == "fp8-channel" and name.lower().startswith("qwen/"):
+        method = "fp8-block"  # as all of its files that are bundled
     if published is None:  # what the bundled checkpoint says of its cache is not this one's
         model = _in_usual_form(replace(model, quantization=None), method)
     note = f"derived from {source}: the checkpoint {name} itself is not known, {method} is assumed"
