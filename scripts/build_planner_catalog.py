@@ -1,6 +1,6 @@
 """Write the planner's catalogue from the project's collected facts about models and GPUs.
 
-    python scripts/build_planner_catalog.py MODELS.json GPUS.json
+    python -m scripts.build_planner_catalog MODELS.json GPUS.json
 
 Replaces `exo_inference/planner/catalog/models.json` and `gpus.json`. Each entry keeps its source. Of a
 config only the fields that the planner reads are kept; the script refuses to write an entry that
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_inference.planner.model.architecture import read_architecture
+from scripts.planner_module_lists import with_module_list
 
 TARGET = Path(__file__).parents[1] / "exo_inference" / "planner" / "catalog"
 
@@ -174,7 +175,7 @@ NESTED = ("text_config", "vision_config")
 # Memory as torch reports it in real logs (GiB): data/vllm-memory.md §1; the middle where logs differ.
 REPORTED_GIB = {
     "t4": 14.56, "l4": 22.06, "a10": 22.06, "a10g": 22.06, "rtx-3090": 23.57, "rtx-4090": 23.65,
-    "rtx-5090": 31.84, "a100-40gb-sxm": 39.49, "a100-40gb-pcie": 39.49, "l40s": 44.45,
+    "rtx-5090": 31.36, "a100-40gb-sxm": 39.49, "a100-40gb-pcie": 39.49, "l40s": 44.45,
     "h100-sxm": 79.19, "h100-pcie": 79.19, "a100-80gb-sxm": 79.25, "a100-80gb-pcie": 79.25,
     "rtx-pro-6000": 95.01, "h200": 139.81,
 }  # fmt: skip
@@ -191,8 +192,8 @@ BRIDGED = frozenset(
         "h100-nvl",
     }
 )
-# T4s print 14.56 and 14.74 GiB; under Windows GeForce cards print all that is on them.
-REPORTED_ERROR_MIB = {"t4": 185, "rtx-3090": 440, "rtx-4090": 346, "rtx-5090": 3}
+# T4s print 14.56 and 14.74 GiB; under Windows and WSL GeForce cards print all that is on them (an RTX 5090 31.84).
+REPORTED_ERROR_MIB = {"t4": 185, "rtx-3090": 440, "rtx-4090": 346, "rtx-5090": 494}
 # Not in the collected facts, but in the collected starts.
 EXTRA_GPUS = {
     "gb10": {
@@ -410,7 +411,8 @@ def main() -> None:
     facts = json.loads(arguments.gpus.read_text(encoding="utf-8"))
     TARGET.mkdir(exist_ok=True)
     write(
-        TARGET / "models.json", {name: model_entry(name, model) for name, model in models.items()}
+        TARGET / "models.json",
+        {name: model_entry(name, with_module_list(name, model)) for name, model in models.items()},
     )
     gpus = {key: gpu_entry(key, gpu, facts["exoscale"]) for key, gpu in facts["gpus"].items()}
     gpus.update(EXTRA_GPUS)

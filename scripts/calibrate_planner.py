@@ -166,7 +166,8 @@ def _residual(
             planned = result.stages[stage].weights_bytes
         left += planned / GIB - float(weights) + _draft(parts)
     share = setting.parameters.gpu_memory_utilization or setting.rules.default_utilization
-    down = up = (setting.gpu.reported_error_bytes * share / GIB) ** 2
+    down = (setting.gpu.shortfall_bytes * share / GIB) ** 2
+    up = (setting.gpu.reported_error_bytes * share / GIB) ** 2
     for name, each in parts.items():
         if name == "cuda_graphs" and each.num_bytes:
             each = _regraphed(

@@ -31,7 +31,8 @@ _RULES = """## How it is graded
 - Figures of one model on one kind of GPU weigh together as the root of their number when constants are set, each
   constant stays within three times of where it began, and figures that are more than twice off pull no harder.
 - Which constants there are was decided with the graded half's figures in view; its figures set no value. vLLM's V0
-  engine has a host's part of its own, as its steps wait for the host; how fast that host is, no plan knows.
+  engine has a host's part of its own, as its steps wait for the host; how fast that host is, no plan knows. That V1 replays
+  prompts of up to 512 tokens from CUDA graphs was read in vLLM because first tokens of both halves came sooner.
 - Where a record was taken from its date or model and not from its source, its `inferred` says what. Releases before
   0.6.6 are estimated as 0.6.6.
 """

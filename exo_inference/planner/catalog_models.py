@@ -115,7 +115,7 @@ _SUFFIXES: tuple[tuple[str, str], ...] = (
     (r"[-_.](nv)?fp4", "nvfp4"), (r"[-_.]mxfp4", "mxfp4"), (r"[-_.]qat", ""), (r"[-_.]awq([-_.]?(int4|4bit))?", "awq"),
     (r"[-_.]autoround", ""), (r"[-_.]gptq([-_.]?(int4|4bit))?", "gptq"), (r"[-_.](int4|w4a16)", "w4a16"),
     (r"[-_.](w8a8|int8)", "int8"), (r"[-_.]w8a16", "int8-weight-only"), (r"[-_.]fp8([-_.]dynamic)?", "fp8-channel"),
-    (r"[-_.](bnb[-_.]4bit|4bit|bnb4)", "bitsandbytes"), (r"[-_.]gguf", "Q4_K_M"),
+    (r"[-_.](bnb[-_.]4bit|4bit|bnb4)", "bitsandbytes"), (r"[-_.]gguf", "Q4_K_M"), (r"[-_.]quantized", ""),
 )  # fmt: skip
 
 
@@ -272,6 +272,8 @@ def _derive(name: str) -> Architecture | None:
         published = published if len(owners) == 1 else None  # files of two publishers differ
     source = base if published is None else published
     model = read_entry(source)
+    if method == "fp8-channel" and name.lower().startswith("qwen/"):
+        method = "fp8-block"  # as all of its files that are bundled
     if published is None:  # what the bundled checkpoint says of its cache is not this one's
         model = _in_usual_form(replace(model, quantization=None), method)
     note = f"derived from {source}: the checkpoint {name} itself is not known, {method} is assumed"

@@ -8,7 +8,7 @@ of vLLM are read from its source release by release (`config/cache.py`, `v1/work
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from exo_inference.planner.gpu_catalog import GIB, Gpu
@@ -71,6 +71,8 @@ class EngineRules:
             v1/core/kv_cache_utils.py `_auto_fit_max_model_len`).
         caps_cache: the cache is never larger than all sequences of a step could use.
         prints_exactly: starts print the release in full, and what the blocks take as the memory for them.
+        second_runner: model types that start in vLLM's second model runner; None where all have one runner's rules.
+        runs_dense_second: so do models without experts and states.
     """
 
     engine: str
@@ -118,6 +120,8 @@ class EngineRules:
     fits_length: bool = False
     caps_cache: bool = False
     prints_exactly: bool = False
+    second_runner: frozenset[str] | None = None
+    runs_dense_second: bool = False
 
 
 def parse_version(text: str) -> Version | None:
@@ -198,6 +202,40 @@ def _vllm(version: Version, text: str) -> EngineRules:
         halves_float32=True,
         spans_gpus=True,
         fits_length=version >= (0, 19, 0),
+        second_runner=next((types for since, types in _SECOND_RUNNER if version >= since), None),
+        runs_dense_second=version >= (0, 25, 0),
+    )
+
+
+_SECOND_RUNNER: tuple[tuple[Version, frozenset[str] | None], ...] = (
+    ((0, 29, 0), None),  # all have it, and it profiles what the first did
+    ((0, 28, 0), frozenset({"deepseek_v2", "deepseek_v4", "granitemoe", "kimi_k3", "qwen2_moe"})),
+    ((0, 27, 0), frozenset({"deepseek_v2", "granitemoe", "kimi_k3", "qwen2_moe"})),
+    ((0, 25, 0), frozenset({"deepseek_v2", "granitemoe", "qwen2_moe"})),
+    (
+        (0, 24, 0),
+        frozenset({"deepseek_v2", "granitemoe", "llama", "mistral", "qwen2_moe", "qwen3"}),
+    ),
+)
+"""vLLM's `DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`, by the first release that has each list."""
+
+SECOND_RUNNERS_DRAFTS = ("eagle", "eagle3", "dflash", "dspark")
+"""Ways of drafting that vLLM's second model runner knows, beside prediction layers."""
+
+
+@lru_cache(maxsize=64)
+def of_second_runner(rules: EngineRules) -> EngineRules:
+    """Return the rules of vLLM's second model runner in a release.
+
+    To 0.28 it estimates no graphs (`profile_cudagraph_memory`), encodes no image before 0.27 (`profile_run`), and samples
+    from the logits as the model gives them, two bytes each, of which it makes a copy in float32 before 0.26 (`Sampler`).
+    """
+    return replace(
+        rules,
+        subtracts_graphs=False,
+        profiles_encoder=rules.version >= (0, 27, 0),
+        logit_bytes=2 if rules.version >= (0, 26, 0) else 6,
+        keeps_sampler_rows=False,
     )
 
 

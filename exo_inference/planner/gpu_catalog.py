@@ -32,7 +32,8 @@ class Gpu:
     Attributes:
         key: its name in the catalogue, or the user's.
         reported_bytes: total memory as the engine sees it (torch's mem_get_info).
-        reported_error_bytes: how far that can be off.
+        reported_error_bytes: how much more that can be: under Windows and WSL all that is on a card.
+        reported_short_bytes: how much less; as much as more where None.
         bandwidth: memory bandwidth in bytes per second.
         tflops: dense, by number type (fp16, bf16, fp8, int8, fp4).
         capability: CUDA compute capability; None for another vendor's.
@@ -51,6 +52,7 @@ class Gpu:
     bandwidth: float
     vendor: str = "nvidia"
     reported_error_bytes: int = 0
+    reported_short_bytes: int | None = None
     tflops: Mapping[str, float] = field(default_factory=dict)
     capability: float | None = None
     native: frozenset[str] = frozenset()
@@ -68,7 +70,15 @@ class Gpu:
 
     def with_memory(self, reported_bytes: int) -> Gpu:
         """Return the same GPU with the memory that a driver printed."""
-        return replace(self, reported_bytes=reported_bytes, reported_error_bytes=0)
+        return replace(
+            self, reported_bytes=reported_bytes, reported_error_bytes=0, reported_short_bytes=None
+        )
+
+    @property
+    def shortfall_bytes(self) -> int:
+        """How much less memory than `reported_bytes` the engine may see."""
+        short = self.reported_short_bytes
+        return self.reported_error_bytes if short is None else short
 
     def price(self, count: int) -> float | None:
         """Return US dollars per hour for `count` GPUs, or None where no price is known."""
@@ -205,6 +215,7 @@ def _from_entry(key: str, entry: Mapping[str, Any]) -> Gpu:
         * MIB,
         reported_error_bytes=entry.get("reported_error_mib", 128 if reported is not None else 300)
         * MIB,
+        reported_short_bytes=128 * MIB if "reported_error_mib" in entry else None,
         bandwidth=entry["bandwidth_gbps"] * 1e9,
         tflops=entry["tflops"],
         capability=float(capability) if re.fullmatch(r"[0-9.]+", capability) else None,

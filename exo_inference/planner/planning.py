@@ -148,11 +148,11 @@ def _budgeted(setting: Setting, parts: tuple[Component, ...], layout: KvLayout |
     budget = math.ceil(gpu.reported_bytes * share)
     used = [part for part in parts if part.is_in_budget]
     available = budget - sum(part.num_bytes for part in used)
-    error = gpu.reported_error_bytes * share
+    more, less = gpu.reported_error_bytes * share, gpu.shortfall_bytes * share
     wide = measured(BAND).value if rules.spans_gpus else 1.0
     others = [part for part in used if part.name != "weights"]
-    down = wide * math.sqrt(sum((p.high - p.num_bytes) ** 2 for p in others) + error**2)
-    up = wide * math.sqrt(sum((p.num_bytes - p.low) ** 2 for p in others) + error**2)
+    down = wide * math.sqrt(sum((p.high - p.num_bytes) ** 2 for p in others) + less**2)
+    up = wide * math.sqrt(sum((p.num_bytes - p.low) ** 2 for p in others) + more**2)
     weights = parts[0]
     down = math.hypot(down, weights.high - weights.num_bytes)
     up = math.hypot(up, weights.num_bytes - weights.low)

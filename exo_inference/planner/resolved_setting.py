@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from exo_inference.planner.draft_acceptance import Drafting
-from exo_inference.planner.engine_rules import EngineRules, default_batch
+from exo_inference.planner.engine_rules import (
+    SECOND_RUNNERS_DRAFTS,
+    EngineRules,
+    default_batch,
+    of_second_runner,
+)
 from exo_inference.planner.gpu_catalog import GIB, Gpu
 from exo_inference.planner.kv_cache import KvLayout, KvSettings
 from exo_inference.planner.memory import Component, ExpertPadding, Ranks, expert_padding
@@ -87,8 +92,8 @@ def settle(
     draft: Architecture | None,
 ) -> Setting:
     """Return what the flags come to for this model on these GPUs, defaults filled in."""
-    rules = parameters.rules
     model = _as_loaded(model, parameters)
+    rules = _running_rules(model, parameters)
     ranks = _ranks(gpu_count, parameters)
     asked = parameters.max_model_len
     length = asked if isinstance(asked, int) else model.max_model_len or ASSUMED_MAX_MODEL_LEN
@@ -112,6 +117,21 @@ def settle(
         model, gpu, gpu_count, parameters, rules, ranks, dtype, length, seqs, tokens, kv, speculation,
         asks_auto=asked == AUTO_LENGTH,
     )  # fmt: skip
+
+
+def _running_rules(model: Architecture, parameters: EngineParameters) -> EngineRules:
+    """Return the rules by which this model starts: those of the release, or of its second model runner."""
+    rules = parameters.rules
+    types, drafting = rules.second_runner, parameters.speculative_config
+    if types is None or parameters.runner == "pooling" or model.is_embedding:
+        return rules
+    method = str((drafting or {}).get("method") or "")
+    if drafting and "mtp" not in method and method not in SECOND_RUNNERS_DRAFTS:
+        return rules
+    kinds = {layer.kv.kind for layer, _ in model.layer_counts if layer.kv is not None}
+    is_dense = model.moe is None and KvKind.STATE not in kinds
+    has_second = model.model_type in types or (rules.runs_dense_second and is_dense)
+    return of_second_runner(rules) if has_second else rules
 
 
 def _as_loaded(model: Architecture, parameters: EngineParameters) -> Architecture:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from exo_inference.errors import UsageError
-from exo_inference.planner import families, find_gpu, find_model, load_gpus
+from exo_inference.planner import EngineParameters, families, find_gpu, find_model, load_gpus, plan
 from exo_inference.planner.gpu_catalog import GIB
 
 
@@ -79,3 +81,21 @@ def test_an_unknown_model_names_the_nearest() -> None:
         find_model("Qwen/Qwen3-9B")
     assert caught.value.hint is not None
     assert "Qwen" in caught.value.hint
+
+
+def test_a_geforce_may_have_more_memory_under_windows_and_hardly_less() -> None:
+    """PyTorch prints 31.34 to 31.39 GiB under Linux, 31.84 under Windows."""
+    gpu = find_gpu("RTX 5090")
+    most, least = (
+        gpu.reported_bytes + gpu.reported_error_bytes,
+        gpu.reported_bytes - gpu.shortfall_bytes,
+    )
+    assert most / GIB == pytest.approx(31.84, abs=0.01)
+    assert 31.2 < least / GIB < 31.34
+    parameters = EngineParameters(max_model_len=4096)
+    sure = replace(gpu, reported_error_bytes=0, reported_short_bytes=0)
+    model = find_model("Qwen/Qwen3-8B")
+    loose, tight = plan(model, gpu, 1, parameters), plan(model, sure, 1, parameters)
+    grown = loose.available_kv_bytes_high - tight.available_kv_bytes_high
+    lost = tight.available_kv_bytes_low - loose.available_kv_bytes_low
+    assert grown > 2 * lost > 0

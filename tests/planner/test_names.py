@@ -146,3 +146,18 @@ def test_a_name_that_is_nearly_right_is_told_what_was_meant(name: str, meant: st
     with pytest.raises(UsageError) as error:
         find_model(name)
     assert meant in (error.value.hint or "")
+
+
+def test_qwens_own_files_in_8_bit_are_in_blocks_as_all_that_are_bundled() -> None:
+    """28.51 GiB were printed (github:Grigoriy-V/local-multimodal-agent)."""
+    model = find_model("Qwen/Qwen3.8-27B-FP8")
+    assert model.quantization is not None
+    assert model.quantization.default.name == "fp8-block"
+    assert stored_bytes(model) / 2**30 == pytest.approx(28.51, rel=0.01)
+    own = [
+        entry["config"]["quantization_config"]
+        for name, entry in load_models().items()
+        if name.startswith("Qwen/") and name.endswith("-FP8")
+    ]
+    assert len(own) == 3
+    assert all(each["weight_block_size"] == [128, 128] for each in own)

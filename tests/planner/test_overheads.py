@@ -50,8 +50,11 @@ def test_weights_are_what_the_allocator_gives(
 
 @pytest.mark.parametrize(
     ("version", "has_flashinfer", "logit_bytes"),
-    [("0.13.0", False, 38), ("0.13.0", True, 14), ("0.25.0", False, 14), ("0.33.0", False, 14)],
-)
+    [
+        ("0.13.0", False, 38), ("0.13.0", True, 14), ("0.23.0", False, 14), ("0.33.0", False, 14),
+        ("0.25.0", False, 6),  # the second model runner: the logits, and a copy in float32
+    ],
+)  # fmt: skip
 def test_a_sampler_that_does_not_sort_holds_about_a_third(
     version: str, has_flashinfer: bool, logit_bytes: int
 ) -> None:

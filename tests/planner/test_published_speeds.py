@@ -12,7 +12,7 @@ import pytest
 from exo_inference.errors import UsageError
 from exo_inference.planner import EngineParameters, find_gpu, find_model, plan
 from exo_inference.planner.speed.constants import load_speed_constants
-from exo_inference.planner.speed.estimate import batch_sizes
+from exo_inference.planner.speed.estimate import arithmetic, batch_sizes, prompt_times
 from scripts.calibrate_speeds import distance, halves
 from scripts.planner_halves import gpu_key, model_key
 from scripts.published_speeds import (
@@ -151,3 +151,29 @@ def test_a_small_model_alone_is_bound_by_its_small_kernels() -> None:
     assert speed is not None
     assert speed.batches[0].bound_by == "small kernels"
     assert speed.batches[-1].bound_by == "cache read"
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "is_replayed"),
+    [
+        ("0.16.0", {}, True),
+        ("0.7.3", {}, False),  # V0 has CUDA graphs for decoding alone
+        ("0.16.0", {"enforce_eager": True}, False),
+        ("0.16.0", {"max_num_seqs": 16}, False),  # graphs of up to 32 tokens
+    ],
+)
+def test_a_short_prompt_is_replayed_from_cuda_graphs(
+    version: str, flags: dict[str, object], is_replayed: bool
+) -> None:
+    """vLLM, config/compilation.py: `max_cudagraph_capture_size` is twice --max-num-seqs, 512 at most."""
+    parameters = EngineParameters.of(
+        {"max_model_len": 4096, **flags}, engine="vllm", engine_version=version
+    )
+    found = plan(find_model("Qwen/Qwen2.5-0.5B-Instruct"), find_gpu("H100"), 1, parameters)
+    assert found.basis is not None
+    inputs = found.basis.speed
+    launched = len(inputs.model.layers) * load_speed_constants().prompt_layer
+    parts = prompt_times(inputs, 128, arithmetic(inputs)[1])
+    longer = prompt_times(inputs, 1024, arithmetic(inputs)[1])
+    assert (parts["kernel launches"] < launched / 2) is is_replayed
+    assert longer["kernel launches"] >= launched

@@ -213,7 +213,7 @@ def _read(
         rope_elements=_rope_elements(fields, family),
         moe=read_moe(fields, family),
         vision=vision,
-        mtp_weights=tuple(_formatted("", weight, chooser) for weight in mtp),
+        mtp_weights=tuple(_formatted("mtp.", weight, chooser) for weight in mtp),
         num_mtp_layers=num_mtp,
         pads_experts=family.pads_experts,
         quantization=quantization,
@@ -316,7 +316,9 @@ def _find_quantization(
     for form in quantization.formats() if quantization is not None else ():
         if not 0.5 <= form.bits <= 64:
             raise FieldProblem(f"its quantization comes to {form.bits:.3g} bits per weight")
-    if quantization is not None and fields.text("expert_dtype") == "fp4":  # DeepSeek-V4
+    if quantization is None or quantization.expert_format is not None:
+        return quantization
+    if fields.text("expert_dtype") == "fp4":  # DeepSeek-V4
         quantization = replace(quantization, expert_format=MXFP4)
     return quantization
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -201,12 +201,20 @@ def read_quantization(
         assert hf_quant_config is not None, "one of the two is there"
         return _read_modelopt(hf_quant_config)
     method = str(config.get("quant_method") or "").lower()
-    if method == "modelopt" or "quant_algo" in config:
+    if method == "modelopt" or ("quant_algo" in config and not _has_other_experts(config)):
         return _read_modelopt(config)
     reader = _READERS.get(method)
     if reader is None:
         raise ValueError(f"its quantization method {method or 'without a name'!r} is unknown here")
-    return reader(config)
+    found = reader(config)
+    if _has_other_experts(config):
+        found = replace(found, expert_format=_algo_format(str(config["moe_quant_algo"])))
+    return found
+
+
+def _has_other_experts(config: Mapping[str, Any]) -> bool:
+    """Whether ModelOpt quantized the experts of an FP8 checkpoint alone: the rest stays as it was (DeepSeek-V4)."""
+    return bool(config.get("moe_quant_algo")) and config.get("quant_method") == "fp8"
 
 
 def quantization_named(name: str) -> Quantization:
@@ -416,7 +424,13 @@ def _with_ignored(
 
 
 _PREFIXES = ("model.", "language_model.", "backbone.", "transformer.", "text_model.")
-_SAME_NAMES = (("block_sparse_moe", "mlp"), ("shared_expert.", "shared_experts."))
+_SAME_NAMES = (
+    (r"block_sparse_moe", "mlp"),
+    (r"shared_expert(?![s_])", "shared_experts"),
+    (r"\bmixer\.(?=(shared_)?experts|fc[12]_latent|gate\b)", "mlp."),  # Nemotron-H: one name for
+    (r"\bmixer\.(?=[qkvo]_proj)", "self_attn."),  # whatever a layer has
+    (r"(?<!shared_)experts\.\d+(?=\.|$)", "experts"),  # one by one
+)
 
 
 def normalise_path(path: str) -> str:
@@ -428,7 +442,7 @@ def normalise_path(path: str) -> str:
             if path.startswith(prefix):
                 path, stripped = path[len(prefix) :], True
     for theirs, ours in _SAME_NAMES:
-        path = path.replace(theirs, ours)
+        path = re.sub(theirs, ours, path)
     return path.removesuffix(".weight")
 
 

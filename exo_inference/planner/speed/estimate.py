@@ -162,13 +162,32 @@ def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str,
         "compute": compute / (flops * inputs.constants.compute_reached(inputs.gpu)),
         "memory bandwidth": reads / inputs.bandwidth,
         "offloaded weights": steps * _host_seconds(inputs),
-        "kernel launches": steps * max(_launch_seconds(inputs), _prompt_launches(inputs)),
+        "kernel launches": steps * max(_launch_seconds(inputs), _prompt_launches(inputs, length)),
         "communication": _communication(inputs, length, steps),
     }
 
 
-def _prompt_launches(inputs: SpeedInputs) -> float:
-    return len(inputs.model.layers) * inputs.constants.prompt_layer
+def _prompt_launches(inputs: SpeedInputs, length: int) -> float:
+    """Return what the host takes to launch a prompt's kernels.
+
+    vLLM's V1 replays the pieces between the attentions of a step of few tokens from CUDA graphs (its config of
+    compilation, `max_cudagraph_capture_size`); V0 has graphs for decoding alone.
+    """
+    is_replayed = (
+        inputs.rules.captures_graphs
+        and not inputs.rules.is_legacy
+        and not inputs.is_eager
+        and length <= min(_MOST_CAPTURED, 2 * inputs.max_num_seqs)
+    )
+    return (
+        floor_seconds(inputs)
+        if is_replayed
+        else len(inputs.model.layers) * inputs.constants.prompt_layer
+    )
+
+
+_MOST_CAPTURED = 512
+"""Tokens of a step that is replayed at most."""
 
 
 def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:

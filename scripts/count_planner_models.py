@@ -1,0 +1,101 @@
+"""Count the parameters of bundled models by instantiating their configs, without memory for the weights.
+
+    python -m scripts.count_planner_models [--write]
+
+Names each model of `planner/catalog/further_models.json` that no class gives the planner's own count; with --write
+marks the others as checked. Configs lack what has no bearing on sizes, so positions are left to the class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+
+from exo_inference.planner.catalog_models import read_entry
+
+TARGET = Path(__file__).parents[1] / "exo_inference/planner/catalog/further_models.json"
+_TABLES = (
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    modeling_auto.MODEL_MAPPING_NAMES,
+)
+_NOT_COUNTED = (
+    "; its parameters were not counted by instantiating it",
+    "not counted by instantiating it",
+)
+
+
+def counts(config: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the parameters of each class that has a model of this type; nothing where there is none."""
+    kind = str(config.get("model_type"))
+    if kind not in transformers.CONFIG_MAPPING:
+        return
+    fields = _without_positions({k: v for k, v in config.items() if k != "quantization_config"})
+    for name in dict.fromkeys([*(config.get("architectures") or []), *_classes(kind)]):
+        model_class = getattr(transformers, name, None)
+        if model_class is None:
+            continue
+        try:
+            settings = transformers.CONFIG_MAPPING[kind](**fields)
+            with torch.device("meta"):
+                model = model_class._from_config(settings)
+        except (AttributeError, KeyError, TypeError, ValueError):  # a class of another task
+            continue
+        yield sum(each.numel() for each in {id(p): p for p in model.parameters()}.values())
+
+
+def _classes(kind: str) -> Iterator[str]:
+    for table in _TABLES:
+        found = table.get(kind)
+        yield from [found] if isinstance(found, str) else found or ()
+
+
+def _without_positions(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    dropped = ("rope_scaling", "rope_parameters", "architectures", "model_type")
+    nested = {key: each for key, each in value.items() if key not in dropped[:2]}
+    return {key: _without_positions(each) for key, each in nested.items() if key not in dropped[2:]}
+
+
+def checked(name: str, entry: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the entry with its count, or None where no class confirms it."""
+    number = read_entry(name).num_parameters
+    if number not in counts(entry["config"]):
+        return None
+    said = f"counted by instantiating it (transformers {transformers.__version__}, meta device)"
+    source = entry["source"].replace(_NOT_COUNTED[0], f"; {said}").replace(_NOT_COUNTED[1], said)
+    return {**entry, "source": source, "is_checked": True, "num_parameters": number}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is not confirmed; with --write mark what is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="mark confirmed models as checked")
+    options = parser.parse_args(arguments)
+    entries = json.loads(TARGET.read_text(encoding="utf-8"))
+    for name, entry in entries.items():
+        found = None if entry["is_checked"] else checked(name, entry)
+        if found is not None:
+            entries[name] = found
+        elif not entry["is_checked"]:
+            print(name)
+    if options.write:
+        lines = [
+            f"{json.dumps(name)}:{json.dumps(each, separators=(',', ':'))}"
+            for name, each in entries.items()
+        ]
+        TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
