@@ -59,7 +59,7 @@ def test_page_at_80_columns(exo: Exo, monkeypatch: pytest.MonkeyPatch) -> None:
         "  prompt tokens   first token         likely   bound by",
         " # # ms #-# ms   memory bandwidth",
         " # # ms #-# ms   compute",
-        " # # ms # ms-# s   compute",
+        " # # s # ms-# s   compute",
     ]
 
 

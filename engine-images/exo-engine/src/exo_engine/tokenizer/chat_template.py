@@ -26,11 +26,15 @@ from exo_engine.tokenizer.template_limits import (
     TemplateTooCostly,
     bounded_filter,
 )
-from exo_engine.tokenizer.template_sources import Message, TemplateCostly, TemplateRefused
+from exo_engine.tokenizer.template_sources import (
+    REASONING_FIELDS,
+    Message,
+    TemplateCostly,
+    TemplateRefused,
+)
 
 _PROBE = "kQ7probe"
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:

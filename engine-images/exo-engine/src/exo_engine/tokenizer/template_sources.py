@@ -11,6 +11,8 @@ from exo_engine.foreign_files import MAX_TEMPLATE_BYTES, read_regular
 from exo_engine.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names that templates have for what the assistant thought."""
 MAX_PROCESSOR_SECONDS = 5
 """Of one rendering, as the kernel counts; the sandbox itself stops loops after three."""
 

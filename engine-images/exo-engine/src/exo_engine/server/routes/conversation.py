@@ -21,7 +21,7 @@ from exo_engine.server.prompts.truncation import Truncation
 from exo_engine.server.prompts.turns import join_reasoning
 from exo_engine.server.routes.tools import ToolUse, read_tools
 from exo_engine.server.service import Service
-from exo_engine.tokenizer.chat_template import REASONING_FIELDS
+from exo_engine.tokenizer.template_sources import REASONING_FIELDS
 
 _T = TypeVar("_T")
 _MANY_PARTS = 100
