@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import pytest
+import requests
+from exoscale_auth import ExoscaleV2Auth
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from exo_inference.controller.http import refused_signatures, replays
+from exo_inference.controller.http.auth import Verifier
+from exo_inference.controller.http.middleware import RequestBoundary, SignatureGate
 from exo_inference.controller.http.refused_signatures import RefusalLog
-from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory
+from exo_inference.controller.http.replays import Answer, Forgotten, ReplayMemory, Superseded
 
 
 class FakeClock:
@@ -44,8 +52,9 @@ async def test_signatures_are_forgotten_when_they_end() -> None:
 
 
 async def test_what_may_be_over_is_told_by_who_knows_it_and_one_at_a_time() -> None:
-    """Two repeats at once: each is answered anew, after the other; a refusal is kept as any other."""
-    memory, running, answers = ReplayMemory(FakeClock()), 0, [200, 200, 200, 409]
+    """Three repeats at once: each is answered anew, after the other; a refusal of one is not kept."""
+    clock = FakeClock()
+    memory, running, answers = ReplayMemory(clock), 0, [200, 200, 200, 200, 409, 200]
     told = []
 
     async def first() -> Answer:
@@ -57,14 +66,62 @@ async def test_what_may_be_over_is_told_by_who_knows_it_and_one_at_a_time() -> N
         told.append(answers[len(told)])
         return Answer(told[-1], (), b"value")
 
-    async def repeat() -> Answer | None:
-        return await memory.once("a", 1600.0, first, target="key", is_told_anew=True)
+    async def send() -> Answer | None:
+        return await memory.once("a", 1600.0, first, target="key", repeat=first)
 
-    assert await repeat() is None
-    assert await asyncio.gather(repeat(), repeat()) == [None, None]
-    assert await repeat() is None
-    assert told == [200, 200, 200, 409]
+    assert await send() is None
+    assert await asyncio.gather(send(), send(), send()) == [None] * 3
+    assert await send() is None
+    clock.now += replays.REFUSAL_SECONDS
+    assert await send() is None
+    assert told == answers
     assert len(memory) == 1
+
+
+async def test_a_refused_repeat_brings_no_earlier_change_back(tmp_path: Path) -> None:
+    """PATCH a, PATCH b, rotate; another controller rotates; the repeat of this rotation is refused."""
+    refusals = RefusalLog(tmp_path / "refused", FakeClock())
+    memory = ReplayMemory(FakeClock(), refusals=refusals)
+
+    def answering(status: int) -> Callable[[], Awaitable[Answer]]:
+        async def answer() -> Answer:
+            return Answer(status, (), b"value")
+
+        return answer
+
+    async def change(signature: str) -> Answer | None:
+        repeat = answering(409) if signature == "rotate" else None
+        return await memory.once(signature, 1600.0, answering(200), target="key", repeat=repeat)
+
+    for signature in ("name a", "name b", "rotate", "rotate"):
+        assert await change(signature) is None
+    with pytest.raises(Superseded):
+        await change("name a")
+    assert len(refusals) == 0
+
+
+async def test_a_repeat_that_breaks_off_leaves_the_next_to_be_told() -> None:
+    memory, hangs, told = ReplayMemory(FakeClock()), asyncio.Event(), []
+
+    async def answer() -> Answer:
+        return Answer(200, (), b"value")
+
+    async def hang() -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    async def tell() -> None:
+        told.append(1)
+
+    await memory.once("a", 1600.0, answer, repeat=tell)
+    broken = asyncio.create_task(memory.once("a", 1600.0, answer, repeat=hang))
+    await hangs.wait()
+    waiting = [asyncio.create_task(memory.once("a", 1600.0, answer, repeat=tell)) for _ in "abc"]
+    await asyncio.sleep(0)
+    assert told == []
+    broken.cancel()
+    assert await asyncio.gather(*waiting) == [None] * 3
+    assert len(told) == 3
 
 
 async def test_a_clock_that_jumps_forth_and_back_forgets_nothing() -> None:
@@ -228,3 +285,32 @@ async def test_writes_that_are_not_remembered_take_no_memory_for_ever() -> None:
         await ask(memory, str(number), status=503)
     assert len(memory) == 0
     assert len(memory._ends) <= 100
+
+
+@pytest.mark.parametrize(
+    ("statuses", "num_shared"),
+    [
+        pytest.param([400], 1, id="a refusal"),
+        pytest.param([200, 400, 409, 200], 0, id="refused repeats of a success"),
+    ],
+)
+async def test_only_what_was_refused_at_first_is_told_to_other_controllers(
+    statuses: list[int], num_shared: int
+) -> None:
+    shared, left = [], list(statuses)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("value", left.pop(0))(scope, receive, send)
+
+    async def share(signature: str) -> None:
+        shared.append(signature)
+
+    verifier = Verifier(lambda _: "secret", time.time)
+    gate = RequestBoundary(SignatureGate(app, verifier, ReplayMemory(time.time), share))
+    url = "http://controller/v2/ai/api-key"
+    signed = requests.Request("POST", url, auth=ExoscaleV2Auth("EXO1", "secret")).prepare()
+    headers = {"Authorization": signed.headers["Authorization"]}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(gate)) as client:
+        answers = [(await client.post(url, headers=headers)).status_code for _ in statuses]
+    assert answers == statuses
+    assert len(shared) == num_shared

@@ -229,6 +229,39 @@ def test_a_repeated_creation_of_a_key_tells_no_value_that_was_rotated_away(
         assert controller.call("GET", f"{path}/reveal").json() == second
 
 
+def test_a_repeat_that_a_header_nobody_signs_spoils_takes_nothing_from_the_success(
+    stopped_controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    with stopped_controller.running() as controller:
+        port = controller.port
+        create = capture(controller, "POST", "/ai/api-key", {"name": "k", "scope": "public"})
+        made = send(create).json()
+        set_key(create, "not usable")
+        assert send(create).status_code == 400
+        set_key(create, None)
+        again = send(create)
+        assert (again.status_code, again.json()) == (200, made)
+    with stopped_controller.running() as controller:
+        create.url = str(create.url).replace(f":{port}/", f":{controller.port}/")
+        assert send(create).json() == made
+
+
+def test_a_refused_repeat_of_a_rotation_leaves_it_the_latest_change(
+    controller: Controller,
+) -> None:
+    made = controller.client().create_ai_api_key(name="k", scope="public")
+    path = f"/ai/api-key/{made['id']}"
+    first = capture(controller, "PATCH", path, {"name": "a"})
+    other = capture(controller, "PATCH", path, {"name": "b"})
+    rotate = capture(controller, "POST", f"{path}/rotate")
+    assert [send(each).status_code for each in (first, other, rotate)] == [200] * 3
+    set_key(rotate, "not usable")
+    assert send(rotate).status_code == 400
+    again = send(first)
+    assert (again.status_code, again.json()["title"]) == (409, "Answered before")
+
+
 CHANGES: dict[str, tuple[str, str, Any, Any]] = {
     "update": ("PATCH", "", {"name": "first"}, {"name": "second"}),
     "replacement": ("PUT", "", {**NAMED, "replicas": 2}, {**NAMED, "replicas": 3}),

@@ -165,7 +165,7 @@ class SignatureGate:
     ) -> None:
         """Answer a write; one whose signature came before gets the answer of then."""
 
-        async def first() -> Answer | None:
+        async def answer_now() -> Answer:
             messages: list[Message] = []
 
             async def keep(message: Message) -> None:
@@ -178,6 +178,10 @@ class SignatureGate:
                 await answer_error(exc, scope)(scope, receive, keep)
             answer = _to_answer(messages)
             await _send_answer(answer, send)
+            return answer
+
+        async def first() -> Answer:
+            answer = await answer_now()
             if self._share_refusal is not None and answer.is_final and answer.status >= 400:
                 await self._share_refusal(claim.signature)
             return answer
@@ -189,7 +193,7 @@ class SignatureGate:
                 until,
                 first,
                 target=_find_target(path),
-                is_told_anew=_TELLS_A_VALUE.fullmatch(path) is not None,
+                repeat=answer_now if _TELLS_A_VALUE.fullmatch(path) else None,
             )
         except Forgotten as exc:
             raise answered_before() from exc

@@ -59,7 +59,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Entry:
-    """One signature. `ended` is set when the first request has ended, well or not.
+    """One signature. `ended` is set while nobody answers it: neither its first request nor a repeat.
 
     Attributes:
         judged_again_until: until then an equal request is not taken for a repeat; None if it was
@@ -121,7 +121,7 @@ class ReplayMemory:
         first: Callable[[], Awaitable[Answer | None]],
         *,
         target: str = "",
-        is_told_anew: bool = False,
+        repeat: Callable[[], Awaitable[object]] | None = None,
     ) -> Answer | None:
         """Run `first`, unless the same signature was answered before or is being answered now.
 
@@ -130,11 +130,12 @@ class ReplayMemory:
             until: when the signature ends to be accepted.
             first: answers the request and returns the answer; None if it broke off.
             target: what it changes, if that is there already.
-            is_told_anew: a repeat is answered by `first`, too, which knows it and has no effect then: what
-                it told may be over since, and another controller may have ended it.
+            repeat: answers a repeat of what was done, one at a time, where what was told may be over
+                since: another controller may have ended it. It knows the write and has no effect, and what
+                it answers takes nothing from the first: a header that nobody signs can have it refused.
 
         Returns:
-            The answer of before, which is still to be sent; None if `first` has run.
+            The answer of before, which is still to be sent; None if `first` or `repeat` has run.
 
         Raises:
             Forgotten: the answer of before is not kept.
@@ -142,7 +143,8 @@ class ReplayMemory:
         """
         judged_again_until = None
         while (entry := self._entries.get(signature)) is not None:
-            await entry.ended.wait()
+            while not entry.ended.is_set():  # of several who waited one may answer again by now
+                await entry.ended.wait()
             if entry.is_final:
                 if entry.judged_again_until and self._clock() < entry.judged_again_until:
                     # Another repeat may be judged already: then this one waits for it.
@@ -154,11 +156,14 @@ class ReplayMemory:
                     raise Forgotten
                 if entry.answer.status < 400 and self._latest.get(target, signature) != signature:
                     raise Superseded
-                if is_told_anew and entry.answer.status < 400:
-                    if self._entries.get(signature) is entry:
-                        self._forget(signature)
-                    continue
-                return entry.answer
+                if repeat is None or entry.answer.status >= 400:
+                    return entry.answer
+                entry.ended.clear()
+                try:
+                    await repeat()
+                finally:
+                    entry.ended.set()
+                return None
         is_new = judged_again_until is None
         if is_new and self._refusals is not None and signature in self._refusals:
             raise Forgotten
