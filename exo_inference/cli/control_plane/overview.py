@@ -131,7 +131,8 @@ def look_at(state: StateDir) -> Overview:
     from exo_inference.errors import ConfigurationError, UsageError
     from exo_inference.local_settings import load_settings, read_credentials
 
-    servers = find_servers(state)
+    servers, engines = find_servers(state), _find_engines(state)
+    damage: tuple[str, ...] = ()
     try:
         settings = load_settings(state)
     except UsageError:  # what runs knows them
@@ -142,15 +143,16 @@ def look_at(state: StateDir) -> Overview:
         api_key = read_credentials(state).key
     except ConfigurationError:
         api_key = ""
-    except UsageError:  # of what runs it is a loss
-        if not any(process.pid for process in servers):
+    except UsageError as exc:  # of what runs it is a loss
+        if not any(process.pid for process in (*servers, *engines)):
             raise
         api_key = ""
+        damage = (f"exoscale.toml is damaged: {exc.message}. `up` refuses it until it is mended",)
     if settings is None:
         settings = recover_settings(servers)
     servers = [_with_answer(process, settings) for process in servers]
-    losses = find_losses(state, servers)
-    return Overview(state, settings, api_key, (*servers, *_find_engines(state)), losses)
+    losses = find_losses(state, servers) or damage
+    return Overview(state, settings, api_key, (*servers, *engines), losses)
 
 
 def _find_engines(state: StateDir) -> list[LocalProcess]:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,6 +168,29 @@ def test_a_configuration_file_that_is_damaged_under_a_running_control_plane_is_s
     assert exo("ai", "status").code == 0
     assert exo("ai", "deployment", "list").code == 0
     assert exo("ai", "down").code == 0
+
+
+def test_engines_that_run_alone_are_listed_beside_a_damaged_configuration_file(
+    exo: Exo, state: StateDir, sleeper: subprocess.Popen[bytes]
+) -> None:
+    state.create()
+    state.config_file.write_text("[[accounts")
+    status = exo("ai", "status", "-O", "json")
+    assert status.code == 4, status
+    found = json.loads(status.out)
+    assert (found["state"], found["processes"][-1]["pid"]) == ("degraded", sleeper.pid)
+    (problem,) = found["problems"]
+    assert problem.startswith("exoscale.toml is damaged: cannot read credentials from ")
+    assert status.err.splitlines() == [
+        f"warning: {problem}",
+        "Engines alone run. Run `exo dedicated-inference up`.",
+    ]
+    started = up()
+    assert started.code == 2
+    assert str(state.config_file) in started.err
+    assert state.config_file.read_text() == "[[accounts"
+    sleeper.kill()
+    sleeper.wait()
 
 
 def test_deleted_records_hide_nothing(exo: Exo, state: StateDir) -> None:
