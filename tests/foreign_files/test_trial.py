@@ -18,7 +18,7 @@ HANG_SECONDS = 20.0
 
 P99_SECONDS, WORST_SECONDS = 0.1, 0.5
 """Of the controller's own processor time until each answer was there: what it computes of a foreign file holds its
-answers up for so long on any machine, and what other programs compute is not in it."""
+answers up for so long. What other programs compute is not in it; a slower machine takes more of it."""
 
 
 def test_what_a_process_computes_is_measured_and_its_waiting_is_not() -> None:
