@@ -217,10 +217,12 @@ _SECOND_RUNNER: tuple[tuple[Version, frozenset[str] | None], ...] = (
         frozenset({"deepseek_v2", "granitemoe", "llama", "mistral", "qwen2_moe", "qwen3"}),
     ),
 )
-"""vLLM's `DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`, by the first release that has each list."""
+"""vLLM's `DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES` (config/vllm.py, 0.24.0 to 0.28.0), by the first release that has each
+list."""
 
 SECOND_RUNNERS_DRAFTS = ("eagle", "eagle3", "dflash", "dspark")
-"""Ways of drafting that vLLM's second model runner knows, beside prediction layers."""
+"""Ways of drafting that vLLM's second model runner knows, beside prediction layers (config/vllm.py,
+`_get_v2_model_runner_unsupported_features`, 0.25.1 to 0.28.0; 0.24.0 has no `dspark`)."""
 
 
 @lru_cache(maxsize=64)
@@ -229,6 +231,7 @@ def of_second_runner(rules: EngineRules) -> EngineRules:
 
     To 0.28 it estimates no graphs (`profile_cudagraph_memory`), encodes no image before 0.27 (`profile_run`), and samples
     from the logits as the model gives them, two bytes each, of which it makes a copy in float32 before 0.26 (`Sampler`).
+    Read in v1/worker/gpu/model_runner.py and v1/worker/gpu/sample/sampler.py of 0.24.0, 0.25.1, 0.26.0, 0.27.1 and 0.28.0.
     """
     return replace(
         rules,

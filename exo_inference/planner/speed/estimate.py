@@ -170,8 +170,8 @@ def prompt_times(inputs: SpeedInputs, length: int, flops: float) -> Mapping[str,
 def _prompt_launches(inputs: SpeedInputs, length: int) -> float:
     """Return what the host takes to launch a prompt's kernels.
 
-    vLLM's V1 replays the pieces between the attentions of a step of few tokens from CUDA graphs (its config of
-    compilation, `max_cudagraph_capture_size`); V0 has graphs for decoding alone.
+    vLLM's V1 replays the pieces between the attentions of a step of few tokens from CUDA graphs
+    (config/compilation.py, `max_cudagraph_capture_size`, 0.24.0 to 0.28.0); V0 has graphs for decoding alone.
     """
     is_replayed = (
         inputs.rules.captures_graphs
@@ -187,7 +187,8 @@ def _prompt_launches(inputs: SpeedInputs, length: int) -> float:
 
 
 _MOST_CAPTURED = 512
-"""Tokens of a step that is replayed at most."""
+"""Tokens of a step that is replayed at most (config/vllm.py, `_set_cudagraph_sizes`, 0.24.0 to 0.28.0). On GPUs of
+compute capability 10 0.28.0 has 1024, which is not followed here."""
 
 
 def _host_seconds(inputs: SpeedInputs, share: float = 1.0) -> float:
