@@ -75,11 +75,14 @@ class FrameSocket:
             raise ConnectionEnded from exc
 
     def wait(self, seconds: float) -> None:
-        """Wait until something has come, at most so long."""
-        self._is_readable(seconds)
+        """Wait until something has come that was not returned yet, at most so long."""
+        if self._first_end() is None:
+            self._is_readable(seconds)
 
     def wait_beside(self, others: Sequence[int]) -> None:
         """Wait until something has come, or one of these other sockets was left by its other end."""
+        if self._first_end() is not None:
+            return
         poller = select.poll()
         poller.register(self._connection, select.POLLIN)
         for each in others:
@@ -99,7 +102,9 @@ class FrameSocket:
         while (is_waiting and not messages) or self._is_readable():
             try:
                 chunk = self._connection.recv(_CHUNK_BYTES)
-            except OSError as exc:
+            except OSError as exc:  # a reset, where the other end left something unread
+                if messages:
+                    return messages
                 raise ConnectionEnded from exc
             if not chunk:
                 if messages:  # the last words; the next call tells that nothing follows
@@ -133,13 +138,17 @@ class FrameSocket:
 
     def _whole_messages(self) -> list[Message]:
         messages = []
-        while len(self._buffer) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                break
+        while (end := self._first_end()) is not None:
             messages.append(_decode(bytes(self._buffer[_LENGTH.size : end])))
             del self._buffer[:end]
         return messages
+
+    def _first_end(self) -> int | None:
+        """Return where the first message in the buffer ends; None: it is not there as a whole."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        end: int = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+        return end if end <= len(self._buffer) else None
 
 
 def _decode(body: bytes) -> Message:

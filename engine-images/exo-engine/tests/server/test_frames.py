@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgpack
 import pytest
+from exo_engine import frames
 from exo_engine.config import EngineConfig
 from exo_engine.core.request import EngineRequest, EngineStats, RequestOutput, TokenLogprobs
 from exo_engine.frames import ConnectionEnded, FrameSocket, encode
@@ -67,6 +69,60 @@ def test_last_words_of_the_other_process_are_heard() -> None:
         assert receiver.receive(is_waiting=True) == [("failed", "no room")]
         with pytest.raises(ConnectionEnded):
             receiver.receive(is_waiting=True)
+
+
+def test_last_words_are_heard_though_the_other_process_left_a_frame_unread() -> None:
+    """Which resets the connection: a process that fails in a step seldom has read the next one."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        receiver = FrameSocket(theirs)
+        receiver.send("step", "x")
+        with ours:
+            FrameSocket(ours).send("failed", "no room")
+        assert receiver.receive(is_waiting=True) == [("failed", "no room")]
+        with pytest.raises(ConnectionEnded):
+            receiver.receive(is_waiting=True)
+
+
+class Polled(Exception):
+    """Somebody looked at the socket, which may be to wait for it."""
+
+
+def raise_polled() -> None:
+    raise Polled
+
+
+def test_message_taken_in_while_sending_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    large = bytes(2**22)  # more than a socket holds
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        sender, other = FrameSocket(ours), FrameSocket(theirs)
+        other.send("prepared", "x")
+        read = pool.submit(other.receive, is_waiting=True)
+        sender.send("step", large, takes_in=True)
+        assert read.result() == [("step", large)]
+        with monkeypatch.context() as patch:
+            patch.setattr(frames.select, "poll", raise_polled)
+            sender.wait(3600)
+            sender.wait_beside([])
+        assert sender.receive(is_waiting=False) == [("prepared", "x")]
+        monkeypatch.setattr(frames.select, "poll", raise_polled)
+        with pytest.raises(Polled):
+            sender.wait(3600)
+
+
+@pytest.mark.parametrize("num_bytes", [3, 6])
+def test_part_of_a_message_is_waited_for(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        receiver = FrameSocket(theirs)
+        ours.sendall(encode("m", "x" * 10)[:num_bytes])
+        assert receiver.receive(is_waiting=False) == []
+        monkeypatch.setattr(frames.select, "poll", raise_polled)
+        with pytest.raises(Polled):
+            receiver.wait(3600)
+        with pytest.raises(Polled):
+            receiver.wait_beside([])
 
 
 def test_request_survives() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
+import itertools
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterable
@@ -128,7 +130,7 @@ async def test_connections_without_a_request_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     """Three hold all the connections there may be, and say nothing more; each of ten others is answered."""
-    monkeypatch.setattr(listener_module, "SPARED_SECONDS", 0.0)
+    monkeypatch.setattr(listener_module, "SPARED_SECONDS", 0.05)
     path = tmp_path / "engine.sock"
     async with serving(path, 3), asyncio.timeout(20):
         held = [await asyncio.open_unix_connection(path) for _ in range(3)]
@@ -142,6 +144,100 @@ async def test_connections_without_a_request_make_room(
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await head_of(reader)).startswith(b"HTTP/1.1 200 ")
         await close_all(writer for _, writer in held)
+
+
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def ask(client: Client) -> bytes:
+    """Return the head of the answer to one more request."""
+    reader, writer = client
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    head = await head_of(reader)
+    if head:
+        await reader.readexactly(2)
+    return head
+
+
+async def assert_kept(*clients: Client) -> None:
+    """Each is answered, and may ask again."""
+    for client in clients:
+        head = await ask(client)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"Connection: close" not in head
+
+
+@pytest.fixture
+def spared_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare connections for longer than any test takes."""
+    monkeypatch.setattr(listener_module, "SPARED_SECONDS", 30.0)
+
+
+def let_time_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the event loop find that connections were spared for long enough; aiohttp ends none before 75 s."""
+    loop = asyncio.get_running_loop()
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + 60.0)
+
+
+@pytest.mark.usefixtures("spared_for_long")
+@pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "descriptors"])
+async def test_as_many_clients_as_there_is_room_for_keep_their_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bound: bool
+) -> None:
+    """Nobody waits; without a descriptor the kernel does not look whether somebody does, either."""
+    path, real, calls = tmp_path / "engine.sock", socket.socket.accept, itertools.count(1)
+
+    def accept_three(listener: socket.socket) -> tuple[socket.socket, object]:
+        if next(calls) > 3:
+            raise OSError(errno.EMFILE, "no descriptor is left")
+        return real(listener)
+
+    if not is_bound:
+        monkeypatch.setattr(socket.socket, "accept", accept_three)
+    async with serving(path, 3 if is_bound else 100), asyncio.timeout(120):
+        clients = [await asyncio.open_unix_connection(path) for _ in range(3)]
+        await assert_kept(*clients, *clients)
+        let_time_pass(monkeypatch)
+        await assert_kept(*clients)
+        await close_all(writer for _, writer in clients)
+
+
+@pytest.mark.usefixtures("spared_for_long")
+async def test_new_client_takes_the_place_of_one_that_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are quiet stay: there is room for all three."""
+    path = tmp_path / "engine.sock"
+    async with serving(path, 3), asyncio.timeout(120):
+        quiet = [await asyncio.open_unix_connection(path) for _ in range(2)]
+        leaving = await asyncio.open_unix_connection(path)
+        await ask(leaving)
+        await close_all([leaving[1]])
+        let_time_pass(monkeypatch)
+        new = await asyncio.open_unix_connection(path)
+        await assert_kept(new, *quiet)
+        await close_all(writer for _, writer in [new, *quiet])
+
+
+@pytest.mark.usefixtures("spared_for_long")
+async def test_client_that_was_just_answered_is_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it was seen to be before that, while somebody waited, does not count."""
+    path = tmp_path / "engine.sock"
+    async with serving(path, 3), asyncio.timeout(120):
+        active, quiet, leaving = [await asyncio.open_unix_connection(path) for _ in range(3)]
+        waiting = await asyncio.open_unix_connection(path)
+        while b"Connection: close" not in await ask(leaving):
+            pass  # until the server has seen that somebody waits
+        await assert_kept(waiting, active)
+        let_time_pass(monkeypatch)
+        last = await asyncio.open_unix_connection(path)
+        assert (await ask(last)).startswith(b"HTTP/1.1 200 ")  # so one was given up
+        await assert_kept(waiting, active)
+        assert await ask(quiet) == b""
+        await close_all(writer for _, writer in [active, quiet, leaving, waiting, last])
 
 
 async def test_busy_clients_let_go_of_connections_that_others_wait_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import resource
+import select
 import socket
 import stat
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ _BATCH = 64
 
 _FULL_SECONDS = 0.02
 """How long a server that has all the connections it may have waits until it looks whether one has ended."""
+
+_Waiter = asyncio.Future[None]
 
 logger = logging.getLogger(__name__)
 
@@ -198,9 +201,9 @@ class _Acceptor:
         self._server = server
         self._max_connections = max_connections
         self._room = room
-        self._idle: dict[web.RequestHandler, float] = {}  # since when each has been seen so
+        self._idle: dict[_Waiter, float] = {}  # since when each has been seen
         self._loop = asyncio.get_running_loop()
-        self._beginning: set[asyncio.Task[None]] = set()
+        self._beginning: dict[asyncio.Task[None], web.RequestHandler] = {}
         self._later: asyncio.TimerHandle | None = None
 
     @property
@@ -222,16 +225,17 @@ class _Acceptor:
         self._loop.add_reader(self._listener, self._take)
 
     def _take(self) -> None:
+        self._room.is_short = False
         for _ in range(_BATCH):
-            if len(self._server.connections) + len(self._beginning) >= self._max_connections:
-                self._make_room()  # somebody waits, or nothing would have called this
+            if not _has_waiting(self._listener):  # which accept does not tell without a descriptor
+                return
+            if self._num_connections() >= self._max_connections:
+                self._make_room()
                 self._wait()
                 return
             try:
                 client, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                self._room.is_short = False
-                self._idle.clear()
                 return
             except OSError as exc:
                 if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
@@ -241,23 +245,33 @@ class _Acceptor:
                 self._wait()
                 return
             client.setblocking(False)
-            task = self._loop.create_task(self._begin(client), name="connection")
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            connection = self._server()
+            task = self._loop.create_task(self._begin(connection, client), name="connection")
+            self._beginning[task] = connection
+            task.add_done_callback(self._beginning.pop)
+
+    def _num_connections(self) -> int:
+        """Count each once: the server knows one that begins before its task has ended."""
+        begun = self._server.connections
+        return len(begun) + len(set(self._beginning.values()).difference(begun))
 
     def _make_room(self) -> None:
         """Give up a connection without a request, and let those that have one end with their answer."""
         self._room.is_short = True
         now = self._loop.time()
-        idle = [one for one in self._server.connections if _waits_for_a_request(one)]
-        self._idle = {one: self._idle.get(one, now) for one in idle}
+        idle = {
+            waiter: one
+            for one in self._server.connections
+            if (waiter := _request_waiter(one)) is not None
+        }
+        self._idle = {waiter: self._idle.get(waiter, now) for waiter in idle}
         longest = min(self._idle, key=self._idle.__getitem__, default=None)
         if longest is not None and now - self._idle[longest] >= SPARED_SECONDS:
-            longest.force_close()
+            idle[longest].force_close()
 
-    async def _begin(self, client: socket.socket) -> None:
+    async def _begin(self, connection: web.RequestHandler, client: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._server, client)
+            await self._loop.connect_accepted_socket(lambda: connection, client)
         except OSError as exc:  # it has hung up already
             logger.debug("a connection ended as it began: %s", exc)
             client.close()
@@ -267,10 +281,16 @@ class _Acceptor:
         self._later = self._loop.call_later(_FULL_SECONDS, self.resume)
 
 
-def _waits_for_a_request(connection: web.RequestHandler) -> bool:
-    """Whether no whole request head is there; one that has just come is not lost."""
+def _has_waiting(listener: socket.socket) -> bool:
+    poller = select.poll()
+    poller.register(listener, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _request_waiter(connection: web.RequestHandler) -> _Waiter | None:
+    """Return what waits for a whole request head, a new one after each answer; None: one has come."""
     waiter = connection._waiter
-    return waiter is not None and not waiter.done()
+    return None if waiter is None or waiter.done() else waiter
 
 
 def address_of(listener: socket.socket, options: ServerOptions) -> str:
