@@ -138,7 +138,7 @@ async def test_the_thread_that_asked_for_an_architecture_is_free_again(hub: Drip
         with pytest.raises(SourceUnreachable):
             await fetch("org/model", None, None, endpoint, LIMIT)
     # All threads at once: the caller's own limit frees none.
-    all_free = threading.Barrier(remote_architecture._NUM_FETCHING + 1)
+    all_free = threading.Barrier(remote_architecture._NUM_FETCHING + 1, timeout=30)
     for _ in range(remote_architecture._NUM_FETCHING):
         remote_architecture._fetching.submit(all_free.wait)
     await asyncio.to_thread(all_free.wait)
@@ -168,12 +168,12 @@ async def test_a_fetch_that_is_cancelled_hangs_up_on_a_hub_that_drips(
         fetching = asyncio.create_task(
             source.fetch(MODEL, tmp_path, token=None, progress=lambda _: None)
         )
-        await asyncio.to_thread(server.was_asked.wait)
+        assert await asyncio.to_thread(server.was_asked.wait, 30)
         assert not fetching.done()
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await fetching
-        await asyncio.to_thread(server.was_hung_up_on.wait)
+        assert await asyncio.to_thread(server.was_hung_up_on.wait, 30)
     finally:
         server.close()
 
