@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-from huggingface_hub import get_session
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
@@ -31,7 +30,7 @@ from exo_inference.hub.base import (
     NoSpace,
     ProgressCallback,
 )
-from exo_inference.hub.bounded_requests import bounded
+from exo_inference.hub.bounded_requests import Bound, TooSlow, bounded
 from exo_inference.hub.huggingface_errors import HTTP_ERRORS
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,28 @@ class Progress:
         self._bytes = present_bytes
         self._lock = threading.Lock()
         self._reported_at = 0.0
-        self.stop = threading.Event()
+        self._stopped = threading.Event()
+        self._under_way: set[Bound] = set()
+        self._under_way_lock = threading.Lock()
+
+    def stop(self) -> None:
+        """Stop all threads; those that wait for the Hub are cut off."""
+        self._stopped.set()
+        with self._under_way_lock:
+            for each in self._under_way:
+                each.cut()
+
+    @contextlib.contextmanager
+    def stops(self, bound: Bound) -> Iterator[None]:
+        """Have `stop` cut off the requests of the block."""
+        with self._under_way_lock:
+            self._under_way.add(bound)
+        try:
+            self.wait(0)
+            yield
+        finally:
+            with self._under_way_lock:
+                self._under_way.remove(bound)
 
     def add(self, num_bytes: int, *, now: bool = False) -> None:
         """Count bytes, negative ones for what was thrown away.
@@ -60,8 +80,7 @@ class Progress:
         Raises:
             FetchCancelled: the caller, or a failure in another thread, ends the fetch.
         """
-        if self.stop.is_set():
-            raise FetchCancelled("the fetch was stopped")
+        self.wait(0)
         with self._lock:
             self._bytes += num_bytes
             if now or time.monotonic() - self._reported_at >= _REPORT_SECONDS:
@@ -70,7 +89,7 @@ class Progress:
 
     def wait(self, seconds: float) -> None:
         """Wait, or raise FetchCancelled as soon as the fetch is stopped."""
-        if self.stop.wait(seconds):
+        if self._stopped.wait(seconds):
             raise FetchCancelled("the fetch was stopped")
 
 
@@ -96,7 +115,7 @@ class Interrupted(Exception):
     """The connection ended early; going on from where it stopped may help."""
 
 
-_BROKEN_LINE: tuple[type[Exception], ...] = (*HTTP_ERRORS, Interrupted, TimeoutError)
+_BROKEN_LINE: tuple[type[Exception], ...] = (*HTTP_ERRORS, Interrupted, TooSlow)
 
 
 def partial_name(file: ModelFile, revision: str) -> str:
@@ -173,6 +192,7 @@ def _fetch_partial(download: Download, progress: Progress) -> None:
                 _stream(download, output, position, progress)
                 continue
             except _BROKEN_LINE as error:
+                progress.wait(0)  # who stops the fetch cuts the line, too
                 if isinstance(error, HfHubHTTPError) and not _is_passing(error):
                     raise
                 came = output.seek(0, os.SEEK_END) != position
@@ -196,18 +216,18 @@ def _stream(download: Download, output: FileIO, position: int, progress: Progres
         headers["Range"] = f"bytes={position}-"
     with (
         bounded(download.timeout_seconds) as bound,
-        get_session().stream(
+        progress.stops(bound),
+        bound.client.stream(
             "GET",
             download.url,
             headers=headers,
             timeout=download.timeout_seconds,
-            follow_redirects=True,
         ) as response,
     ):
-        bound.release()  # a file may take its time: who stops the fetch is heard between two blocks
         if response.status_code == 416:
             _truncate(output, position, progress)  # what is there cannot be of this file
-        hf_raise_for_status(response)
+        hf_raise_for_status(response)  # which reads what an error says
+        bound.release()  # a file may take its time
         if position and response.status_code != 206:
             _truncate(output, position, progress)  # the whole file comes again
             position = 0

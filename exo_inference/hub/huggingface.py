@@ -31,12 +31,13 @@ from exo_inference.errors import HubError
 from exo_inference.hub.base import (
     FetchCancelled,
     ModelFile,
+    ModelUnusable,
     NoSpace,
     ProgressCallback,
     ResolvedModel,
     SourceUnreachable,
 )
-from exo_inference.hub.bounded_requests import bounded
+from exo_inference.hub.bounded_requests import TooSlow, bounded
 from exo_inference.hub.download import (
     ROOM_HINT,
     Download,
@@ -61,6 +62,8 @@ _NUM_RESOLVING = 64
 """Models that are asked for at the same time. A question whose caller gave up keeps its thread until it ends."""
 _RESOLVE_TIMEOUTS = 4
 """So many times as long as the Hub may be silent, all questions about one model may take together."""
+_MAX_UNSIZED = 1000
+"""Files whose size a mirror leaves out and that are asked for one by one; more take too long anyway."""
 _resolving = ThreadPoolExecutor(_NUM_RESOLVING, thread_name_prefix="hub-resolve")
 _PRIVATE_DIR = ".exo"
 _LIBRARY = "exo-inference"
@@ -72,7 +75,7 @@ _CLIENT_ERRORS: tuple[type[Exception], ...] = (
     HfHubHTTPError,
     OfflineModeIsEnabled,
     Interrupted,
-    TimeoutError,
+    TooSlow,
     *HTTP_ERRORS,
 )
 
@@ -134,7 +137,7 @@ class HuggingFaceSource:
         try:
             return await _in_own_thread(lambda: self._fetch(model, directory, token, counter))
         finally:
-            counter.stop.set()
+            counter.stop()
 
     def _resolve(self, source: str, revision: str | None, token: str | None) -> ResolvedModel:
         limit = _RESOLVE_TIMEOUTS * self._timeout_seconds
@@ -149,6 +152,12 @@ class HuggingFaceSource:
                     hint="Check HF_ENDPOINT.",
                 )
             files = choose_files(source, [_describe(sibling) for sibling in info.siblings])
+            num_unsized = sum(not file.size_bytes for file in files)
+            if num_unsized > _MAX_UNSIZED:
+                raise ModelUnusable(
+                    f"{self._endpoint} tells no size of {num_unsized} files of {source}; "
+                    f"at most {_MAX_UNSIZED} are asked for one by one"
+                )
             config = next(file for file in files if file.path == "config.json")
             self._complete(source, info.sha, config, token)  # tries access, too
             completed = tuple(
@@ -205,7 +214,7 @@ class HuggingFaceSource:
             wait(futures, return_when=FIRST_EXCEPTION)
             failed = [f for f in futures if f.done() and not f.cancelled() and f.exception()]
             if failed:
-                progress.stop.set()
+                progress.stop()
                 for future in futures:
                     future.cancel()
         errors = [future.exception() for future in failed]

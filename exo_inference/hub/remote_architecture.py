@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import huggingface_hub
-from huggingface_hub import get_session, hf_hub_url
+from huggingface_hub import hf_hub_url
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
     build_hf_headers,
@@ -27,7 +27,7 @@ from exo_inference.errors import HubError
 from exo_inference.foreign_files import RemoteDescription
 from exo_inference.foreign_files.safetensors import MAX_HEADER_BYTES
 from exo_inference.hub.base import ModelUnusable, SourceUnreachable
-from exo_inference.hub.bounded_requests import bounded
+from exo_inference.hub.bounded_requests import Bound, TooSlow, bounded
 from exo_inference.hub.huggingface_errors import HTTP_ERRORS, Request, explain
 from exo_inference.hub.model_directory import explained
 from exo_inference.model_description import (
@@ -45,6 +45,7 @@ _CLIENT_ERRORS: tuple[type[Exception], ...] = (
     HfHubHTTPError,
     OfflineModeIsEnabled,
     OSError,
+    TooSlow,
     *HTTP_ERRORS,
 )
 _UNUSABLE_HEADER: tuple[type[Exception], ...] = (
@@ -98,29 +99,34 @@ class _Remote:
         """
         files = await self._fetch(self._small_files)
         found = await self._describe(files, ())
-        headers = await self._fetch(lambda: self._headers(found.shards))
+        headers = await self._fetch(lambda bound: self._headers(bound, found.shards))
         return (
             (await self._describe(files, headers)).architecture if headers else found.architecture
         )
 
-    async def _fetch(self, what: Callable[[], T]) -> T:
-        """Fetch something in a thread of this module.
+    async def _fetch(self, what: Callable[[Bound], T]) -> T:
+        """Fetch something in a thread of this module, with connections of its own.
 
         Raises:
             HubError
         """
+
+        def within() -> T:
+            with bounded(self.deadline - time.monotonic()) as bound:
+                return what(bound)
+
         try:
-            return await asyncio.get_running_loop().run_in_executor(_fetching, what)
+            return await asyncio.get_running_loop().run_in_executor(_fetching, within)
         except HubError:
             raise
         except _CLIENT_ERRORS as error:
             request = Request(self.name, self.revision, self.endpoint, self.token is not None)
             raise explain(error, request) from error
 
-    def _small_files(self) -> dict[str, bytes]:
-        files = {CONFIG_NAME: self._get(CONFIG_NAME, MAX_CONFIG_BYTES)}
+    def _small_files(self, bound: Bound) -> dict[str, bytes]:
+        files = {CONFIG_NAME: self._get(bound, CONFIG_NAME, MAX_CONFIG_BYTES)}
         for name, most in ((QUANTIZATION_NAME, MAX_CONFIG_BYTES), (INDEX_NAME, MAX_INDEX_BYTES)):
-            content = self._try_get(name, most)
+            content = self._try_get(bound, name, most)
             if content is not None:
                 files[name] = content
         return files
@@ -136,33 +142,36 @@ class _Remote:
         except ModelUnusable as error:
             raise ModelUnusable(f"{self.name}: {error.message}", hint=error.hint) from error
 
-    def _headers(self, shards: Sequence[str]) -> list[bytes]:
+    def _headers(self, bound: Bound, shards: Sequence[str]) -> list[bytes]:
         """Return the headers of all weight files, or nothing where one of them cannot be had."""
         if not shards:
             return []
         with ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="model-headers") as pool:
-            found = [each for each in pool.map(self._try_header, shards) if each is not None]
+            tried = pool.map(lambda shard: self._try_header(bound, shard), shards)
+            found = [each for each in tried if each is not None]
         is_whole = len(found) == len(shards)
         return found if is_whole and sum(map(len, found)) <= _MAX_HEADERS_BYTES else []
 
-    def _try_header(self, file: str) -> bytes | None:
+    def _try_header(self, bound: Bound, file: str) -> bytes | None:
         """Return the JSON of one weight file's header, None where it cannot be had."""
         try:
-            first = self._get(file, MAX_HEADER_BYTES, num_bytes=_FIRST_BYTES)
+            first = self._get(bound, file, MAX_HEADER_BYTES, num_bytes=_FIRST_BYTES)
             length = 8 + int.from_bytes(first[:8], "little")
             if len(first) < length <= MAX_HEADER_BYTES:
-                first = self._get(file, MAX_HEADER_BYTES, num_bytes=length)
+                first = self._get(bound, file, MAX_HEADER_BYTES, num_bytes=length)
         except _UNUSABLE_HEADER:
             return None
         return first[8:length] if 8 < length <= len(first) else None
 
-    def _try_get(self, file: str, max_bytes: int) -> bytes | None:
+    def _try_get(self, bound: Bound, file: str, max_bytes: int) -> bytes | None:
         try:
-            return self._get(file, max_bytes)
+            return self._get(bound, file, max_bytes)
         except EntryNotFoundError:
             return None
 
-    def _get(self, file: str, max_bytes: int, *, num_bytes: int | None = None) -> bytes:
+    def _get(
+        self, bound: Bound, file: str, max_bytes: int, *, num_bytes: int | None = None
+    ) -> bytes:
         """Return a file, or its first bytes.
 
         Raises:
@@ -174,23 +183,16 @@ class _Remote:
             headers["Range"] = f"bytes=0-{num_bytes - 1}"
         seconds = self.deadline - time.monotonic()
         if seconds <= 0:
-            raise TimeoutError("no time is left")
+            raise TooSlow("no time is left")
         most = max_bytes if num_bytes is None else num_bytes
         content = bytearray()
-        session = get_session()
-        with (
-            bounded(seconds),
-            session.stream(
-                "GET", url, headers=headers, timeout=seconds, follow_redirects=True
-            ) as response,
-        ):
+        with bound.client.stream("GET", url, headers=headers, timeout=seconds) as response:
             hf_raise_for_status(response)
+            is_part = response.status_code == 206  # read to its end: the connection is used again
             for block in response.iter_bytes():
                 content += block
-                if len(content) >= most and num_bytes is not None:
+                if num_bytes is not None and len(content) >= most + is_part:
                     break  # a server without ranges sends the whole file
                 if len(content) > most:
                     raise ModelUnusable(f"{file} of {self.name} is larger than {most} bytes")
-                if time.monotonic() > self.deadline:
-                    raise TimeoutError(f"{file} came too slowly")
         return bytes(content[:most])

@@ -72,6 +72,7 @@ class HubServer:
         self.requests: list[tuple[str, str, str | None]] = []
         self.user_agents: set[str] = set()
         self.ignores_ranges = False
+        self.connections: set[tuple[str, int]] = set()
 
     async def start(self) -> None:
         hub = web.Application()
@@ -96,6 +97,8 @@ class HubServer:
     def _note(self, request: web.Request) -> None:
         self.requests.append((request.method, request.path, request.headers.get("Authorization")))
         self.user_agents.add(request.headers.get("User-Agent", ""))
+        assert request.transport is not None
+        self.connections.add(request.transport.get_extra_info("peername"))
 
     def _find(self, request: web.Request, *, contents: bool) -> Repo | web.Response:
         self._note(request)

@@ -7,11 +7,12 @@ import json
 import struct
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from exo_inference.foreign_files import child, client
 from exo_inference.foreign_files.pool import Pool
-from exo_inference.hub import remote_architecture
+from exo_inference.hub import bounded_requests, remote_architecture
 from exo_inference.hub.architecture import fetch_architecture, read_directory
 from exo_inference.hub.base import ModelGated, ModelNotFound, ModelUnusable, SourceUnreachable
 from exo_inference.model_description import MAX_CONFIG_BYTES
@@ -133,6 +134,26 @@ async def test_all_files_of_the_index_count(hub: HubServer, repo: Repo) -> None:
     repo.files["model.safetensors.index.json"] = json.dumps(index).encode()
     found = await fetch_architecture("acme/qwen", endpoint=hub.url)
     assert found.checkpoint_bytes == NUM_BYTES
+
+
+async def test_many_files_do_not_cost_a_connection_each(
+    hub: HubServer, repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_architecture, "_FIRST_BYTES", 5_000)
+    monkeypatch.setattr(
+        bounded_requests, "_LIMITS", httpx2.Limits()
+    )  # however slow this machine is
+    del repo.files["model.safetensors"]
+    shards = [f"model-{n:05}-of-00024.safetensors" for n in range(1, 25)]
+    for shard in shards:
+        repo.files[shard] = header(NUM_BYTES // 24) + b"x" * 10_000
+    index = {"metadata": {"total_size": 1}, "weight_map": {shard: shard for shard in shards}}
+    repo.files["model.safetensors.index.json"] = json.dumps(index).encode()
+    found = await fetch_architecture("acme/qwen", endpoint=hub.url)
+    assert found.checkpoint_bytes == 24 * (NUM_BYTES // 24 // 2 * 2)
+    assert len(hub.requests) > 2 * len(shards)
+    # One for the small files, and of each thread one to the Hub and one to its CDN.
+    assert len(hub.connections) <= 1 + 2 * remote_architecture._NUM_PARALLEL
 
 
 async def test_the_total_of_the_index_does_where_headers_cannot_be_had(

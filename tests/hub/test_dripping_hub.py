@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import ipaddress
 import socket
@@ -15,11 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from huggingface_hub import get_session
 
-from exo_inference.hub import huggingface
+from exo_inference.hub import bounded_requests, huggingface, remote_architecture
 from exo_inference.hub.base import ModelFile, ResolvedModel, SourceUnreachable
-from exo_inference.hub.bounded_requests import add_bounds, bounded
+from exo_inference.hub.bounded_requests import TooSlow, bounded
 from exo_inference.hub.huggingface import HuggingFaceSource
 from exo_inference.hub.remote_architecture import fetch
 
@@ -32,13 +32,20 @@ WHERE = {
 }
 
 
+ANSWERS_TO_A_FILE = {
+    "error body": b"HTTP/1.1 503 Busy\r\nContent-Length: 1000000\r\n\r\n",
+    "chunk extension": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5;",
+}
+MODEL = ResolvedModel("org/model", "0" * 40, (ModelFile("config.json", 5, None, None),))
+
+
 class Dripping:
     """A server that answers each request with a beginning, and then one byte after another."""
 
     def __init__(self, begin: bytes, context: ssl.SSLContext | None = None) -> None:
         self._begin, self._context = begin, context
         self._ended = threading.Event()
-        self.num_hung_up = 0
+        self.was_asked, self.was_hung_up_on = threading.Event(), threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._threads = [threading.Thread(target=self._accept)]
@@ -59,10 +66,11 @@ class Dripping:
                 client = self._context.wrap_socket(client, server_side=True)
             client.recv(65536)
             client.sendall(self._begin)
+            self.was_asked.set()
             while not self._ended.wait(0.01):
                 client.sendall(b"a")
         except OSError:
-            self.num_hung_up += 1
+            self.was_hung_up_on.set()
         finally:
             client.close()
 
@@ -82,8 +90,8 @@ def hub(request: pytest.FixtureRequest) -> Iterator[Dripping]:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
-    """What a server with a certificate of its own making needs."""
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What a server with a certificate of its own making needs, and a client that trusts it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
@@ -110,7 +118,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
-    return context
+    return context, ssl.create_default_context(cafile=path)
 
 
 @pytest.mark.timeout(60)
@@ -129,8 +137,11 @@ async def test_the_thread_that_asked_for_an_architecture_is_free_again(hub: Drip
     for _ in range(3):
         with pytest.raises(SourceUnreachable):
             await fetch("org/model", None, None, endpoint, LIMIT)
-    while hub.num_hung_up < 3:  # each of them; the caller's own limit frees no thread
-        threading.Event().wait(0.01)
+    # All threads at once: the caller's own limit frees none.
+    all_free = threading.Barrier(remote_architecture._NUM_FETCHING + 1, timeout=30)
+    for _ in range(remote_architecture._NUM_FETCHING):
+        remote_architecture._fetching.submit(all_free.wait)
+    await asyncio.to_thread(all_free.wait)
 
 
 @pytest.mark.timeout(60)
@@ -140,23 +151,59 @@ async def test_a_file_whose_header_never_ends_is_given_up(tmp_path: Path) -> Non
         source = HuggingFaceSource(
             endpoint=f"http://127.0.0.1:{server.port}", timeout_seconds=LIMIT, retry_seconds=0.001
         )
-        model = ResolvedModel("org/model", "0" * 40, (ModelFile("config.json", 5, None, None),))
         with pytest.raises(SourceUnreachable):
-            await source.fetch(model, tmp_path, token=None, progress=lambda _: None)
+            await source.fetch(MODEL, tmp_path, token=None, progress=lambda _: None)
+    finally:
+        server.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("where", ANSWERS_TO_A_FILE)
+async def test_a_fetch_that_is_cancelled_hangs_up_on_a_hub_that_drips(
+    tmp_path: Path, where: str
+) -> None:
+    server = Dripping(ANSWERS_TO_A_FILE[where])
+    try:
+        source = HuggingFaceSource(endpoint=f"http://127.0.0.1:{server.port}")
+        fetching = asyncio.create_task(
+            source.fetch(MODEL, tmp_path, token=None, progress=lambda _: None)
+        )
+        assert await asyncio.to_thread(server.was_asked.wait, 30)
+        assert not fetching.done()
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert await asyncio.to_thread(server.was_hung_up_on.wait, 30)
+    finally:
+        server.close()
+
+
+@pytest.mark.timeout(60)
+async def test_an_error_whose_text_never_ends_is_given_up(tmp_path: Path) -> None:
+    server = Dripping(ANSWERS_TO_A_FILE["error body"])
+    try:
+        source = HuggingFaceSource(
+            endpoint=f"http://127.0.0.1:{server.port}", timeout_seconds=LIMIT, retry_seconds=0.001
+        )
+        with pytest.raises(SourceUnreachable):
+            await source.fetch(MODEL, tmp_path, token=None, progress=lambda _: None)
     finally:
         server.close()
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("where", [*WHERE, "handshake"])
-def test_the_same_holds_over_tls(tls: ssl.SSLContext, where: str) -> None:
-    server = Dripping(WHERE.get(where, b"\x16\x03\x03\x40\x00"), tls if where in WHERE else None)
+def test_the_same_holds_over_tls(
+    tls: tuple[ssl.SSLContext, ssl.SSLContext], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_server, of_client = tls
+    monkeypatch.setattr(bounded_requests, "_trusted", lambda: of_client)
+    server = Dripping(
+        WHERE.get(where, b"\x16\x03\x03\x40\x00"), of_server if where in WHERE else None
+    )
     try:
-        client_class: type = type(get_session())
-        with add_bounds(client_class(verify=False, timeout=30)) as client:
-            with pytest.raises(TimeoutError, match="was not there"), bounded(LIMIT):
-                client.get(f"https://127.0.0.1:{server.port}/")
-            with pytest.raises(TimeoutError, match="was not there"), bounded(0):
-                client.get(f"https://127.0.0.1:{server.port}/")
+        for seconds in (LIMIT, 0):
+            with pytest.raises(TooSlow, match="was not there"), bounded(seconds) as bound:
+                bound.client.get(f"https://127.0.0.1:{server.port}/", timeout=30)
     finally:
         server.close()

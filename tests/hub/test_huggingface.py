@@ -15,7 +15,7 @@ import huggingface_hub
 import pytest
 
 from exo_inference.errors import HubError
-from exo_inference.hub import download
+from exo_inference.hub import download, huggingface
 from exo_inference.hub.base import (
     FetchCancelled,
     ModelGated,
@@ -276,6 +276,40 @@ async def test_sizes_and_hashes_are_asked_one_by_one_where_the_list_has_none(
     sizes = {file.path: file.size_bytes for file in model.files}
     assert sizes["model.safetensors"] == len(hub.repos["acme/small"].files["model.safetensors"])
     assert all(file.sha256 or file.git_sha1 for file in model.files)
+
+
+async def test_sizes_are_not_asked_of_as_many_files_as_a_repository_likes(
+    source: HuggingFaceSource, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["acme/small"].lists_sizes = False
+    monkeypatch.setattr(huggingface, "_MAX_UNSIZED", 2)
+    with pytest.raises(ModelUnusable, match="tells no size of 3 files of acme/small; at most 2"):
+        await source.resolve("acme/small", revision=None, token=None)
+    assert len(hub.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["hash_file", "_truncate"])
+async def test_a_disk_that_times_out_is_not_taken_for_the_hub(
+    source: HuggingFaceSource,
+    hub: HubServer,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    repo, num_calls = hub.repos["acme/small"], 0
+
+    def time_out(*_: object) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    repo.drops["model.safetensors"] = [1_000_000]
+    hub.ignores_ranges = True  # so that what came is truncated
+    monkeypatch.setattr(download, name, time_out)
+    with pytest.raises(HubError, match=r"cannot write to .*: Connection timed out") as raised:
+        await fetch(source, directory)
+    assert not isinstance(raised.value, SourceUnreachable)
+    assert name == "hash_file" or num_calls == 1  # and it is not tried again
 
 
 async def test_unsafe_file_name_is_refused(source: HuggingFaceSource, hub: HubServer) -> None:
