@@ -46,9 +46,8 @@ class _AfterLibraries:
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if not self.has_seen_it and "torch._C" in sys.modules:
             self.has_seen_it = True
-            with suppress(
-                Exception
-            ):  # memory is saved where that can be; raised here, it would end the import
+            # Raised here, in the middle of it, an error would end the import, and any later one.
+            with suppress(Exception):
                 _let_go_of_gpu_code()
 
 
