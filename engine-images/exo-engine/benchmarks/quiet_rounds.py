@@ -71,7 +71,10 @@ def _with_share_of_others(one_round: Callable[[], T]) -> tuple[T, float]:
 
 
 def _seconds_of_others() -> float:
-    """Processor time of the machine without this process; waiting for disks is not counted, what a hypervisor took is."""
+    """Processor time of the machine without this process.
+
+    Waiting for disks is not counted, what a hypervisor took is.
+    """
     words = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
     user, nice, system, _, _, irq, softirq, steal = map(int, words[1:9])
     everything = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

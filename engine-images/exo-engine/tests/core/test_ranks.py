@@ -6,20 +6,27 @@ import os
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from exo_engine.config import EngineConfig, ModelLimits, resolve
 from exo_engine.core import executor_process, host_memory
 from exo_engine.core.ranks.group import RankGroup, open_memory, open_sockets
-from exo_engine.core.ranks.process import end_all
+from exo_engine.core.ranks.process import check_groups, end_all
 from exo_engine.errors import ConfigurationError, CoreFailed
 from exo_engine.frames import ConnectionEnded, FrameSocket
+from exo_engine.layers import Linear
+from exo_engine.layers.experts import Experts
 from exo_engine.llm import LLM
 from exo_engine.models.config_file import read_spec
+from exo_engine.models.decoder import Decoder
 from exo_engine.sampling_params import SamplingParams
 from exo_engine.structured_output import grammars
 from exo_engine.structured_output.vocabulary import Vocabulary
+from exo_engine.weight_formats import FORMATS, formats_made_at_load
 
 OPTIONS = {
     "dtype": "float32", "device": "cpu", "block_size": 4, "max_model_len": 88, "num_threads": 1,
@@ -187,6 +194,70 @@ def test_what_ranks_cannot_share_is_refused_by_name(tiny_model, family, num_rank
     with pytest.raises(ConfigurationError, match=message) as caught:
         spec.shared_by(num_ranks)
     assert caught.value.param == "tensor-parallel-size"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "inner", "refused", "hint"),
+    [
+        (128, 256, set(), ""),
+        (64, 256, {"int4_per_group_128"}, "int4_per_group_64"),
+        (64, 192, {"int4_per_group_64", "int4_per_group_128"}, "int4"),
+        (64, 80, {"int4", "int4_per_group_64", "int4_per_group_128"}, "int8"),
+        (32, 256, {"int4_per_group_64", "int4_per_group_128"}, "int4"),
+    ],
+)
+def test_groups_that_ranks_would_share_are_refused_with_what_fits(
+    tiny_model, head_dim, inner, refused, hint
+):
+    spec = read_spec(tiny_model("llama").path)
+    spec = replace(spec, num_heads=2, head_dim=head_dim, intermediate_size=inner)
+    found = {}
+    for name in formats_made_at_load():
+        try:
+            check_groups(spec, name, 2)
+        except ConfigurationError as exc:
+            found[name] = exc
+    assert found.keys() == refused
+    for exc in found.values():
+        assert exc.param == "quantization"
+        assert exc.hint == f"Use fewer ranks, or --quantization {hint}."
+
+
+def test_ranks_are_refused_by_the_groups_of_the_quantization(tiny_model, monkeypatch):
+    monkeypatch.setattr(executor_process, "start_processes", lambda _: pytest.fail("started"))
+    with pytest.raises(ConfigurationError, match=r"--quantization is int4, .* ranks cannot share"):
+        LLM(tiny_model("llama").path, **OPTIONS, tensor_parallel_size=2, quantization="int4")
+
+
+@pytest.mark.parametrize("name", [name for name, entry in FORMATS.items() if entry.group > 1])
+@pytest.mark.parametrize("family", ["llama", "gemma4", "gpt-oss", "qwen3-moe", "deepseek-v3"])
+def test_groups_are_refused_where_a_rank_would_begin_within_one(tiny_model, family, name):
+    """As the model's own layers have their shares, with inner sizes that fit, and that do not."""
+    spec, outcomes = read_spec(tiny_model(family).path), set()
+    for inner in (80, 128, 256, 512):
+        sized = replace(spec, intermediate_size=inner)
+        if sized.latent is not None:
+            sized = replace(sized, latent=replace(sized.latent, value_dim=inner))
+        else:
+            window = sized.window_heads and replace(sized.window_heads, head_dim=inner)
+            sized = replace(sized, head_dim=inner, window_heads=window)
+        if sized.mixture is not None:
+            shared = inner if sized.mixture.shared_size else 0
+            mixture = replace(sized.mixture, intermediate_size=inner, shared_size=shared)
+            sized = replace(sized, mixture=mixture)
+        second = SimpleNamespace(rank=1, size=2, add_up=lambda part: part)
+        decoder = Decoder(
+            sized.shared_by(2), dtype=torch.float32, device=torch.device("meta"), ranks=second
+        )
+        experts = [each for each in decoder.weighted_layers if isinstance(each, Experts)]
+        layers = [each for each in decoder.weighted_layers if isinstance(each, Linear)]
+        layers += [expert.down for each in experts for expert in each._experts]
+        shares = [share for layer in layers for share, _ in layer.shares.values()]
+        fits = all(share.columns.start % FORMATS[name].group == 0 for share in shares)
+        with nullcontext() if fits else pytest.raises(ConfigurationError, match="cannot share"):
+            check_groups(sized, name, 2)
+        outcomes.add(fits)
+    assert outcomes == {True, False}
 
 
 @pytest.mark.parametrize(

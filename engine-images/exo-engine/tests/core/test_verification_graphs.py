@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from exo_engine import LLM, SamplingParams
 from exo_engine.core import runner
@@ -10,6 +12,8 @@ from exo_engine.core.request import EngineRequest
 from ..fake_gpu import FakeGpu, NoWaiting
 
 NUM_TOKENS = 6
+NAN = 255
+"""Four bytes of it are no number."""
 WAYS = {
     "greedy": {"temperature": 0.0},
     "plain": {"temperature": 1.0, "seed": 1},
@@ -124,3 +128,44 @@ def test_a_sequence_shorter_than_the_graph_is_computed_without_one(gpu, tiny_mod
     before = gpu.num_replayed
     assert guessed(llm, [(7,)], asked, plain, {"a": 0})["a"][0] == plain[0].token_ids
     assert gpu.num_replayed - before == NUM_TOKENS - 1  # all but the second, of three tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mistral-window", "gemma3"])
+def test_nothing_is_read_that_a_window_gave_back(gpu, tiny_model, monkeypatch, family):
+    """A prompt found in the cache is longer than the window; it has no guesses, and another sequence has three.
+
+    What the two do not hold belongs to others, who may have anything there.
+    """
+    model, prompts = tiny_model(family), [(1, 2, 3, 4), tuple(range(10, 35))]
+    greedy = params(temperature=0.0)
+    asked = [replace(greedy, max_tokens=3 * NUM_TOKENS), greedy]
+    plain = plainly(model, prompts, asked)
+    llm = make(model, block_size=4)
+    llm.generate(prompts[1:], replace(greedy, max_tokens=1))
+    dispatch, steps = runner.ModelRunner._dispatch, []
+
+    def poisoned(self, frame):
+        holdings = llm.core._scheduler.blocks._holdings.values()
+        held = {block for holding in holdings for table in holding.tables for block in table}
+        self._cache.pool[:, sorted(set(range(self._cache.num_blocks)) - held)] = NAN
+        before = gpu.num_replayed
+        pending = dispatch(self, frame)
+        steps.append((frame.starts.tolist(), frame.num_tokens.tolist(), gpu.num_replayed - before))
+        return pending
+
+    monkeypatch.setattr(runner.ModelRunner, "_dispatch", poisoned)
+    found = guessed(llm, prompts, asked, plain, {"a": 2})
+    assert [found[name][0] for name in "ab"] == [each.token_ids for each in plain]
+    assert steps[0][:2] == ([0, 24], [4, 1])
+    assert [each[1] for each in steps[1:NUM_TOKENS]] == [[4, 1]] * (NUM_TOKENS - 1)
+    # Where the graph's three tokens more reach no other block, it serves.
+    assert 0 < sum(each[2] for each in steps[:NUM_TOKENS]) < NUM_TOKENS
+
+
+def test_a_rehearsal_of_several_tokens_tells_what_their_graphs_take(gpu, tiny_model):
+    llm = make(tiny_model("llama"), max_num_seqs=1)
+    computing = llm.core._pipeline.executor.runner
+    assert computing.graph_bytes == gpu.bytes_of_graph * gpu.num_captured
+    assert computing.rehearse_graphs(64, (1, 4)) == computing.graph_bytes
+    assert computing.rehearse_graphs(64) < computing.graph_bytes

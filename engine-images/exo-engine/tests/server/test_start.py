@@ -29,6 +29,26 @@ def test_what_is_left_out_of_torch_comes_with_whoever_imports_it() -> None:
     assert int(child.stdout) > 100
 
 
+NOTHING_IS_LET_GO = """
+from exo_engine.server import torch_import
+
+def fail():
+    raise OSError("no /proc")
+
+torch_import._let_go_of_gpu_code = fail
+torch_import.import_torch()
+import torch
+print(float(torch.ones(3).sum()))
+"""
+
+
+def test_torch_is_imported_although_nothing_can_be_let_go() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", NOTHING_IS_LET_GO], capture_output=True, text=True
+    )
+    assert (child.stdout, child.returncode) == ("3.0\n", 0), child.stderr
+
+
 GPU_CODE = """
 from exo_engine.server.torch_import import import_torch
 import_torch()

@@ -110,6 +110,12 @@ def test_reasoning_that_is_no_text_is_refused_by_its_place(wrong: object, param:
     assert (refusal.value.status, refusal.value.param) == (400, param)
 
 
+@pytest.mark.parametrize("role", ["user", "tool", "system"])
+def test_what_others_than_the_assistant_have_by_such_a_name_is_for_the_template(role: str) -> None:
+    message = {"role": role, "content": "So.", "thinking": {"budget": 3}}
+    assert read_messages(Fields({"messages": [message]}), 10) == [message]
+
+
 def test_an_answer_that_is_sent_back_in_pieces_is_what_it_was() -> None:
     """gpt-oss thinks, speaks, and thinks again; a client of chat gets all of its thoughts as one text."""
     turn = "<|channel|>{}<|message|>{}<|end|><|start|>assistant"

@@ -2,7 +2,8 @@
 
 PyTorch's FlashAttention has no block tables, and is faster than a kernel that has them where prompts are long enough to
 pay for the copy. Single tokens, and layers that it cannot compute, stay with the Triton kernels. `auto` measures both
-(`prompt_choice`); `torch` and `flashinfer` gather all prompts of a step that see at most `MAX_GATHERED` tokens together.
+(`prompt_choice`); `torch` and `flashinfer` gather all prompts of a step that see at most `MAX_GATHERED` tokens
+together.
 
 Legend: T tokens in step, L keys of all prompts, H heads, Hkv key/value heads, D head dim, B tokens of a page.
 """

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from exo_engine.attention.cache_plan import CachePlan
 from exo_engine.attention.kv_format import KVFormat
-from exo_engine.attention.layer import AttentionLayer, CachedLayer, StateLayer
+from exo_engine.attention.layer import AttentionLayer, CachedLayer, Reach, StateLayer
 from exo_engine.kernels.uploads import to_device
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ class KVCache:
     def num_groups(self) -> int:
         """How many block tables a sequence has."""
         return len(self._plan.groups)
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """How far back each group's tokens see."""
+        return self._plan.reaches
 
     @property
     def kv_format(self) -> KVFormat:

@@ -152,10 +152,10 @@ class ModelRunner:
         self._graphs.capture()
         self.graph_bytes = max(0, self._ops.used_bytes() - before)
 
-    def rehearse_graphs(self, max_context: int) -> int:
-        """Return how many bytes `capture_graphs` is going to take, as far as few graphs tell, which are let go again."""
+    def rehearse_graphs(self, max_context: int, tokens_each: Sequence[int] = (1,)) -> int:
+        """Return how many bytes `capture_graphs` of the same will take, as far as few graphs tell, which are let go."""
         before = self._ops.used_bytes()
-        graphs = self._make_graphs(max_context, (1,))
+        graphs = self._make_graphs(max_context, tokens_each)
         buffers = max(0, self._ops.used_bytes() - before)
         return buffers + graphs.rehearse()
 

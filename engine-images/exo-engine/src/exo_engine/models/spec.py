@@ -293,6 +293,24 @@ class DecoderSpec:
         return replace(self, num_ranks=num_ranks)
 
     @property
+    def shared_inputs(self) -> dict[str, int]:
+        """Inputs of the matrices whose inputs ranks share, by what they are."""
+        if self.latent is None:
+            dims = {self.heads(layer).head_dim for layer in range(self.num_layers)}
+        else:
+            dims = {self.latent.value_dim}
+        sizes = {
+            f"numbers of {self.num_heads} heads of {dim}": self.num_heads * dim for dim in dims
+        }
+        mixed = self.mixture
+        if mixed is None or len(mixed.layers) < self.num_layers:
+            sizes["inner numbers of an MLP"] = self.intermediate_size
+        if mixed is not None:
+            sizes["inner numbers of an expert"] = mixed.intermediate_size
+            sizes["inner numbers of shared experts"] = mixed.shared_size
+        return sizes
+
+    @property
     def num_parameters(self) -> int:
         """Parameters of the matrices and norms, without biases."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)

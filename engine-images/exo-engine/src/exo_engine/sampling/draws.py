@@ -20,7 +20,8 @@ from torch import Tensor
 
 NUM_CANDIDATES = 1024
 """Top-k up to this many tokens looks at the likeliest tokens only."""
-_LEAST_TEMPERATURE = 1e-6
+LEAST_TEMPERATURE = 1e-6
+"""What lower ones, but 0, are taken for."""
 # Tables of a row's vocabulary that are made at a time, in numbers.
 _MOST_NUMBERS = 2**23
 # A key's 32 bits, of which some are looked at after the others: the more at a time, the more sums there are.
@@ -82,7 +83,7 @@ def choose(logits: Tensor, table: Tensor, ways: Ways) -> tuple[Tensor, Tensor]:
 
 
 def _draw(logits: Tensor, table: Tensor, ways: Ways) -> Tensor:
-    temperatures = table[TEMPERATURE].float().clamp_min(_LEAST_TEMPERATURE)
+    temperatures = table[TEMPERATURE].float().clamp_min(LEAST_TEMPERATURE)
     scaled = logits / temperatures.unsqueeze(1)
     limits = scaled.amax(dim=-1, keepdim=True) + table[LOG_MIN_P].float().unsqueeze(1)
     scaled.masked_fill_(scaled < limits, -math.inf)

@@ -22,7 +22,7 @@ from torch import Tensor
 from exo_engine.kernels.library import chosen_kernels
 from exo_engine.kernels.sampling import Filters
 from exo_engine.kernels.uploads import to_device
-from exo_engine.sampling.draws import Ways
+from exo_engine.sampling.draws import LEAST_TEMPERATURE, Ways
 from exo_engine.sampling.random_numbers import uniform
 from exo_engine.sampling.token_tables import (
     BadWords,
@@ -33,7 +33,6 @@ from exo_engine.sampling.token_tables import (
 )
 from exo_engine.sampling_params import SamplingParams
 
-_LEAST_TEMPERATURE = 1e-6
 _NUMBERS = np.dtype(
     [
         ("temperature", np.float64),
@@ -322,7 +321,7 @@ class SamplingState:
         if self.kernels is None:
             return None
         temperatures = numbers["temperature"].astype(np.float32)
-        temperatures[temperatures > 0] = temperatures[temperatures > 0].clip(_LEAST_TEMPERATURE)
+        temperatures[temperatures > 0] = temperatures[temperatures > 0].clip(LEAST_TEMPERATURE)
         return Filters(
             temperatures=self._to_device(temperatures),
             log_min_ps=self._to_device(numbers["log_min_p"]),

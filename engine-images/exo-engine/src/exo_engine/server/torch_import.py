@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -45,7 +46,9 @@ class _AfterLibraries:
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if not self.has_seen_it and "torch._C" in sys.modules:
             self.has_seen_it = True
-            _let_go_of_gpu_code()
+            # Raised here, in the middle of it, an error would end the import, and any later one.
+            with suppress(Exception):
+                _let_go_of_gpu_code()
 
 
 def _let_go_of_gpu_code() -> None:
@@ -56,7 +59,8 @@ def _let_go_of_gpu_code() -> None:
     """
     give_back = ctypes.CDLL(None).madvise
     give_back.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+    for line in maps.splitlines():
         span, permissions, *rest = line.split(maxsplit=5)
         path = rest[3] if len(rest) > 3 else ""
         if permissions == "r-xp" and any(name in path for name in _GPU_LIBRARIES):

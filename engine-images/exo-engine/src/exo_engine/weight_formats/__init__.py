@@ -27,6 +27,8 @@ class FormatEntry:
     """A value of --quantization: made from a checkpoint of plain numbers while it is loaded."""
     quant_methods: tuple[str, ...] = ()
     """Values of `quant_method` in config.json whose checkpoints it reads."""
+    group: int = 1
+    """Inputs that share a scale, of which a rank has all or none."""
 
 
 FORMATS: dict[str, FormatEntry] = {
@@ -37,12 +39,12 @@ FORMATS: dict[str, FormatEntry] = {
     ),
     "fp8_per_block": FormatEntry("exo_engine.weight_formats.fp8:Fp8PerBlock", is_made_at_load=True),
     "int8": FormatEntry("exo_engine.weight_formats.int8:Int8", is_made_at_load=True),
-    "int4": FormatEntry("exo_engine.weight_formats.int4:Int4", is_made_at_load=True),
+    "int4": FormatEntry("exo_engine.weight_formats.int4:Int4", is_made_at_load=True, group=32),
     "int4_per_group_64": FormatEntry(
-        "exo_engine.weight_formats.int4:Int4PerGroup64", is_made_at_load=True
+        "exo_engine.weight_formats.int4:Int4PerGroup64", is_made_at_load=True, group=64
     ),
     "int4_per_group_128": FormatEntry(
-        "exo_engine.weight_formats.int4:Int4PerGroup128", is_made_at_load=True
+        "exo_engine.weight_formats.int4:Int4PerGroup128", is_made_at_load=True, group=128
     ),
 }
 

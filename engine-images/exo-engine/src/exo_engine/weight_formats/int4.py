@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from exo_engine.errors import ConfigurationError
 from exo_engine.kernels.library import LinearCall, kernels_for
 from exo_engine.kernels.quantized import QuantizedMatrix
+from exo_engine.weight_formats import FORMATS
 from exo_engine.weight_formats.base import Share, Stored, WeightFormat, is_for_triton
 
 _MIDDLE = 8
@@ -32,7 +32,7 @@ _GPU_LOADING_SLAB_WEIGHTS = 2**23
 class Int4(WeightFormat):
     """A matrix of INT4 in groups of 32 inputs; a last one that is not full is filled up."""
 
-    group: ClassVar[int] = 32
+    group: ClassVar[int] = FORMATS["int4"].group
     """Inputs with one scale."""
 
     def __init__(
@@ -55,17 +55,8 @@ class Int4(WeightFormat):
         return {"weight": Stored((rows, columns))}
 
     def load(self, suffix: str, tensor: Tensor, share: Share) -> None:
-        """See `WeightFormat.load`: quantize a few rows at a time.
-
-        Raises:
-            ConfigurationError: ranks would share a group of inputs.
-        """
-        if share.columns.start % self.group:
-            raise ConfigurationError(
-                f"INT4 has groups of {self.group} inputs, which ranks cannot share: "
-                f"one would begin at input {share.columns.start}",
-                hint="Use fewer ranks, or --quantization int8.",
-            )
+        """See `WeightFormat.load`: quantize a few rows at a time."""
+        assert share.columns.start % self.group == 0, "ranks share no group: `check_ranks`"
         codes, scales = self._room()
         source = tensor[share.rows, share.columns]
         on_cpu = codes.device.type == "cpu"
@@ -126,13 +117,13 @@ class Int4(WeightFormat):
 class Int4PerGroup64(Int4):
     """The same with fewer scales: less memory, less exact."""
 
-    group = 64
+    group = FORMATS["int4_per_group_64"].group
 
 
 class Int4PerGroup128(Int4):
     """The same with the fewest scales."""
 
-    group = 128
+    group = FORMATS["int4_per_group_128"].group
 
 
 def _quantize(numbers: Tensor, group: int) -> tuple[Tensor, Tensor]:

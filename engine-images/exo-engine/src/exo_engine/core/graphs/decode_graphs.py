@@ -2,8 +2,9 @@
 
 A graph reads and writes memory at fixed places. A step's numbers go there in one copy; a batch that is
 smaller than its graph is filled up with sequences that have no context and no slot, and a sequence with fewer tokens
-than its graph has with some of its earlier ones, which are not stored again. The likeliest tokens are chosen
-inside; `choice_graphs.py` chooses in other ways from the logits.
+than its graph has with tokens of no meaning at the positions before its own: what they give is read by nobody, and
+their keys and values are not stored. The likeliest tokens are chosen inside; `choice_graphs.py` chooses in other ways
+from the logits.
 
 Legend: S sequences of a step, N of a graph, Q tokens of each, T = N Q, M blocks of the longest table, G cache groups,
 V vocabulary.
@@ -86,6 +87,7 @@ class DecodeGraphs:
         self._decoder, self._attention, self._ops = decoder, attention, ops
         self._chosen = chosen
         self._block_size, self._groups = cache.block_size, cache.num_groups
+        self._windows = [each for each in cache.reaches if not each.sees_all]
         self._max_context = max_context
         self._sizes = graph_sizes(max_num_seqs)
         self._tokens_each = sorted(tokens_each)
@@ -155,10 +157,23 @@ class DecodeGraphs:
         num_sequences, longest = len(batch.slots), int(np.diff(batch.query_starts).max())
         for place, each in enumerate(self._graphs):
             if each.size >= num_sequences and each.tokens_each >= longest:
-                # What a sequence is filled up with has to be there.
-                is_filled = each.tokens_each == 1 or batch.context_lens.min() >= each.tokens_each
+                is_filled = each.tokens_each == 1 or self._can_fill_up(batch, each.tokens_each)
                 return place if is_filled else None
         return None
+
+    def _can_fill_up(self, batch: BatchInputs, tokens_each: int) -> bool:
+        """Whether tokens put before a sequence's own would have positions, and see no block that it does not.
+
+        A block that only they see may have been given back by now: the table has no number of it, or that of
+        a block of others, and what is no number there would reach the sequence's own tokens.
+        """
+        own = batch.context_lens - np.diff(batch.query_starts)
+        filled = batch.context_lens - tokens_each
+        size = self._block_size
+        return filled.min() >= 0 and all(
+            (reach.first_seen(filled) // size == reach.first_seen(own) // size).all()
+            for reach in self._windows
+        )
 
     def run(self, place: int, batch: BatchInputs) -> Decoded:
         """Compute a step by a graph that `find` gave."""

@@ -28,6 +28,8 @@ from exo_engine.errors import (
 )
 from exo_engine.frames import ConnectionEnded, FrameSocket, Message
 from exo_engine.models.config_file import read_spec
+from exo_engine.models.spec import DecoderSpec
+from exo_engine.weight_formats import FORMATS
 
 _REAP_SECONDS = 5.0
 _MODULE = "exo_engine.core.executor_process"
@@ -126,13 +128,16 @@ class RankProcess:
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """Refuse more ranks than can share the model, or than have a core each, before any is started.
+    """Refuse ranks that cannot share the model or its quantization, or have no core each, before any is started.
 
     Raises:
         ConfigurationError: naming what is too small.
     """
     num_ranks, cores = config.tensor_parallel_size, host_memory.usable_cores()
-    read_spec(config.model_dir).shared_by(num_ranks)
+    spec = read_spec(config.model_dir)
+    spec.shared_by(num_ranks)
+    if config.quantization in FORMATS:
+        check_groups(spec, config.quantization, num_ranks)
     if num_ranks > cores:
         raise ConfigurationError(
             f"--tensor-parallel-size is {num_ranks}, but only {cores} cores may be used here, and each rank "
@@ -140,6 +145,34 @@ def check_ranks(config: EngineConfig) -> None:
             param="tensor-parallel-size",
             hint=f"Use {cores} or less.",
         )
+
+
+def check_groups(spec: DecoderSpec, quantization: str, num_ranks: int) -> None:
+    """Refuse ranks that would share a group of inputs with one scale.
+
+    Args:
+        spec: of the whole model, which so many ranks can share.
+        quantization: a name of `FORMATS`.
+        num_ranks: 2 or more.
+
+    Raises:
+        ConfigurationError: naming what is too small, and the quantization with the largest groups that fit.
+    """
+    group = FORMATS[quantization].group
+    sizes = spec.shared_inputs
+    for name, size in sizes.items():
+        if size // num_ranks % group:
+            fitting = {"int8": 1} | {
+                other: entry.group
+                for other, entry in FORMATS.items()
+                if entry.group > 1 and not any(n // num_ranks % entry.group for n in sizes.values())
+            }
+            raise ConfigurationError(
+                f"--quantization is {quantization}, with groups of {group} inputs, which ranks cannot share: "
+                f"each of {num_ranks} would have {size // num_ranks} of {size} {name}",
+                param="quantization",
+                hint=f"Use fewer ranks, or --quantization {max(fitting, key=fitting.__getitem__)}.",
+            )
 
 
 def start_processes(num_ranks: int) -> list[RankProcess]:

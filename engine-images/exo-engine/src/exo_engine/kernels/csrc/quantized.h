@@ -9,8 +9,8 @@
 //     8 bits: codes[input / 4][output % 64][input % 4]
 //     4 bits: codes[input / 8][output % 64][input % 4], inputs 0 to 3 of 8 in the lower halves, 4 to 7 in the upper
 //
-// So blocks of GGUF's Q8_0 and Q4_0 and groups of AWQ and GPTQ fit in as they are. Integer sums are exact and groups are
-// added in order: a row's bits do not depend on the batch.
+// So blocks of GGUF's Q8_0 and Q4_0 and groups of AWQ and GPTQ fit in as they are. Integer sums are exact and groups
+// are added in order: a row's bits do not depend on the batch.
 #pragma once
 
 #include "store.h"
@@ -188,7 +188,8 @@ inline QuantizedRows quantize_rows(const LinearCall& call) {
 #if defined(__AMX_TILE__)
 constexpr long kLeastTileRows = 5;  // below, tiles are mostly empty and slower
 
-// The same for codes of 8 bits whose inputs are one group: sums are whole numbers, so bits are those of `multiply_codes`.
+// The same for codes of 8 bits whose inputs are one group: sums are whole numbers, so bits are those of
+// `multiply_codes`.
 inline void multiply_codes_on_tiles(const LinearCall& call, const QuantizedRows& rows, long unit, long past) {
   const long head_bytes = kBlock * 2;
   for_each_tile(call.rows, unit, past, [&](long row, long count, long output, int units) {

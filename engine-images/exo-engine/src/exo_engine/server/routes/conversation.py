@@ -163,9 +163,10 @@ def _read_message(value: Any, index: int) -> dict[str, Any]:
         message["content"] = ""  # as in vLLM: templates may add it to other text
     if value.get("tool_calls") is not None:
         message["tool_calls"] = _read_tool_calls(fields)
-    message |= {
-        name: _read_reasoning(fields, name) for name in REASONING_FIELDS if fields.has(name)
-    }
+    if value["role"] == "assistant":  # what others have by these names only the template knows
+        message |= {
+            name: _read_reasoning(fields, name) for name in REASONING_FIELDS if fields.has(name)
+        }
     if not message.get("tool_calls"):
         message.pop("tool_calls", None)  # templates ask whether there are some, not how many
     return message
