@@ -179,9 +179,6 @@ OF_THE_HOST = {  # arrays of numpy, as frames bring them
     ("structured_output/states.py", "note", "slots.tolist"),
 }  # fmt: skip
 ONLY_ON_A_CPU = {
-    ("sampling/sampler.py", "_forbid", "forbidden.numpy"),
-    ("sampling/sampler.py", "_forbid", "logits.numpy"),
-    ("sampling/sampler.py", "_forbid", "mask.rows.tolist"),
     ("sampling/token_tables.py", "unpack_bits", "words.contiguous().numpy"),
 }
 BEHIND_THE_COPY = {  # of a step's tokens, which has been waited for

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from exo_engine.kernels.library import Kernels
-from exo_engine.kernels.sampling import Filters, choose_tokens
+from exo_engine.kernels.sampling import Filters, choose_tokens, forbid_tokens
+from exo_engine.sampling.token_tables import unpack_bits
 from torch import Tensor
 
 SIZES = [1, 3, 16, 499, 5000, 33_333]
@@ -144,3 +146,40 @@ def test_a_row_that_is_not_finite_says_so(kernels: Kernels, place: int, value: f
 def test_a_row_without_any_token_is_not_finite(kernels: Kernels) -> None:
     _, is_finite = choose_tokens(kernels, torch.full((1, 50), -math.inf))
     assert not is_finite.item()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("is_of_all", [True, False])
+def test_what_masks_do_not_allow_is_forbidden(
+    kernels: Kernels, size: int, is_of_all: bool
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = rows_of(size, generator)
+    rows = None if is_of_all else torch.tensor([4, 0, 3])
+    num_masks = len(logits) if rows is None else len(rows)
+    shape = (num_masks, size // 32 + 2)  # the last word is beyond the vocabulary
+    masks = torch.from_numpy(
+        np.random.default_rng(size).integers(-(2**31), 2**31, shape, dtype=np.int32)
+    )
+    masks[0], masks[1] = 0, -1
+    expected = logits.clone()
+    places = range(len(logits)) if rows is None else rows.tolist()
+    for place, allowed in zip(places, unpack_bits(masks, size), strict=True):
+        expected[place] = logits[place].masked_fill(~allowed, -math.inf)
+    is_finite = forbid_tokens(kernels, logits, masks, rows)
+    assert torch.equal(logits, expected)
+    assert is_finite.all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 17, 98])
+def test_a_forbidden_number_that_is_none_is_told(
+    kernels: Kernels, value: float, place: int
+) -> None:
+    logits = torch.zeros(4, 99)
+    logits[1, place] = logits[2, place] = value
+    logits[3] = -math.inf
+    masks = torch.zeros(2, 4, dtype=torch.int32)
+    is_finite = forbid_tokens(kernels, logits, masks, torch.tensor([0, 1]))
+    assert is_finite.tolist() == [True, False, False, False]
+    assert torch.equal(logits[:2], torch.full((2, 99), -math.inf))

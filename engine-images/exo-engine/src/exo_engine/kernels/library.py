@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PATHS = ("amx", "avx512_bf16", "avx512", "avx2", "plain")
 """Sets of instructions, best first."""
 VARIABLE = "EXO_ENGINE_CPU_KERNELS"
-_INTERFACE = 8
+_INTERFACE = 9
 """`EXO_INTERFACE` of `csrc/kernels.h`."""
 _LIBRARY = Path(__file__).with_name("libexo_kernels.so")
 
@@ -132,6 +132,20 @@ class SampleCall(ctypes.Structure):
     )
 
 
+class MaskCall(ctypes.Structure):
+    """As in `csrc/sample.h`."""
+
+    _fields_ = (
+        ("logits", _pointer),
+        ("masks", _pointer),
+        ("places", _pointer),
+        ("is_finite", _pointer),
+        ("rows", _long),
+        ("size", _long),
+        ("num_words", _long),
+    )
+
+
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "linear": (ctypes.POINTER(LinearCall),),
     "linear_groups": (ctypes.POINTER(GroupsCall),),
@@ -143,6 +157,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "rotate_and_store": (ctypes.POINTER(RotateCall),),
     "run_stack": (_pointer,),
     "choose_tokens": (ctypes.POINTER(SampleCall),),
+    "forbid_tokens": (ctypes.POINTER(MaskCall),),
 }
 """Those of `csrc/kernels.h`, in its order."""
 
@@ -160,6 +175,7 @@ class Kernels:
     rotate_and_store: Callable[..., None]
     run_stack: Callable[..., None]
     choose_tokens: Callable[..., None]
+    forbid_tokens: Callable[..., None]
 
     def __init__(self, path: str, library: ctypes.CDLL, table: int) -> None:
         self.path = path

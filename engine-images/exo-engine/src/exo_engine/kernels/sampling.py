@@ -1,6 +1,6 @@
-"""Chooses tokens by the kernels (`csrc/sample.h`): the likeliest, or drawn.
+"""Chooses tokens by the kernels (`csrc/sample.h`): the likeliest, or drawn; and forbids some before.
 
-Legend: N rows, V vocabulary.
+Legend: N rows, M of them with a mask, V vocabulary, W words of a mask.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exo_engine.kernels.library import Kernels, SampleCall
+from exo_engine.kernels.library import Kernels, MaskCall, SampleCall
 from exo_engine.kernels.tensors import check
 
 
@@ -68,3 +68,42 @@ def choose_tokens(
         call.numbers = numbers.data_ptr()
     kernels.choose_tokens(ctypes.byref(call))
     return tokens, is_finite
+
+
+def forbid_tokens(
+    kernels: Kernels, logits: Tensor, masks: Tensor, rows: Tensor | None = None
+) -> Tensor:
+    """Leave only the tokens that masks allow, in place; the others become -inf.
+
+    Args:
+        kernels: what computes.
+        logits: (N, V) float32; overwritten.
+        masks: (M, W) int32, a bit per token that is allowed, the lowest first; W * 32 is V or more.
+        rows: (M,) int64, the row of each mask; None: all rows, in order.
+
+    Returns:
+        (N,) bool, whether the row's largest logit was finite before.
+    """
+    check(logits, torch.float32)
+    check(masks, torch.int32)
+    num_rows, size = logits.shape
+    num_words = masks.shape[1]
+    assert 32 * num_words >= size, "every token has a bit"
+    if rows is None:
+        places = torch.arange(num_rows)
+        assert len(masks) == num_rows, "every row has a mask"
+    else:
+        places = torch.full((num_rows,), -1)
+        places[rows] = torch.arange(len(masks))
+    is_finite = torch.empty(num_rows, dtype=torch.bool)
+    call = MaskCall(
+        logits=logits.data_ptr(),
+        masks=masks.data_ptr(),
+        places=places.data_ptr(),
+        is_finite=is_finite.data_ptr(),
+        rows=num_rows,
+        size=size,
+        num_words=num_words,
+    )
+    kernels.forbid_tokens(ctypes.byref(call))
+    return is_finite

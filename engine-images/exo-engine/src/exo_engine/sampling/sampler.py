@@ -1,7 +1,7 @@
 """Chooses the next token of each sequence from its logits.
 
-The runner calls `sample` once per step. The order of operations is vLLM's: allowed tokens and a
-grammar's mask, bias, held-back tokens and bad words, penalties, then greedy, or temperature, min-p,
+The runner calls `sample` once per step. The order of operations is vLLM's: a grammar's mask and
+allowed tokens, bias, held-back tokens and bad words, penalties, then greedy, or temperature, min-p,
 top-k and top-p, draw (`draws.py`). Work that no row asks for is skipped, rows never influence each other,
 and the device is not waited for.
 
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from exo_engine.core.request import TokenLogprobs
-from exo_engine.kernels.sampling import choose_tokens
+from exo_engine.kernels.library import Kernels
+from exo_engine.kernels.sampling import choose_tokens, forbid_tokens
 from exo_engine.kernels.uploads import to_device
 from exo_engine.sampling.draws import Ways, choose
 from exo_engine.sampling.logprobs import LogprobTensors, measure_logprobs
@@ -89,8 +90,8 @@ def sample(
     raw = None if plan.reported is None else logits[plan.reported]
     is_finite = None
     if plan.adjusts or mask is not None:
-        is_finite = _is_finite(logits)
-        _adjust(logits, state, plan, mask)
+        is_finite = _is_finite(logits) if mask is None else _forbid(logits, mask, state.kernels)
+        _adjust(logits, state, plan)
     chosen = None if choose_otherwise is None else choose_otherwise(plan)
     tokens, is_finite_now = _choose(logits, state, plan) if chosen is None else chosen
     is_valid = is_finite = is_finite_now if is_finite is None else is_finite
@@ -132,14 +133,12 @@ def _numbers_of_rows(state: SamplingState, draws: Draws, num_rows: int) -> Tenso
     return torch.from_numpy(numbers)
 
 
-def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan, mask: RowMask | None) -> None:
-    """Apply what changes the likeliest token, in place."""
+def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan) -> None:
+    """Apply what changes the likeliest token, but for a grammar's mask, in place."""
     if plan.allowed is not None:
         rows, table_rows = plan.allowed
         allowed = unpack_bits(state.masks.of_rows(table_rows), logits.shape[1])
         logits[rows] = logits[rows].masked_fill(~allowed, -math.inf)
-    if mask is not None:
-        _forbid(logits, mask)
     if plan.additions is not None:
         rows, token_ids, values = plan.additions
         logits.index_put_((rows, token_ids), values, accumulate=True)
@@ -155,20 +154,17 @@ def _adjust(logits: Tensor, state: SamplingState, plan: StepPlan, mask: RowMask 
         _penalize(logits, state, plan.penalties)
 
 
-def _forbid(logits: Tensor, mask: RowMask) -> None:
-    """Leave only the tokens of a mask, in place."""
+def _forbid(logits: Tensor, mask: RowMask, kernels: Kernels | None) -> Tensor:
+    """Leave only the tokens of a mask, in place; return (N,) bool, as `_is_finite` says it of the logits before."""
+    if kernels is not None and logits.is_contiguous():
+        return forbid_tokens(kernels, logits, mask.bits, mask.rows)
+    is_finite = _is_finite(logits)
     forbidden = unpack_bits(~mask.bits, logits.shape[1])
-    if logits.device.type == "cpu":  # less time than masked_fill takes
-        values, is_forbidden = logits.numpy(), forbidden.numpy()
-        if mask.rows is None:
-            np.copyto(values, -np.inf, where=is_forbidden)
-            return
-        for row, where in zip(mask.rows.tolist(), is_forbidden, strict=True):
-            np.copyto(values[row], -np.inf, where=where)
-    elif mask.rows is None:
+    if mask.rows is None:
         logits.masked_fill_(forbidden, -math.inf)
     else:
         logits[mask.rows] = logits[mask.rows].masked_fill_(forbidden, -math.inf)
+    return is_finite
 
 
 def _hold_back(

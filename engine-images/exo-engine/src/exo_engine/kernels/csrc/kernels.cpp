@@ -23,4 +23,5 @@ const exo_kernels EXO_NAME(EXO_PATH) = {
     [](const void* call) { rotate_and_store(*static_cast<const RotateCall*>(call)); },
     [](const void* call) { run_stack(*static_cast<const StackCall*>(call)); },
     [](const void* call) { choose_tokens(*static_cast<const SampleCall*>(call)); },
+    [](const void* call) { forbid_tokens(*static_cast<const MaskCall*>(call)); },
 };

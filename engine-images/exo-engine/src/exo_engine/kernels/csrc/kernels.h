@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 // Of the functions and their structures: goes up with any change of them, together with library.py's.
-#define EXO_INTERFACE 8
+#define EXO_INTERFACE 9
 
 extern "C" {
 
@@ -23,5 +23,6 @@ struct exo_kernels {
   void (*rotate_and_store)(const void* call);
   void (*run_stack)(const void* call);
   void (*choose_tokens)(const void* call);
+  void (*forbid_tokens)(const void* call);
 };
 }

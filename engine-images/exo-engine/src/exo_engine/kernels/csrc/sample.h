@@ -1,4 +1,5 @@
-// Chooses a token for each row of logits: the likeliest, or one drawn by temperature, min-p, top-k and top-p.
+// Chooses a token for each row of logits: the likeliest, or one drawn by temperature, min-p, top-k and top-p; and forbids
+// what a grammar's mask does not allow.
 //
 // Nothing is sorted but what lies near a cut or near the draw: tokens are put into buckets by how far their
 // logits are below the largest one, a bucket's number of tokens and weight are known, and a bucket is sorted only
@@ -21,6 +22,14 @@ struct SampleCall {
   int64_t* tokens;            // (rows)
   uint8_t* is_finite;         // (rows): whether the largest logit is
   long rows, size;
+};
+
+struct MaskCall {
+  float* logits;          // (rows, size), overwritten
+  const uint32_t* masks;  // (masks, num_words), a bit per token that is allowed, the lowest first
+  const int64_t* places;  // (rows), which mask each has; -1: none
+  uint8_t* is_finite;     // (rows): whether the largest logit was, before
+  long rows, size, num_words;
 };
 
 typedef double Doubles __attribute__((vector_size(kLanes * 4)));
@@ -55,6 +64,30 @@ inline Doubles exponential(Doubles values) {
   return values > -700.0 ? result * power : Doubles{};
 }
 
+// Those of kLanes tokens; past the end as if they were forbidden.
+inline Floats load_logits(const float* logits, long token, long size) {
+  if (token + kLanes <= size) return load<Floats>(logits + token);
+  Floats values = splat(-__builtin_inff());
+  memcpy(&values, logits + token, sizeof(float) * (size - token));
+  return values;
+}
+
+// The largest of the logits seen so far. NaN makes it NaN.
+struct Largest {
+  Floats most = splat(-__builtin_inff()), poison = {};
+
+  void see(Floats values) {
+    Ints is_nan = values != values;
+    poison = is_nan ? values : poison;
+    most = larger(values, most);
+  }
+
+  bool is_finite() const {
+    const float any_nan = sum(poison);
+    return any_nan == any_nan && __builtin_isfinite(largest(most));
+  }
+};
+
 // One row while it is drawn from, and its tokens within `reach` nats of the largest in buckets.
 struct Vocabulary {
   const float* logits;
@@ -70,12 +103,7 @@ struct Vocabulary {
   long counts[kBuckets];
 
   Floats scaled(long token) const {
-    Floats values = splat(-__builtin_inff());
-    if (token + kLanes <= size)
-      values = load<Floats>(logits + token);
-    else
-      memcpy(&values, logits + token, sizeof(float) * (size - token));
-    values /= temperature;
+    const Floats values = load_logits(logits, token, size) / temperature;
     return values >= lowest ? values : splat(-__builtin_inff());
   }
 };
@@ -107,23 +135,13 @@ inline double weight_of(const Vocabulary& row, float scaled) {
 }
 
 inline long find_largest(const float* logits, long size, bool& is_finite) {
-  Floats most = splat(-__builtin_inff()), poison = {};  // NaN makes it NaN
+  Largest seen;
+  for (long token = 0; token < size; token += kLanes) seen.see(load_logits(logits, token, size));
+  is_finite = seen.is_finite();
+  const float most = largest(seen.most);
   long token = 0;
-  for (; token + kLanes <= size; token += kLanes) {
-    Floats values = load<Floats>(logits + token);
-    Ints is_nan = values != values;
-    poison = is_nan ? values : poison;
-    most = larger(values, most);
-  }
-  float largest_one = largest(most), poison_one = sum(poison);
-  for (long rest = token; rest < size; rest++) {
-    if (logits[rest] != logits[rest]) poison_one = logits[rest];
-    if (logits[rest] > largest_one) largest_one = logits[rest];
-  }
-  is_finite = poison_one == poison_one && __builtin_isfinite(largest_one);
-  token = 0;
-  while (token + kLanes <= size && !is_any(load<Floats>(logits + token) == largest_one)) token += kLanes;
-  while (token < size && logits[token] != largest_one) token++;
+  while (token + kLanes <= size && !is_any(load<Floats>(logits + token) == most)) token += kLanes;
+  while (token < size && logits[token] != most) token++;
   return token < size ? token : 0;
 }
 
@@ -292,6 +310,34 @@ inline long choose(const SampleCall& call, long index, Vocabulary& row) {
   const long top_k = call.top_ks[index];
   if (top_p >= 1 && top_k <= 0) return draw_plainly(row, number);
   return draw_filtered(row, top_k, top_p, number);
+}
+
+// Leaves one row what its mask allows, or all without a mask; returns whether its largest logit was finite.
+inline bool forbid(float* logits, const uint32_t* mask, long size) {
+  Ints own_bit;
+  for (int i = 0; i < kLanes; i++) own_bit[i] = 1 << i;
+  Largest seen;
+  for (long token = 0; token < size; token += kLanes) {
+    const Floats values = load_logits(logits, token, size);
+    seen.see(values);
+    if (!mask) continue;
+    const int32_t word = (int32_t)(mask[token / 32] >> token % 32);
+    const Ints is_allowed = ((Ints{} + word) & own_bit) != 0;
+    const Floats left = is_allowed ? values : splat(-__builtin_inff());
+    memcpy(logits + token, &left, sizeof(float) * (token + kLanes <= size ? kLanes : size - token));
+  }
+  return seen.is_finite();
+}
+
+inline void forbid_tokens(const MaskCall& call) {
+  for_each_part(call.rows, 2, [&](long index, long past) {
+    for (; index < past; index++) {
+      const int64_t place = call.places[index];
+      const uint32_t* mask = place < 0 ? nullptr : call.masks + place * call.num_words;
+      call.is_finite[index] = forbid(call.logits + index * call.size, mask, call.size);
+      exo::beat();
+    }
+  });
 }
 
 inline void choose_tokens(const SampleCall& call) {
