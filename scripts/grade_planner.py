@@ -222,13 +222,16 @@ def _beside_peer(cases: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _pooled(graded: Grades, unseen: Grades) -> list[str]:
-    decided, right = 0, 0
+    decided, right, fits = 0, 0, 0
     for each in (graded, unseen):
         decided += len(each.decided)
         right += sum(fit.is_right for fit in each.decided)
+        fits += len(each.fits)
+    tight = fits - decided
     return [
         "### Both together\n", *_band_lines([*graded.graded, *unseen.graded]),
-        f"Fit or not: right in {right} of {decided} that are not tight.\n",
+        f"Fit or not: right in {right} of {decided} that are not tight; {tight} of {fits} are tight "
+        f"({tight / max(1, fits):.1%}; asked for: at most 10 %).\n",
     ]  # fmt: skip
 
 
