@@ -150,9 +150,7 @@ def test_a_row_without_any_token_is_not_finite(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("is_of_all", [True, False])
-def test_what_masks_do_not_allow_is_forbidden(
-    kernels: Kernels, size: int, is_of_all: bool
-) -> None:
+def test_what_masks_do_not_allow_is_forbidden(kernels: Kernels, size: int, is_of_all: bool) -> None:
     generator = torch.Generator().manual_seed(size)
     logits = rows_of(size, generator)
     rows = None if is_of_all else torch.tensor([4, 0, 3])
