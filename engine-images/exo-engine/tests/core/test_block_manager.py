@@ -171,6 +171,19 @@ def test_broken_contents_are_never_found_again(blocks):
     assert blocks.num_free_blocks == 8
 
 
+def test_what_follows_another_last_token_is_not_found_behind_the_one_that_was_taken_back(blocks):
+    """Although a second sequence has a full block with that one, which is the one that is found."""
+    taken_back, kept, after = [1, 1, 1, 1], [1, 1, 1, 2], [5, 5, 5, 5]
+    compute(blocks, "first", taken_back)
+    compute(blocks, "second", taken_back)
+    blocks.prepare_write("second", 3, 4)
+    blocks.commit("second", kept, 4)
+    blocks.prepare_write("second", 4, 8)
+    blocks.commit("second", kept + after, 8)
+    assert len(blocks.find_prefix(taken_back + after)) == 1
+    assert len(blocks.find_prefix(kept + after)) == 2
+
+
 def test_a_waiting_sequence_is_hashed_once(blocks):
     tokens = list(range(10))
     memo: list[bytes] = []
