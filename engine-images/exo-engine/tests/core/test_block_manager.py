@@ -241,6 +241,21 @@ def test_a_prefix_must_be_whole_in_every_group_as_far_as_the_next_token_reaches(
     assert windows.find_prefix(tokens[:8]) == []
 
 
+def test_a_prefix_that_one_window_cuts_short_is_what_the_other_one_has_the_end_of():
+    """The wide one has what the whole needs, not what a shorter prefix needs that the narrow one allows."""
+    reaches = (Reach(), Reach(window=6), Reach(window=1))
+    manager = BlockManager(40, 4, enable_prefix_caching=True, reaches=reaches)
+    tokens = list(range(24))
+    compute(manager, "a", tokens)
+    _, wide, narrow = manager.tables("a")
+    for lost in (wide[3], narrow[5]):
+        manager._pool.forget(lost)
+    prefix = manager.find_prefix(tokens)
+    assert len(prefix) == 3
+    manager.open("b", prefix)
+    manager.check_integrity()
+
+
 def test_a_chunk_of_attention_gives_back_the_chunks_before():
     manager = BlockManager(8, 2, enable_prefix_caching=True, reaches=(Reach(chunk=4),))
     manager.open("a")
