@@ -9,7 +9,13 @@ from exo_engine.attention.cache_plan import plan_cache
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import AttentionLayer, Reach
 from exo_engine.core.block_demand import BlockDemand
-from exo_engine.core.block_manager import GIVEN_BACK, BlockCopy, BlockManager
+from exo_engine.core.block_manager import (
+    GIVEN_BACK,
+    ROOT_HASH,
+    BlockCopy,
+    BlockManager,
+    prefix_root,
+)
 from exo_engine.errors import InternalError
 
 
@@ -308,6 +314,13 @@ def test_a_state_is_found_where_a_step_has_ended_with_its_block():
     assert states[0] == GIVEN_BACK
     manager.prepare_write("b", 8, 9)
     assert len(set(manager.tables("b")[1])) == 3, "the state that others find is not written to"
+
+
+def test_salts_and_adapters_make_roots_of_their_own():
+    named = ["", "x", "None", "x', None", "\udc80"]
+    roots = [prefix_root(salt, name) for salt in (None, *named) for name in (None, *named)]
+    assert len(set(roots)) == 36
+    assert prefix_root() == ROOT_HASH
 
 
 def test_other_roots_share_nothing(blocks):
