@@ -98,8 +98,8 @@ def test_runner_is_told_of_a_block_in_whose_place_a_copy_came():
     frame = scheduler.schedule().frame
     (after,) = scheduler.blocks.tables(sequence.table_key)
     assert frame.copies[0].tolist() == [before[1], after[1]]
-    (change,) = frame.tables
-    assert (change.firsts.tolist(), change.blocks.tolist()) == ([1], after[1:])
+    told = frame.tables
+    assert (told.firsts.tolist(), told.blocks[0].tolist()) == ([1], after[1:])
 
 
 def test_one_that_only_says_it_is_a_sibling_computes_its_own_prompt():
