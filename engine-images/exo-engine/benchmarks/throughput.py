@@ -90,7 +90,7 @@ def _run(model: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     report: dict[str, Any] = {
         "model": arguments.model,
-        "parameters": llm.core.spec.num_parameters,
+        "weights_bytes": llm.core.measurements.weights_bytes,
         "dtype": arguments.dtype,
         "device": arguments.device,
         "threads": torch.get_num_threads(),

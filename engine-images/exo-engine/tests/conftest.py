@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -271,12 +272,19 @@ def threads_of_torch() -> Iterator[None]:
     More threads than cores wait for each other with busy loops, in every test that follows.
     """
     torch = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
-    before = torch.get_num_threads()
+    before = None if torch is None else torch.get_num_threads()
     yield
-    torch.set_num_threads(before)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(_threads_of_a_new_process() if before is None else before)
+
+
+@cache
+def _threads_of_a_new_process() -> int:
+    """Return how many threads PyTorch begins with: where a test's engine was the first to import it, nobody saw."""
+    code = "import torch; print(torch.get_num_threads())"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return int(told.stdout)
 
 
 @pytest.fixture(params=FAMILIES)

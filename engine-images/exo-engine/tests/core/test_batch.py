@@ -27,14 +27,14 @@ def frame(spans, *, samples=None, tables=(), **more) -> StepFrame:
         ints(rows),
         ints(firsts),
         ints([len(b) for b in blocks]),
-        ints([n for b in blocks for n in b]),
+        (ints([n for b in blocks for n in b]),),
     )
     return StepFrame(
         slots=ints([slot for slot, _, _ in spans]),
         starts=ints([start for _, start, _ in spans]),
         num_tokens=ints([end - start for _, start, end in spans]),
         num_samples=np.array(samples or [1] * len(spans), dtype=np.uint8),
-        tables=(change,),
+        tables=change,
         **more,
     )
 

@@ -9,7 +9,13 @@ from exo_engine.attention.cache_plan import plan_cache
 from exo_engine.attention.kv_format import KV_FORMATS
 from exo_engine.attention.layer import AttentionLayer, Reach
 from exo_engine.core.block_demand import BlockDemand
-from exo_engine.core.block_manager import GIVEN_BACK, BlockCopy, BlockManager
+from exo_engine.core.block_manager import (
+    GIVEN_BACK,
+    ROOT_HASH,
+    BlockCopy,
+    BlockManager,
+    prefix_root,
+)
 from exo_engine.errors import InternalError
 
 
@@ -171,6 +177,19 @@ def test_broken_contents_are_never_found_again(blocks):
     assert blocks.num_free_blocks == 8
 
 
+def test_what_follows_another_last_token_is_not_found_behind_the_one_that_was_taken_back(blocks):
+    """Although a second sequence has a full block with that one, which is the one that is found."""
+    taken_back, kept, after = [1, 1, 1, 1], [1, 1, 1, 2], [5, 5, 5, 5]
+    compute(blocks, "first", taken_back)
+    compute(blocks, "second", taken_back)
+    blocks.prepare_write("second", 3, 4)
+    blocks.commit("second", kept, 4)
+    blocks.prepare_write("second", 4, 8)
+    blocks.commit("second", kept + after, 8)
+    assert len(blocks.find_prefix(taken_back + after)) == 1
+    assert len(blocks.find_prefix(kept + after)) == 2
+
+
 def test_a_waiting_sequence_is_hashed_once(blocks):
     tokens = list(range(10))
     memo: list[bytes] = []
@@ -228,6 +247,21 @@ def test_a_prefix_must_be_whole_in_every_group_as_far_as_the_next_token_reaches(
     assert windows.find_prefix(tokens[:8]) == []
 
 
+def test_a_prefix_that_one_window_cuts_short_is_what_the_other_one_has_the_end_of():
+    """The wide one has what the whole needs, not what a shorter prefix needs that the narrow one allows."""
+    reaches = (Reach(), Reach(window=6), Reach(window=1))
+    manager = BlockManager(40, 4, enable_prefix_caching=True, reaches=reaches)
+    tokens = list(range(24))
+    compute(manager, "a", tokens)
+    _, wide, narrow = manager.tables("a")
+    for lost in (wide[3], narrow[5]):
+        manager._pool.forget(lost)
+    prefix = manager.find_prefix(tokens)
+    assert len(prefix) == 3
+    manager.open("b", prefix)
+    manager.check_integrity()
+
+
 def test_a_chunk_of_attention_gives_back_the_chunks_before():
     manager = BlockManager(8, 2, enable_prefix_caching=True, reaches=(Reach(chunk=4),))
     manager.open("a")
@@ -280,6 +314,13 @@ def test_a_state_is_found_where_a_step_has_ended_with_its_block():
     assert states[0] == GIVEN_BACK
     manager.prepare_write("b", 8, 9)
     assert len(set(manager.tables("b")[1])) == 3, "the state that others find is not written to"
+
+
+def test_salts_and_adapters_make_roots_of_their_own():
+    named = ["", "x", "None", "x', None", "\udc80"]
+    roots = [prefix_root(salt, name) for salt in (None, *named) for name in (None, *named)]
+    assert len(set(roots)) == 36
+    assert prefix_root() == ROOT_HASH
 
 
 def test_other_roots_share_nothing(blocks):

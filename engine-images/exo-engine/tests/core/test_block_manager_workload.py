@@ -1,15 +1,22 @@
-"""The block manager's promises, against a random workload."""
+"""The block manager's promises, against a random workload on each kind of groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from exo_engine.attention.layer import Reach
 from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.block_manager import GIVEN_BACK, BlockManager
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 GROUPS = {
     "full": (Reach(),),
@@ -18,13 +25,11 @@ GROUPS = {
     "chunk": (Reach(chunk=4), Reach()),
     "state": (Reach(), Reach(is_state=True), Reach(window=3)),
 }
-
-
+ROOTS = (b"", b"a tenant's")
 STATE = 2
 """Where the model of a block's contents has a state, after those of its two tokens."""
-
-
 MOST_ON_THEIR_WAY = 3
+MOST_SEQUENCES = 5
 
 
 @dataclass(frozen=True)
@@ -39,15 +44,19 @@ class Step:
 
 
 class RandomWorkload(RuleBasedStateMachine):
-    """Sequences with few distinct tokens, so that prefixes are shared all the time.
+    """Few sequences with few distinct tokens, so that prefixes are shared all the time.
 
     Steps are dispatched and done in one order, up to three at a time. `contents` models what each block
-    would hold once all that were dispatched have run; every prefix hit must find what was written.
+    would hold once all that were dispatched have run: keys and values of a token are made of all tokens before
+    it, too. Every prefix hit must find what was written by a sequence with the same root and the same beginning.
     """
+
+    reaches: tuple[Reach, ...]
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens: dict[str, list[int]] = {}
+        self.roots: dict[str, bytes] = {}
         self.computed: dict[str, int] = {}
         """With those that steps on their way compute."""
         self.done: dict[str, int] = {}
@@ -56,12 +65,8 @@ class RandomWorkload(RuleBasedStateMachine):
         self.on_their_way: list[Step] = []
         self.draining: set[str] = set()
         """Ended while a step with them was on its way."""
-        self.contents: dict[tuple[int, int], tuple[int, object]] = {}
+        self.contents: dict[tuple[int, int], tuple[object, ...]] = {}
         self.count = 0
-
-    @initialize(name=st.sampled_from(sorted(GROUPS)))
-    def set_up(self, name: str) -> None:
-        self.reaches = GROUPS[name]
         self.num_blocks = 12 * len(self.reaches)
         self.manager = BlockManager(
             self.num_blocks, 2, enable_prefix_caching=True, reaches=self.reaches
@@ -69,38 +74,51 @@ class RandomWorkload(RuleBasedStateMachine):
         # Tokens at one time in a step are at most five, but the first ones of a sequence.
         self.demand = BlockDemand(self.reaches, 2, 5)
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
-    def begin(self, tokens: list[int]) -> None:
-        prefix = self.manager.find_prefix(tokens)
+    @precondition(lambda self: len(self.tokens) < MOST_SEQUENCES)
+    @rule(
+        num_equal=st.integers(1, 10),
+        rest=st.lists(st.integers(0, 1), max_size=2),
+        root=st.sampled_from(ROOTS),
+        num_tokens=st.integers(0, 5),
+    )
+    def begin(self, num_equal: int, rest: list[int], root: bytes, num_tokens: int) -> None:
+        """As the scheduler does: with the first step, unless there are no blocks for it."""
+        tokens = [0] * num_equal + rest
+        prefix = self.manager.find_prefix(tokens, root=root)
         free = self.manager.num_free_after(prefix)
         name = str(self.count)
         self.count += 1
-        self.manager.open(name, prefix)
+        self.manager.open(name, prefix, root=root)
         assert self.manager.num_free_blocks == free
-        self.tokens[name] = list(tokens)
+        self.tokens[name], self.roots[name] = list(tokens), root
         self.computed[name] = self.last_start[name] = min(len(prefix) * 2, len(tokens) - 1)
         self.done[name] = self.computed[name]
         self.check_contents(name)
+        if num_tokens:
+            self.dispatch(name, min(self.computed[name] + num_tokens, len(tokens)))
 
     @precondition(lambda self: self.tokens)
     @rule(
         data=st.data(),
-        num_tokens=st.integers(1, 5),
-        new_token=st.integers(0, 1),
+        sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+        new_token=st.sampled_from((0, 0, 0, 1)),
         is_awaited=st.booleans(),
     )
-    def advance(self, data, num_tokens: int, new_token: int, is_awaited: bool) -> None:
+    def advance(self, data, sizes: list[int], new_token: int, is_awaited: bool) -> None:
+        """Some steps of one sequence: of tokens that it has, or of one that was chosen."""
         name = data.draw(st.sampled_from(sorted(self.tokens)))
-        tokens, start = self.tokens[name], self.computed[name]
-        if start == len(tokens):
-            tokens.append(new_token)
-        self.dispatch(name, min(start + num_tokens, len(tokens)))
-        while is_awaited and self.on_their_way:
-            self.finish_step(0)
+        tokens = self.tokens[name]
+        for size in sizes:
+            start = self.computed[name]
+            if start == len(tokens):
+                tokens.append(new_token)
+            self.dispatch(name, min(start + size, len(tokens)))
+            while is_awaited and self.on_their_way:
+                self.finish_step(0)
 
     def dispatch(self, name: str, end: int) -> bool:
         """Make a step if there are blocks for it; return whether there are."""
-        tokens, start, done = self.tokens[name], self.computed[name], self.done[name]
+        start, done = self.computed[name], self.done[name]
         needed = self.manager.num_blocks_to_write(name, start, end, num_done=done)
         free = self.num_free()
         if needed > free or len(self.on_their_way) == MOST_ON_THEIR_WAY:
@@ -116,7 +134,7 @@ class RandomWorkload(RuleBasedStateMachine):
             first = self.reaches[group].first_seen(done) // 2
             assert table[:first] == [GIVEN_BACK] * first, "what no token reaches is still held"
             if self.reaches[group].is_state:
-                self.contents[table[(end - 1) // 2], STATE] = (group, tuple(tokens[:end]))
+                self.contents[table[(end - 1) // 2], STATE] = self.made_of(name, group, end)
                 read = (start - 1) // 2 if start else (end - 1) // 2
                 touched |= {(group, place, table[place]) for place in (read, (end - 1) // 2)}
                 continue
@@ -128,7 +146,8 @@ class RandomWorkload(RuleBasedStateMachine):
                 )
                 assert owners == 1, "a block about to be written has several owners"
             for position in range(start, end):
-                self.contents[table[position // 2], position % 2] = (group, tokens[position])
+                written = self.made_of(name, group, position + 1)
+                self.contents[table[position // 2], position % 2] = written
             seen = range(self.reaches[group].first_seen(start) // 2, (end - 1) // 2 + 1)
             touched |= {(group, place, table[place]) for place in seen}
         held = sum(block != GIVEN_BACK for table in self.manager.tables(name) for block in table)
@@ -182,7 +201,7 @@ class RandomWorkload(RuleBasedStateMachine):
         held = sum(b != GIVEN_BACK for table in self.manager.tables(child) for b in table)
         assert held == self.manager.num_forked_blocks(name, count)
         # The last of these tokens is computed anew: it yields the child's own next one.
-        self.tokens[child] = self.tokens[name][:count]
+        self.tokens[child], self.roots[child] = self.tokens[name][:count], self.roots[name]
         self.computed[child] = self.done[child] = self.last_start[child] = count - 1
         waits = waits and not self.is_on_its_way(name)
         if not waits and not self.dispatch(child, count):
@@ -202,11 +221,11 @@ class RandomWorkload(RuleBasedStateMachine):
         del self.tokens[name][self.computed[name] :]
         self.tokens[name].append(data.draw(st.integers(0, 1)))
 
-    @precondition(lambda self: self.tokens)
-    @rule(data=st.data(), is_broken=st.booleans())
-    def end(self, data, is_broken: bool) -> None:
+    @precondition(lambda self: len(self.tokens) > 1)
+    @rule(data=st.data(), outcome=st.sampled_from(("whole", "whole", "whole", "broken")))
+    def end(self, data, outcome: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.tokens)))
-        if is_broken:
+        if outcome == "broken":
             self.manager.distrust(name)
         self.forget(name)
 
@@ -216,10 +235,15 @@ class RandomWorkload(RuleBasedStateMachine):
             self.draining.add(name)
         else:
             self.manager.close(name)
-        del self.tokens[name], self.computed[name], self.done[name], self.last_start[name]
+        for each in (self.tokens, self.roots, self.computed, self.done, self.last_start):
+            del each[name]
 
     def is_on_its_way(self, name: str) -> bool:
         return any(step.name == name for step in self.on_their_way)
+
+    def made_of(self, name: str, group: int, count: int) -> tuple[object, ...]:
+        """What the first tokens of a sequence leave in a group: keys and values of the last one, or a state."""
+        return group, self.roots[name], tuple(self.tokens[name][:count])
 
     def num_free(self) -> int:
         return self.manager.num_free_blocks
@@ -229,13 +253,13 @@ class RandomWorkload(RuleBasedStateMachine):
         for group, table in enumerate(self.manager.tables(name)):
             count = self.computed[name]
             if self.reaches[group].is_state:
-                state = (group, tuple(self.tokens[name][:count]))
+                state = self.made_of(name, group, count)
                 assert count == 0 or self.contents[table[(count - 1) // 2], STATE] == state
                 continue
             first = self.reaches[group].first_seen(count)
             for position in range(first, self.computed[name]):
                 held = self.contents[table[position // 2], position % 2]
-                assert held == (group, self.tokens[name][position])
+                assert held == self.made_of(name, group, position + 1)
 
     @invariant()
     def everything_adds_up(self) -> None:
@@ -257,10 +281,11 @@ class RandomWorkload(RuleBasedStateMachine):
         assert not self.draining
         for name in list(self.tokens):
             self.manager.close(name)
-        if hasattr(self, "manager"):
-            self.manager.check_integrity()
-            assert self.num_free() == self.num_blocks
+        self.manager.check_integrity()
+        assert self.num_free() == self.num_blocks
 
 
-TestRandomWorkload = RandomWorkload.TestCase
-TestRandomWorkload.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+@pytest.mark.parametrize("name", GROUPS)
+def test_promises_are_kept_whatever_comes(name: str) -> None:
+    workload = type(f"Workload_{name}", (RandomWorkload,), {"reaches": GROUPS[name]})
+    run_state_machine_as_test(workload, settings=settings(max_examples=60, stateful_step_count=40))

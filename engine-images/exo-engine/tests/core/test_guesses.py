@@ -78,6 +78,26 @@ def test_guess_for_a_request_that_waits_is_not_kept():
     assert step(scheduler)[0].num_tokens == 1
 
 
+def test_guess_of_what_follows_a_token_that_nobody_has_seen_is_not_kept():
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 3, 10))
+    scheduler.schedule()
+    scheduler.propose("a", (5, 6, 7))
+    assert scheduler.schedule().items["a"].num_tokens == 1
+
+
+def test_what_was_computed_behind_the_end_is_not_kept():
+    scheduler = make_scheduler(caching=True, block_size=7)
+    scheduler.add(request("a", 3, 10))
+    step(scheduler)
+    scheduler.propose("a", (4, EOS, 4))
+    scheduled = scheduler.schedule()
+    assert scheduled.items["a"].end == 7
+    (output,) = scheduler.update(scheduled, answer(scheduled, 4, EOS, 4, 8))
+    assert (output.token_ids, output.finish_reason) == ((4, EOS), "stop")
+    assert scheduler.blocks.num_cached_blocks == 0, "its seventh token is none of the answer"
+
+
 def test_guesses_are_not_computed_where_a_state_could_not_take_them_back():
     scheduler = make_scheduler(reaches=(Reach(), Reach(is_state=True)))
     scheduler.add(request("a", 3, 10))

@@ -2,7 +2,7 @@
 
 The executor here has no model and notices when it is told, or keeps, anything wrong: its cache holds
 tokens, poisoned where nothing was written, and the next token is a function of all tokens that a
-sequence's blocks hold. A block that was given away too early, or a table that is wrong, changes the
+sequence's blocks hold, or of the states that they have made. A block that was given away too early, or a table that is wrong, changes the
 answer. `expected` gives the same answers without slots, blocks and steps.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from exo_engine.attention.layer import Reach
 from exo_engine.core.batch import Batch
-from exo_engine.core.block_manager import BlockManager
+from exo_engine.core.block_manager import GIVEN_BACK, BlockManager
 from exo_engine.core.pipeline import Pipeline
 from exo_engine.core.request import EngineRequest
 from exo_engine.core.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -29,10 +29,20 @@ STOP = 3
 _POISON = -7
 
 
+def state_after(tokens: Sequence[int], state: int = 0) -> int:
+    """What tokens make of the state before them."""
+    for token in tokens:
+        state = hash((state, token)) % 2**31
+    return state
+
+
 def next_token(tokens: Sequence[int], key: int, reaches: Sequence[Reach]) -> int:
     """What the model says after `tokens`, of which its groups of layers see as many as they reach."""
     last = len(tokens) - 1
-    seen = tuple(tuple(tokens[reach.first_seen(last) :]) for reach in reaches)
+    seen = tuple(
+        (state_after(tokens),) if reach.is_state else tuple(tokens[reach.first_seen(last) :])
+        for reach in reaches
+    )
     return hash((seen, key)) % 23
 
 
@@ -85,7 +95,7 @@ class CheckingExecutor:
             first, end = inputs.query_starts[row : row + 2]
             new, start = token_ids[first:end].tolist(), context - int(end - first)
             tables = [table[row, : -(-context // self._size)] for table in inputs.block_tables]
-            self._check_blocks((slot, epoch), tables, start)
+            self._check_blocks((slot, epoch), tables, start, context)
             sent.blocks[slot, epoch] = self._seen_blocks(tables, start)
             chosen = self._compute(slot, tables, start, new, int(frame.num_samples[place]))
             fills += [(slot, epoch, known, token) for known, token in chosen]
@@ -109,11 +119,17 @@ class CheckingExecutor:
             block
             for reach, table in zip(self._reaches, tables, strict=True)
             for block in table[reach.first_seen(start) // self._size :].tolist()
-        }
+        } - {GIVEN_BACK}
 
-    def _check_blocks(self, owner: tuple[int, int], tables: list[np.ndarray], start: int) -> None:
+    def _check_blocks(
+        self, owner: tuple[int, int], tables: list[np.ndarray], start: int, context: int
+    ) -> None:
         """Nothing is written where another sequence of a step on its way may read or write."""
-        written = {block for table in tables for block in table[start // self._size :].tolist()}
+        written = {
+            block
+            for reach, table in zip(self._reaches, tables, strict=True)
+            for block in table[(context - 1 if reach.is_state else start) // self._size :].tolist()
+        }
         for sent, _, _ in self._sent:
             for other, blocks in sent.blocks.items():
                 assert owner == other or not blocks & written
@@ -123,17 +139,23 @@ class CheckingExecutor:
     ) -> list[tuple[int, int]]:
         """Write tokens, then choose; return each chosen one with its place in the sequence."""
         context = start + len(new)
-        for table in tables:
+        for reach, table in zip(self._reaches, tables, strict=True):
+            if reach.is_state:
+                state = int(self._cache[table[(start - 1) // self._size], 0]) if start else 0
+                self._cache[table[(context - 1) // self._size], 0] = state_after(new, state)
+                continue
             for place, token in enumerate(new, start):
                 self._cache[table[place // self._size], place % self._size] = token
         held = [self._cache[table].ravel()[:context].tolist() for table in tables]
         for reach, tokens in zip(self._reaches, held, strict=True):
-            assert _POISON not in tokens[reach.first_seen(start) :]
+            assert reach.is_state or _POISON not in tokens[reach.first_seen(start) :]
         chosen: list[tuple[int, int]] = []
         for length in range(context - num_samples + 1, context + 1):
             seen = tuple(
-                tuple(tokens[reach.first_seen(length - 1) : length])
-                for reach, tokens in zip(self._reaches, held, strict=True)
+                (int(self._cache[table[(length - 1) // self._size], 0]),)
+                if reach.is_state
+                else tuple(tokens[reach.first_seen(length - 1) : length])
+                for reach, table, tokens in zip(self._reaches, tables, held, strict=True)
             )
             token = hash((seen, self._batch.sampling_keys[slot])) % 23
             chosen.append((length, token))
@@ -213,8 +235,11 @@ def run_random_schedule(seed: int) -> Pipeline:
     numbers = Random(seed)
     num_blocks, block_size = numbers.randint(4, 14), numbers.randint(1, 4)
     budget = numbers.randint(1, 16)
-    window = Reach(window=numbers.randint(1, 9))
-    reaches = numbers.choice([(Reach(),), (Reach(),), (window,), (Reach(), window)])
+    span = numbers.randint(1, 9)
+    window, chunk, state = Reach(window=span), Reach(chunk=span), Reach(is_state=True)
+    reaches = numbers.choice(
+        [(Reach(),), (Reach(),), (window,), (Reach(), window), (Reach(), chunk), (Reach(), state)]
+    )
     pipeline = make(
         depth=numbers.choice([1, 2, 2, 2, 3]),
         num_blocks=num_blocks,

@@ -8,7 +8,8 @@ import pytest
 from exo_engine.attention.layer import Reach
 from exo_engine.core.block_demand import BlockDemand
 from exo_engine.core.request import EngineRequest
-from exo_engine.errors import DuplicateRequest, PromptTooLong, RequestError
+from exo_engine.core.step import StepResult
+from exo_engine.errors import DuplicateRequest, InternalError, PromptTooLong, RequestError
 from exo_engine.sampling_params import SamplingParams
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,17 @@ def test_an_aborted_request_leaves_nothing_behind(num_steps):
     assert len(finish(scheduler)["a"]) == 2
 
 
+def test_others_keep_their_order_when_one_that_waits_is_aborted():
+    scheduler = make_scheduler(max_num_seqs=1, policy="priority")
+    for priority in (0, 1, 5, 2, 3, 6, 7):
+        scheduler.add(request(f"with {priority}", 2, 1, priority=priority))
+    scheduler.abort(["with 1"])
+    order = []
+    while scheduler.has_unfinished():
+        order += [output.request_id for output in step(scheduler)[1]]
+    assert order == [f"with {priority}" for priority in (0, 2, 3, 5, 6, 7)]
+
+
 def test_an_abort_between_schedule_and_update_is_no_error():
     scheduler = make_scheduler()
     scheduler.add(request("a", 3))
@@ -247,6 +259,23 @@ def test_no_finite_logits_end_only_that_request():
     assert {o.request_id: o.finish_reason for o in outputs} == {"bad": "error", "good": None}
     assert outputs[0].token_ids == ()
     assert len(finish(scheduler)["good"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"epoch": 7}, "answered for epoch 7 of slot 0, but epoch 0", id="of-another"),
+        pytest.param({"token_ids": (1, 2)}, "gave 2 tokens where 1 to 1", id="too-many-tokens"),
+        pytest.param({"token_ids": ()}, "gave 0 tokens where 1 to 1", id="no-token"),
+    ],
+)
+def test_what_a_runner_was_not_asked_for_is_not_taken(change, message):
+    scheduler = make_scheduler()
+    scheduler.add(request("a", 3))
+    scheduled = scheduler.schedule()
+    (given,) = answer(scheduled, 1).sequences
+    with pytest.raises(InternalError, match=message):
+        scheduler.update(scheduled, StepResult((replace(given, **change),)))
 
 
 def test_without_max_tokens_a_request_runs_to_the_models_length():
@@ -295,6 +324,18 @@ def test_abandoned_steps_start_over():
     scheduler.check_integrity()
     assert scheduler.stats().num_used_blocks == 0
     assert len(finish(scheduler)["a"]) == 3
+
+
+def test_abandoned_step_of_an_aborted_request_gives_its_blocks_back():
+    scheduler = make_scheduler()
+    for name in "ab":
+        scheduler.add(request(name, 3, 4))
+    scheduler.schedule()
+    scheduler.abort(["a"])
+    scheduler.abandon()
+    scheduler.check_integrity()
+    assert scheduler.stats().num_used_blocks == 0
+    assert len(finish(scheduler)["b"]) == 4
 
 
 def test_a_salt_keeps_prefixes_apart():

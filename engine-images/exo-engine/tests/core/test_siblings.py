@@ -89,6 +89,19 @@ def test_sibling_takes_nothing_of_one_that_was_preempted_and_computes_its_prompt
     assert sizes == {"s0": (7, 10), "s1": (0, 9)}
 
 
+def test_runner_is_told_of_a_block_in_whose_place_a_copy_came():
+    scheduler = make_scheduler(block_size=4)
+    scheduler.add(siblings(1, 5)[0])
+    sequence = step(scheduler)[0].items["s0"].sequence
+    before = list(scheduler.blocks.tables(sequence.table_key)[0])
+    scheduler.blocks.fork(sequence.table_key, "another", 5)
+    frame = scheduler.schedule().frame
+    (after,) = scheduler.blocks.tables(sequence.table_key)
+    assert frame.copies[0].tolist() == [before[1], after[1]]
+    told = frame.tables
+    assert (told.firsts.tolist(), told.blocks[0].tolist()) == ([1], after[1:])
+
+
 def test_one_that_only_says_it_is_a_sibling_computes_its_own_prompt():
     scheduler = make_scheduler(num_blocks=40)
     first, second = siblings(2, 9)

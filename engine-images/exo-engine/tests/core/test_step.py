@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from exo_engine.attention.layer import Reach
 from exo_engine.core.block_manager import BlockManager
 from exo_engine.core.request import EngineRequest, TokenLogprobs
 from exo_engine.core.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -53,9 +54,8 @@ def test_frame_arrives_as_it_was_sent():
         num_samples=np.array([0, 3], dtype=np.uint8),
         added=(AddedSequence(3, 17, ints([1, 2, 3]), 2, EVERYTHING, 2**64 - 1, 1),),
         removed=ints([4]),
-        tables=(
-            TableChange(ints([0, 1]), ints([0, 6]), ints([2, 1]), ints([9, 8, 7])),
-            TableChange(),
+        tables=TableChange(
+            ints([0, 1]), ints([0, 6]), ints([2, 1]), (ints([9, 8, 7]), ints([4, 5, 6]))
         ),
         copies=(ints([1, 2]), ints([])),
         proposed=ints([5, 6]),
@@ -70,17 +70,18 @@ def test_result_arrives_as_it_was_sent():
             SequenceResult(0, 5, (4, 9), (report, report)),
             SequenceResult(2, 6, is_valid=False),
             SequenceResult(1, 7, (), None, prompt_logprobs=(report,)),
+            SequenceResult(3, 8, (4,), is_ended=True),
+            SequenceResult(4, 9, fault="no token goes on"),
         )
     )
     assert unpack_result(pack_result(result)) == result
 
 
-@pytest.mark.parametrize("num_seqs", [1, 7, 64])
-@pytest.mark.parametrize("context", [10, 1_000, 30_000])
-def test_frame_of_a_decode_step_has_64_bytes_per_sequence_whatever_the_context(num_seqs, context):
-    blocks = BlockManager(num_seqs * (context + 50), 1, enable_prefix_caching=False)
-    limits = SchedulerLimits(64, num_seqs * context, context + 50)
-    scheduler = Scheduler(limits, blocks)
+def frame_sizes(num_seqs: int, context: int, reaches: tuple[Reach, ...] = (Reach(),)) -> list[int]:
+    """Bytes of the frames of a prefill and of 19 steps after it, in each of which everybody gets a block."""
+    num_blocks = num_seqs * (context + 50) * len(reaches)
+    blocks = BlockManager(num_blocks, 1, enable_prefix_caching=False, reaches=reaches)
+    scheduler = Scheduler(SchedulerLimits(64, num_seqs * context, context + 50), blocks)
     for index in range(num_seqs):
         params = SamplingParams(max_tokens=40, logit_bias={1: 2.0}, stop_token_ids=(5, 6))
         scheduler.add(EngineRequest(str(index), (1,) * context, params))
@@ -92,5 +93,19 @@ def test_frame_of_a_decode_step_has_64_bytes_per_sequence_whatever_the_context(n
             SequenceResult(item.sequence.slot, item.epoch, (1,)) for item in step.items.values()
         ]
         scheduler.update(step, StepResult(tuple(results)))
+    return sizes
+
+
+@pytest.mark.parametrize("num_seqs", [1, 7, 64])
+@pytest.mark.parametrize("context", [10, 1_000, 30_000])
+def test_frame_of_a_decode_step_has_64_bytes_per_sequence_whatever_the_context(num_seqs, context):
+    sizes = frame_sizes(num_seqs, context)
     assert sizes[0] > num_seqs * context * 4  # the prompts
-    assert max(sizes[1:]) <= 64 * num_seqs  # a block of one token each, at that
+    assert max(sizes[1:]) <= 64 * num_seqs
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 7, 64])
+@pytest.mark.parametrize("num_windows", [1, 3, 5], ids="beside-{}-windows".format)
+def test_so_has_that_of_a_model_with_a_table_per_group(num_seqs, num_windows):
+    reaches = (Reach(), *[Reach(window=9)] * num_windows)
+    assert max(frame_sizes(num_seqs, 100, reaches)[1:]) <= 64 * num_seqs

@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -354,6 +354,14 @@ def test_the_slow_cases_add_every_pair_with_a_family():
         for cases in (PAIRWISE + WITH_FAMILIES, CASES)
     )
     assert together == every
+
+
+def test_every_parameter_is_asked_for():
+    """But `ignore_eos`, as no token ends an answer of these models: `core/test_scheduler.py` has it."""
+    asked = {"seed", "max_tokens"}.union(*(given for _, given in REQUESTS.values()))
+    known = {each.name for each in fields(SamplingParams)}
+    without_grammars = set() if HAS_GRAMMARS else {"structured_outputs"}
+    assert known - asked == {"ignore_eos"} | without_grammars
 
 
 def test_every_parameter_makes_a_difference(expected, tiny_model, plain):

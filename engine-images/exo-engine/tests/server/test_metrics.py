@@ -122,6 +122,21 @@ def test_totals_of_the_core_are_applied_once() -> None:
     assert by_cause == [5, 1, 0]
 
 
+def test_tokens_of_a_step_are_observed_in_that_step_also_those_of_a_chunk() -> None:
+    metrics = Metrics("m")
+    for steps, computed, prompt in ((1, 512, 0), (2, 1000, 1000), (2, 1000, 1000), (3, 1001, 1000)):
+        metrics.apply_stats(
+            EngineStats(
+                num_steps_total=steps, computed_tokens_total=computed, prompt_tokens_total=prompt
+            )
+        )
+    read = metrics.registry.get_sample_value
+    assert read("vllm:iteration_tokens_total_count", LABELS) == 3
+    assert read("vllm:iteration_tokens_total_sum", LABELS) == 1001
+    below = read("vllm:iteration_tokens_total_bucket", {**LABELS, "le": "256.0"})
+    assert below == 1, "two steps had more than 256 tokens"
+
+
 def test_what_the_core_did_not_take_yet_waits() -> None:
     metrics = Metrics("m")
     metrics.apply_stats(EngineStats(num_running=2))

@@ -232,6 +232,22 @@ def test_repeated_prompt_is_found_in_the_prefix_cache(engine: Engine) -> None:
     assert engine.metric("vllm:prefix_cache_hits_total") >= cached
 
 
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+def test_what_one_salt_has_cached_is_not_found_under_another_one(
+    engine: Engine, route: str
+) -> None:
+    text = "jumps over the lazy dog " * 20
+    asked = (
+        {"messages": [{"role": "user", "content": text}]} if "chat" in route else {"prompt": text}
+    )
+    found = []
+    for salt in ("one", "two", "one", "two"):
+        body = {**asked, "max_tokens": 1, "cache_salt": f"{route} {salt}"}
+        usage = engine.http.post(f"/v1/{route}", json=body).json()["usage"]
+        found.append(usage["prompt_tokens_details"]["cached_tokens"] > 0)
+    assert found == [False, False, True, True]
+
+
 def test_content_parts_developer_role_and_tools_reach_the_template(engine: Engine) -> None:
     messages: list[Any] = [
         {"role": "developer", "content": "Be brief."},

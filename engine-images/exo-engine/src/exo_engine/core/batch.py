@@ -66,7 +66,7 @@ class Batch:
         self._num_known = np.zeros(num_slots, dtype=np.int32)
         self._token_ids = np.zeros((num_slots, 64), dtype=np.int32)
         self._tables = [np.zeros((num_slots, 4), dtype=np.int32) for _ in range(num_groups)]
-        self._table_lens = np.zeros((num_groups, num_slots), dtype=np.int32)
+        self._table_lens = np.zeros(num_slots, dtype=np.int32)
         self._block_size = block_size
 
     def apply(self, frame: StepFrame) -> None:
@@ -75,9 +75,8 @@ class Batch:
             self._remove(int(slot))
         for added in frame.added:
             self._add(added)
-        for group, change in enumerate(frame.tables):
-            if change.rows.size:
-                self._change_tables(group, frame.slots, change)
+        if frame.tables.rows.size:
+            self._change_tables(frame.slots, frame.tables)
         if frame.proposed.size:
             self._propose(frame)
 
@@ -129,7 +128,7 @@ class Batch:
     def _remove(self, slot: int) -> None:
         self.epochs[slot] = -1
         self.num_tokens[slot] = self._num_known[slot] = 0
-        self._table_lens[:, slot] = 0
+        self._table_lens[slot] = 0
         self.params[slot] = None
 
     def _add(self, added: AddedSequence) -> None:
@@ -145,16 +144,18 @@ class Batch:
         self.is_prompt_scored[slot] = added.params.prompt_logprobs is not None
         self._first_seen[slot] = added.first_seen
 
-    def _change_tables(self, group: int, slots: Ints, change: TableChange) -> None:
+    def _change_tables(self, slots: Ints, change: TableChange) -> None:
         owners = slots[change.rows]
         ends = change.firsts + change.counts
-        table = self._tables[group] = _grown(
-            self._tables[group], int(ends.max()), self._table_lens[group]
-        )
         offsets = np.cumsum(change.counts) - change.counts
-        places = np.arange(len(change.blocks)) + np.repeat(change.firsts - offsets, change.counts)
-        table[np.repeat(owners, change.counts), places] = change.blocks
-        self._table_lens[group, owners] = ends
+        places = np.repeat(change.firsts - offsets, change.counts)
+        places = places + np.arange(len(places))
+        rows = np.repeat(owners, change.counts)
+        for group, blocks in enumerate(change.blocks):
+            table = _grown(self._tables[group], int(ends.max()), self._table_lens)
+            table[rows, places] = blocks
+            self._tables[group] = table
+        self._table_lens[owners] = ends
 
     def _propose(self, frame: StepFrame) -> None:
         """Write guesses behind the known tokens; they do not count as the sequence's."""

@@ -60,8 +60,8 @@ class Slots:
             else ints(()),
         )
 
-    def _table_changes(self, items: list[ScheduledSequence]) -> tuple[TableChange, ...]:
-        """Return the new entries in every group, whose tables are equally long."""
+    def _table_changes(self, items: list[ScheduledSequence]) -> TableChange:
+        """Return the new entries in every group."""
         rows, firsts, counts = array("i"), array("i"), array("i")
         blocks: list[list[int]] = [[] for _ in self._blocks.reaches]
         for row, item in enumerate(items):
@@ -77,7 +77,7 @@ class Slots:
                 for new, table in zip(blocks, tables, strict=True):
                     new += table[first:]
                 sequence.num_sent_blocks = length
-        return tuple(TableChange(ints(rows), ints(firsts), ints(counts), ints(b)) for b in blocks)
+        return TableChange(ints(rows), ints(firsts), ints(counts), tuple(map(ints, blocks)))
 
 
 def _introduce(sequence: Sequence) -> AddedSequence:

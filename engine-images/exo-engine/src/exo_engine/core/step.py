@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack  # type: ignore[import-untyped]  # it ships no annotations
 import numpy as np
@@ -51,15 +51,15 @@ class AddedSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableChange:
-    """New entries of the block tables of one cache group."""
+    """New entries of the block tables, which are equally long in all cache groups."""
 
     rows: Ints = field(default_factory=_none)
     """Which sequences of the step have any, by their place in it; rising."""
     firsts: Ints = field(default_factory=_none)
     """Where in the sequence's table they begin; what was there from then on is replaced."""
     counts: Ints = field(default_factory=_none)
-    blocks: Ints = field(default_factory=_none)
-    """Those of all sequences, one after another."""
+    blocks: tuple[Ints, ...] = ()
+    """Per group, those of all sequences, one after another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +78,7 @@ class StepFrame:
     added: tuple[AddedSequence, ...] = ()
     removed: Ints = field(default_factory=_none)
     """Slots whose sequences are gone; a slot may be taken again by `added`."""
-    tables: tuple[TableChange, ...] = (TableChange(),)
-    """Per group."""
+    tables: TableChange = field(default_factory=TableChange)
     copies: tuple[Ints, ...] = (_NONE,)
     """Per group: block copies to make before anything is written, as source, target, source, …"""
     proposed: Ints = field(default_factory=_none)
@@ -124,16 +123,11 @@ def pack_frame(frame: StepFrame) -> bytes:
     values = [
         _bytes(frame.slots),
         _bytes(frame.starts),
-        _bytes(frame.num_tokens),
-        _bytes(frame.num_samples),
+        _pack_counts(frame.num_tokens),
+        _pack_counts(frame.num_samples),
         [_pack_added(each) for each in frame.added],
         _bytes(frame.removed),
-        [
-            [_bytes(each.rows), _bytes(each.firsts), _bytes(each.counts), _bytes(each.blocks)]
-            if each.rows.size
-            else None
-            for each in frame.tables
-        ],
+        _pack_tables(frame.tables) if frame.tables.rows.size else None,
         [_bytes(each) for each in frame.copies],
         _bytes(frame.proposed),
     ]
@@ -148,11 +142,11 @@ def unpack_frame(data: bytes) -> StepFrame:
     return StepFrame(
         slots=_ints(slots),
         starts=_ints(starts),
-        num_tokens=_ints(num_tokens),
-        num_samples=np.frombuffer(num_samples, dtype=np.uint8),
+        num_tokens=_counts(num_tokens, np.int32),
+        num_samples=_counts(num_samples, np.uint8),
         added=tuple(_unpack_added(each) for each in added),
         removed=_ints(removed),
-        tables=tuple(TableChange(*map(_ints, each)) if each else TableChange() for each in tables),
+        tables=TableChange() if tables is None else _unpack_tables(*tables),
         copies=tuple(map(_ints, copies)),
         proposed=_ints(proposed),
     )
@@ -216,6 +210,31 @@ def _bytes(array: NDArray[Any]) -> bytes | None:
 
 def _ints(data: bytes | None) -> Ints:
     return _NONE if data is None else np.frombuffer(data, dtype=np.int32)
+
+
+Integer = TypeVar("Integer", np.int32, np.uint8)
+
+
+def _pack_counts(counts: NDArray[Any]) -> int | bytes:
+    """Return only how many there are where all are 1, as in steps of single tokens."""
+    return len(counts) if (counts == 1).all() else counts.tobytes()
+
+
+def _counts(packed: int | bytes, dtype: type[Integer]) -> NDArray[Integer]:
+    if isinstance(packed, int):
+        return np.ones(packed, dtype)
+    return np.frombuffer(packed, dtype)
+
+
+def _pack_tables(tables: TableChange) -> list[Any]:
+    plain = (tables.rows, tables.firsts, np.concatenate(tables.blocks))
+    return [len(tables.blocks), _pack_counts(tables.counts), *map(_bytes, plain)]
+
+
+def _unpack_tables(num_groups: int, counts: int | bytes, *plain: bytes | None) -> TableChange:
+    rows, firsts, blocks = map(_ints, plain)
+    by_group = blocks.reshape(num_groups, -1)
+    return TableChange(rows, firsts, _counts(counts, np.int32), tuple(by_group))
 
 
 def _pack_added(added: AddedSequence) -> list[Any]:

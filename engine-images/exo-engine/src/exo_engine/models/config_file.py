@@ -90,6 +90,12 @@ class ConfigReader:
         """Whether the key is there and not null."""
         return self.values.get(key) is not None
 
+    def refuse(self, *keys: str) -> None:
+        """Raise unless all of these are false, null or absent."""
+        for key in keys:
+            if self.boolean(key, False):
+                raise self.unusable(key, True, "false")
+
     def unusable(
         self, key: str, found: object, expected: str, *, hint: str | None = None
     ) -> ModelUnusable:

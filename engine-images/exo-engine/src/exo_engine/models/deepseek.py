@@ -15,9 +15,7 @@ _MOST_EXPERTS = 2**16
 
 def spec_from_config(reader: ConfigReader) -> DecoderSpec:
     """Translate a `DeepseekV2ForCausalLM` or `DeepseekV3ForCausalLM` configuration."""
-    for key in ("attention_bias", "mlp_bias"):
-        if reader.boolean(key, False):
-            raise reader.unusable(key, True, "false")
+    reader.refuse("attention_bias", "mlp_bias")
     is_v2 = _V2 in reader.values["architectures"]
     turned = reader.integer("qk_rope_head_dim", 64)
     if turned % 2:

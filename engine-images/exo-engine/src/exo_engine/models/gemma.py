@@ -7,7 +7,10 @@ from dataclasses import replace
 from exo_engine.models import llama
 from exo_engine.models.config_file import ConfigReader
 from exo_engine.models.rope_config import read_rope_of
-from exo_engine.models.spec import DecoderSpec, RopeSpec
+from exo_engine.models.spec import DecoderSpec, HeadsSpec, RopeSpec
+
+PerLayer = tuple[int | None, ...]
+"""A number of each layer, as its window; None: it has none."""
 
 _KINDS = ("sliding_attention", "full_attention")
 _WINDOW_THETA = 10_000.0
@@ -24,7 +27,6 @@ def read_common(reader: ConfigReader, *, rope: RopeSpec | None = None) -> Decode
     spec = llama.spec_from_config(reader, rope=rope)
     return replace(
         spec,
-        architecture="Gemma2ForCausalLM",
         head_dim=llama.read_head_dim(reader, 256),
         ties_embeddings=reader.boolean("tie_word_embeddings", True),
         has_mlp_bias=False,
@@ -36,6 +38,19 @@ def read_common(reader: ConfigReader, *, rope: RopeSpec | None = None) -> Decode
     )
 
 
+def read_later(reader: ConfigReader, rope: RopeSpec) -> DecoderSpec:
+    """Return what Gemma 3 and 4 have: norms of heads, and another rotary embedding in layers with a window.
+
+    Args:
+        reader: of the configuration.
+        rope: of the other layers, where it says none.
+    """
+    rope, window_rope = _read_ropes(reader, rope)
+    spec = read_common(reader, rope=rope)
+    heads = HeadsSpec(spec.num_kv_heads, spec.head_dim, window_rope)
+    return replace(spec, has_qk_norm=True, window_heads=heads)
+
+
 def read_cap(reader: ConfigReader, key: str, default: float | None) -> float | None:
     """Return a soft cap; None: null, or absent where there is no default."""
     is_off = not reader.has(key) and (key in reader.values or default is None)
@@ -44,7 +59,7 @@ def read_cap(reader: ConfigReader, key: str, default: float | None) -> float | N
 
 def read_windows(
     reader: ConfigReader, num_layers: int, *, full_every: int, default: int = 4096
-) -> tuple[int | None, ...]:
+) -> PerLayer:
     """Return each layer's window; where no list says it, one in `full_every` layers has none."""
     window = reader.integer("sliding_window", default)
     kinds = reader.values.get("layer_types")
@@ -55,7 +70,7 @@ def read_windows(
     return tuple(window if kind == _KINDS[0] else None for kind in kinds)
 
 
-def read_ropes(reader: ConfigReader, full: RopeSpec) -> tuple[RopeSpec, RopeSpec]:
+def _read_ropes(reader: ConfigReader, full: RopeSpec) -> tuple[RopeSpec, RopeSpec]:
     """Return the rotary embedding of full layers, by default `full`, and of those with a window."""
     both = reader.child("rope_parameters")
     if both is not None:
@@ -68,38 +83,3 @@ def read_ropes(reader: ConfigReader, full: RopeSpec) -> tuple[RopeSpec, RopeSpec
     )
     has_own = scaling is not None or reader.has("rope_theta")
     return read_rope_of(reader, scaling, full.theta) if has_own else full, windowed
-
-
-def read_full(
-    reader: ConfigReader, windows: tuple[int | None, ...], num_kv_heads: int, *, has_values: bool
-) -> tuple[int, int]:
-    """Return head size and key/value heads of full layers: from each one's own object, or for all."""
-    each = reader.child("per_layer_config")
-    if each is None:
-        key = "num_global_key_value_heads"
-        number = num_kv_heads if has_values else reader.integer(key, num_kv_heads)
-        if reader.integer("num_attention_heads") % number:
-            raise reader.unusable(key, number, "a divisor of num_attention_heads")
-        return llama.read_head_dim(reader, 512, key="global_head_dim"), number
-    found = set()
-    for index in (index for index, window in enumerate(windows) if window is None):
-        own = each.child(str(index)) or ConfigReader(reader.path, {})
-        number = own.integer("num_key_value_heads", num_kv_heads)
-        found.add((own.integer("head_dim", reader.integer("head_dim", 256)), number))
-    num_heads = reader.integer("num_attention_heads")
-    if len(found) > 1 or any(size % 2 or num_heads % number for size, number in found):
-        expected = "heads of one even size in full layers, which divide num_attention_heads"
-        raise reader.unusable("per_layer_config", each.values, expected)
-    return found.pop()
-
-
-def read_kv_layers(reader: ConfigReader, windows: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """Return whose keys and values the last layers read: those of the last one like them before."""
-    num_shared = reader.integer("num_kv_shared_layers", 0, at_least=0)
-    first = len(windows) - num_shared
-    owners = {window: index for index, window in enumerate(windows[: max(first, 0)])}
-    if not set(windows) <= owners.keys():
-        raise reader.unusable(
-            "num_kv_shared_layers", num_shared, "fewer, to leave one of each kind"
-        )
-    return tuple(owners[window] if index >= first else None for index, window in enumerate(windows))

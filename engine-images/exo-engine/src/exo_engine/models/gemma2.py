@@ -14,6 +14,7 @@ def spec_from_config(reader: ConfigReader) -> DecoderSpec:
     spec = gemma.read_common(reader)
     return replace(
         spec,
+        architecture="Gemma2ForCausalLM",
         soft_cap=gemma.read_cap(reader, "attn_logit_softcapping", 50.0),
         logit_cap=gemma.read_cap(reader, "final_logit_softcapping", 30.0),
         windows=gemma.read_windows(reader, spec.num_layers, full_every=2),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from exo_engine.models import gemma
 from exo_engine.models.config_file import ConfigReader
-from exo_engine.models.spec import DecoderSpec, HeadsSpec, RopeSpec
+from exo_engine.models.spec import DecoderSpec, RopeSpec
 
 
 def spec_from_config(reader: ConfigReader) -> DecoderSpec:
@@ -14,13 +14,10 @@ def spec_from_config(reader: ConfigReader) -> DecoderSpec:
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if reader.has(key):
             raise reader.unusable(key, reader.values[key], "null")
-    rope, window_rope = gemma.read_ropes(reader, RopeSpec(1_000_000.0))
-    spec = gemma.read_common(reader, rope=rope)
+    spec = gemma.read_later(reader, RopeSpec(1_000_000.0))
     every = reader.integer("sliding_window_pattern", 6)
     return replace(
         spec,
         architecture="Gemma3ForCausalLM",
-        has_qk_norm=True,
-        window_heads=HeadsSpec(spec.num_kv_heads, spec.head_dim, window_rope),
         windows=gemma.read_windows(reader, spec.num_layers, full_every=every),
     )

@@ -31,14 +31,15 @@ def spec_from_config(reader: ConfigReader, *, rope: RopeSpec | None = None) -> D
     )
 
 
-def read_num_kv_heads(reader: ConfigReader, default: int | None = None) -> int:
+def read_num_kv_heads(
+    reader: ConfigReader, default: int | None = None, *, key: str = "num_key_value_heads"
+) -> int:
     """Return the number of key/value heads, which must divide the query heads."""
     num_heads = reader.integer("num_attention_heads")
-    num_kv_heads = reader.integer("num_key_value_heads", default or num_heads)
+    num_kv_heads = reader.integer(key, reader.integer("num_key_value_heads", default or num_heads))
     if num_heads % num_kv_heads:
-        raise reader.unusable(
-            "num_key_value_heads", num_kv_heads, f"a divisor of num_attention_heads ({num_heads})"
-        )
+        expected = f"a divisor of num_attention_heads ({num_heads})"
+        raise reader.unusable(key, num_kv_heads, expected)
     return num_kv_heads
 
 

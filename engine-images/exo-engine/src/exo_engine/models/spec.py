@@ -92,12 +92,6 @@ class MixtureSpec:
     """As in gpt-oss, a checkpoint has all experts in one tensor, inputs by outputs, with gates and values
     in turns, and with biases of experts and router."""
 
-    @property
-    def num_numbers(self) -> int:
-        """Parameters of one layer, by which the hidden size is multiplied."""
-        each = 3 * self.intermediate_size + 1
-        return self.num_experts * each + 3 * self.shared_size
-
 
 @dataclass(frozen=True, slots=True)
 class HeadsSpec:
@@ -143,15 +137,6 @@ class LatentSpec:
     """Multiplies every product of a query and a key."""
     turns_neighbours: bool = True
     """Numbers turned together are neighbours, rather than half a head apart."""
-
-    def num_parameters(self, hidden_size: int, num_heads: int) -> int:
-        """Parameters of one layer's matrices."""
-        queries = num_heads * (self.plain_dim + self.turned_dim)
-        rank = self.query_rank
-        made = hidden_size * queries if rank is None else rank * (hidden_size + queries)
-        latents = hidden_size * (self.num_latent + self.turned_dim)
-        expanded = self.num_latent * num_heads * (self.plain_dim + self.value_dim)
-        return made + latents + expanded + num_heads * self.value_dim * hidden_size
 
     def cached(self, num_heads: int) -> AttentionLayer:
         """What cache and backend see of a layer."""
@@ -309,20 +294,6 @@ class DecoderSpec:
             sizes["inner numbers of an expert"] = mixed.intermediate_size
             sizes["inner numbers of shared experts"] = mixed.shared_size
         return sizes
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of the matrices and norms, without biases."""
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        if self.latent is not None:
-            attention = self.latent.num_parameters(self.hidden_size, self.num_heads)
-        mlps = self.num_layers * 3 * self.hidden_size * self.intermediate_size
-        if self.mixture is not None:
-            more = self.mixture.num_numbers - 3 * self.intermediate_size
-            mlps += len(self.mixture.layers) * self.hidden_size * more
-        layers = self.num_layers * (attention + 2 * self.hidden_size) + mlps
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.ties_embeddings else 2)
-        return layers + embeddings + self.hidden_size
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint may have this tensor although nothing here needs it."""

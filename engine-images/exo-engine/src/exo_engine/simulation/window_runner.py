@@ -79,7 +79,7 @@ class _Part:
             num_tokens=ints(self.num_tokens),
             num_samples=np.array(self.num_samples, dtype=np.uint8),
             added=tuple(self.added),
-            tables=tuple(TableChange(rows, firsts, counts, blocks) for blocks in groups),
+            tables=TableChange(rows, firsts, counts, tuple(groups)),
         )
 
 
@@ -111,7 +111,7 @@ class WindowRunner:
     def dispatch(self, frame: StepFrame) -> Pending:
         """See `StepRunner.dispatch`; guesses are left aside."""
         # The simulated blocks have no memory behind them.
-        self._batch.apply(replace(frame, tables=(), copies=(), proposed=ints(())))
+        self._batch.apply(replace(frame, tables=TableChange(), copies=(), proposed=ints(())))
         for slot in {*frame.removed.tolist(), *(added.slot for added in frame.added)}:
             if slot in self._seen:
                 self._forget(slot)
