@@ -256,7 +256,9 @@ def modules_of_steps(gpu, quick_kernels, tiny_model, monkeypatch) -> dict[str, P
     for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.7, seed=1)):
         llm.generate([(1, 2, 3)], replace(params, max_tokens=2, ignore_eos=True))
     modules = {Path(name) for name in seen if Path(name).is_relative_to(root)}
-    modules.add(Path(device.__file__))  # whose double was told instead, as is what the kernels are made of:
+    modules.add(
+        Path(device.__file__)
+    )  # whose double was told instead, as is what the kernels are made of:
     modules |= {*(root / "kernels/triton").glob("*_kernels.py"), root / "kernels/triton/numbers.py"}
     found = {str(path.relative_to(root)): path for path in modules}
     assert {"core/graphs/decode_graphs.py", "core/runner.py", "attention/triton.py"} <= found.keys()
